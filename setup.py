@@ -1,0 +1,49 @@
+"""Packaging of Poseidon: metadata, dependencies (each with its reason) and the console command."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+INSTALL_REQUIRES = [
+    "torch>=2.6",  # tensors, autograd, kernels on CPU and CUDA
+    "numpy>=1.26",  # arrays at the edges: databases, wire frames
+    "pyzmq>=26",  # sockets of the parameter server
+    "msgpack>=1.1",  # message headers on the wire
+    "protobuf>=7.35.1",  # Caffe's definitions, models and Datum records
+    "lmdb>=1.6",  # Caffe's LMDB databases
+    "plyvel>=1.5.1",  # Caffe's LevelDB databases
+    "pillow>=11",  # decoding of encoded Datums and image files
+    "paramiko>=4",  # starting jobs over SSH
+    "psutil>=6",  # identity of processes, for supervision and kill
+    "tqdm>=4.67",  # progress bars
+]
+
+DEV_REQUIRES = [
+    "pytest>=8.3",  # test runner
+    "pytest-timeout>=2.3",  # a hung test is a failed test
+    "pytest-xdist>=3.6",  # two tests at a time
+    "hypothesis>=6.120",  # properties of placement, wire and clocks
+    "ruff>=0.9",  # format and lint
+    "mypy>=1.15",  # strict typing
+    "types-protobuf>=7.35",  # stubs for mypy
+    "types-psutil>=6",  # stubs for mypy
+    "types-tqdm>=4.67",  # stubs for mypy
+    "types-paramiko>=4",  # stubs for mypy
+    "grpcio-tools>=1.80",  # protoc, to regenerate caffe_pb2.py
+]
+
+setup(
+    name="poseidon",
+    version="0.1.0",
+    description="Distributed deep learning for clusters on ordinary Ethernet",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.10",
+    packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
+    package_data={"poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi"], "ps_server": ["py.typed"]},
+    install_requires=INSTALL_REQUIRES,
+    extras_require={"dev": DEV_REQUIRES},
+    entry_points={"console_scripts": ["poseidon = poseidon.cli.main:main"]},
+)

@@ -1,0 +1,114 @@
+"""Imports point down only; the rank list below is the law (docs/architecture.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# A room may import itself and what its row lists; `errors`, `log` and `settings` are open to every room.
+MAY_IMPORT: dict[str, set[str]] = {
+    "ps_server": set(),
+    "poseidon.proto": set(),
+    "poseidon.data": {"poseidon.proto"},
+    "poseidon.solvers": {"poseidon.proto", "ps_server"},
+    "poseidon.snapshot": {"poseidon.proto"},
+    "poseidon.metrics": {"poseidon.proto"},
+    "poseidon.layers": {"poseidon.proto", "poseidon.data"},
+    "poseidon.net": {"poseidon.proto", "poseidon.data", "poseidon.layers"},
+    "poseidon.exchange": {"poseidon.net", "poseidon.solvers", "ps_server"},
+    "poseidon.engine": {
+        "poseidon.proto",
+        "poseidon.data",
+        "poseidon.solvers",
+        "poseidon.snapshot",
+        "poseidon.metrics",
+        "poseidon.layers",
+        "poseidon.net",
+        "poseidon.exchange",
+        "ps_server",
+    },
+    # Starts processes by command line and imports no engine.
+    "poseidon.cluster": {"poseidon.proto", "poseidon.metrics"},
+    "poseidon.cli": {
+        "poseidon.proto",
+        "poseidon.data",
+        "poseidon.snapshot",
+        "poseidon.metrics",
+        "poseidon.layers",
+        "poseidon.net",
+        "poseidon.engine",
+        "poseidon.cluster",
+    },
+}
+OPEN_MODULES = {"poseidon", "poseidon.errors", "poseidon.log", "poseidon.settings"}
+
+
+def room_of(module: str) -> str:
+    """The room that a dotted module name belongs to: `ps_server`, or `poseidon.<room>`."""
+    parts = module.split(".")
+    return parts[0] if parts[0] == "ps_server" else ".".join(parts[:2])
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in ("poseidon", "ps_server"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            yield name, path
+
+
+def imports(module: str, path: Path) -> Iterator[str]:
+    """Dotted names of this project's modules that `path` imports, relative imports resolved."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{stem}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] in ("poseidon", "ps_server"))
+
+
+def test_imports_point_down_only() -> None:
+    wrong = []
+    for module, path in modules():
+        room = room_of(module)
+        if module in OPEN_MODULES or module == "poseidon.__main__":
+            continue
+        assert room in MAY_IMPORT, f"{module} lives in no room of the rank list"
+        for name in imports(module, path):
+            opened = any(name == m or name.startswith(m + ".") for m in OPEN_MODULES - {"poseidon"})
+            if opened and room != "ps_server":
+                continue
+            if room_of(name) == "poseidon" or name.split(".")[:2] == ["poseidon", "__version__"]:
+                continue
+            if room_of(name) != room and room_of(name) not in MAY_IMPORT[room]:
+                wrong.append(f"{module} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_state_machines_do_no_io() -> None:
+    """The thinking half of the server never sees a socket, a thread or the time of day."""
+    pure = ("messages", "clock", "placement", "rules", "shard", "session", "settings", "errors")
+    forbidden = {"zmq", "socket", "threading", "time", "asyncio", "ps_server.transport", "queue"}
+    for name in pure:
+        path = ROOT / "ps_server" / f"{name}.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found = {node.module or ""}
+            else:
+                continue
+            assert not found & forbidden, f"ps_server/{name}.py imports {found & forbidden}"
+
+
+def test_the_rank_list_has_no_cycle() -> None:
+    import graphlib
+
+    graphlib.TopologicalSorter(MAY_IMPORT).prepare()
