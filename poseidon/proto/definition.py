@@ -1,0 +1,250 @@
+"""A net or solver definition together with where it came from.
+
+Law: a definition is read once, checked and brought to today's grammar, and never changed again.
+It keeps its file and lines, so that whoever finds a mistake later can still name the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from poseidon.errors import DefinitionError
+from poseidon.proto import paths
+from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
+from poseidon.proto.text import parse, read_text
+from poseidon.proto.tokens import Setting, settings
+
+_TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetDefinition:
+    """A net and its place.
+
+    Attributes:
+        param: the net in today's grammar.
+        source: the file, or another name for where the text came from.
+        layer_lines: the line of each layer of `param`, from 1; empty when unknown.
+        folder: the folder that relative paths in it may start from.
+    """
+
+    param: NetParameter
+    source: str
+    layer_lines: tuple[int, ...]
+    folder: Path
+
+    def error(self, layer: int | str, message: str) -> DefinitionError:
+        """An error about one layer, with file, line, the layer's name and its type.
+
+        Args:
+            layer: index in `param.layer`, or the layer's name.
+            message: what is wrong and what was expected.
+        """
+        index = self._index(layer)
+        if index is None:
+            return DefinitionError(f"layer '{layer}': {message}", source=self.source)
+        found = self.param.layer[index]
+        line = self.layer_lines[index] if index < len(self.layer_lines) else None
+        kind = f" ({found.type})" if found.type else ""
+        return DefinitionError(f"layer '{found.name}'{kind}: {message}", source=self.source, line=line)
+
+    def resolve(self, path: str) -> Path:
+        """The file or folder that a path in this definition means; see `paths.resolve`."""
+        return paths.resolve(path, folder=self.folder)
+
+    def with_layers(self, kept: Sequence[int]) -> NetDefinition:
+        """This definition with only the layers of these indices, in this order."""
+        param = NetParameter()
+        param.CopyFrom(self.param)
+        del param.layer[:]
+        param.layer.extend(self.param.layer[index] for index in kept)
+        lines = tuple(self.layer_lines[index] for index in kept) if self.layer_lines else ()
+        return NetDefinition(param=param, source=self.source, layer_lines=lines, folder=self.folder)
+
+    def _index(self, layer: int | str) -> int | None:
+        if isinstance(layer, int):
+            return layer
+        names = [candidate.name for candidate in self.param.layer]
+        return names.index(layer) if layer in names else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestNet:
+    """One of a solver's test nets: the net, the state to build it for, and batches a test pass."""
+
+    __test__ = False  # pytest would take the class for a test
+
+    definition: NetDefinition
+    state: NetState
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverDefinition:
+    """A solver and its place.
+
+    Attributes:
+        param: the solver, its type as today's string.
+        source: the file, or another name for where the text came from.
+        folder: the folder that relative paths in it may start from.
+        lines: every setting with its line.
+    """
+
+    param: SolverParameter
+    source: str
+    folder: Path
+    lines: tuple[Setting, ...] = ()
+
+    def error(self, name: str, message: str) -> DefinitionError:
+        """An error about the setting `name`, with file and, where the file has it, line."""
+        line = next((setting.line for setting in self.lines if setting.path == (name,)), None)
+        return DefinitionError(f"{name}: {message}", source=self.source, line=line)
+
+    def resolve(self, path: str) -> Path:
+        """The file or folder that a path in this definition means; see `paths.resolve`."""
+        return paths.resolve(path, folder=self.folder)
+
+    def net_definition(self) -> NetDefinition:
+        """The train net: exactly one of net, net_param, train_net and train_net_param names it.
+
+        Raises:
+            DefinitionError: none or several of them are given, or the net is wrong.
+        """
+        given = [name for name in _TRAIN_NET_FIELDS if self.param.HasField(name)]
+        choices = ", ".join(_TRAIN_NET_FIELDS)
+        if not given:
+            raise DefinitionError(f"no train net is given; expected one of {choices}", source=self.source)
+        if len(given) > 1:
+            raise self.error(
+                given[1], f"the train net is given twice, by {' and '.join(given)}; expected one of {choices}"
+            )
+        return self._net(given[0])
+
+    def train_state(self, definition: NetDefinition) -> NetState:
+        """The state to build the train net for: TRAIN, then the net's own state, then train_state."""
+        return _merged(TRAIN, definition.param.state, self.param.train_state)
+
+    def test_nets(self) -> tuple[TestNet, ...]:
+        """The test nets in Caffe's order: each test_net_param, each test_net, then the common net.
+
+        The common net (net or net_param) is tested once for every test_iter that is left over.
+
+        Raises:
+            DefinitionError: test_iter, test_state or test_interval do not fit the nets, or a net is wrong.
+        """
+        nets = [self._inline_net("test_net_param", index) for index in range(len(self.param.test_net_param))]
+        nets += [self._net_file("test_net", path) for path in self.param.test_net]
+        common = [name for name in ("net", "net_param") if self.param.HasField(name)]
+        left_over = len(self.param.test_iter) - len(nets)
+        if left_over < 0 or (left_over > 0 and not common):
+            raise self.error(
+                "test_iter",
+                f"{len(self.param.test_iter)} given for {len(nets)} test nets; expected one for each",
+            )
+        if left_over:
+            nets += [self._net(common[0])] * left_over
+        self._check_tests(len(nets))
+        states = list(self.param.test_state) or [NetState() for _ in nets]
+        return tuple(
+            TestNet(definition=net, state=_merged(TEST, net.param.state, state), iterations=iterations)
+            for net, state, iterations in zip(nets, states, self.param.test_iter, strict=True)
+        )
+
+    def snapshot_prefix(self) -> Path:
+        """The prefix of snapshot files, as Caffe makes it up.
+
+        A prefix that is a folder gets the solver file's name in it; without any prefix the snapshots
+        lie beside the solver file under its name.
+        """
+        stem = Path(self.source).stem
+        if not self.param.snapshot_prefix:
+            return self.folder / stem
+        prefix = paths.resolve_prefix(self.param.snapshot_prefix, folder=self.folder)
+        return prefix / stem if prefix.is_dir() else prefix
+
+    def _check_tests(self, nets: int) -> None:
+        if self.param.test_state and len(self.param.test_state) != nets:
+            raise self.error(
+                "test_state",
+                f"{len(self.param.test_state)} given for {nets} test nets; expected none or one for each",
+            )
+        if nets and self.param.test_interval <= 0:
+            raise self.error("test_interval", f"expected a positive number, found {self.param.test_interval}")
+
+    def _net(self, name: str) -> NetDefinition:
+        if name.endswith("_param"):
+            return self._inline_net(name, 0)
+        return self._net_file(name, str(getattr(self.param, name)))
+
+    def _net_file(self, name: str, path: str) -> NetDefinition:
+        if not path:
+            raise self.error(name, "expected the path of a net definition, found an empty string")
+        resolved = self.resolve(path)
+        if not resolved.exists():
+            raise self.error(name, f"there is no net definition '{path}' (looked for {resolved})")
+        return read_net(resolved)
+
+    def _inline_net(self, name: str, index: int) -> NetDefinition:
+        found = getattr(self.param, name)
+        param: NetParameter = found[index] if name == "test_net_param" else found
+        lines = _inner(self.lines, name, index)
+        return _net_definition(param, source=self.source, lines=lines, folder=self.folder)
+
+
+def read_net(path: str | Path) -> NetDefinition:
+    """Reads a net definition, of any grammar that Caffe ever had, into today's.
+
+    Raises:
+        DefinitionError: the file cannot be read or the definition is wrong.
+    """
+    path = Path(path)
+    text = read_text(path)
+    param = parse(text, NetParameter(), source=str(path))
+    if not param.ListFields():
+        raise DefinitionError("the file is empty: it holds no net", source=str(path))
+    return _net_definition(param, source=str(path), lines=settings(text), folder=path.absolute().parent)
+
+
+def read_solver(path: str | Path) -> SolverDefinition:
+    """Reads a solver definition; an old solver_type becomes today's type.
+
+    Raises:
+        DefinitionError: the file cannot be read or the definition is wrong.
+    """
+    path = Path(path)
+    text = read_text(path)
+    param = parse(text, SolverParameter(), source=str(path))
+    if not param.ListFields():
+        raise DefinitionError("the file is empty: it holds no solver", source=str(path))
+    return SolverDefinition(
+        param=param, source=str(path), folder=path.absolute().parent, lines=tuple(settings(text))
+    )
+
+
+def _net_definition(
+    param: NetParameter, *, source: str, lines: Iterable[Setting], folder: Path
+) -> NetDefinition:
+    layer_lines = tuple(line for path, line in lines if path in (("layer",), ("layers",)))
+    return NetDefinition(param=param, source=source, layer_lines=layer_lines, folder=folder)
+
+
+def _inner(lines: Iterable[Setting], name: str, index: int) -> list[Setting]:
+    """The settings inside the block `name` that is number `index`, with paths that start in it."""
+    inside: list[Setting] = []
+    count = -1
+    for path, line in lines:
+        if path == (name,):
+            count += 1
+        elif path[0] == name and count == index:
+            inside.append(Setting(path[1:], line))
+    return inside
+
+
+def _merged(phase: Phase, *states: NetState) -> NetState:
+    """The phase, then what each state sets, as Caffe's Solver::InitTrainNet merges them."""
+    merged = NetState(phase=phase)
+    for state in states:
+        merged.MergeFrom(state)
+    return merged

@@ -1,0 +1,223 @@
+"""Explains, in the words of the schema, why prototxt text does not parse.
+
+Law: `google.protobuf.text_format` decides whether text is legal; this module only says why it is
+not, and where. It walks the tokens along the message's descriptor and stops at the first mistake.
+Its sentences name the setting, the block, what was found and the nearest legal name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from poseidon.proto.tokens import Token, scan
+from poseidon.proto.values import is_quoted, listing, nearest, problem, shown
+
+_CLOSER = {"{": "}", "<": ">"}
+
+# Settings that people know from the other layer grammar, and how this one says them.
+_OTHER_GRAMMAR = {
+    ("LayerParameter", "blobs_lr"): "a `layer` block says param { lr_mult: ... }",
+    ("LayerParameter", "weight_decay"): "a `layer` block says param { decay_mult: ... }",
+    ("LayerParameter", "blob_share_mode"): "a `layer` block says param { share_mode: ... }",
+    ("V1LayerParameter", "phase"): "a `layers` block says include { phase: ... }",
+    ("SolverParameter", "layer"): "this is a net definition, and a solver definition is expected",
+    ("SolverParameter", "layers"): "this is a net definition, and a solver definition is expected",
+    ("NetParameter", "base_lr"): "this is a solver definition, and a net definition is expected",
+    ("NetParameter", "net"): "this is a solver definition, and a net definition is expected",
+    ("NetParameter", "train_net"): "this is a solver definition, and a net definition is expected",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """What is wrong, as one sentence without its place, and the place; line and column count from 1."""
+
+    message: str
+    line: int
+    column: int
+
+
+def diagnose(text: str, descriptor: Descriptor) -> Mistake | None:
+    """The first mistake of `text` as a message of type `descriptor`, or None when it has none.
+
+    Args:
+        text: prototxt.
+        descriptor: the message type that the text should hold.
+    """
+    try:
+        _Walk(text, descriptor).run()
+    except _Found as found:
+        return found.mistake
+    return None
+
+
+class _Found(Exception):
+    """Carries the first mistake out of the walk."""
+
+    def __init__(self, message: str, token: Token) -> None:
+        super().__init__(message)
+        self.mistake = Mistake(message=message, line=token.line, column=token.column)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """A message being read: where its block begins and what it has so far."""
+
+    descriptor: Descriptor
+    head: Token
+    seen: dict[str, Token] = field(default_factory=dict)
+
+
+class _Walk:
+    """One pass over the tokens; `run` returns at the end of legal text and raises `_Found` otherwise."""
+
+    def __init__(self, text: str, descriptor: Descriptor) -> None:
+        self._tokens = list(scan(text))
+        self._lines = text.split("\n")
+        self._at = 0
+        self._frames = [_Frame(descriptor=descriptor, head=Token("", 0, 0, False))]
+        # The first block whose closing brace stands at another indentation than its head: where a
+        # brace is missing, this is more often the place than the block that is open in the end.
+        self._suspect: _Frame | None = None
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._at]
+
+    def run(self) -> None:
+        while self._token.text:
+            self._setting()
+
+    def _next(self) -> Token:
+        token = self._token
+        self._at += 1
+        return token
+
+    def _try(self, text: str) -> bool:
+        found = self._token.text == text
+        self._at += found
+        return found
+
+    def _setting(self) -> None:
+        frame = self._frames[-1]
+        name = self._next()
+        if not (name.is_word or name.text[:1].isdigit()):
+            self._not_a_name(name)
+        setting = frame.descriptor.fields_by_name.get(name.text)
+        if setting is None:
+            raise _Found(self._unknown(frame, name), name)
+        if not self._try(":") and setting.message_type is None:
+            self._no_colon(setting)
+        if setting.is_repeated and self._try("["):
+            self._list(setting, name)
+        else:
+            self._value(setting, name)
+        if not self._try(","):
+            self._try(";")
+
+    def _list(self, setting: FieldDescriptor, name: Token) -> None:
+        if self._try("]"):
+            return
+        self._value(setting, name)
+        while not self._try("]"):
+            if not self._try(","):
+                found = shown(self._token.text)
+                raise _Found(f"the list of {setting.name} expects ',' or ']', found {found}", self._token)
+            self._value(setting, name)
+
+    def _value(self, setting: FieldDescriptor, name: Token) -> None:
+        frame = self._frames[-1]
+        first = frame.seen.setdefault(setting.name, name)
+        twice = first is not name and not setting.is_repeated
+        if setting.message_type is not None:
+            self._block(setting.message_type, setting, name, twice)
+            return
+        self._scalar(setting)
+        # As in C, strings side by side are one.
+        while is_quoted(self._token.text) and _takes_string(setting):
+            self._scalar(setting)
+        if twice:
+            raise _Found(_set_twice(frame, name, first), name)
+
+    def _scalar(self, setting: FieldDescriptor) -> None:
+        wrong = problem(setting, self._token.text)
+        if wrong is not None:
+            raise _Found(f"{setting.name} in {self._frames[-1].descriptor.name}: {wrong}", self._token)
+        self._next()
+
+    def _block(self, descriptor: Descriptor, setting: FieldDescriptor, name: Token, twice: bool) -> None:
+        closer = _CLOSER.get(self._token.text)
+        if closer is None:
+            found = shown(self._token.text)
+            raise _Found(f"{setting.name} is a block: expected '{{' after it, found {found}", self._token)
+        if twice:
+            frame = self._frames[-1]
+            raise _Found(_set_twice(frame, name, frame.seen[setting.name]), name)
+        self._next()
+        frame = _Frame(descriptor=descriptor, head=name)
+        self._frames.append(frame)
+        while self._token.text != closer:
+            if not self._token.text:
+                self._unclosed("the end of the file")
+            self._setting()
+        self._watch_indentation(frame, self._next())
+        self._frames.pop()
+
+    def _no_colon(self, setting: FieldDescriptor) -> NoReturn:
+        token = self._token
+        if token.text in _CLOSER:
+            raise _Found(
+                f"{setting.name} takes a value and is no block: write {setting.name}: <value>", token
+            )
+        raise _Found(f"expected ':' after {setting.name}, found {shown(token.text)}", token)
+
+    def _not_a_name(self, token: Token) -> NoReturn:
+        frame = self._frames[-1]
+        if token.text in _CLOSER.values() and len(self._frames) == 1:
+            raise _Found(f"this '{token.text}' closes nothing: there is one too many above or here", token)
+        where = f"in {frame.descriptor.name}" if frame.head.text else "in the file"
+        raise _Found(f"expected the name of a setting {where}, found {shown(token.text)}", token)
+
+    def _unknown(self, frame: _Frame, name: Token) -> str:
+        legal = sorted(frame.descriptor.fields_by_name)
+        message = f"unknown field '{name.text}' in {frame.descriptor.name}"
+        if hint := _OTHER_GRAMMAR.get((frame.descriptor.name, name.text)):
+            return f"{message}; {hint}"
+        if any(name.text in outer.descriptor.fields_by_name for outer in self._frames[:-1]):
+            if name.text in self._frames[0].descriptor.fields_by_name and self._opens_block():
+                self._unclosed(f"'{name.text}' in line {name.line}")
+            head = frame.head
+            return f"{message}; is the '}}' of '{head.text}' (line {head.line}) missing before it?"
+        if near := nearest(name.text, legal):
+            return f"{message}; did you mean '{near}'?"
+        return f"{message}; it takes {listing(legal)}"
+
+    def _opens_block(self) -> bool:
+        return self._token.text in _CLOSER
+
+    def _unclosed(self, before: str) -> NoReturn:
+        frame = self._suspect or self._frames[-1]
+        head = frame.head
+        raise _Found(f"the '{{' of '{head.text}' in line {head.line} is not closed before {before}", head)
+
+    def _watch_indentation(self, frame: _Frame, closer: Token) -> None:
+        head_line, closer_line = self._lines[frame.head.line - 1], self._lines[closer.line - 1]
+        if closer_line.lstrip()[:1] != closer.text or self._suspect is not None:
+            return
+        if closer.line != frame.head.line and _indent(head_line) != _indent(closer_line):
+            self._suspect = frame
+
+
+def _takes_string(setting: FieldDescriptor) -> bool:
+    return setting.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+
+
+def _set_twice(frame: _Frame, name: Token, first: Token) -> str:
+    return f"'{name.text}' is set twice in {frame.descriptor.name}, first in line {first.line}; it takes one value"
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]

@@ -1,0 +1,61 @@
+"""What a path inside a definition means.
+
+Law: an absolute path is itself. A relative one is looked for beside the file that names it, then
+under the repository root, then under the current folder; the first that exists is meant. What
+exists nowhere is meant under the repository root, so that a job writes to the same place from
+wherever it is started. The folder names POSEIDON_ROOT and CAFFE_ROOT, which the definitions of
+this project's ancestor ask the user to replace, stand for the repository root.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from poseidon.errors import DefinitionError
+
+PLACEHOLDERS = ("POSEIDON_ROOT", "CAFFE_ROOT")
+
+
+def repository_root() -> Path:
+    """The checkout that this package runs from, or the current folder when it is installed elsewhere.
+
+    A checkout is known by its `prototxt` folder beside the package.
+    """
+    parent = Path(__file__).resolve().parents[2]
+    return parent if (parent / "prototxt").is_dir() else Path.cwd()
+
+
+def resolve(path: str, *, folder: Path) -> Path:
+    """The file or folder that `path` means; it need not exist.
+
+    Args:
+        path: as written in the definition.
+        folder: the folder of the file that names it.
+
+    Raises:
+        DefinitionError: the path is empty.
+    """
+    candidates = _candidates(path, folder)
+    return next((candidate for candidate in candidates if candidate.exists()), candidates[-1])
+
+
+def resolve_prefix(path: str, *, folder: Path) -> Path:
+    """The prefix that `path` means, such as a snapshot_prefix: its parent folder decides as in `resolve`.
+
+    A prefix without a folder, `lenet`, is meant beside the file that names it.
+    """
+    candidates = _candidates(path, folder)
+    return next((candidate for candidate in candidates if candidate.parent.exists()), candidates[-1])
+
+
+def _candidates(path: str, folder: Path) -> list[Path]:
+    """The absolute places that `path` can mean, best first; the last is for what exists nowhere."""
+    if not path:
+        raise DefinitionError("an empty path is given where a file or folder is expected")
+    written = Path(path)
+    if written.is_absolute():
+        return [written]
+    root = repository_root()
+    if written.parts and written.parts[0] in PLACEHOLDERS:
+        return [root.joinpath(*written.parts[1:])]
+    return [(folder / written).absolute(), root / written, Path.cwd() / written, root / written]

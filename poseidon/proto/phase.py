@@ -1,0 +1,54 @@
+"""Which layers of a net belong to a phase, level and stage.
+
+Law: exactly Caffe's rules (Net::FilterNet, Net::StateMeetsRule). A layer without rules is always in.
+With `include` rules it is in if the state meets one of them; with `exclude` rules it is out if the
+state meets one of them; it may not have both. The order of what stays is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from poseidon.proto.caffe_pb2 import LayerParameter, NetState, NetStateRule
+from poseidon.proto.definition import NetDefinition
+
+
+def meets(state: NetState, rule: NetStateRule) -> bool:
+    """Whether the state meets every condition of the rule; an empty rule is always met.
+
+    Args:
+        state: phase, level and stages that the net is built for.
+        rule: phase equal; min_level <= level <= max_level; every `stage` set; no `not_stage` set.
+    """
+    stages = set(state.stage)
+    return (
+        (not rule.HasField("phase") or rule.phase == state.phase)
+        and (not rule.HasField("min_level") or state.level >= rule.min_level)
+        and (not rule.HasField("max_level") or state.level <= rule.max_level)
+        and stages.issuperset(rule.stage)
+        and stages.isdisjoint(rule.not_stage)
+    )
+
+
+def is_included(layer: LayerParameter, state: NetState) -> bool:
+    """Whether a layer, which has rules of one kind at most, belongs to the net of this state."""
+    if layer.include:
+        return _meets_any(state, layer.include)
+    return not _meets_any(state, layer.exclude)
+
+
+def filter_net(definition: NetDefinition, state: NetState) -> NetDefinition:
+    """The definition with only the layers that belong to `state`, each with its line.
+
+    Raises:
+        DefinitionError: a layer has both include and exclude rules.
+    """
+    for index, layer in enumerate(definition.param.layer):
+        if layer.include and layer.exclude:
+            raise definition.error(index, "has both include and exclude rules; expected rules of one kind")
+    kept = [index for index, layer in enumerate(definition.param.layer) if is_included(layer, state)]
+    return definition.with_layers(kept)
+
+
+def _meets_any(state: NetState, rules: Iterable[NetStateRule]) -> bool:
+    return any(meets(state, rule) for rule in rules)

@@ -1,0 +1,128 @@
+"""Says whether one token is a legal value of a setting, and if not, what is wrong with it.
+
+Law: a token is legal here exactly when `google.protobuf.text_format` takes it; its own public
+parsers of numbers, booleans and enums decide.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+
+from google.protobuf import text_encoding, text_format
+from google.protobuf.descriptor import FieldDescriptor
+
+_RANGE = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
+_FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
+_QUOTES = ("'", '"')
+
+
+def problem(setting: FieldDescriptor, token: str) -> str | None:
+    """What is wrong with `token` as a value of `setting`, as half a sentence, or None when it is legal.
+
+    Args:
+        setting: a setting that takes a value, no block.
+        token: one token of prototxt, strings with their quotes; empty for the end of the file.
+    """
+    if setting.type in _RANGE:
+        return _integer_problem(setting, token)
+    if setting.type in _FLOATS:
+        return _float_problem(setting, token)
+    if setting.type == FieldDescriptor.TYPE_BOOL:
+        return (
+            None if _parses(text_format.ParseBool, token) else f"expected true or false, found {shown(token)}"
+        )
+    if setting.enum_type is not None:
+        return _enum_problem(setting, token)
+    return _string_problem(setting, token)
+
+
+def shown(token: str) -> str:
+    """A token as a sentence shows it: in quotes, or in words when it is the end of the file."""
+    if not token:
+        return "the end of the file"
+    return token if is_quoted(token) else f"'{token}'"
+
+
+def is_quoted(token: str) -> bool:
+    """Whether the token is a string, or the start of one that was never closed."""
+    return token.startswith(_QUOTES)
+
+
+def nearest(name: str, legal: Iterable[str]) -> str | None:
+    """The legal name that `name` most likely meant, or None when none is near."""
+    candidates = {candidate.lower(): candidate for candidate in legal}
+    found = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=0.7)
+    return candidates[found[0]] if found else None
+
+
+def listing(names: Sequence[str], most: int = 12) -> str:
+    """Names with commas between; of more than `most` only the first are named."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _integer_problem(setting: FieldDescriptor, token: str) -> str | None:
+    low, high = _RANGE[setting.type]
+    if _parses(lambda text: text_format.ParseInteger(text, is_signed=low < 0, is_long=high > 2**32), token):
+        return None
+    if _parses(lambda text: text_format.ParseInteger(text, is_signed=True, is_long=True), token):
+        return f"expected an integer from {low} to {high}, found {shown(token)}"
+    return f"expected integer, found {shown(token)}{_unquoted_hint(setting, token)}"
+
+
+def _float_problem(setting: FieldDescriptor, token: str) -> str | None:
+    if _parses(text_format.ParseFloat, token):
+        return None
+    return f"expected number, found {shown(token)}{_unquoted_hint(setting, token)}"
+
+
+def _enum_problem(setting: FieldDescriptor, token: str) -> str | None:
+    if _parses(lambda text: text_format.ParseEnum(setting, text), token):
+        return None
+    assert setting.enum_type is not None
+    legal = [value.name for value in setting.enum_type.values]
+    bare = token.strip("'\"")
+    if is_quoted(token) and bare in legal:
+        return (
+            f"expected one of {listing(legal)}, found a string; write {setting.name}: {bare} without quotes"
+        )
+    near = nearest(bare, legal)
+    if near:
+        return f"unknown value {shown(token)}; did you mean '{near}'? (one of {listing(legal)})"
+    return f"unknown value {shown(token)}; expected one of {listing(legal, most=len(legal))}"
+
+
+def _string_problem(setting: FieldDescriptor, token: str) -> str | None:
+    if not is_quoted(token):
+        hint = f'; write {setting.name}: "{token}"' if token.isidentifier() else ""
+        return f"expected a string in quotes, found {shown(token)}{hint}"
+    if len(token) < 2 or token[-1] != token[0]:
+        return f"the string {token} has no closing quote on its line"
+    try:
+        content = text_encoding.CUnescape(token[1:-1])
+        if setting.type == FieldDescriptor.TYPE_STRING:
+            content.decode("utf-8")
+    except ValueError:
+        return f"the string {token} has an escape sequence that is not legal"
+    return None
+
+
+def _unquoted_hint(setting: FieldDescriptor, token: str) -> str:
+    """For a number in quotes, as Poseidon's ancestor wanted it in `device_id: "0"`."""
+    bare = token[1:-1]
+    if not is_quoted(token) or not _parses(text_format.ParseFloat, bare):
+        return ""
+    return f"; write {setting.name}: {bare} without quotes"
+
+
+def _parses(parse: Callable[[str], object], token: str) -> bool:
+    try:
+        parse(token)
+    except ValueError:
+        return False
+    return True
