@@ -1,0 +1,81 @@
+"""Mean pictures: read from and written to Caffe's mean files (one binary BlobProto of 1 x C x H x W).
+
+Law: the mean is exact: pixels are summed as integers and divided once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from poseidon.data.cursor import Cursor, records
+from poseidon.data.datum import decode
+from poseidon.errors import DataError
+from poseidon.proto.caffe_pb2 import BlobProto
+
+
+def read_mean(path: Path) -> npt.NDArray[np.float32]:
+    """The mean (C, H, W) of a mean file.
+
+    Raises:
+        DataError: the file is missing, or not one BlobProto of a single picture.
+    """
+    try:
+        blob = BlobProto.FromString(path.read_bytes())
+    except OSError as error:
+        raise DataError(
+            f"the mean file {path} cannot be read: {error.strerror}; poseidon compute_image_mean makes one"
+        ) from error
+    except DecodeError as error:
+        raise DataError(f"the mean file {path} is not a binary BlobProto") from error
+    shape = tuple(blob.shape.dim) or (blob.num, blob.channels, blob.height, blob.width)
+    values = np.array(blob.double_data if blob.double_data else blob.data, np.float32)
+    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[0] != 1) or values.size != np.prod(shape):
+        raise DataError(
+            f"the mean file {path} says shape {shape} and holds {values.size} values: expected 1 x C x H x W"
+        )
+    return values.reshape(shape[-3:])
+
+
+def mean_blob(mean: npt.NDArray[np.float32]) -> bytes:
+    """The bytes of a mean file for a mean (C, H, W), in the old four-number form that every Caffe reads."""
+    channels, height, width = mean.shape
+    blob = BlobProto(num=1, channels=channels, height=height, width=width)
+    blob.data.extend(mean.ravel().tolist())
+    return blob.SerializeToString()
+
+
+def compute_mean(cursor: Cursor) -> npt.NDArray[np.float32]:
+    """The mean (C, H, W) of all records of a database, which must have one shape.
+
+    Raises:
+        DataError: a damaged record, or one of another shape; names key and database.
+    """
+    total: npt.NDArray[Any] | None = None
+    count = 0
+    for key, array in _arrays(cursor):
+        if total is None:
+            total = np.zeros(array.shape, np.int64 if array.dtype == np.uint8 else np.float64)
+        if array.shape != total.shape:
+            raise DataError(
+                f"{cursor.path}: the record with key '{key}' has shape {array.shape}, the first one {total.shape}: "
+                "a mean needs records of one shape"
+            )
+        total += array
+        count += 1
+    assert total is not None, "a cursor's database is not empty"
+    return (total / count).astype(np.float32)
+
+
+def _arrays(cursor: Cursor) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    for key, value in records(cursor):
+        name = key.decode(errors="backslashreplace")
+        try:
+            yield name, decode(value)[0]
+        except DataError as error:
+            raise DataError(f"{cursor.path}: record with key '{name}': {error}") from error
