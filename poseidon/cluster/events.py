@@ -1,0 +1,120 @@
+"""The lines that the processes of a job and their launcher exchange: one JSON object a line.
+
+A process says on standard output:
+    {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound
+    {"event": "ready"}                                              a worker that has its net and can connect
+    {"event": "alive"}                                              every two seconds, from all
+    {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
+    {"event": "done"}                                               a worker whose work is finished and saved
+    {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}
+and hears on standard input, after its job document:
+    {"do": "connect", "shards": ["tcp://...", ...]}   {"do": "snapshot"}   {"do": "stop"}
+
+Law: `parse_event` is the border. What comes out has the types below; anything else is free text, which is
+logged and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """A shard is bound to an address."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A worker has read its definitions and opened its data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """A heartbeat, or an event that only the callbacks understand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A worker has finished `iteration` iterations."""
+
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A worker has finished, and saved what it had to save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A process says why it is going to end.
+
+    Attributes:
+        message: one sentence for the user.
+        exit_code: what the command line exits with, 1..255.
+        peer_lost: the cause is that another process went away; that one's own story comes first.
+    """
+
+    message: str
+    exit_code: int
+    peer_lost: bool
+
+
+Event = Listening | Ready | Alive | Progress | Done | Failed
+
+
+def decode_line(line: bytes) -> Mapping[str, object] | None:
+    """The JSON object with an `event` that a line of standard output holds, or None if it holds none."""
+    if not line.lstrip().startswith(b"{"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("event"), str):
+        return None
+    return value
+
+
+def parse_event(fields: Mapping[str, object]) -> Event:
+    """The typed value of an event; an unknown or incomplete one counts as a sign of life."""
+    kind = fields.get("event")
+    if kind == "listening" and isinstance(address := fields.get("address"), str):
+        return Listening(address=address)
+    if kind == "ready":
+        return Ready()
+    if kind == "progress" and (iteration := _whole_number(fields.get("iteration"))) is not None:
+        return Progress(iteration=iteration)
+    if kind == "done":
+        return Done()
+    if kind == "error":
+        return _failed(fields)
+    return Alive()
+
+
+def encode_command(do: str, **fields: object) -> bytes:
+    """One command for standard input, without the line end.
+
+    >>> encode_command("connect", shards=["tcp://127.0.0.1:5"])
+    b'{"do": "connect", "shards": ["tcp://127.0.0.1:5"]}'
+    """
+    return json.dumps({"do": do, **fields}).encode()
+
+
+def _failed(fields: Mapping[str, object]) -> Failed:
+    message = fields.get("message")
+    code = _whole_number(fields.get("exit_code"))
+    return Failed(
+        message=message if isinstance(message, str) and message else "failed without saying why",
+        exit_code=code if code is not None and 1 <= code <= 255 else 1,
+        peer_lost=fields.get("peer_lost") is True,
+    )
+
+
+def _whole_number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,199 @@
+"""Starting the processes of a job as children on this machine.
+
+Law: each child leads a session of its own, so that Ctrl-C on the terminal reaches the launcher alone, and
+so that the child and all it started can be ended by one signal to their group. A child is reaped only after
+that signal: until then its id, which is also the group's, cannot belong to anyone else.
+
+Each child has four threads: one writes its standard input, one reads each of its two outputs, one waits
+for its end. They end with the child; `close` collects them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from poseidon.cluster.events import decode_line
+from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.errors import JobError
+from poseidon.settings import inherited_environment
+
+# A line longer than this is cut into pieces: a process that writes without line ends must not fill our memory.
+LONGEST_LINE_BYTES = 1 << 20
+# Commands are few and tiny; a process that does not read a hundred of them does not read.
+MOST_QUEUED_LINES = 100
+# How long the pipes of a dead process may stay open (a daemon that it left behind may hold them).
+LAST_WORDS_S = 2.0
+
+
+class LocalLauncher:
+    """Starts every client's processes on this machine.
+
+    Args:
+        environment: what the children inherit; this process's own when not given.
+        folder: their working folder; this process's own when not given.
+    """
+
+    def __init__(self, *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> None:
+        self._environment = dict(inherited_environment() if environment is None else environment)
+        self._folder = folder
+
+    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> LocalProcess:
+        """Start a child; see `Launcher.start`."""
+        if not is_loopback(client.host):
+            raise JobError(
+                f"client {client.id} is on {client.host}: only hosts of this machine (localhost, 127.0.0.1, ::1) "
+                "can be started; starting over SSH is not there yet"
+            )
+        try:
+            child = subprocess.Popen(
+                spec.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self._folder,
+                env={**self._environment, **spec.environment},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise JobError(f"cannot start {spec.name.describe()} with '{spec.argv[0]}': {error}") from error
+        return LocalProcess(spec, child, listener)
+
+
+class LocalProcess:
+    """One child and the threads around it."""
+
+    def __init__(self, spec: ProcessSpec, child: subprocess.Popen[bytes], listener: Listener) -> None:
+        self._name = spec.name
+        self._child = child
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._status: int | None = None
+        self._ended = threading.Event()
+        self._created_s = _created_s(child.pid)
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_QUEUED_LINES)
+        self._readers = [
+            self._thread("stdout", self._read_events),
+            self._thread("stderr", self._read_log),
+        ]
+        self._writer = self._thread("stdin", self._write_lines)
+        self._waiter = self._thread("wait", self._wait)
+        self.send_line(spec.first_line)
+        for thread in (*self._readers, self._writer, self._waiter):
+            thread.start()
+
+    @property
+    def name(self) -> ProcessName:
+        """Who it is."""
+        return self._name
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
+    def created_s(self) -> float:
+        """When it was created, seconds since 1970."""
+        return self._created_s
+
+    def send_line(self, line: bytes) -> None:
+        """Queue one line for its standard input; dropped when the process no longer reads."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        with self._lock:
+            return self._status
+
+    def terminate(self) -> None:
+        """SIGTERM to its group, and SIGCONT, without which a stopped process would not see it."""
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL to its group."""
+        self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it if it still runs, and join its threads."""
+        self.kill()
+        self._waiter.join(2 * LAST_WORDS_S)
+
+    def _thread(self, role: str, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name=f"{self._name.short} {role}", daemon=True)
+
+    def _signal(self, number: int) -> None:
+        with self._lock:
+            if self._status is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._child.pid, number)
+
+    def _wait(self) -> None:
+        # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is surely the child's.
+        os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._status = status = self._child.wait()
+        self._end_writer()
+        for reader in self._readers:
+            reader.join(LAST_WORDS_S)
+        self._ended.set()
+        self._listener.exited(self._name, status)
+
+    def _end_writer(self) -> None:
+        # With its reader dead, a blocked write has failed; an idle writer needs the word. A queue that is
+        # full belongs to a writer that has already gone.
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._writer.join(LAST_WORDS_S)
+
+    def _write_lines(self) -> None:
+        stream = _pipe(self._child.stdin)
+        with contextlib.suppress(OSError), stream:
+            while (line := self._lines.get()) is not None:
+                stream.write(line + b"\n")
+                stream.flush()
+
+    def _read_events(self) -> None:
+        with _pipe(self._child.stdout) as stream:
+            while (line := stream.readline(LONGEST_LINE_BYTES)) and not self._ended.is_set():
+                event = decode_line(line)
+                if event is None:
+                    self._listener.log(self._name, _text(line))
+                else:
+                    self._listener.event(self._name, event)
+
+    def _read_log(self) -> None:
+        with _pipe(self._child.stderr) as stream:
+            while (line := stream.readline(LONGEST_LINE_BYTES)) and not self._ended.is_set():
+                self._listener.log(self._name, _text(line))
+
+
+def _created_s(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0  # already gone; its exit is about to be reported
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None
+    return stream
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace").rstrip("\r\n")

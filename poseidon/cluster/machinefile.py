@@ -1,0 +1,207 @@
+"""The machinefile: which machines a job runs on, one client a line.
+
+    # id  host        port
+    0     127.0.0.1   9999
+    1     127.0.0.1   10999
+
+`<id> <host> <port>`, parted by any blanks; `#` starts a comment; empty lines are allowed. Ids are
+0..n-1, each once, in any order. The host is a name, an IPv4 or an IPv6 address. The port is the first
+of the client's server ports; 0 takes any free ones.
+
+Law: every mistake is one MachinefileError with file, line and what was expected; what comes out of here
+needs no second look (no host can be taken for an option or a shell word).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+
+from poseidon.errors import MachinefileError
+
+HIGHEST_PORT = 65535
+# Words that later launchers will understand. They are refused until then: a word that is read and not
+# obeyed (`gpus=0`) would start something else than what the file says.
+RESERVED_WORDS = ("user", "ssh_port", "gpus", "python", "workdir")
+
+_LAYOUT = "'<id> <host> <port>'"
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One line of a machinefile.
+
+    Attributes:
+        id: 0..n-1.
+        host: a name, an IPv4 address, or an IPv6 address without brackets.
+        port: first port of the client's shards, 1..65535; 0 for any free ports.
+    """
+
+    id: int
+    host: str
+    port: int
+
+
+def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Client, ...]:
+    """Read and check a machinefile.
+
+    Args:
+        path: the file.
+        channels: shards per client (at least 1); shard c of a client takes port + c.
+
+    Returns:
+        The clients in the order of their ids.
+
+    Raises:
+        MachinefileError: the file cannot be read, or a line is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise MachinefileError(f"{path}: there is no such machinefile") from error
+    except UnicodeDecodeError as error:
+        raise MachinefileError(f"{path}: a machinefile is UTF-8 text; this is something else") from error
+    except OSError as error:
+        raise MachinefileError(f"{path}: cannot read the machinefile: {error.strerror}") from error
+    return parse_machinefile(text, source=str(path), channels=channels)
+
+
+def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Client, ...]:
+    """The clients that the text of a machinefile names; see `read_machinefile`.
+
+    Args:
+        text: the whole file.
+        source: its name, for errors.
+        channels: shards per client, at least 1.
+
+    Raises:
+        MachinefileError: with `source`, the line and what was expected.
+    """
+    found: list[tuple[int, Client]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        words = line.partition("#")[0].split()
+        if words:
+            found.append((number, _parse_line(words, f"{source}:{number}", channels)))
+    if not found:
+        raise MachinefileError(f"{source}: no client found; expected one line {_LAYOUT} for each machine")
+    _check_ids(found, source)
+    _check_ports(found, source, channels)
+    return tuple(sorted((client for _, client in found), key=lambda client: client.id))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by name or address alone: localhost, 127.0.0.0/8, ::1."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def socket_host(host: str) -> str:
+    """The host as it stands in a `tcp://host:port` address: IPv6 in brackets, localhost as its number.
+
+    A server can bind to an address but not to a name, and `localhost` is the one name whose address is known.
+    """
+    if host.lower().rstrip(".") == "localhost":
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _parse_line(words: list[str], place: str, channels: int) -> Client:
+    if len(words) < 3:
+        raise MachinefileError(f"{place}: expected {_LAYOUT}, found '{' '.join(words)}'")
+    for word in words[3:]:
+        raise MachinefileError(f"{place}: {_extra_word(word)}")
+    identifier = _parse_number(words[0], f"{place}: the client id")
+    host = _parse_host(words[1], place)
+    port = _parse_number(words[2], f"{place}: the port", highest=HIGHEST_PORT)
+    if port and port + channels - 1 > HIGHEST_PORT:
+        raise MachinefileError(
+            f"{place}: {channels} shards from port {port} on go beyond port {HIGHEST_PORT}; "
+            f"expected a port up to {HIGHEST_PORT - channels + 1}"
+        )
+    return Client(id=identifier, host=host, port=port)
+
+
+def _extra_word(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    if not equals:
+        return f"nothing known may follow {_LAYOUT}, found '{word}'"
+    if name in RESERVED_WORDS:
+        return f"'{word}' is for machines reached over SSH, which is not there yet; remove it"
+    near = get_close_matches(name, RESERVED_WORDS, n=1)
+    return f"unknown word '{word}'" + (f"; did you mean '{near[0]}='?" if near else f" after {_LAYOUT}")
+
+
+def _parse_number(word: str, what: str, highest: int | None = None) -> int:
+    if not _NUMBER.fullmatch(word) or (highest is not None and int(word) > highest):
+        limits = "0, 1, 2, ..." if highest is None else f"0 to {highest}"
+        raise MachinefileError(f"{what} must be a whole number ({limits}), not '{word}'")
+    return int(word)
+
+
+def _parse_host(word: str, place: str) -> str:
+    host = word[1:-1] if word.startswith("[") and word.endswith("]") else word
+    if ":" in host:
+        address, percent, scope = host.partition("%")
+        try:
+            ipaddress.IPv6Address(address)
+        except ValueError as error:
+            raise MachinefileError(f"{place}: '{word}' is not an IPv6 address") from error
+        if percent and not _SCOPE.fullmatch(scope):
+            raise MachinefileError(f"{place}: '{word}' has no valid interface name after '%'")
+        return host
+    labels = host.rstrip(".").split(".")
+    if labels[-1].isdigit():
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError as error:
+            raise MachinefileError(f"{place}: '{word}' is not an IPv4 address") from error
+    if host != word or len(host) > 253 or not all(_HOST_LABEL.fullmatch(label) for label in labels):
+        raise MachinefileError(f"{place}: '{word}' is neither a host name nor an address")
+    return host
+
+
+def _check_ids(found: list[tuple[int, Client]], source: str) -> None:
+    line_of: dict[int, int] = {}
+    highest = len(found) - 1
+    for line, client in found:
+        if client.id in line_of:
+            raise MachinefileError(
+                f"{source}:{line}: client {client.id} is already on line {line_of[client.id]}; ids are 0 to "
+                f"{highest}, each once"
+            )
+        line_of[client.id] = line
+    for line, client in found:
+        if client.id > highest:
+            missing = next(number for number in range(highest + 1) if number not in line_of)
+            raise MachinefileError(
+                f"{source}:{line}: client {client.id} is one of {len(found)}, so ids must be 0 to {highest}, "
+                f"each once; {missing} is missing"
+            )
+
+
+def _check_ports(found: list[tuple[int, Client]], source: str, channels: int) -> None:
+    # Clients that share a host: their port ranges [port, port + channels) must not touch.
+    taken = sorted(
+        (socket_host(client.host).lower(), client.port, line, client.id)
+        for line, client in found
+        if client.port
+    )
+    for (host, port, line, first), (next_host, next_port, next_line, second) in pairwise(taken):
+        if host == next_host and next_port < port + channels:
+            raise MachinefileError(
+                f"{source}:{max(line, next_line)}: clients {first} and {second} on {host} share port {next_port} "
+                f"(each takes {channels} from its own on); expected ports at least {channels} apart, or 0"
+            )

@@ -1,0 +1,189 @@
+"""Who does what in a job: clients and devices in, workers and shards out.
+
+Law: pure and deterministic. Worker ranks run client by client, device by device; shard indices client by
+client, channel by channel; every process that is handed the same clients and numbers computes the same plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from poseidon.cluster.machinefile import Client, socket_host
+from poseidon.errors import UsageError
+
+
+class Role(Enum):
+    """What a process of a job is for."""
+
+    WORKER = "worker"  # trains a replica on one device
+    SHARD = "shard"  # holds some of the parameter server's keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessName:
+    """Names one process of a job: the key of every table about processes, and its words in every error."""
+
+    role: Role
+    index: int
+    client: int
+    host: str
+
+    @property
+    def short(self) -> str:
+        """`worker 1`."""
+        return f"{self.role.value} {self.index}"
+
+    def describe(self, pid: int | None = None) -> str:
+        """`worker 1 (client 1, 127.0.0.1, pid 4711)`."""
+        process = f", pid {pid}" if pid is not None else ""
+        return f"{self.short} (client {self.client}, {self.host}{process})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    """One worker.
+
+    Attributes:
+        rank: 0..W-1 over the whole job.
+        client: the machine it runs on.
+        local_rank: 0..(workers of that client)-1.
+        device: `cpu` or `cuda:<n>`.
+    """
+
+    rank: int
+    client: Client
+    local_rank: int
+    device: str
+
+    @property
+    def process(self) -> ProcessName:
+        """The name of its process."""
+        return ProcessName(role=Role.WORKER, index=self.rank, client=self.client.id, host=self.client.host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """One server shard.
+
+    Attributes:
+        index: 0..P-1 over the whole job.
+        client: the machine it runs on.
+        channel: 0..(shards of that client)-1.
+        address: what it binds to, `tcp://host:port`; port 0 when the machinefile leaves it open.
+    """
+
+    index: int
+    client: Client
+    channel: int
+    address: str
+
+    @property
+    def process(self) -> ProcessName:
+        """The name of its process."""
+        return ProcessName(role=Role.SHARD, index=self.index, client=self.client.id, host=self.client.host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """All roles of a job, by rank and by index."""
+
+    clients: tuple[Client, ...]
+    workers: tuple[WorkerPlan, ...]
+    shards: tuple[ShardPlan, ...]
+    workers_per_client: int
+    channels: int
+
+    @property
+    def roles(self) -> tuple[ShardPlan | WorkerPlan, ...]:
+        """Every process of the job, shards first."""
+        return (*self.shards, *self.workers)
+
+    @property
+    def worker_count(self) -> int:
+        """W, the number of replicas."""
+        return len(self.workers)
+
+    @property
+    def shard_count(self) -> int:
+        """P, the number of server shards."""
+        return len(self.shards)
+
+
+def plan_job(clients: Sequence[Client], *, devices_per_client: Sequence[str], channels: int) -> JobPlan:
+    """Give each client one worker per device and `channels` shards.
+
+    Args:
+        clients: in the order of their ids, as `read_machinefile` returns them; at least one.
+        devices_per_client: the devices of every client, as `devices_from_flag` returns them.
+        channels: shards per client (`--num_comm_channels_per_client`), 1 to 1024.
+
+    Raises:
+        UsageError: no client, no device, a device twice, or an impossible number of channels.
+    """
+    if not clients:
+        raise UsageError("a job needs at least one client")
+    if not devices_per_client:
+        raise UsageError("a job needs at least one device per client")
+    if len(set(devices_per_client) - {"cpu"}) != sum(device != "cpu" for device in devices_per_client):
+        raise UsageError(f"a device is listed twice in '{','.join(devices_per_client)}'")
+    if not 1 <= channels <= 1024:
+        raise UsageError(f"--num_comm_channels_per_client must be from 1 to 1024, not {channels}")
+    local = len(devices_per_client)
+    workers = tuple(
+        WorkerPlan(rank=position * local + local_rank, client=client, local_rank=local_rank, device=device)
+        for position, client in enumerate(clients)
+        for local_rank, device in enumerate(devices_per_client)
+    )
+    shards = tuple(
+        ShardPlan(
+            index=position * channels + channel,
+            client=client,
+            channel=channel,
+            address=_shard_address(client, channel),
+        )
+        for position, client in enumerate(clients)
+        for channel in range(channels)
+    )
+    return JobPlan(
+        clients=tuple(clients), workers=workers, shards=shards, workers_per_client=local, channels=channels
+    )
+
+
+def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, ...]:
+    """The devices that `--gpu` names.
+
+    Args:
+        gpu: empty or `cpu` for one CPU worker; else device numbers, `0,1`; or `all`, as in Caffe.
+        available: how many GPUs there are, if the caller has looked; `all` needs it.
+
+    Returns:
+        `("cpu",)`, or `("cuda:0", "cuda:1")`, in the order given.
+
+    Raises:
+        UsageError: not a list of numbers, a number twice, or a GPU that is not there.
+    """
+    text = gpu.strip().lower()
+    if text in ("", "cpu"):
+        return ("cpu",)
+    if text == "all":
+        if not available:
+            raise UsageError("--gpu=all: no GPU was found on this machine; leave --gpu out to use the CPU")
+        return tuple(f"cuda:{number}" for number in range(available))
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,4}", word, re.ASCII) for word in words):
+        raise UsageError(f"--gpu must be 'all' or device numbers parted by commas ('0,1'), not '{gpu}'")
+    numbers = [int(word) for word in words]
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"--gpu={gpu} lists a device twice; each worker needs a device of its own")
+    if available is not None and max(numbers) >= available:
+        found = f"0 to {available - 1} are" if available > 1 else "only 0 is" if available else "none is"
+        raise UsageError(f"--gpu={gpu}: there is no GPU {max(numbers)}; {found} on this machine")
+    return tuple(f"cuda:{number}" for number in numbers)
+
+
+def _shard_address(client: Client, channel: int) -> str:
+    port = client.port + channel if client.port else 0
+    return f"tcp://{socket_host(client.host)}:{port}"

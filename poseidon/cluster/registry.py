@@ -1,0 +1,220 @@
+"""Run records: what a job's launcher leaves on disk so that others can find its processes without it.
+
+One file a job, `<state folder>/jobs/<job>.json`, readable by its user alone.
+
+Law: the file is whole at every moment (written beside, then renamed), and names each process by pid and
+time of creation, for a pid alone may belong to someone else by tomorrow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import ProcessName
+from poseidon.errors import JobError, UsageError
+
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedProcess:
+    """A process of a job.
+
+    Attributes:
+        name: its words, `worker 1 (client 1, 127.0.0.1)`.
+        host: where it runs.
+        pid: its process id there.
+        created_s: when it was created, seconds since 1970 by that host.
+    """
+
+    name: str
+    host: str
+    pid: int
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job that was started.
+
+    Attributes:
+        job: its id.
+        launcher: the process that supervises it.
+        hostfile: absolute path of its machinefile; None when it had none.
+        clients: the machinefile's lines.
+        output: absolute path of its output folder.
+        started_s: seconds since 1970.
+        processes: all that were started so far.
+    """
+
+    job: str
+    launcher: RecordedProcess
+    hostfile: str | None
+    clients: tuple[Client, ...]
+    output: str
+    started_s: float
+    processes: tuple[RecordedProcess, ...] = ()
+
+
+def new_job_id(stem: str, now: datetime, token: str) -> str:
+    """An id for a job: `cifar10_quick-20260105-204016-3f9a1c`.
+
+    Args:
+        stem: what it trains; signs that an id cannot hold become `_`.
+        now: local time of its start.
+        token: random, so that no two jobs ever share an id.
+    """
+    clean = re.sub(r"[^A-Za-z0-9_]+", "_", stem).strip("_")[:40] or "job"
+    return check_job_id(f"{clean}-{now:%Y%m%d-%H%M%S}-{token}")
+
+
+def check_job_id(job: str) -> str:
+    """The id itself, if it can name a file and stand in an argument list.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _JOB_ID.fullmatch(job):
+        raise UsageError(
+            f"'{job}' cannot be a job id: expected up to 80 letters, digits, '.', '_' and '-', the first a letter or digit"
+        )
+    return job
+
+
+class Registry:
+    """The records of this user's jobs.
+
+    Args:
+        state_folder: `Settings.state_folder`; made when first written to.
+    """
+
+    def __init__(self, state_folder: Path) -> None:
+        self._folder = state_folder / "jobs"
+
+    def write(self, record: JobRecord) -> None:
+        """Write or replace a job's record.
+
+        Raises:
+            JobError: it cannot be written; the text says where and why.
+        """
+        path = self._path(record.job)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # mkstemp makes the file readable by its owner only, from the start.
+            handle, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=self._folder)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                    json.dump(asdict(record), stream, indent=1)
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError as error:
+            raise JobError(
+                f"cannot write the job's record {path}: {error.strerror or error}; $POSEIDON_HOME can name another folder"
+            ) from error
+
+    def read(self, job: str) -> JobRecord | None:
+        """A job's record, or None when there is none.
+
+        Raises:
+            UsageError: `job` cannot be a job id.
+            JobError: the record is there and cannot be read.
+        """
+        path = self._path(job)
+        try:
+            return _decode(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+            raise JobError(f"the job's record {path} cannot be read: {error}; remove it by hand") from error
+
+    def remove(self, job: str) -> None:
+        """Forget a job; nothing happens when it is not there."""
+        self._path(job).unlink(missing_ok=True)
+
+    def jobs(self) -> tuple[str, ...]:
+        """The ids of all jobs on record, oldest name first."""
+        if not self._folder.is_dir():
+            return ()
+        stems = sorted(path.stem for path in self._folder.glob("*.json"))
+        return tuple(stem for stem in stems if _JOB_ID.fullmatch(stem))
+
+    def _path(self, job: str) -> Path:
+        return self._folder / f"{check_job_id(job)}.json"
+
+
+class Registration:
+    """One job's record while its launcher lives.
+
+    Args:
+        registry: where it is kept.
+        record: what is known at the start; written at once.
+    """
+
+    def __init__(self, registry: Registry, record: JobRecord) -> None:
+        self._registry = registry
+        self._record = record
+        registry.write(record)
+
+    def add(self, name: ProcessName, pid: int, created_s: float) -> None:
+        """Put a process on record. Call it right after its start."""
+        process = RecordedProcess(name=name.describe(), host=name.host, pid=pid, created_s=created_s)
+        self._record = replace(self._record, processes=(*self._record.processes, process))
+        self._registry.write(self._record)
+
+    def remove(self) -> None:
+        """The job has ended and left nothing."""
+        self._registry.remove(self._record.job)
+
+
+def _decode(fields: Mapping[str, object]) -> JobRecord:
+    """The record in a JSON document; anything unexpected raises ValueError, KeyError or TypeError."""
+    clients = [_client(client) for client in _objects(fields["clients"])]
+    processes = [_process(process) for process in _objects(fields["processes"])]
+    hostfile = fields["hostfile"]
+    return JobRecord(
+        job=check_job_id(str(fields["job"])),
+        launcher=_process(_objects([fields["launcher"]])[0]),
+        hostfile=None if hostfile is None else str(hostfile),
+        clients=tuple(clients),
+        output=str(fields["output"]),
+        started_s=_seconds(fields["started_s"]),
+        processes=tuple(processes),
+    )
+
+
+def _client(fields: Mapping[str, object]) -> Client:
+    identifier, port = fields["id"], fields["port"]
+    if not isinstance(identifier, int) or not isinstance(port, int):
+        raise ValueError("a client's id and port are whole numbers")
+    return Client(id=identifier, host=str(fields["host"]), port=port)
+
+
+def _process(fields: Mapping[str, object]) -> RecordedProcess:
+    pid = fields["pid"]
+    # 0 and negative numbers mean groups to kill(2): a damaged record must never reach it.
+    if not isinstance(pid, int) or pid <= 0:
+        raise ValueError(f"{pid!r} is not a process id")
+    created_s = _seconds(fields["created_s"])
+    return RecordedProcess(name=str(fields["name"]), host=str(fields["host"]), pid=pid, created_s=created_s)
+
+
+def _objects(value: object) -> list[dict[str, object]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("expected a list of objects")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a time")
+    return float(value)

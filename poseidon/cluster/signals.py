@@ -1,0 +1,57 @@
+"""Signals to the launcher, turned into requests that its loop picks up.
+
+Law: a handler does nothing but append to a queue, the one thing that is safe at any moment. The handlers
+that were there before come back at the end.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from types import FrameType, TracebackType
+
+from poseidon.cluster.job_steps import Requested
+from poseidon.cluster.settings import SignalEffect, SupervisionSettings
+
+
+class SignalRequests:
+    """Catches SIGINT, SIGHUP and SIGTERM while it is entered.
+
+    SIGINT and SIGHUP do what the settings say; SIGTERM is a request to stop. Only the main thread can
+    catch signals: entered in another one, this stays empty.
+    """
+
+    def __init__(self, settings: SupervisionSettings) -> None:
+        self._effects = {
+            signal.SIGINT: settings.sigint_effect,
+            signal.SIGHUP: settings.sighup_effect,
+            signal.SIGTERM: SignalEffect.STOP,
+        }
+        self._received: deque[SignalEffect] = deque(maxlen=16)
+        self._before: dict[signal.Signals, signal.Handlers | None] = {}
+
+    def __enter__(self) -> SignalRequests:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._effects:
+                self._before[number] = signal.signal(number, self._receive)  # type: ignore[assignment]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def take(self) -> list[Requested]:
+        """The requests since the last call, in order."""
+        taken = []
+        while self._received:
+            taken.append(Requested(effect=self._received.popleft()))
+        return taken
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(self._effects[signal.Signals(number)])

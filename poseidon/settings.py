@@ -1,0 +1,72 @@
+"""What Poseidon takes from the environment, read in one place.
+
+Law: no other module reads an environment variable. Everything else is handed a `Settings` value, so
+that a test, a second job in one process or a remote start can give its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from poseidon.errors import UsageError
+
+STATUS_FD_VARIABLE = "POSEIDON_STATUS_FD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The environment's answers.
+
+    Attributes:
+        state_folder: where run records live: $POSEIDON_HOME, else $XDG_STATE_HOME/poseidon, else
+            ~/.local/state/poseidon. It need not exist yet.
+        data_folder: $POSEIDON_DATA, a folder that may hold data sets; None when not set.
+        status_fd: descriptor on which a launcher in the background tells its parent how the start went;
+            None in the foreground.
+    """
+
+    state_folder: Path
+    data_folder: Path | None
+    status_fd: int | None
+
+
+def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings.
+
+    Args:
+        environment: variables by name; the process's own when not given. Empty values count as not set.
+
+    Raises:
+        UsageError: $POSEIDON_STATUS_FD is not a descriptor number.
+    """
+    variables = os.environ if environment is None else environment
+    data = variables.get("POSEIDON_DATA")
+    return Settings(
+        state_folder=_state_folder(variables),
+        data_folder=Path(data).expanduser() if data else None,
+        status_fd=_status_fd(variables.get(STATUS_FD_VARIABLE)),
+    )
+
+
+def inherited_environment() -> dict[str, str]:
+    """The variables that a child process gets: all of ours, save those meant for this process alone."""
+    return {name: value for name, value in os.environ.items() if name != STATUS_FD_VARIABLE}
+
+
+def _state_folder(variables: Mapping[str, str]) -> Path:
+    if home := variables.get("POSEIDON_HOME"):
+        return Path(home).expanduser()
+    if state := variables.get("XDG_STATE_HOME"):
+        return Path(state).expanduser() / "poseidon"
+    return Path(variables.get("HOME") or "~").expanduser() / ".local" / "state" / "poseidon"
+
+
+def _status_fd(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"${STATUS_FD_VARIABLE} must be the number of an open descriptor, not '{text}'")
+    return int(text)
