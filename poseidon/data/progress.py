@@ -1,0 +1,15 @@
+"""How long work tells how far it is.
+
+Law: the work decides nothing about screens: it calls a `Report`, and the command line draws the bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Called with what is being done, how much of it is done, and how much there is in all.
+Report = Callable[[str, int, int], object]
+
+
+def silent(activity: str, done: int, total: int) -> None:
+    """A report that nobody reads."""
