@@ -1,0 +1,42 @@
+"""A sharded key-value parameter server with bounded staleness. Knows no nets; imports nothing of `poseidon`.
+
+Start shards with `python -m ps_server`; train against them with `Client`.
+"""
+
+from ps_server.client import Client
+from ps_server.errors import (
+    LocalProtocolError,
+    PeerLost,
+    RemoteProtocolError,
+    ServerError,
+    SpecError,
+    StalenessTimeout,
+    TransportError,
+)
+from ps_server.messages import Signal, SignalKind
+from ps_server.server import Server
+from ps_server.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.shard import Shard
+from ps_server.transport.zmq_sockets import ZmqServerTransport
+
+__all__ = [
+    "Client",
+    "Consistency",
+    "LocalProtocolError",
+    "PeerLost",
+    "Regularization",
+    "RemoteProtocolError",
+    "Rule",
+    "RuleKind",
+    "Server",
+    "ServerError",
+    "Shard",
+    "Signal",
+    "SignalKind",
+    "SpecError",
+    "StalenessTimeout",
+    "StoreSpec",
+    "TableSpec",
+    "TransportError",
+    "ZmqServerTransport",
+]

@@ -1,0 +1,163 @@
+"""`python -m ps_server`: run one shard.
+
+By hand, give every worker the printed address:
+
+    python -m ps_server --listen tcp://127.0.0.1:5555 --workers 2
+
+A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W, "address": ...}),
+so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} or its end stops the
+shard. Events leave on standard output as JSON lines: {"event": "listening", "address": ...}, {"event": "alive"},
+{"event": "done"}, {"event": "error", "message": ...}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from ps_server.errors import ServerError, SpecError
+from ps_server.server import Server
+from ps_server.shard import Shard
+from ps_server.transport.zmq_sockets import ZmqServerTransport
+
+ALIVE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a shard is told at its start."""
+
+    shard: int
+    workers: int
+    address: str
+    token: bytes
+    supervised: bool
+
+
+def parse(arguments: list[str]) -> Options:
+    """Read flags, and the launcher's line where there is one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ps_server",
+        description="Run one shard of a parameter server until all workers have left.",
+        epilog="Workers connect with ps_server.Client; README.md of this package has a complete example.",
+    )
+    parser.add_argument("--listen", metavar="ADDRESS", help="tcp://host:port; port 0 takes a free port")
+    parser.add_argument("--workers", type=int, help="number of workers that will come")
+    parser.add_argument("--shard", type=int, default=0, help="this shard's number, from 0 (default 0)")
+    parser.add_argument("--token-file", type=Path, help="file with the secret that workers must show")
+    parser.add_argument(
+        "--stdin", action="store_true", help="read a launcher's line of JSON from standard input"
+    )
+    parser.add_argument("--job", metavar="ID", help="marks the process as part of a job")
+    flags = parser.parse_args(arguments)
+    if flags.stdin:
+        return _from_launcher(flags.shard, sys.stdin.readline())
+    if flags.listen is None or flags.workers is None:
+        parser.error("--listen and --workers are required (or --stdin)")
+    token = flags.token_file.read_bytes().strip() if flags.token_file else b""
+    if not token and not _is_loopback(flags.listen):
+        parser.error(f"{flags.listen} can be reached from other machines: --token-file is required")
+    return Options(
+        shard=flags.shard, workers=flags.workers, address=flags.listen, token=token, supervised=False
+    )
+
+
+def _from_launcher(shard: int, line: str) -> Options:
+    try:
+        document: dict[str, Any] = json.loads(line)
+        return Options(
+            shard=shard,
+            workers=int(document["workers"]),
+            address=str(document["address"]),
+            token=bytes.fromhex(document["token"]),
+            supervised=True,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpecError(f"the launcher's first line is not what a shard expects: {error!r}") from error
+
+
+def _is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Reporter:
+    """Tells the launcher, as JSON lines, what happens; keeps it informed that the shard lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, event: str, **fields: object) -> None:
+        """Write one event."""
+        with self._lock:
+            print(json.dumps({"event": event, **fields}), flush=True)
+
+    def keep_alive(self) -> None:
+        """Tell `alive` every few seconds until `close`."""
+        self._thread = threading.Thread(target=self._beat, name="ps-alive", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(ALIVE_S):
+            self.tell("alive")
+
+    def close(self) -> None:
+        """Stop telling."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _obey_launcher(server: Server) -> None:
+    """Stop when the launcher says so, or is gone (its end of the pipe closes)."""
+    for line in sys.stdin:
+        try:
+            if json.loads(line).get("do") == "stop":
+                break
+        except (ValueError, AttributeError):
+            continue
+    server.stop()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a shard; returns the exit code."""
+    reporter = Reporter()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)  # workers on the same machine need the cores
+    try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        shard = Shard(options.shard, options.workers, options.token)
+        server = Server(shard, ZmqServerTransport(options.address))
+        signal.signal(signal.SIGTERM, lambda *_: server.stop())
+        reporter.tell("listening", address=server.address)
+        if options.supervised:
+            threading.Thread(target=_obey_launcher, args=(server,), name="ps-stdin", daemon=True).start()
+            reporter.keep_alive()
+        server.serve()
+        reporter.close()
+        reporter.tell("done", faults=shard.counts.faults, updates=shard.counts.updates)
+    except (ServerError, OSError) as error:
+        reporter.close()
+        reporter.tell("error", message=str(error), exit_code=1)
+        print(f"ps_server: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,274 @@
+"""A worker's handle on the store: blocking reads, pushes that return at once.
+
+One thread owns the sockets and moves messages between transport and `Session`; calls take the session's
+lock for as long as it takes to look something up. All methods are safe to call from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
+from ps_server.messages import Array, Signal, SignalKind
+from ps_server.session import Addressed, InitialValue, Session
+from ps_server.settings import StoreSpec
+from ps_server.transport.base import ClientTransport
+from ps_server.transport.zmq_sockets import ZmqClientTransport
+from ps_server.wire import decode, encode
+
+POLL_S = 0.5
+TIMEOUT_S = 600.0
+
+T = TypeVar("T")
+
+
+class Client:
+    """One worker's connection to every shard.
+
+    Args:
+        shards: the shards' addresses, in shard order; or a transport (tests).
+        rank: this worker's rank, 0..W-1.
+        store: the store, the same on every worker.
+        token: the job's secret.
+        timeout_s: longest time that any call waits.
+
+    Example::
+
+        client = Client(["tcp://127.0.0.1:5555"], rank=0, store=store)
+        client.start(lambda table: [weights])
+        for _ in range(iterations):
+            client.read(0, weights)
+            client.push(0, gradient(weights), rate=0.1)
+            client.clock()
+        client.close()
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[str] | ClientTransport,
+        *,
+        rank: int,
+        store: StoreSpec,
+        token: bytes = b"",
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._session = Session(rank, store, token)
+        self._transport = ZmqClientTransport(shards) if isinstance(shards, Sequence) else shards
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._outbox: deque[Addressed] = deque()
+        self._failure: ServerError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
+        self._thread.start()
+
+    # -- calls ---------------------------------------------------------------------------------------------
+
+    def start(self, initial: InitialValue) -> None:
+        """Join the job; returns when the first value of every table has come.
+
+        Args:
+            initial: called by rank 0 only: table id -> [first value] or [first value, *history].
+
+        Raises:
+            StalenessTimeout: a shard or another worker did not come in time.
+            RemoteProtocolError: a shard refused the store: the workers' definitions differ.
+        """
+        self._do(lambda: self._session.start(initial))
+        for table in range(len(self._session.store.tables)):
+            self._until_fresh(table, None)
+
+    def push(self, table: int, array: Array, *, rate: float = 0.0) -> None:
+        """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table; returns at once.
+
+        Args:
+            table: table id.
+            array: flat float32 of the table's size. Must not be written to until the next `read` of this
+                table has returned (staleness 0), or at all (staleness > 0).
+            rate: the solver's rate of this iteration (staleness 0); the same on every worker.
+        """
+        self._do(lambda: self._session.push(table, array, rate))
+
+    def clock(self) -> None:
+        """Finish an iteration. Every table must have been pushed in it."""
+        self._do(self._session.tick)
+
+    def read(self, table: int, out: Array, *, staleness: int | None = None) -> None:
+        """Bring `out` up to date; waits until the staleness bound allows it.
+
+        Args:
+            table: table id.
+            out: flat float32 of the table's size; the same array at every call, as only pieces that have
+                come since the last call are written.
+            staleness: a bound to use in place of the table's own; 0 waits for all workers.
+
+        Raises:
+            StalenessTimeout: the value did not become fresh in time.
+        """
+        self._until_fresh(table, staleness)
+        with self._changed:
+            pieces = self._session.take(table)
+        for piece in pieces:
+            view = out[piece.start : piece.stop]
+            np.copyto(view, piece.value)
+            for change in piece.changes:
+                view += change
+
+    def history(self, table: int) -> list[Array]:
+        """The history that the shards keep for a table of staleness 0."""
+        self._do(lambda: self._session.ask_history(table))
+        return self._until(lambda: self._session.history(table), f"the history of table {table} did not come")
+
+    def gather(self, payload: bytes = b"") -> Callable[[], tuple[bytes, ...] | None]:
+        """Contribute to the next collection. Every worker must take part in each, in the same order.
+
+        Returns:
+            A function that gives all workers' payloads by rank once they are here, and None before.
+            `wait` on it to block.
+        """
+        with self._changed:
+            self._check()
+            tag, outgoing = self._session.gather(payload)
+            self._outbox.extend(outgoing)
+        self._transport.wake()
+        kept: list[tuple[bytes, ...]] = []
+
+        def collected() -> tuple[bytes, ...] | None:
+            with self._changed:
+                self._check()
+                found = self._session.gathered(tag)
+                if found is not None:
+                    kept.append(found)
+                return kept[0] if kept else None
+
+        return collected
+
+    def wait(self, collected: Callable[[], T | None]) -> T:
+        """Wait for what `gather` returned."""
+        return self._until(collected, "not every worker has come to a meeting")
+
+    def barrier(self) -> None:
+        """Wait until every worker has called this."""
+        self.wait(self.gather())
+
+    def signal(self, kind: SignalKind) -> Signal:
+        """Rank 0: ask all workers to do `kind` after the iteration that the returned signal names."""
+        with self._changed:
+            self._check()
+            signal, outgoing = self._session.signal(kind)
+            self._outbox.extend(outgoing)
+        self._transport.wake()
+        return signal
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """What rank 0 has asked for so far."""
+        with self._changed:
+            self._check()
+            return tuple(self._session.signals)
+
+    @property
+    def iterations(self) -> int:
+        """This worker's clock."""
+        return self._session.clock
+
+    def close(self, *, leave: bool = True) -> None:
+        """Say goodbye, send what is queued, and disconnect. Safe to call twice."""
+        if self._closing:
+            return
+        if leave and self._failure is None:
+            with self._changed:
+                self._outbox.extend(self._session.leave())
+        self._closing = True
+        self._transport.wake()
+        self._thread.join()
+        self._transport.close()
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise LocalProtocolError("the client is closed")
+
+    def _do(self, call: Callable[[], list[Addressed]]) -> None:
+        with self._changed:
+            self._check()
+            self._outbox.extend(call())
+        self._transport.wake()
+
+    def _until_fresh(self, table: int, staleness: int | None) -> None:
+        session = self._session
+        name = session.store.tables[table].name
+        with self._changed:
+            self._check()
+            if session.missing(table, staleness) is None:
+                return
+            asked = session.ask(table, staleness)
+            self._outbox.extend(asked)
+        if asked:
+            self._transport.wake()
+        self._until(
+            lambda: True if session.missing(table, staleness) is None else None,
+            f"table '{name}' did not become fresh enough for iteration {session.clock}",
+        )
+
+    def _until(self, found: Callable[[], T | None], otherwise: str) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        with self._changed:
+            while True:
+                self._check()
+                result = found()
+                if result is not None:
+                    return result
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise StalenessTimeout(
+                        f"{otherwise} within {self._timeout_s:g} s: a worker or a shard hangs"
+                    )
+                self._changed.wait(left)
+
+    def _pump(self) -> None:
+        try:
+            while True:
+                closing = self._closing
+                self._send_outbox()
+                if closing:
+                    return
+                self._receive()
+        except ServerError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
+            lost = PeerLost(f"the connection of worker {self._session.rank} failed: {error!r}")
+            lost.__cause__ = error
+            self._fail(lost)
+
+    def _fail(self, error: ServerError) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def _send_outbox(self) -> None:
+        while True:
+            with self._changed:
+                if not self._outbox:
+                    return
+                addressed = self._outbox.popleft()
+            self._transport.send(addressed.shard, encode(addressed.message))
+
+    def _receive(self) -> None:
+        batch = self._transport.receive(POLL_S)
+        if not batch:
+            return
+        messages = [(shard, decode(frames)) for shard, frames in batch]
+        with self._changed:
+            for shard, message in messages:
+                self._outbox.extend(self._session.receive(shard, message))
+            self._changed.notify_all()

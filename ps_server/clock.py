@@ -1,0 +1,52 @@
+"""Clocks and the staleness bound.
+
+Law (stale synchronous parallel, Ho et al., NIPS 2013): a worker that has finished c iterations may read a
+table of staleness s only when the value has every update of all workers' first c - s iterations. In terms
+of clocks: the slowest worker has finished at least c - s. So s = 0 is bulk-synchronous, and a worker can
+be at most s + 1 finished iterations ahead of the slowest.
+"""
+
+from __future__ import annotations
+
+from ps_server.errors import LocalProtocolError, RemoteProtocolError
+
+
+def needed_clock(clock: int, staleness: int) -> int:
+    """The clock that a value must have reached before a worker at `clock` may read it."""
+    return clock - staleness
+
+
+class VectorClock:
+    """How many iterations each worker has finished."""
+
+    __slots__ = ("_clocks",)
+
+    def __init__(self, workers: int, start: int = 0) -> None:
+        if workers < 1:
+            raise LocalProtocolError(f"a vector clock needs at least one worker, not {workers}")
+        self._clocks = [start] * workers
+
+    def __getitem__(self, worker: int) -> int:
+        return self._clocks[worker]
+
+    @property
+    def slowest(self) -> int:
+        """The iterations that every worker has finished."""
+        return min(self._clocks)
+
+    def tick(self, worker: int, clock: int) -> bool:
+        """Worker `worker` has now finished `clock` iterations, one more than before.
+
+        Returns:
+            Whether the slowest clock moved.
+
+        Raises:
+            RemoteProtocolError: the clock repeats or skips; nothing is changed.
+        """
+        if clock != self._clocks[worker] + 1:
+            raise RemoteProtocolError(
+                f"worker {worker} says clock {clock}; expected {self._clocks[worker] + 1}"
+            )
+        before = self.slowest
+        self._clocks[worker] = clock
+        return self.slowest > before

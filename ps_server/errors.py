@@ -1,0 +1,40 @@
+"""What can go wrong with a parameter server, as a tree.
+
+ServerError
+├── LocalProtocolError    the caller broke the contract of this API: mend the calling code
+├── RemoteProtocolError   the other side sent something that is not legal: it is dropped and counted
+├── SpecError             a table or store description is out of range, or differs between workers
+├── TransportError        an address cannot be bound or reached
+├── PeerLost              a shard or worker has gone: stop, and restart from a snapshot
+└── StalenessTimeout      a value did not become fresh enough in time: a worker or shard hangs
+"""
+
+from __future__ import annotations
+
+
+class ServerError(Exception):
+    """Base of all errors of this package. The text is a full sentence."""
+
+
+class LocalProtocolError(ServerError):
+    """The caller broke the contract of this API: mend the calling code."""
+
+
+class RemoteProtocolError(ServerError):
+    """The other side sent something that is not legal; its state and ours are unchanged."""
+
+
+class SpecError(ServerError, ValueError):
+    """A table or store description is out of range, or differs between workers."""
+
+
+class TransportError(ServerError):
+    """An address cannot be bound or reached."""
+
+
+class PeerLost(ServerError):
+    """A shard or worker has gone. Stop, and restart from a snapshot."""
+
+
+class StalenessTimeout(ServerError):
+    """A value did not become fresh enough in time: a worker or a shard hangs, or the limit is too short."""

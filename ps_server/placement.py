@@ -1,0 +1,123 @@
+"""Which chunk lives on which shard: a pure function of sizes, so that no two parties can disagree.
+
+Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times the mean.
+Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where the last chunks
+would break the law, the largest ones are halved and dealt again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ps_server.errors import SpecError
+from ps_server.settings import CHUNK_ELEMENTS, TableSpec
+
+BALANCE = 1.05
+CHUNKS_FOR_BALANCE = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Elements `start` to `stop` (exclusive) of one table: one key of one shard."""
+
+    table: int
+    index: int
+    start: int
+    stop: int
+    shard: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+class Placement:
+    """The map from tables to chunks to shards.
+
+    Attributes:
+        chunks: by table, in element order: `chunks[table][index]`.
+        shards: number of shards.
+    """
+
+    __slots__ = ("chunks", "shards")
+
+    def __init__(self, chunks: Sequence[Sequence[Chunk]], shards: int) -> None:
+        self.chunks = tuple(tuple(row) for row in chunks)
+        self.shards = shards
+
+    def of_shard(self, shard: int) -> tuple[Chunk, ...]:
+        """The chunks that `shard` holds, by table and index."""
+        return tuple(chunk for row in self.chunks for chunk in row if chunk.shard == shard)
+
+    def elements(self) -> tuple[int, ...]:
+        """Number of elements on each shard."""
+        load = [0] * self.shards
+        for row in self.chunks:
+            for chunk in row:
+                load[chunk.shard] += chunk.size
+        return tuple(load)
+
+
+def place(tables: Sequence[TableSpec], shards: int) -> Placement:
+    """Cut tables into chunks and deal the chunks to shards.
+
+    Args:
+        tables: the tables, by id.
+        shards: number of shards; >= 1.
+
+    Returns:
+        The placement: the same for the same arguments, on every machine.
+    """
+    if shards < 1:
+        raise SpecError(f"shards is {shards}; expected 1 or more")
+    pieces = [(table, start, stop) for table, spec in enumerate(tables) for start, stop in _cut(spec)]
+    homes = _deal(pieces, shards)
+    while not _balanced(pieces, homes, shards):
+        largest = max(stop - start for _, start, stop in pieces)
+        if largest < 2:
+            break
+        pieces = [half for piece in pieces for half in _halve(piece, largest)]
+        homes = _deal(pieces, shards)
+    chunks: list[list[Chunk]] = [[] for _ in tables]
+    for (table, start, stop), shard in zip(pieces, homes, strict=True):
+        chunks[table].append(
+            Chunk(table=table, index=len(chunks[table]), start=start, stop=stop, shard=shard)
+        )
+    return Placement(chunks, shards)
+
+
+def _cut(spec: TableSpec) -> list[tuple[int, int]]:
+    step = -(-spec.size // min(spec.rows, spec.size)) if spec.rows else CHUNK_ELEMENTS
+    return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
+
+
+def _halve(piece: tuple[int, int, int], largest: int) -> list[tuple[int, int, int]]:
+    table, start, stop = piece
+    if stop - start < largest:
+        return [piece]
+    middle = (start + stop + 1) // 2
+    return [(table, start, middle), (table, middle, stop)]
+
+
+def _deal(pieces: Sequence[tuple[int, int, int]], shards: int) -> list[int]:
+    """The shard of each piece: largest first, each to the shard with the least so far."""
+    order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
+    lightest = [(0, shard) for shard in range(shards)]
+    homes = [0] * len(pieces)
+    for i in order:
+        load, shard = heapq.heappop(lightest)
+        homes[i] = shard
+        heapq.heappush(lightest, (load + pieces[i][2] - pieces[i][1], shard))
+    return homes
+
+
+def _balanced(pieces: Sequence[tuple[int, int, int]], homes: Sequence[int], shards: int) -> bool:
+    if len(pieces) < CHUNKS_FOR_BALANCE * shards:
+        return True
+    load = [0] * shards
+    for (_, start, stop), shard in zip(pieces, homes, strict=True):
+        load[shard] += stop - start
+    return max(load) * shards <= BALANCE * sum(load)

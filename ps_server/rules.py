@@ -1,0 +1,122 @@
+"""Update rules: Caffe's formulas, once, for the shard, the worker and a single process, on any device.
+
+Law: a rule is a function of (gradient, history, value, rate, step). It works in place on the flat tensors
+it is given, reads nothing else, and treats elements alike, so cutting a table into chunks changes no bit.
+
+Symbols: g gradient (regularized), w value, h history, r rate times the table's rate factor, m momentum.
+The result is the change d of the value: w <- w + d. It is left in `gradient`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ps_server.settings import Regularization, Rule, RuleKind
+
+History = Sequence[Tensor]
+
+
+def history_count(kind: RuleKind) -> int:
+    """Number of history tensors, each the size of the value, that a rule keeps (Caffe's solverstate)."""
+    return 2 if kind in (RuleKind.ADADELTA, RuleKind.ADAM) else 1
+
+
+def change(
+    rule: Rule, gradient: Tensor, history: History, value: Tensor, *, rate: float, step: int
+) -> Tensor:
+    """Turn a gradient into the change of the value.
+
+    Args:
+        rule: the rule and its constants.
+        gradient: g, flat float32; overwritten with the result.
+        history: `history_count(rule.kind)` flat tensors; updated.
+        value: w, flat; read only.
+        rate: the solver's rate at this step, before the table's own factor.
+        step: 0-based number of this update (Adam's bias correction).
+
+    Returns:
+        `gradient`, now holding d of w <- w + d.
+    """
+    if rule.decay:
+        penalty = value if rule.regularization is Regularization.L2 else value.sign()
+        gradient.add_(penalty, alpha=rule.decay)
+    return _RULES[rule.kind](rule, gradient, history, rate * rule.rate_factor, step)
+
+
+def _sgd(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    (h,) = history
+    h.mul_(rule.momentum).add_(g, alpha=r)
+    return torch.neg(h, out=g)
+
+
+def _nesterov(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    # d = m h_old - (1 + m) h_new, with h_new = m h_old + r g (Caffe's nesterov_solver).
+    (h,) = history
+    old = h.clone()
+    h.mul_(rule.momentum).add_(g, alpha=r)
+    return torch.mul(old, rule.momentum, out=g).sub_(h, alpha=1 + rule.momentum)
+
+
+def _adagrad(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    # h = h + g^2; d = -r g / (sqrt(h) + delta). Duchi et al., JMLR 2011.
+    (h,) = history
+    h.addcmul_(g, g)
+    return g.div_(h.sqrt().add_(rule.delta)).mul_(-r)
+
+
+def _rmsprop(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    # h = p h + (1 - p) g^2; d = -r g / (sqrt(h) + delta). Tieleman and Hinton, 2012.
+    (h,) = history
+    h.mul_(rule.rms_decay).addcmul_(g, g, value=1 - rule.rms_decay)
+    return g.div_(h.sqrt().add_(rule.delta)).mul_(-r)
+
+
+def _adadelta(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    # a = m a + (1 - m) g^2; u = g sqrt((b + delta) / (a + delta)); b = m b + (1 - m) u^2; d = -r u.
+    # Zeiler, 2012; Caffe multiplies by the rate, the paper does not.
+    a, b = history
+    a.mul_(rule.momentum).addcmul_(g, g, value=1 - rule.momentum)
+    g.mul_((b + rule.delta).div_(a + rule.delta).sqrt_())
+    b.mul_(rule.momentum).addcmul_(g, g, value=1 - rule.momentum)
+    return g.mul_(-r)
+
+
+def _adam(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    # Kingma and Ba, 2015, algorithm 1 in the order of its section 2: the correction scales the rate,
+    # and delta is added to the uncorrected sqrt(v), as Caffe does.
+    m, v = history
+    correction = math.sqrt(1 - rule.momentum2 ** (step + 1)) / (1 - rule.momentum ** (step + 1))
+    m.mul_(rule.momentum).add_(g, alpha=1 - rule.momentum)
+    v.mul_(rule.momentum2).addcmul_(g, g, value=1 - rule.momentum2)
+    return torch.div(m, v.sqrt().add_(rule.delta), out=g).mul_(-r * correction)
+
+
+_RULES: dict[RuleKind, Callable[[Rule, Tensor, History, float, int], Tensor]] = {
+    RuleKind.SGD: _sgd,
+    RuleKind.NESTEROV: _nesterov,
+    RuleKind.ADAGRAD: _adagrad,
+    RuleKind.RMSPROP: _rmsprop,
+    RuleKind.ADADELTA: _adadelta,
+    RuleKind.ADAM: _adam,
+}
+
+
+def sum_of_squares(gradient: Tensor) -> float:
+    """The sum of squared elements in float64, so that the norm does not depend on how tables are cut."""
+    norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+    return norm * norm
+
+
+def clip_factor(total: float, clip: float | None) -> float:
+    """What to multiply gradients by so that their joint norm is at most `clip` (Caffe's ClipGradients).
+
+    Args:
+        total: sum of squares over all gradients.
+        clip: the limit; None: no limit.
+    """
+    norm = math.sqrt(total)
+    return clip / norm if clip is not None and norm > clip else 1.0

@@ -1,0 +1,310 @@
+"""A worker's side of the store. A state machine without I/O: calls and messages in, messages out.
+
+Laws:
+
+* Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
+* Read my writes: at staleness > 0 a value holds the worker's own changes too; those that the shard had not
+  yet added when it sent the value are added again here, from the log of own changes.
+* A pushed array is held, and must not be written to, until the shard has it (staleness 0: until the next
+  value of its chunk arrives; staleness > 0: until a value that includes it arrives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ps_server import messages as m
+from ps_server.clock import needed_clock
+from ps_server.errors import LocalProtocolError, RemoteProtocolError, SpecError
+from ps_server.placement import Chunk, place
+from ps_server.rules import history_count
+from ps_server.settings import Consistency, StoreSpec, TableSpec
+
+
+class Addressed(NamedTuple):
+    """A message for one shard."""
+
+    shard: int
+    message: m.ToShard
+
+
+class Piece(NamedTuple):
+    """What a reader must do to elements `start:stop` of its copy: take `value`, then add `changes`."""
+
+    start: int
+    stop: int
+    value: m.Array
+    changes: tuple[m.Array, ...]
+
+
+class _Copy:
+    """What this worker knows of one chunk."""
+
+    __slots__ = ("asked", "chunk", "clock", "held", "own", "pushed", "unread")
+
+    def __init__(self, chunk: Chunk, clock: int) -> None:
+        self.chunk = chunk
+        self.clock = -1  # no value has come
+        self.own = clock  # own pushes that the last value includes
+        self.pushed = clock  # own pushes so far
+        self.unread: m.Array | None = None
+        self.held: list[m.Array] = []  # own pushes number own, own + 1, ...
+        self.asked = -1  # the highest clock asked for
+
+
+InitialValue = Callable[[int], Sequence[m.Array]]
+"""Table id -> [first value, history, ...], flat float32."""
+
+
+class Session:
+    """One worker's view of all shards.
+
+    Args:
+        rank: this worker's rank.
+        store: the store, the same on every worker.
+        token: the job's secret.
+    """
+
+    def __init__(self, rank: int, store: StoreSpec, token: bytes = b"") -> None:
+        if not 0 <= rank < store.workers:
+            raise SpecError(f"rank is {rank}; expected 0 to {store.workers - 1}")
+        self.rank = rank
+        self.store = store
+        self.clock = store.start_clock
+        self.signals: list[m.Signal] = []
+        self.bytes_out = 0
+        self.bytes_in = 0
+        self._token = token
+        self._placement = place(store.tables, store.shards)
+        self._copies = tuple(
+            tuple(_Copy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
+        )
+        self._fresh = [-1] * store.shards
+        self._welcomed: set[int] = set()
+        self._norms: dict[int, dict[int, m.PartialNorm]] = {}
+        self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
+        self._gathered: dict[int, tuple[bytes, ...]] = {}
+        self._next_tag = 0
+        bulk = {c.shard for row, t in self._rows() if t.staleness == 0 for c in row}
+        self._norm_shards = frozenset(bulk)
+        self._clocked = sorted({c.shard for row, t in self._rows() if t.staleness > 0 for c in row})
+
+    def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
+        return list(zip(self._placement.chunks, self.store.tables, strict=True))
+
+    # -- speaking ------------------------------------------------------------------------------------------
+
+    def start(self, initial: InitialValue) -> list[Addressed]:
+        """Join every shard and agree on the store; rank 0 brings the first values.
+
+        Args:
+            initial: gives a table's first value, and its history when a run is resumed; called by rank 0.
+        """
+        outgoing = []
+        for shard in range(self.store.shards):
+            outgoing.append(Addressed(shard, m.Hello(self.rank, self._token)))
+            outgoing.append(Addressed(shard, m.Create(self.store)))
+        if self.rank == 0:
+            for table, row in enumerate(self._placement.chunks):
+                arrays = self._checked_initial(table, initial(table))
+                for chunk in row:
+                    parts = [array[chunk.start : chunk.stop] for array in arrays]
+                    outgoing.append(Addressed(chunk.shard, m.Initial(table, chunk.index, parts)))
+        return outgoing
+
+    def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
+        spec = self.store.tables[table]
+        allowed = {1} if spec.staleness else {1, 1 + history_count(spec.rule.kind)}
+        if len(arrays) not in allowed:
+            raise LocalProtocolError(
+                f"table '{spec.name}' got {len(arrays)} initial arrays; expected {allowed}"
+            )
+        for array in arrays:
+            self._check_array(table, array)
+        return arrays
+
+    def _check_array(self, table: int, array: m.Array) -> None:
+        spec = self.store.tables[table]
+        if array.shape != (spec.size,) or array.dtype != np.float32:
+            raise LocalProtocolError(
+                f"table '{spec.name}' takes {spec.size} flat float32, not {array.dtype} of shape {array.shape}"
+            )
+
+    def push(self, table: int, array: m.Array, rate: float) -> list[Addressed]:
+        """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table, once."""
+        self._check_array(table, array)
+        outgoing = []
+        for copy in self._copies[table]:
+            if copy.pushed != self.clock:
+                raise LocalProtocolError(
+                    f"table '{self.store.tables[table].name}' was already pushed in iteration {self.clock}"
+                )
+        for copy in self._copies[table]:
+            chunk = copy.chunk
+            part = array[chunk.start : chunk.stop]
+            copy.held.append(part)
+            copy.pushed += 1
+            self.bytes_out += part.nbytes
+            outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, self.clock, rate, part)))
+        return outgoing
+
+    def tick(self) -> list[Addressed]:
+        """Finish an iteration. Every table must have been pushed."""
+        for spec, row in zip(self.store.tables, self._copies, strict=True):
+            if row and row[0].pushed != self.clock + 1:
+                raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
+        self.clock += 1
+        return [Addressed(shard, m.Clock(self.clock)) for shard in self._clocked]
+
+    def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
+        """Under `SSP`: ask for the chunks that are too old to be read. Under `SSPPush` they come unasked."""
+        if self.store.consistency is not Consistency.SSP:
+            return []
+        needed = self._needed(table, staleness)
+        outgoing = []
+        for copy in self._copies[table]:
+            if copy.clock < needed and copy.asked < needed and copy.clock >= 0:
+                copy.asked = needed
+                outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, needed)))
+        return outgoing
+
+    def ask_history(self, table: int) -> list[Addressed]:
+        """Ask for the history of a table of staleness 0."""
+        if self.store.tables[table].staleness:
+            raise LocalProtocolError(
+                f"table '{self.store.tables[table].name}' has its history on the workers"
+            )
+        return [Addressed(c.shard, m.GetHistory(table, c.index)) for c in self._placement.chunks[table]]
+
+    def gather(self, payload: bytes) -> tuple[int, list[Addressed]]:
+        """Contribute to the next collection; returns its number."""
+        tag = self._next_tag
+        self._next_tag += 1
+        return tag, [Addressed(0, m.Gather(tag, payload))]
+
+    def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
+        """Rank 0: ask every worker, this one too, to do `kind` after an iteration all can still reach.
+
+        Another worker can have begun iteration clock + s + 1 before it hears of this, and hears of it
+        before it has read its tables for that one (each shard passes the signal on before the values of
+        a later clock). So the end of that iteration is the first one that all can meet at.
+        """
+        if self.rank != 0:
+            raise LocalProtocolError(f"worker {self.rank} signals; only worker 0 may")
+        lead = max((table.staleness for table in self.store.tables), default=0)
+        signal = m.Signal(kind, self.clock + lead + 2)
+        self.signals.append(signal)
+        return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
+
+    def leave(self) -> list[Addressed]:
+        """Say goodbye to every shard."""
+        return [Addressed(shard, m.Leave()) for shard in range(self.store.shards)]
+
+    # -- listening -----------------------------------------------------------------------------------------
+
+    def receive(self, shard: int, message: m.Message) -> list[Addressed]:
+        """Take one message of a shard; return what to answer.
+
+        Raises:
+            RemoteProtocolError: the shard refused something of ours, or broke the protocol.
+        """
+        match message:
+            case m.Value():
+                self._receive_value(shard, message)
+            case m.Fresh(clock):
+                self._fresh[shard] = max(self._fresh[shard], clock)
+            case m.Welcome(index) if index == shard:
+                self._welcomed.add(shard)
+            case m.PartialNorm():
+                return self._receive_norm(shard, message)
+            case m.History(table, chunk, _, arrays):
+                self._known(shard, table, chunk)
+                self._histories[table, chunk] = arrays
+            case m.Gathered(tag, payloads) if len(payloads) == self.store.workers:
+                self._gathered[tag] = payloads
+            case m.Signal():
+                if message not in self.signals:  # every shard passes it on
+                    self.signals.append(message)
+            case m.Fault(reason):
+                raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")
+            case _:
+                raise RemoteProtocolError(f"shard {shard} sent an unexpected {type(message).__name__}")
+        return []
+
+    def _receive_value(self, shard: int, value: m.Value) -> None:
+        copy = self._known(shard, value.table, value.chunk)
+        if value.array.size != copy.chunk.size or not copy.own <= value.own <= copy.pushed:
+            raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
+        if value.clock < copy.clock:
+            return
+        del copy.held[: value.own - copy.own]
+        copy.own = value.own
+        copy.clock = value.clock
+        copy.unread = value.array
+
+    def _receive_norm(self, shard: int, norm: m.PartialNorm) -> list[Addressed]:
+        parts = self._norms.setdefault(norm.clock, {})
+        parts[shard] = norm
+        if parts.keys() != self._norm_shards:
+            return []
+        del self._norms[norm.clock]
+        # In table and chunk order, whichever shard answered first.
+        sums = sorted(entry for part in parts.values() for entry in part.sums)
+        total = sum(value for _, _, value in sums)
+        return [Addressed(to, m.TotalNorm(norm.clock, total)) for to in sorted(self._norm_shards)]
+
+    def _known(self, shard: int, table: int, chunk: int) -> _Copy:
+        if table < len(self._copies) and chunk < len(self._copies[table]):
+            copy = self._copies[table][chunk]
+            if copy.chunk.shard == shard:
+                return copy
+        raise RemoteProtocolError(
+            f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def _needed(self, table: int, staleness: int | None) -> int:
+        bound = self.store.tables[table].staleness if staleness is None else staleness
+        return max(needed_clock(self.clock, bound), 0)
+
+    def missing(self, table: int, staleness: int | None = None) -> Chunk | None:
+        """A chunk that is too old to be read now, or None.
+
+        Args:
+            table: the table.
+            staleness: a bound to use in place of the table's own; 0 reads what all workers have finished.
+        """
+        needed = self._needed(table, staleness)
+        for copy in self._copies[table]:
+            clock = copy.clock
+            if self.store.tables[table].staleness and clock >= 0:
+                clock = max(clock, self._fresh[copy.chunk.shard])
+            if clock < needed:
+                return copy.chunk
+        return None
+
+    def take(self, table: int) -> list[Piece]:
+        """What has come since the last call, to be written over the reader's copy of the table."""
+        pieces = []
+        for copy in self._copies[table]:
+            if copy.unread is not None:
+                changes = tuple(copy.held) if self.store.tables[table].staleness else ()
+                pieces.append(Piece(copy.chunk.start, copy.chunk.stop, copy.unread, changes))
+                copy.unread = None
+        return pieces
+
+    def history(self, table: int) -> list[m.Array] | None:
+        """The history asked for, put together, or None while parts are missing."""
+        row = self._placement.chunks[table]
+        if not all((table, chunk.index) in self._histories for chunk in row):
+            return None
+        parts = [self._histories.pop((table, chunk.index)) for chunk in row]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def gathered(self, tag: int) -> tuple[bytes, ...] | None:
+        """Collection `tag`, by rank, once every worker has contributed; handed out once."""
+        return self._gathered.pop(tag, None)

@@ -1,0 +1,157 @@
+"""What a store is made of: tables, their update rules, the consistency model. Frozen and checked once.
+
+Law: every worker sends the same `StoreSpec` to every shard, and everything that both sides must agree on
+(placement, rules, staleness) is computed from it by pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ps_server.errors import SpecError
+
+CHUNK_ELEMENTS = 512 * 1024
+"""Elements of a chunk unless the table says otherwise: 2 MiB of float32, as Poseidon's KV pairs."""
+
+MAX_TABLES = 65_536
+MAX_WORKERS = 4_096
+MAX_TABLE_ELEMENTS = 2**40
+
+
+class Consistency(Enum):
+    """How fresh values reach the workers (Bösen's names)."""
+
+    SSP = "SSP"
+    """A worker asks for what it is about to read; the shard answers when the bound holds."""
+    SSP_PUSH = "SSPPush"
+    """The shard sends every changed chunk to every worker as soon as the slowest clock moves."""
+
+
+class RuleKind(Enum):
+    """The update rules, by Caffe's names (`SolverParameter.type`)."""
+
+    SGD = "SGD"
+    """Momentum: h <- m h + rate g; w <- w - h."""
+    NESTEROV = "Nesterov"
+    """Momentum with look-ahead: w <- w - ((1+m) h_new - m h_old)."""
+    ADAGRAD = "AdaGrad"
+    """Each coordinate's rate shrinks with the sum of its squared gradients."""
+    RMSPROP = "RMSProp"
+    """As AdaGrad, over a decaying window."""
+    ADADELTA = "AdaDelta"
+    """Step sizes from the ratio of past steps to past gradients."""
+    ADAM = "Adam"
+    """First and second moments with bias correction."""
+
+
+class Regularization(Enum):
+    """The penalty whose gradient is added to each gradient (`regularization_type`)."""
+
+    L2 = "L2"
+    """decay * w."""
+    L1 = "L1"
+    """decay * sign(w)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one table's values follow from its gradients.
+
+    Args:
+        kind: the update rule.
+        momentum: m of SGD, Nesterov and AdaDelta, beta1 of Adam; 0 <= m < 1.
+        momentum2: beta2 of Adam; 0 <= m < 1.
+        delta: the small constant of the adaptive rules; >= 0.
+        rms_decay: the window of RMSProp; 0 <= d < 1.
+        decay: weight decay of this table (Caffe: weight_decay * decay_mult).
+        regularization: the penalty that `decay` weighs.
+        rate_factor: multiplies the rate of each push (Caffe: lr_mult).
+    """
+
+    kind: RuleKind = RuleKind.SGD
+    momentum: float = 0.0
+    momentum2: float = 0.999
+    delta: float = 1e-8
+    rms_decay: float = 0.99
+    decay: float = 0.0
+    regularization: Regularization = Regularization.L2
+    rate_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "momentum2", "rms_decay"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise SpecError(f"{name} is {value}; expected 0 <= {name} < 1")
+        for name in ("delta", "decay", "rate_factor"):
+            if not math.isfinite(getattr(self, name)):
+                raise SpecError(f"{name} is {getattr(self, name)}; expected a finite number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """One parameter tensor, flat.
+
+    Args:
+        name: for messages to people; need not be unique.
+        size: number of float32 elements; > 0.
+        staleness: the bound s >= 0 of its reads. 0: the shard applies the rule to the workers' average
+            gradient. > 0: each worker applies the rule and the shard adds the changes.
+        rows: number of equal pieces to cut the table into; 0: pieces of `CHUNK_ELEMENTS`.
+        rule: how values follow from gradients.
+    """
+
+    name: str
+    size: int
+    staleness: int = 0
+    rows: int = 0
+    rule: Rule = field(default_factory=Rule)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size <= MAX_TABLE_ELEMENTS:
+            raise SpecError(f"table '{self.name}' has size {self.size}; expected 1 to {MAX_TABLE_ELEMENTS}")
+        if self.staleness < 0:
+            raise SpecError(f"table '{self.name}' has staleness {self.staleness}; expected 0 or more")
+        if self.rows < 0:
+            raise SpecError(
+                f"table '{self.name}' has {self.rows} rows; expected 1 or more, or 0 for the default"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec:
+    """Everything that workers and shards must agree on.
+
+    Args:
+        workers: number of workers W; their ranks are 0..W-1.
+        shards: number of shards.
+        tables: the tables; a table's id is its index here.
+        consistency: how values travel to the workers.
+        clip: largest allowed L2 norm over all tables' average gradients together (Caffe: clip_gradients);
+            None: no limit. Only gradients that the shards apply are limited here.
+        gradient_scale: multiplies the average gradient after the limit (Caffe: 1 / iter_size).
+        start_clock: the clock of the initial values; > 0 when a run is resumed.
+    """
+
+    workers: int
+    shards: int
+    tables: tuple[TableSpec, ...]
+    consistency: Consistency = Consistency.SSP_PUSH
+    clip: float | None = None
+    gradient_scale: float = 1.0
+    start_clock: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise SpecError(f"workers is {self.workers}; expected 1 to {MAX_WORKERS}")
+        if not 1 <= self.shards <= MAX_WORKERS:
+            raise SpecError(f"shards is {self.shards}; expected 1 to {MAX_WORKERS}")
+        if len(self.tables) > MAX_TABLES:
+            raise SpecError(f"there are {len(self.tables)} tables; expected at most {MAX_TABLES}")
+        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
+            raise SpecError(f"clip is {self.clip}; expected a number above 0")
+        if not (math.isfinite(self.gradient_scale) and self.gradient_scale > 0):
+            raise SpecError(f"gradient_scale is {self.gradient_scale}; expected a number above 0")
+        if self.start_clock < 0:
+            raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")

@@ -1,0 +1,437 @@
+"""The shard: holds some chunks of every table and keeps the consistency model. A state machine without I/O.
+
+Laws:
+
+* A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration `clock` from
+  every worker, adds them in worker order (so that the sum has the same bits in every run), applies the rule
+  once to their average, and only then becomes `clock + 1`.
+* A chunk of staleness > 0 is a sum. Changes are added as they arrive; what a worker may read is bounded by
+  the vector clock (`clock.py`).
+* Nothing illegal changes state: it is answered with `Fault` and counted.
+
+    stranger --Hello--> known --Create--> joined --Leave--> left
+
+A value's memory is handed to the transport without a copy. For staleness 0 that is safe because the next
+change of the chunk needs a push from every worker, which each sends only after it has the value in hand.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ps_server import messages as m
+from ps_server.clock import VectorClock
+from ps_server.errors import RemoteProtocolError
+from ps_server.placement import Chunk, place
+from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+from ps_server.settings import Consistency, StoreSpec, TableSpec
+
+
+class Outgoing(NamedTuple):
+    """A message for the peer of that transport name."""
+
+    peer: bytes
+    message: m.ToWorker
+
+
+class Stage(Enum):
+    """How far a peer has come."""
+
+    STRANGER = "stranger"
+    """Has said nothing yet."""
+    KNOWN = "known"
+    """Has a rank."""
+    JOINED = "joined"
+    """Has agreed on the store."""
+    LEFT = "left"
+    """Has finished."""
+
+
+LEGAL: dict[Stage, dict[type, Stage]] = {
+    Stage.STRANGER: {m.Hello: Stage.KNOWN},
+    Stage.KNOWN: {m.Create: Stage.JOINED},
+    Stage.JOINED: {
+        **dict.fromkeys(
+            (m.Initial, m.Push, m.Clock, m.Get, m.TotalNorm, m.GetHistory, m.Gather, m.Signal), Stage.JOINED
+        ),
+        m.Leave: Stage.LEFT,
+    },
+    Stage.LEFT: {},
+}
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a shard has seen since it started."""
+
+    messages: int = 0
+    faults: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    updates: int = 0
+
+
+class _Cell:
+    """One chunk: its value, history, and what has come of the present iteration."""
+
+    __slots__ = (
+        "arrived",
+        "chunk",
+        "clock",
+        "complete",
+        "dirty",
+        "history",
+        "own",
+        "rate",
+        "spec",
+        "sum",
+        "summed",
+        "value",
+        "waiting",
+    )
+
+    def __init__(self, chunk: Chunk, spec: TableSpec, workers: int, clock: int) -> None:
+        self.chunk = chunk
+        self.spec = spec
+        self.value: Tensor | None = None
+        count = history_count(spec.rule.kind) if spec.staleness == 0 else 0
+        self.history = [torch.zeros(chunk.size) for _ in range(count)]
+        self.clock = clock
+        self.own = [clock] * workers
+        self.sum = torch.empty(chunk.size if spec.staleness == 0 else 0)
+        self.summed = 0
+        self.arrived: dict[int, m.Array] = {}
+        self.complete = False
+        self.rate = 0.0
+        self.dirty = False
+        self.waiting: list[tuple[int, int]] = []
+
+    @property
+    def name(self) -> str:
+        return f"table '{self.spec.name}' chunk {self.chunk.index}"
+
+
+class Shard:
+    """One shard of the store.
+
+    Args:
+        index: this shard's number.
+        workers: number of workers that will come.
+        token: the job's secret, which every `Hello` must carry.
+    """
+
+    def __init__(self, index: int, workers: int, token: bytes = b"") -> None:
+        self.index = index
+        self.counts = Counts()
+        self._workers = workers
+        self._token = token
+        self._stages: dict[bytes, Stage] = {}
+        self._ranks: dict[bytes, int] = {}
+        self._peers: dict[int, bytes] = {}
+        self._store: StoreSpec | None = None
+        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._clock = VectorClock(workers)
+        self._begun = False
+        self._gathering: dict[int, dict[int, bytes]] = {}
+        self._next_tag = [0] * workers
+        self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
+            m.Create: self._create,
+            m.Initial: self._initial,
+            m.Push: self._push,
+            m.Clock: self._tick,
+            m.Get: self._get,
+            m.TotalNorm: self._total_norm,
+            m.GetHistory: self._get_history,
+            m.Gather: self._gather,
+            m.Signal: self._signal,
+            m.Leave: self._leave,
+        }
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has come and left."""
+        stages = [self._stages[peer] for peer in self._peers.values()]
+        return len(stages) == self._workers and all(stage is Stage.LEFT for stage in stages)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements held."""
+        return sum(cell.chunk.size for cell in self._cells.values())
+
+    def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
+        """Take one message; return what to send, in order."""
+        self.counts.messages += 1
+        try:
+            stage = self._stages.get(sender, Stage.STRANGER)
+            after = LEGAL[stage].get(type(message))
+            if after is None:
+                raise RemoteProtocolError(
+                    f"{type(message).__name__} is not legal from a peer that is {stage.value}"
+                )
+            if isinstance(message, m.Hello):
+                outgoing = self._hello(sender, message)
+            else:
+                outgoing = list(self._handlers[type(message)](self._ranks[sender], message))
+            self._stages[sender] = after
+            if stage is Stage.KNOWN:
+                outgoing.extend(self._begin())
+            return outgoing
+        except RemoteProtocolError as error:
+            return self.refuse(sender, str(error))
+
+    def refuse(self, sender: bytes, reason: str) -> list[Outgoing]:
+        """Count and answer something that is not a legal message. A stranger is not answered."""
+        self.counts.faults += 1
+        return [Outgoing(sender, m.Fault(reason))] if sender in self._ranks else []
+
+    # -- joining -------------------------------------------------------------------------------------
+
+    def _hello(self, sender: bytes, hello: m.Hello) -> list[Outgoing]:
+        if not hmac.compare_digest(hello.token, self._token):
+            raise RemoteProtocolError("the token is not this job's")
+        if not 0 <= hello.worker < self._workers:
+            raise RemoteProtocolError(f"worker {hello.worker} is not one of {self._workers}")
+        if hello.worker in self._peers:
+            raise RemoteProtocolError(f"worker {hello.worker} is already here")
+        self._peers[hello.worker] = sender
+        self._ranks[sender] = hello.worker
+        return [Outgoing(sender, m.Welcome(self.index))]
+
+    def _create(self, rank: int, create: m.Create) -> Iterator[Outgoing]:
+        store = create.store
+        if store.workers != self._workers:
+            raise RemoteProtocolError(
+                f"worker {rank} expects {store.workers} workers; this job has {self._workers}"
+            )
+        if store.shards <= self.index:
+            raise RemoteProtocolError(
+                f"worker {rank} expects {store.shards} shards; this is shard {self.index}"
+            )
+        if self._store is None:
+            self._store = store
+            self._clock = VectorClock(self._workers, store.start_clock)
+            for chunk in place(store.tables, store.shards).of_shard(self.index):
+                spec = store.tables[chunk.table]
+                cell = _Cell(chunk, spec, self._workers, store.start_clock)
+                self._cells[chunk.table, chunk.index] = cell
+        elif store != self._store:
+            raise RemoteProtocolError(f"worker {rank} {_difference(self._store, store)}")
+        yield from ()
+
+    def _initial(self, rank: int, initial: m.Initial) -> Iterator[Outgoing]:
+        cell = self._cell(initial.table, initial.chunk)
+        if rank != 0 or cell.value is not None:
+            raise RemoteProtocolError(f"{cell.name} gets one initial value, from worker 0")
+        if len(initial.arrays) not in (1, 1 + len(cell.history)):
+            raise RemoteProtocolError(f"{cell.name} got {len(initial.arrays) - 1} history arrays")
+        for array in initial.arrays:
+            _check_size(cell, array)
+        cell.value = _tensor(initial.arrays[0]).clone()
+        for tensor, array in zip(cell.history, initial.arrays[1:], strict=False):
+            tensor.copy_(_tensor(array))
+        yield from self._begin()
+
+    def _begin(self) -> Iterator[Outgoing]:
+        """Once everything and everyone is here: send the first values."""
+        here = sum(self._stages[peer] is Stage.JOINED for peer in self._peers.values())
+        ready = here == self._workers and all(cell.value is not None for cell in self._cells.values())
+        if ready and not self._begun:
+            self._begun = True
+            for cell in self._cells.values():
+                yield from self._send_value(cell, cell.clock, range(self._workers))
+
+    # -- staleness 0: the rule runs here -----------------------------------------------------------------
+
+    def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
+        cell = self._cell(push.table, push.chunk)
+        _check_size(cell, push.array)
+        if not self._begun:
+            raise RemoteProtocolError(f"{cell.name} has no value yet")
+        if push.clock != cell.own[rank]:
+            raise RemoteProtocolError(
+                f"worker {rank} pushes iteration {push.clock} of {cell.name}; expected {cell.own[rank]}"
+            )
+        if cell.spec.staleness > 0:
+            self._add(rank, cell, push)
+            return
+        if push.clock != cell.clock:
+            raise RemoteProtocolError(f"worker {rank} pushes {cell.name} again before its new value came")
+        if any(count > cell.clock for count in cell.own) and push.rate != cell.rate:
+            raise RemoteProtocolError(
+                f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have {cell.rate}"
+            )
+        cell.rate = push.rate
+        cell.own[rank] += 1
+        cell.arrived[rank] = push.array
+        self.counts.bytes_in += push.array.nbytes
+        self._sum_in_worker_order(cell)
+        if cell.complete:
+            yield from self._complete(cell)
+
+    def _sum_in_worker_order(self, cell: _Cell) -> None:
+        """Add what has come, as far as worker order allows."""
+        while cell.summed in cell.arrived:
+            array = _tensor(cell.arrived.pop(cell.summed))
+            if cell.summed == 0:
+                cell.sum.copy_(array)
+            else:
+                cell.sum.add_(array)
+            cell.summed += 1
+        cell.complete = cell.summed == self._workers
+
+    def _complete(self, cell: _Cell) -> Iterator[Outgoing]:
+        assert self._store is not None
+        if self._workers > 1:
+            cell.sum.div_(self._workers)
+        if self._store.clip is None:
+            yield from self._apply(cell, 1.0)
+            return
+        cells = [other for other in self._cells.values() if other.spec.staleness == 0]
+        if all(other.complete for other in cells):
+            sums = tuple((other.chunk.table, other.chunk.index, sum_of_squares(other.sum)) for other in cells)
+            yield Outgoing(self._peers[0], m.PartialNorm(cell.clock, sums))
+
+    def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
+        cells = [cell for cell in self._cells.values() if cell.spec.staleness == 0]
+        if rank != 0 or not all(cell.complete and cell.clock == norm.clock for cell in cells):
+            raise RemoteProtocolError(f"a norm of iteration {norm.clock} is not awaited from worker {rank}")
+        assert self._store is not None
+        factor = clip_factor(norm.total, self._store.clip)
+        for cell in cells:
+            yield from self._apply(cell, factor)
+
+    def _apply(self, cell: _Cell, factor: float) -> Iterator[Outgoing]:
+        assert self._store is not None
+        assert cell.value is not None
+        scale = factor * self._store.gradient_scale
+        if scale != 1.0:
+            cell.sum.mul_(scale)
+        step = change(cell.spec.rule, cell.sum, cell.history, cell.value, rate=cell.rate, step=cell.clock)
+        cell.value.add_(step)
+        cell.clock += 1
+        cell.summed = 0
+        cell.complete = False
+        self.counts.updates += 1
+        if self._store.consistency is Consistency.SSP_PUSH:
+            yield from self._send_value(cell, cell.clock, range(self._workers))
+        else:
+            yield from self._answer_waiting(cell, cell.clock)
+
+    # -- staleness > 0: changes are added, the vector clock bounds reads -----------------------------------
+
+    def _add(self, rank: int, cell: _Cell, push: m.Push) -> None:
+        assert cell.value is not None
+        cell.value.add_(_tensor(push.array))
+        cell.own[rank] += 1
+        cell.dirty = True
+        self.counts.bytes_in += push.array.nbytes
+        self.counts.updates += 1
+
+    def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
+        for cell in self._cells.values():
+            if cell.spec.staleness > 0 and cell.own[rank] != tick.clock:
+                raise RemoteProtocolError(
+                    f"worker {rank} ends iteration {tick.clock} without its push of {cell.name}"
+                )
+        if not self._clock.tick(rank, tick.clock):
+            return
+        assert self._store is not None
+        slowest = self._clock.slowest
+        push = self._store.consistency is Consistency.SSP_PUSH
+        for cell in self._cells.values():
+            if cell.spec.staleness == 0:
+                continue
+            cell.clock = slowest
+            if push and cell.dirty:
+                cell.dirty = False
+                yield from self._send_value(cell, slowest, range(self._workers))
+            elif not push:
+                yield from self._answer_waiting(cell, slowest)
+        if push:
+            yield from (Outgoing(peer, m.Fresh(slowest)) for peer in self._peers.values())
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def _get(self, rank: int, get: m.Get) -> Iterator[Outgoing]:
+        cell = self._cell(get.table, get.chunk)
+        if any(waiting == rank for waiting, _ in cell.waiting):
+            raise RemoteProtocolError(f"worker {rank} already waits for {cell.name}")
+        cell.waiting.append((rank, get.clock))
+        if self._begun:
+            yield from self._answer_waiting(cell, cell.clock)
+
+    def _answer_waiting(self, cell: _Cell, clock: int) -> Iterator[Outgoing]:
+        ready = [rank for rank, wanted in cell.waiting if wanted <= clock]
+        cell.waiting = [(rank, wanted) for rank, wanted in cell.waiting if wanted > clock]
+        if ready:
+            yield from self._send_value(cell, clock, ready)
+
+    def _send_value(self, cell: _Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
+        assert cell.value is not None
+        array = cell.value.numpy()
+        if cell.spec.staleness > 0:
+            array = array.copy()  # the next change may come before the transport has read this one
+        for rank in ranks:
+            self.counts.bytes_out += array.nbytes
+            value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
+            yield Outgoing(self._peers[rank], value)
+
+    def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:
+        cell = self._cell(get.table, get.chunk)
+        arrays = [tensor.numpy() for tensor in cell.history]
+        history = m.History(get.table, get.chunk, cell.clock, arrays)
+        yield Outgoing(self._peers[rank], history)
+
+    # -- meeting -----------------------------------------------------------------------------------------
+
+    def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
+        if gather.tag != self._next_tag[rank]:
+            raise RemoteProtocolError(f"worker {rank} gathers {gather.tag}; expected {self._next_tag[rank]}")
+        self._next_tag[rank] += 1
+        parts = self._gathering.setdefault(gather.tag, {})
+        parts[rank] = gather.payload
+        if len(parts) == self._workers:
+            del self._gathering[gather.tag]
+            gathered = m.Gathered(gather.tag, tuple(parts[worker] for worker in range(self._workers)))
+            yield from (Outgoing(peer, gathered) for peer in self._peers.values())
+
+    def _signal(self, rank: int, signal: m.Signal) -> Iterator[Outgoing]:
+        if rank != 0:
+            raise RemoteProtocolError(f"worker {rank} signals; only worker 0 may")
+        yield from (Outgoing(peer, signal) for other, peer in self._peers.items() if other != 0)
+
+    def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
+        yield from ()
+
+    def _cell(self, table: int, chunk: int) -> _Cell:
+        cell = self._cells.get((table, chunk))
+        if cell is None:
+            raise RemoteProtocolError(f"chunk {chunk} of table {table} is not on shard {self.index}")
+        return cell
+
+
+def _check_size(cell: _Cell, array: m.Array) -> None:
+    if array.size != cell.chunk.size:
+        raise RemoteProtocolError(f"{cell.name} has {cell.chunk.size} elements; {array.size} came")
+
+
+def _tensor(array: m.Array) -> Tensor:
+    """A tensor over a received frame; it is only read. (torch warns about read-only memory: copy that.)"""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _difference(mine: StoreSpec, theirs: StoreSpec) -> str:
+    for name in StoreSpec.__slots__:
+        a, b = getattr(mine, name), getattr(theirs, name)
+        if a != b and name == "tables":
+            return f"brings {len(b)} tables that differ from the {len(a)} of the first worker"
+        if a != b:
+            return f"has {name} {b}; the first worker has {a}"
+    return "agrees"

@@ -1,0 +1,1 @@
+"""Frames between named peers. Knows sockets, knows no message."""

@@ -1,0 +1,53 @@
+"""The contract of a transport: frames in, frames out, between one server and its clients.
+
+Laws: frames from one peer to another arrive in the order they were sent, or not at all. `send` never blocks.
+Only one thread uses a transport, save `wake`, which any thread may call. A sent buffer must not be written
+to until the protocol above knows that it has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+Frames = Sequence[Buffer]
+
+MAX_BATCH = 256
+"""Messages that one `receive` hands over at most, so that no peer can starve the others."""
+
+
+class ServerTransport(Protocol):
+    """The end that is bound to an address and answers peers by their name."""
+
+    @property
+    def address(self) -> str:
+        """Where clients reach this end."""
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
+        """What has come, as (peer, frames); waits up to `timeout_s` seconds for the first."""
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Send to a peer; to one that has gone, drop."""
+
+    def wake(self) -> None:
+        """Make a waiting `receive` return. Any thread may call it."""
+
+    def close(self) -> None:
+        """Send what is still queued, for a moment, and let go of the address."""
+
+
+class ClientTransport(Protocol):
+    """The end that is connected to every shard, by index."""
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
+        """What has come, as (shard, frames); waits up to `timeout_s` seconds for the first."""
+
+    def send(self, shard: int, frames: Frames) -> None:
+        """Send to a shard."""
+
+    def wake(self) -> None:
+        """Make a waiting `receive` return. Any thread may call it."""
+
+    def close(self) -> None:
+        """Send what is still queued, for a moment, and disconnect."""

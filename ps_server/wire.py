@@ -1,0 +1,326 @@
+"""Messages to frames and back.
+
+A message is one header frame and then its raw frames:
+
+    header   msgpack array: [PROTOCOL_VERSION, kind, field, field, ...]
+    frames   float32 arrays, little endian, or opaque payloads; never copied by this module
+
+Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before any
+state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or evaluated.
+Whether a value is legal *now* (this chunk, this clock, this sender) is for the state machines to say.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+from ps_server import messages as m
+from ps_server.errors import RemoteProtocolError, SpecError
+from ps_server.settings import (
+    MAX_TABLES,
+    MAX_WORKERS,
+    Consistency,
+    Regularization,
+    Rule,
+    RuleKind,
+    StoreSpec,
+    TableSpec,
+)
+
+PROTOCOL_VERSION = 1
+MAX_HEADER_BYTES = 16 * 2**20
+"""A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
+MAX_FRAMES = 8_192
+MAX_CLOCK = 2**40
+MAX_PAYLOAD_BYTES = 2**30
+
+Buffer = bytes | bytearray | memoryview
+Header = list[Any]
+T = TypeVar("T")
+
+if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
+    raise ImportError("ps_server sends little-endian floats and does not swap bytes")
+
+
+def encode(message: m.Message) -> list[Buffer]:
+    """Turn a message into frames. Arrays are passed on as views of their own memory."""
+    kind, write = _WRITERS[type(message)]
+    fields, frames = write(message)
+    return [msgpack.packb([PROTOCOL_VERSION, kind, *fields], use_bin_type=True), *frames]
+
+
+def decode(frames: Sequence[Buffer]) -> m.Message:
+    """Turn frames into a message. Arrays are read-only views of the frames.
+
+    Raises:
+        RemoteProtocolError: the frames are not a message that `encode` could have made.
+    """
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise RemoteProtocolError(f"a message has {len(frames)} frames; expected 1 to {MAX_FRAMES}")
+    if memoryview(frames[0]).nbytes > MAX_HEADER_BYTES:
+        raise RemoteProtocolError(f"a header is longer than {MAX_HEADER_BYTES} bytes")
+    try:
+        header = msgpack.unpackb(frames[0], raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise RemoteProtocolError("a header is not msgpack") from error
+    if not isinstance(header, list) or len(header) < 2 or header[0] != PROTOCOL_VERSION:
+        version = header[0] if isinstance(header, list) and header else header
+        raise RemoteProtocolError(
+            f"the peer speaks version {version!r:.40} of the protocol; expected {PROTOCOL_VERSION}"
+        )
+    reader = _READERS.get(header[1]) if isinstance(header[1], int) else None
+    if reader is None:
+        raise RemoteProtocolError(f"a header names the unknown kind {header[1]!r:.40}")
+    try:
+        return reader(_Fields(header[2:], frames[1:]))
+    except SpecError as error:
+        raise RemoteProtocolError(str(error)) from error
+
+
+class _Fields:
+    """Takes a header's fields one by one, each checked; `end` refuses what is left over."""
+
+    def __init__(self, fields: Header, frames: Sequence[Buffer]) -> None:
+        self._fields = fields
+        self._frames = frames
+        self._next = 0
+
+    def _take(self, kind: type[T]) -> T:
+        if self._next >= len(self._fields):
+            raise RemoteProtocolError(f"a header ends after {self._next} fields")
+        value = self._fields[self._next]
+        self._next += 1
+        if type(value) is not kind:
+            raise RemoteProtocolError(f"header field {self._next} is not a {kind.__name__}")
+        return value
+
+    def integer(self, limit: int, *, least: int = 0) -> int:
+        value = self._take(int)
+        if not least <= value < limit:
+            raise RemoteProtocolError(
+                f"header field {self._next} is {value}; expected {least} to {limit - 1}"
+            )
+        return value
+
+    def number(self) -> float:
+        value = self._take(float)
+        if not math.isfinite(value):
+            raise RemoteProtocolError(f"header field {self._next} is {value}; expected a finite number")
+        return value
+
+    def any_number(self) -> float:
+        return self._take(float)
+
+    def text(self) -> str:
+        return self._take(str)
+
+    def data(self) -> bytes:
+        return self._take(bytes)
+
+    def optional_number(self) -> float | None:
+        if self._next < len(self._fields) and self._fields[self._next] is None:
+            self._next += 1
+            return None
+        return self.number()
+
+    def items(self) -> list[_Fields]:
+        value = self._take(list)
+        if any(type(item) is not list for item in value):
+            raise RemoteProtocolError(f"header field {self._next} is not a list of lists")
+        return [_Fields(item, ()) for item in value]
+
+    def arrays(self) -> list[m.Array]:
+        return [_array(frame) for frame in self._take_frames()]
+
+    def array(self) -> m.Array:
+        (frame,) = self._take_frames(1)
+        return _array(frame)
+
+    def payloads(self) -> tuple[bytes, ...]:
+        frames = self._take_frames()
+        if any(memoryview(frame).nbytes > MAX_PAYLOAD_BYTES for frame in frames):
+            raise RemoteProtocolError(f"a payload is longer than {MAX_PAYLOAD_BYTES} bytes")
+        return tuple(bytes(frame) for frame in frames)
+
+    def _take_frames(self, count: int | None = None) -> Sequence[Buffer]:
+        if count is not None and len(self._frames) != count:
+            raise RemoteProtocolError(f"a message has {len(self._frames)} data frames; expected {count}")
+        frames, self._frames = self._frames, ()
+        return frames
+
+    def end(self) -> None:
+        if self._next != len(self._fields) or self._frames:
+            raise RemoteProtocolError("a message has more fields or frames than its kind")
+
+
+def _array(frame: Buffer) -> m.Array:
+    if memoryview(frame).nbytes % 4:
+        raise RemoteProtocolError(f"a frame of {memoryview(frame).nbytes} bytes is not made of float32")
+    return np.frombuffer(frame, dtype="<f4")
+
+
+def _raw(array: m.Array) -> memoryview:
+    return np.ascontiguousarray(array, dtype="<f4").data.cast("B")
+
+
+Written = tuple[Header, Sequence[Buffer]]
+
+
+def _write_rule(rule: Rule) -> Header:
+    return [
+        rule.kind.value,
+        rule.momentum,
+        rule.momentum2,
+        rule.delta,
+        rule.rms_decay,
+        rule.decay,
+        rule.regularization.value,
+        rule.rate_factor,
+    ]
+
+
+def _read_rule(f: _Fields) -> Rule:
+    return Rule(
+        kind=_member(RuleKind, f.text()),
+        momentum=f.number(),
+        momentum2=f.number(),
+        delta=f.number(),
+        rms_decay=f.number(),
+        decay=f.number(),
+        regularization=_member(Regularization, f.text()),
+        rate_factor=f.number(),
+    )
+
+
+def _member(kind: Callable[[Any], T], value: object) -> T:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise RemoteProtocolError(
+            f"{value!r:.40} is no member of {getattr(kind, '__name__', kind)}"
+        ) from error
+
+
+def _write_store(store: StoreSpec) -> Header:
+    tables = [[t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule)] for t in store.tables]
+    return [
+        store.workers,
+        store.shards,
+        tables,
+        store.consistency.value,
+        store.clip,
+        store.gradient_scale,
+        store.start_clock,
+    ]
+
+
+def _read_store(f: _Fields) -> StoreSpec:
+    workers = f.integer(MAX_WORKERS + 1)
+    shards = f.integer(MAX_WORKERS + 1)
+    tables = []
+    for t in f.items():
+        name, size, staleness, rows = t.text(), t.integer(2**62), t.integer(2**31), t.integer(2**31)
+        tables.append(TableSpec(name=name, size=size, staleness=staleness, rows=rows, rule=_read_rule(t)))
+        t.end()
+    return StoreSpec(
+        workers=workers,
+        shards=shards,
+        tables=tuple(tables),
+        consistency=_member(Consistency, f.text()),
+        clip=f.optional_number(),
+        gradient_scale=f.number(),
+        start_clock=f.integer(MAX_CLOCK),
+    )
+
+
+def _table(f: _Fields) -> int:
+    return f.integer(MAX_TABLES)
+
+
+def _chunk(f: _Fields) -> int:
+    return f.integer(2**31)
+
+
+def _clock(f: _Fields) -> int:
+    return f.integer(MAX_CLOCK)
+
+
+_WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
+    m.Hello: (1, lambda x: ([x.worker, x.token], ())),
+    m.Welcome: (2, lambda x: ([x.shard], ())),
+    m.Create: (3, lambda x: (_write_store(x.store), ())),
+    m.Initial: (4, lambda x: ([x.table, x.chunk], [_raw(a) for a in x.arrays])),
+    m.Push: (5, lambda x: ([x.table, x.chunk, x.clock, float(x.rate)], [_raw(x.array)])),
+    m.Clock: (6, lambda x: ([x.clock], ())),
+    m.Get: (7, lambda x: ([x.table, x.chunk, x.clock], ())),
+    m.Value: (8, lambda x: ([x.table, x.chunk, x.clock, x.own], [_raw(x.array)])),
+    m.Fresh: (9, lambda x: ([x.clock], ())),
+    m.PartialNorm: (10, lambda x: ([x.clock, [[t, c, float(s)] for t, c, s in x.sums]], ())),
+    m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
+    m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
+    m.History: (13, lambda x: ([x.table, x.chunk, x.clock], [_raw(a) for a in x.arrays])),
+    m.Gather: (14, lambda x: ([x.tag], [x.payload])),
+    m.Gathered: (15, lambda x: ([x.tag], list(x.payloads))),
+    m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
+    m.Leave: (17, lambda _: ([], ())),
+    m.Fault: (18, lambda x: ([x.reason], ())),
+}
+
+
+def _payload(f: _Fields) -> bytes:
+    payloads = f.payloads()
+    if len(payloads) != 1:
+        raise RemoteProtocolError(f"a message has {len(payloads)} data frames; expected 1")
+    return payloads[0]
+
+
+def _read_sums(f: _Fields) -> tuple[tuple[int, int, float], ...]:
+    sums = []
+    for item in f.items():
+        sums.append((_table(item), _chunk(item), item.any_number()))
+        item.end()
+    return tuple(sums)
+
+
+_READ: dict[type, Callable[[_Fields], m.Message]] = {
+    m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
+    m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
+    m.Create: lambda f: m.Create(_read_store(f)),
+    m.Initial: lambda f: m.Initial(_table(f), _chunk(f), f.arrays()),
+    m.Push: lambda f: m.Push(_table(f), _chunk(f), _clock(f), f.number(), f.array()),
+    m.Clock: lambda f: m.Clock(_clock(f)),
+    m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),
+    m.Value: lambda f: m.Value(_table(f), _chunk(f), _clock(f), _clock(f), f.array()),
+    m.Fresh: lambda f: m.Fresh(_clock(f)),
+    m.PartialNorm: lambda f: m.PartialNorm(_clock(f), _read_sums(f)),
+    m.TotalNorm: lambda f: m.TotalNorm(_clock(f), f.any_number()),
+    m.GetHistory: lambda f: m.GetHistory(_table(f), _chunk(f)),
+    m.History: lambda f: m.History(_table(f), _chunk(f), _clock(f), f.arrays()),
+    m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f)),
+    m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads()),
+    m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),
+    m.Leave: lambda f: m.Leave(),
+    m.Fault: lambda f: m.Fault(f.text()),
+}
+
+
+def _reader_of(kind: type) -> Callable[[_Fields], m.Message]:
+    read = _READ[kind]
+
+    def checked(fields: _Fields) -> m.Message:
+        message = read(fields)
+        fields.end()
+        return message
+
+    return checked
+
+
+_READERS: dict[int, Callable[[_Fields], m.Message]] = {
+    code: _reader_of(kind) for kind, (code, _) in _WRITERS.items()
+}

@@ -1,0 +1,41 @@
+"""What every test stands on: the shared real data, and a check that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data and recorded Caffe results; the test is skipped where it is absent."""
+    folder = Path(os.environ.get("POSEIDON_SHARED", ROOT.parent / "shared"))
+    if not (folder / "golden").is_dir():
+        pytest.skip(f"no real data: {folder} is absent; set POSEIDON_SHARED to the folder that has it")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """Fail a test that leaves a thread of this project running."""
+    before = set(threading.enumerate())
+    yield
+    left = []
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith(("poseidon", "ps-")):
+            thread.join(timeout=5)
+            if thread.is_alive():
+                left.append(thread.name)
+    assert not left, f"threads left running: {left}"

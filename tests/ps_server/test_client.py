@@ -1,0 +1,272 @@
+"""Workers and shards together, on threads: the bound, exactness, and what a broken network does."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from ps_server import (
+    Client,
+    Consistency,
+    RemoteProtocolError,
+    Rule,
+    RuleKind,
+    SignalKind,
+    StalenessTimeout,
+    StoreSpec,
+    TableSpec,
+)
+from ps_server.transport.memory import Faults, MemoryNetwork
+from tests.support.cluster import TOKEN, Connect, memory_store, run_workers, socket_store, zeros
+
+STORES = {"memory": memory_store, "sockets": socket_store}
+
+
+def quadratic(connect: Connect, store: StoreSpec, iterations: int, results: dict[int, list[bytes]]) -> None:
+    """Each worker pulls every table towards its own target; records the values it ends with."""
+
+    def body(client: Client, rank: int) -> None:
+        random = np.random.default_rng(rank)
+        values = [np.zeros(t.size, dtype=np.float32) for t in store.tables]
+        targets = [random.standard_normal(t.size).astype(np.float32) for t in store.tables]
+        client.start(zeros(store))
+        for _ in range(iterations):
+            for i, (value, target) in enumerate(zip(values, targets, strict=True)):
+                client.read(i, value)
+                if store.tables[i].staleness:
+                    change = (target - value) * np.float32(0.1 / store.workers)
+                    client.push(i, change)
+                    value += change
+                else:
+                    client.push(i, value - target, rate=0.1)
+            client.clock()
+        for i, value in enumerate(values):
+            client.read(i, value, staleness=0)
+        client.barrier()
+        results[rank] = [value.tobytes() for value in values]
+
+    run_workers(connect, store, body)
+
+
+def spec(shards: int, *, staleness: int = 0, workers: int = 2, **settings: object) -> StoreSpec:
+    rule = Rule(kind=RuleKind.SGD, momentum=0.5)
+    tables = tuple(
+        TableSpec(name=f"t{i}", size=size, rows=rows, staleness=staleness, rule=rule)
+        for i, (size, rows) in enumerate([(100, 7), (1, 0), (33, 3)])
+    )
+    return StoreSpec(workers=workers, shards=shards, tables=tables, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("consistency", Consistency)
+@pytest.mark.parametrize("kind", STORES)
+def test_every_way_of_running_gives_the_same_bits(kind: str, consistency: Consistency) -> None:
+    found = set()
+    for shards in (1, 2, 3):
+        results: dict[int, list[bytes]] = {}
+        with STORES[kind](3, shards) as connect:
+            quadratic(connect, spec(shards, workers=3, consistency=consistency), 8, results)
+        assert results[0] == results[1] == results[2]
+        found.add(tuple(results[0]))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_delays_change_no_bit(seed: int) -> None:
+    results: dict[int, list[bytes]] = {}
+    with memory_store(3, 2, Faults(seed=seed, delay=20)) as connect:
+        quadratic(connect, spec(2, workers=3, clip=1.0), 5, results)
+    plain: dict[int, list[bytes]] = {}
+    with memory_store(3, 2) as connect:
+        quadratic(connect, spec(2, workers=3, clip=1.0), 5, plain)
+    assert results == plain
+
+
+@pytest.mark.parametrize("consistency", Consistency)
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_at_staleness_s_all_end_with_the_same_sum(staleness: int, consistency: Consistency) -> None:
+    results: dict[int, list[bytes]] = {}
+    with memory_store(3, 2, Faults(seed=staleness, delay=8)) as connect:
+        quadratic(connect, spec(2, staleness=staleness, workers=3, consistency=consistency), 10, results)
+    for a, b in zip(results[0], results[1], strict=True):
+        np.testing.assert_allclose(np.frombuffer(a, "<f4"), np.frombuffer(b, "<f4"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("consistency", Consistency)
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+def test_no_worker_reads_a_value_older_than_the_bound(staleness: int, consistency: Consistency) -> None:
+    """Each worker's pushes count its iterations in its own element; every read is checked against the bound."""
+    workers, iterations = 3, 12
+    rule = Rule()
+    table = TableSpec(name="counts", size=workers, staleness=staleness, rule=rule)
+    store = StoreSpec(workers=workers, shards=1, tables=(table,), consistency=consistency)
+    started = [0] * workers
+    lead = [0]
+
+    def body(client: Client, rank: int) -> None:
+        counts = np.zeros(workers, dtype=np.float32)
+        client.start(zeros(store))
+        for clock in range(iterations):
+            client.read(0, counts)
+            started[rank] = clock + 1
+            lead[0] = max(lead[0], clock - min(started) + 1)
+            assert counts.min() >= clock - staleness, (rank, clock, counts)
+            assert counts[rank] == clock  # read my writes
+            one = np.zeros(workers, dtype=np.float32)
+            one[rank] = 1 if staleness else -workers  # at 0 the shard averages and subtracts
+            client.push(0, one, rate=1.0)
+            if staleness:
+                counts[rank] += 1
+            client.clock()
+
+    with memory_store(workers, 1, Faults(seed=staleness, delay=6)) as connect:
+        run_workers(connect, store, body)
+    assert lead[0] <= staleness + 1
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+def test_a_fast_worker_blocks_at_exactly_s_plus_1_clocks(staleness: int) -> None:
+    table = TableSpec(name="w", size=1, staleness=staleness)
+    store = StoreSpec(workers=2, shards=1, tables=(table,))
+    finished = []
+    fast_is_blocked = threading.Event()
+
+    def body(client: Client, rank: int) -> None:
+        w = np.zeros(1, dtype=np.float32)
+        client.start(zeros(store))
+        if rank == 1:
+            fast_is_blocked.wait(20)  # the slow worker finishes nothing before the fast one is stuck
+            client.close(leave=False)
+            return
+        client._timeout_s = 0.3  # long enough that anything allowed would have come
+        try:
+            while len(finished) < 20:
+                client.read(0, w)
+                client.push(0, w.copy(), rate=0.1)
+                client.clock()
+                finished.append(client.iterations)
+        except StalenessTimeout:
+            pass
+        finally:
+            fast_is_blocked.set()
+
+    with memory_store(2, 1) as connect:
+        run_workers(connect, store, body)
+    assert len(finished) == staleness + 1
+
+
+def test_clipping_is_by_the_norm_over_all_shards() -> None:
+    tables = tuple(TableSpec(name=str(i), size=1) for i in range(2))
+    store = StoreSpec(workers=2, shards=2, tables=tables, clip=1.0)
+    out = [np.zeros(1, dtype=np.float32) for _ in tables]
+
+    def body(client: Client, rank: int) -> None:
+        client.start(zeros(store))
+        for i, gradient in enumerate([3.0, 4.0]):
+            client.push(i, np.array([gradient], dtype=np.float32), rate=1.0)
+        client.clock()
+        if rank == 0:
+            for i in range(2):
+                client.read(i, out[i])
+        client.barrier()
+
+    with memory_store(2, 2) as connect:
+        run_workers(connect, store, body)
+    np.testing.assert_allclose(np.concatenate(out), [-0.6, -0.8], rtol=1e-6)
+
+
+def test_large_tables_cross_sockets_whole() -> None:
+    size = 3_000_000  # six chunks
+    store = StoreSpec(workers=2, shards=2, tables=(TableSpec(name="fc", size=size),))
+    ends: dict[int, np.ndarray] = {}
+
+    def body(client: Client, rank: int) -> None:
+        value = np.zeros(size, dtype=np.float32)
+        client.start(lambda _: [np.arange(size, dtype=np.float32)])
+        client.read(0, value)
+        client.push(0, np.ones(size, dtype=np.float32), rate=1.0)
+        client.clock()
+        client.read(0, value)
+        ends[rank] = value
+        client.barrier()
+
+    with socket_store(2, 2) as connect:
+        run_workers(connect, store, body)
+    for value in ends.values():
+        assert np.array_equal(value, np.arange(size, dtype=np.float32) - 1)
+
+
+def test_signals_reach_everyone_before_the_named_iteration() -> None:
+    table = TableSpec(name="w", size=1)
+    store = StoreSpec(workers=3, shards=2, tables=(table, table))
+    stopped = {}
+
+    def body(client: Client, rank: int) -> None:
+        w = [np.zeros(1, dtype=np.float32) for _ in store.tables]
+        client.start(zeros(store))
+        while True:
+            if any(signal.clock <= client.iterations for signal in client.signals):
+                stopped[rank] = client.iterations
+                return
+            if rank == 0 and client.iterations == 3:
+                client.signal(SignalKind.STOP)
+            for i in range(2):
+                client.read(i, w[i])
+                client.push(i, w[i].copy(), rate=0.1)
+            client.clock()
+
+    with memory_store(3, 2, Faults(seed=5, delay=9)) as connect:
+        run_workers(connect, store, body)
+    assert set(stopped.values()) == {5}
+
+
+def test_replayed_frames_are_refused_and_said_so() -> None:
+    store = spec(1)
+    with memory_store(2, 1, Faults(seed=0, repeat=0.2)) as connect, pytest.raises(RemoteProtocolError):
+        quadratic(connect, store, 50, {})
+
+
+def test_a_cut_link_is_noticed() -> None:
+    network = MemoryNetwork(1)
+    client = Client(network.client("worker 0"), rank=0, store=spec(1), token=TOKEN, timeout_s=0.1)
+    network.cut("worker 0", 0)
+    with pytest.raises(StalenessTimeout, match="table 't0' did not become fresh enough"):
+        client.start(zeros(spec(1)))
+    client.close()
+
+
+def test_stores_that_differ_are_refused_by_name() -> None:
+    def body(client: Client, rank: int) -> None:
+        client.start(zeros(spec(1)))
+
+    def connect_differently(rank: int, store: StoreSpec) -> Client:
+        return connect(rank, spec(1, clip=float(rank + 1)))
+
+    with (
+        memory_store(2, 1) as connect,
+        pytest.raises(RemoteProtocolError, match=r"has clip \d.0; the first worker has \d.0"),
+    ):
+        connect_client = connect_differently
+        clients = [connect_client(rank, spec(1)) for rank in range(2)]
+        threads = []
+        failures: list[BaseException] = []
+        for rank, client in enumerate(clients):
+
+            def run(client: Client = client, rank: int = rank) -> None:
+                client._timeout_s = 1.0
+                try:
+                    body(client, rank)
+                except RemoteProtocolError as error:
+                    failures.append(error)
+                except StalenessTimeout:
+                    pass
+                finally:
+                    client.close(leave=False)
+
+            threads.append(threading.Thread(target=run))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        raise failures[0]

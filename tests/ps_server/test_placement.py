@@ -1,0 +1,61 @@
+"""Placement is a balanced partition that everyone computes alike."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps_server.errors import SpecError
+from ps_server.placement import BALANCE, CHUNKS_FOR_BALANCE, place
+from ps_server.settings import CHUNK_ELEMENTS, TableSpec
+
+SIZES = st.lists(st.integers(1, 4 * CHUNK_ELEMENTS), min_size=1, max_size=30)
+
+
+def tables(sizes: list[int], rows: int = 0) -> list[TableSpec]:
+    return [TableSpec(name=str(i), size=size, rows=rows) for i, size in enumerate(sizes)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(1, 9), st.integers(0, 50))
+def test_every_element_is_in_one_chunk_and_the_load_is_even(sizes: list[int], shards: int, rows: int) -> None:
+    placement = place(tables(sizes, rows), shards)
+    for size, row in zip(sizes, placement.chunks, strict=True):
+        assert row[0].start == 0
+        assert row[-1].stop == size
+        assert all(a.stop == b.start for a, b in itertools.pairwise(row))
+        assert [chunk.index for chunk in row] == list(range(len(row)))
+    assert sum(placement.elements()) == sum(sizes)
+    chunks = sum(map(len, placement.chunks))
+    if chunks >= CHUNKS_FOR_BALANCE * shards and sum(sizes) >= 1000 * shards:
+        assert max(placement.elements()) <= BALANCE * sum(sizes) / shards
+
+
+@pytest.mark.parametrize("shards", range(2, 20))
+def test_one_chunk_too_many_is_still_even(shards: int) -> None:
+    placement = place(tables([CHUNK_ELEMENTS] * (10 * shards + 1)), shards)
+    assert max(placement.elements()) <= BALANCE * (10 * shards + 1) * CHUNK_ELEMENTS / shards
+
+
+def test_vgg_fc6_is_spread_over_all_shards() -> None:
+    placement = place(tables([25088 * 4096, 4096 * 4096, 4096 * 1000]), 8)
+    assert max(placement.elements()) * 8 <= BALANCE * sum(placement.elements())
+    assert len({chunk.shard for chunk in placement.chunks[0]}) == 8
+
+
+def test_rows_cut_a_table() -> None:
+    (row,) = place(tables([10], rows=3), 1).chunks
+    assert [(chunk.start, chunk.stop) for chunk in row] == [(0, 4), (4, 8), (8, 10)]
+
+
+def test_more_rows_than_elements() -> None:
+    (row,) = place(tables([3], rows=100), 1).chunks
+    assert len(row) == 3
+
+
+def test_no_shards_is_an_error() -> None:
+    with pytest.raises(SpecError, match="shards is 0"):
+        place(tables([1]), 0)

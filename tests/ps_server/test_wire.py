@@ -1,0 +1,145 @@
+"""Every message survives the wire; nothing else gets through."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps_server import messages as m
+from ps_server.errors import RemoteProtocolError
+from ps_server.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.wire import PROTOCOL_VERSION, decode, encode
+
+ONES = np.ones(3, dtype=np.float32)
+STORE = StoreSpec(
+    workers=2,
+    shards=3,
+    tables=(
+        TableSpec(name="conv1.0", size=12, rule=Rule(kind=RuleKind.ADAM, momentum=0.9, decay=0.1)),
+        TableSpec(name="ip", size=5, staleness=2, rows=4, rule=Rule(regularization=Regularization.L1)),
+    ),
+    consistency=Consistency.SSP,
+    clip=35.0,
+    gradient_scale=0.5,
+    start_clock=7,
+)
+MESSAGES = [
+    m.Hello(1, b"secret"),
+    m.Welcome(2),
+    m.Create(STORE),
+    m.Initial(0, 1, [ONES, 2 * ONES]),
+    m.Push(3, 2, 9, 0.25, ONES),
+    m.Clock(4),
+    m.Get(1, 0, 5),
+    m.Value(1, 0, 5, 4, ONES),
+    m.Fresh(6),
+    m.PartialNorm(3, ((0, 0, 1.5), (1, 2, 0.0))),
+    m.TotalNorm(3, 1.5),
+    m.GetHistory(0, 0),
+    m.History(0, 0, 8, [ONES]),
+    m.Gather(2, b"part"),
+    m.Gathered(2, (b"one", b"")),
+    m.Signal(m.SignalKind.STOP, 12),
+    m.Leave(),
+    m.Fault("no such chunk"),
+]
+
+
+def same(a: object, b: object) -> bool:
+    """Equality of messages, arrays by their bytes."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.tobytes() == b.tobytes()
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if hasattr(a, "__dataclass_fields__") and type(a) is type(b):
+        return all(same(getattr(a, name), getattr(b, name)) for name in a.__dataclass_fields__)
+    return a == b
+
+
+def test_the_case_list_names_every_message() -> None:
+    assert {type(message) for message in MESSAGES} == set(m.Message.__args__)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda x: type(x).__name__)
+def test_round_trip(message: m.Message) -> None:
+    frames = [bytes(frame) for frame in encode(message)]
+    assert same(decode(frames), message)
+
+
+def test_arrays_are_not_copied() -> None:
+    array = np.arange(1000, dtype=np.float32)
+    frames = encode(m.Push(0, 0, 0, 0.1, array))
+    assert np.shares_memory(np.frombuffer(frames[1], dtype=np.float32), array)
+    back = decode(frames)
+    assert isinstance(back, m.Push)
+    assert np.shares_memory(back.array, array)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda x: type(x).__name__)
+def test_every_truncation_and_addition_is_refused(message: m.Message) -> None:
+    frames = [bytes(frame) for frame in encode(message)]
+    for cut in range(len(frames[0])):
+        with pytest.raises(RemoteProtocolError):
+            decode([frames[0][:cut], *frames[1:]])
+    with pytest.raises(RemoteProtocolError):
+        decode([frames[0] + b"\x00", *frames[1:]])
+    extra = msgpack.packb([*msgpack.unpackb(frames[0]), 1])
+    with pytest.raises(RemoteProtocolError):
+        decode([extra, *frames[1:]])
+    if not isinstance(message, m.Initial | m.History | m.Gathered):  # these take any number of frames
+        with pytest.raises(RemoteProtocolError):
+            decode([*frames, b"1234"])
+
+
+def header(*fields: object) -> bytes:
+    return bytes(msgpack.packb([PROTOCOL_VERSION, *fields]))
+
+
+HUGE_NUMBER = 2**63 - 1
+BROKEN = {
+    "no frames": [],
+    "empty header": [b""],
+    "not a list": [msgpack.packb({1: 2})],
+    "other version": [msgpack.packb([PROTOCOL_VERSION + 1, 17])],
+    "version as text": [msgpack.packb(["1", 17])],
+    "unknown kind": [header(99)],
+    "kind as list": [header([1])],
+    "bool as clock": [header(6, True)],
+    "float as clock": [header(6, 1.0)],
+    "negative clock": [header(6, -1)],
+    "clock beyond range": [header(6, HUGE_NUMBER)],
+    "worker beyond range": [header(1, HUGE_NUMBER, b"")],
+    "text as token": [header(1, 0, "x")],
+    "half a float": [header(5, 0, 0, 0, 0.1), b"12345"],
+    "infinite rate": [header(5, 0, 0, 0, float("inf")), b"1234"],
+    "rate as integer": [header(5, 0, 0, 0, 1), b"1234"],
+    "no data": [header(5, 0, 0, 0, 0.1)],
+    "unknown signal": [header(16, 77, 1)],
+    "zero workers": [header(3, 0, 1, [], "SSP", None, 1.0, 0)],
+    "unknown consistency": [header(3, 1, 1, [], "BSP", None, 1.0, 0)],
+    "table is no list": [header(3, 1, 1, [7], "SSP", None, 1.0, 0)],
+    "table of no elements": [
+        header(3, 1, 1, [["t", 0, 0, 0, "SGD", 0.0, 0.9, 1.0, 0.9, 0.0, "L2", 1.0]], "SSP", None, 1.0, 0)
+    ],
+    "deep nesting": [b"\x91" * 100_000],
+    "a bomb of lengths": [b"\xdd\xff\xff\xff\xff"],
+    "an extension": [b"\xc7\x08\x01" + b"x" * 8],
+}
+
+
+@pytest.mark.parametrize("frames", BROKEN.values(), ids=BROKEN.keys())
+def test_broken_frames_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(frames)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=64), max_size=4))
+def test_noise_never_gets_past(frames: list[bytes]) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        decode(frames)

@@ -1,0 +1,34 @@
+"""ZeroMQ keeps the contract, and its errors are translated."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps_server.errors import TransportError
+from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+from tests.support.transport_contract import Pair, check_transport
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://[::1]:0"])
+def test_contract(address: str) -> None:
+    def pair() -> Pair:
+        server = ZmqServerTransport(address)
+        return server, ZmqClientTransport([server.address])
+
+    check_transport(pair)
+
+
+def test_an_address_in_use_is_named() -> None:
+    first = ZmqServerTransport("tcp://127.0.0.1:0")
+    try:
+        with pytest.raises(TransportError, match=f"cannot listen on {first.address}: Address already in use"):
+            ZmqServerTransport(first.address)
+    finally:
+        first.close()
+
+
+def test_nonsense_addresses_are_errors() -> None:
+    with pytest.raises(TransportError, match="cannot listen on nonsense"):
+        ZmqServerTransport("nonsense")
+    with pytest.raises(TransportError, match="cannot connect to nonsense"):
+        ZmqClientTransport(["nonsense"])

@@ -1,0 +1,99 @@
+"""A store of S shards and W workers in one process: threads over the memory transport, or over sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+
+from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
+from ps_server.messages import Array
+from ps_server.transport.memory import Faults, MemoryNetwork
+
+TOKEN = b"the job's secret"
+TIMEOUT_S = 20.0
+
+WorkerBody = Callable[[Client, int], None]
+
+
+class Connect(Protocol):
+    """Makes the client of a rank."""
+
+    def __call__(self, rank: int, store: StoreSpec) -> Client: ...
+
+
+@contextmanager
+def memory_store(workers: int, shards: int, faults: Faults | None = None) -> Iterator[Connect]:
+    """Shards as threads over a memory network."""
+    network = MemoryNetwork(shards, faults)
+    servers = [Server(Shard(i, workers, TOKEN), network.server(i)) for i in range(shards)]
+
+    def connect(rank: int, store: StoreSpec) -> Client:
+        transport = network.client(f"worker {rank}")
+        return Client(transport, rank=rank, store=store, token=TOKEN, timeout_s=TIMEOUT_S)
+
+    with _serving(servers):
+        yield connect
+
+
+@contextmanager
+def socket_store(workers: int, shards: int) -> Iterator[Connect]:
+    """Shards as threads over ZeroMQ on loopback."""
+    servers = [
+        Server(Shard(i, workers, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0")) for i in range(shards)
+    ]
+    addresses = [server.address for server in servers]
+
+    def connect(rank: int, store: StoreSpec) -> Client:
+        return Client(addresses, rank=rank, store=store, token=TOKEN, timeout_s=TIMEOUT_S)
+
+    with _serving(servers):
+        yield connect
+
+
+@contextmanager
+def _serving(servers: Sequence[Server]) -> Iterator[None]:
+    threads = [
+        threading.Thread(target=server.serve, name=f"ps-shard-{i}") for i, server in enumerate(servers)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.stop()
+        for thread in threads:
+            thread.join()
+
+
+def run_workers(connect: Connect, store: StoreSpec, body: WorkerBody) -> None:
+    """Run `body(client, rank)` on a thread per worker; the first failure is raised."""
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        client = connect(rank, store)
+        try:
+            body(client, rank)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+        finally:
+            client.close()
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"ps-worker-{rank}") for rank in range(store.workers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def zeros(store: StoreSpec) -> Callable[[int], list[Array]]:
+    """Initial values: all zero."""
+    return lambda table: [np.zeros(store.tables[table].size, dtype=np.float32)]
