@@ -133,7 +133,7 @@ class LocalProcess:
         self._waiter.join(2 * LAST_WORDS_S)
 
     def _thread(self, role: str, target: Callable[[], None]) -> threading.Thread:
-        return threading.Thread(target=target, name=f"{self._name.short} {role}", daemon=True)
+        return threading.Thread(target=target, name=f"poseidon {self._name.short} {role}", daemon=True)
 
     def _signal(self, number: int) -> None:
         with self._lock:

@@ -1,0 +1,165 @@
+"""Starting a launcher in the background, and learning how its start went before letting it go.
+
+The launcher gets a session of its own, no terminal, and a pipe. Down the pipe it sends one JSON line,
+`{"event": "started"}` or `{"event": "failed", "message": ..., "exit_code": ...}`, when it knows.
+
+Law: the caller returns only when the job runs, or raises what kept it from running; never in between.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from poseidon.cluster.process import exit_words
+from poseidon.errors import JobError
+from poseidon.settings import STATUS_FD_VARIABLE, inherited_environment
+
+_LONGEST_REPORT_BYTES = 1 << 16
+_LAST_LINES_BYTES = 4096
+
+
+class StartReport:
+    """The launcher's end of the pipe.
+
+    Args:
+        fd: `Settings.status_fd`; None in the foreground, where nobody waits and nothing is sent.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        if fd is not None:
+            try:
+                os.set_inheritable(fd, False)
+            except OSError as error:
+                raise JobError(f"${STATUS_FD_VARIABLE}={fd} is not an open descriptor") from error
+
+    def started(self) -> None:
+        """The job runs. Only the first report counts."""
+        self._send({"event": "started"})
+
+    def failed(self, message: str, exit_code: int) -> None:
+        """The job did not come to run, and why."""
+        self._send(
+            {"event": "failed", "message": message[: _LONGEST_REPORT_BYTES // 8], "exit_code": exit_code}
+        )
+
+    def _send(self, report: Mapping[str, object]) -> None:
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        with suppress(OSError):  # the parent may have been interrupted: the job goes its way
+            os.write(fd, json.dumps(report).encode() + b"\n")
+        os.close(fd)
+
+
+def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> int:
+    """Start a launcher in the background and wait until its job runs.
+
+    Args:
+        argv: the launcher's program, an absolute path, and its arguments, without `--background`.
+        log: where its output goes, appended; its folder is made.
+        timeout_s: how long the job may take to start; more than the launcher's own limit.
+
+    Returns:
+        The launcher's pid.
+
+    Raises:
+        JobError: the job did not start; with the launcher's own sentence and exit code if it gave one.
+    """
+    read_fd, write_fd = os.pipe()
+    try:
+        pid = _spawn(argv, log, write_fd)
+    finally:
+        os.close(write_fd)
+    # A frame of its own, so that the pipe closes whichever way the waiting ends.
+    try:
+        report = _read_report(read_fd, timeout_s)
+    except BaseException:
+        os.kill(pid, signal.SIGTERM)
+        raise
+    finally:
+        os.close(read_fd)
+    if report is None:
+        _, status = os.waitpid(pid, 0)
+        raise JobError(
+            f"the launcher {exit_words(os.waitstatus_to_exitcode(status))} before the job had started; "
+            f"its last line in {log}: '{_last_line(log)}'"
+        )
+    if report.get("event") != "started":
+        error = JobError(str(report.get("message")))
+        code = report.get("exit_code")
+        error.exit_code = code if isinstance(code, int) else 1
+        os.waitpid(pid, 0)
+        raise error
+    return pid
+
+
+def how_to_follow(job: str, pid: int, log: Path) -> str:
+    """What to tell the user whose job now runs in the background."""
+    return (
+        f"Job {job} runs in the background (launcher pid {pid}).\n"
+        f"  follow it:  tail -f {log}\n"
+        f"  stop it:    poseidon kill {job}"
+    )
+
+
+def this_command(arguments: Sequence[str]) -> list[str]:
+    """The argv that runs `poseidon` with these arguments under the Python that runs now."""
+    return [sys.executable, "-m", "poseidon", *arguments]
+
+
+def _spawn(argv: Sequence[str], log: Path, write_fd: int) -> int:
+    environment = {**inherited_environment(), STATUS_FD_VARIABLE: str(write_fd)}
+    os.set_inheritable(write_fd, True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return os.posix_spawn(
+            argv[0],
+            list(argv),
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+    except OSError as error:
+        raise JobError(
+            f"cannot start '{argv[0]}' in the background with its log in {log}: {error.strerror}"
+        ) from error
+
+
+def _read_report(fd: int, timeout_s: float) -> Mapping[str, object] | None:
+    """The launcher's report; None if it ended without one."""
+    end_s = time.monotonic() + timeout_s
+    text = b""
+    while not text.endswith(b"\n"):
+        readable, _, _ = select.select([fd], [], [], max(0.0, end_s - time.monotonic()))
+        if not readable:
+            raise JobError(f"the job did not start within {timeout_s:g} s; it was told to stop")
+        chunk = os.read(fd, _LONGEST_REPORT_BYTES)
+        if not chunk:
+            return None
+        text += chunk
+    report = json.loads(text)
+    assert isinstance(report, dict)
+    return report
+
+
+def _last_line(log: Path) -> str:
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - _LAST_LINES_BYTES))
+            lines = stream.read().decode("utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,116 @@
+"""Logging in glog's form, on the standard library's `logging`.
+
+    I1126 20:40:16.731869 29444 solver.cpp:294] Iteration 100, loss: 1.64066, time: 141.762
+
+The severity's letter, month and day, time, the thread's id, then the place in the source. A record may
+carry the place of Caffe's own line (`extra=at("solver.cpp", 294)`), where log parsers and eyes look for it;
+others carry their Python file.
+
+Law: modules log to `logging.getLogger(__name__)` and never to a stream; `setup` alone decides where it goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+_LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
+_PLACE = "glog_place"
+# The rooms' loggers hang below these two names.
+_ROOTS = ("poseidon", "ps_server")
+
+
+def at(file: str, line: int) -> dict[str, tuple[str, int]]:
+    """The `extra` of a record that stands for a line of Caffe's source.
+
+    Args:
+        file: a file name without folders, `solver.cpp`.
+        line: its line.
+    """
+    return {_PLACE: (file, line)}
+
+
+class GlogFormatter(logging.Formatter):
+    """Writes a record as glog does (`src/logging.cc`, LogMessage::Init)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line, without the line end; a traceback follows on lines of its own."""
+        file, line = getattr(record, _PLACE, (record.filename, record.lineno))
+        # Formatted by the thread that logs, so this is the id that glog would print: the kernel's.
+        head = glog_head(
+            record.levelno, datetime.fromtimestamp(record.created), threading.get_native_id(), file, line
+        )
+        text = head + record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+
+def glog_head(level: int, time: datetime, thread: int, file: str, line: int) -> str:
+    """Everything before the text: `I1126 20:40:16.731869 29444 solver.cpp:294] `.
+
+    Args:
+        level: a level of `logging`; glog has no debug level, so that counts as information.
+        time: local time.
+        thread: id of the thread, padded to five places.
+        file: name of the source file.
+        line: its line.
+    """
+    return f"{_LETTERS.get(level, 'I')}{time:%m%d %H:%M:%S.%f} {thread:>5} {file}:{line}] "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOutputs:
+    """The outputs that `setup` opened; `close` (or leaving the `with`) detaches them."""
+
+    handlers: tuple[logging.Handler, ...]
+
+    def close(self) -> None:
+        """Write what is waiting and detach. May be called twice."""
+        for handler in self.handlers:
+            for name in _ROOTS:
+                logging.getLogger(name).removeHandler(handler)
+            handler.close()
+
+    def __enter__(self) -> LogOutputs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def setup(*, stream: TextIO | None = None, file: Path | None = None, level: int = logging.INFO) -> LogOutputs:
+    """Send the log of Poseidon and its server to a stream, a file, or both.
+
+    Args:
+        stream: usually standard error; each line is written at once.
+        file: appended to; its folder is made.
+        level: the least that is written.
+
+    Returns:
+        What to close at the end.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    handlers: list[logging.Handler] = []
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    if stream is not None:
+        handlers.append(logging.StreamHandler(stream))
+    for handler in handlers:
+        handler.setFormatter(GlogFormatter())
+        handler.setLevel(level)
+        for name in _ROOTS:
+            logging.getLogger(name).addHandler(handler)
+    for name in _ROOTS:
+        logging.getLogger(name).setLevel(level)
+    return LogOutputs(handlers=tuple(handlers))

@@ -1,0 +1,141 @@
+"""The lines of Caffe's log, to the letter, so that the parsers written for Caffe read ours.
+
+    Solving CIFAR10_quick
+    Iteration 0, Testing net (#0)
+        Test net output #0: accuracy = 0.0926
+        Test net output #1: loss = 2.30268 (* 1 = 2.30268 loss)
+    Iteration 100, loss: 1.64066, time: 141.762
+        Train net output #0: loss = 1.64066 (* 1 = 1.64066 loss)
+    Iteration 100, lr = 0.001
+
+Law: pure; records in, lines out. Numbers look as a C++ stream prints them by default.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon.log import at
+from poseidon.metrics.record import Output, TestRecord, TrainRecord
+
+_SOLVER = "solver.cpp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlogLine:
+    """A line and its place in the source of Poseidon's Caffe, as its users' logs show it."""
+
+    text: str
+    file: str
+    line: int
+
+
+def number(value: float) -> str:
+    """A number as `std::ostream << value` prints it: six significant digits, no zeros at the end.
+
+    >>> number(0.00001), number(0.4592), number(1e6), number(123456.0)
+    ('1e-05', '0.4592', '1e+06', '123456')
+    """
+    if math.isnan(value):
+        return "-nan" if math.copysign(1.0, value) < 0 else "nan"
+    return f"{value:g}"
+
+
+def solving(net: str) -> GlogLine:
+    """The line that starts the clock of Caffe's parsers."""
+    return GlogLine(text=f"Solving {net}", file=_SOLVER, line=160)
+
+
+def train(record: TrainRecord) -> tuple[GlogLine, ...]:
+    """A displayed iteration: the loss, each output, the learning rate."""
+    first = f"Iteration {record.iteration}, loss: {number(record.loss)}, time: {number(record.elapsed_s)}"
+    return (
+        GlogLine(text=first, file=_SOLVER, line=294),
+        *_outputs("Train", record.outputs, line=318),
+        GlogLine(text=f"Iteration {record.iteration}, lr = {number(record.rate)}", file=_SOLVER, line=403),
+    )
+
+
+def testing(iteration: int, net: int) -> GlogLine:
+    """The line at the start of a test."""
+    return GlogLine(text=f"Iteration {iteration}, Testing net (#{net})", file=_SOLVER, line=456)
+
+
+def tested(record: TestRecord) -> tuple[GlogLine, ...]:
+    """The lines at the end of a test: the loss if the solver asks for it, and each output."""
+    loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
+    return (
+        *(GlogLine(text=text, file=_SOLVER, line=473) for text in loss),
+        *_outputs("Test", record.outputs, line=486),
+    )
+
+
+def last(iteration: int, loss: float, elapsed_s: float) -> GlogLine:
+    """The loss after the last iteration."""
+    text = f"Iteration {iteration}, loss = {number(loss)}, time: {number(elapsed_s)}"
+    return GlogLine(text=text, file=_SOLVER, line=228)
+
+
+def done() -> GlogLine:
+    """The end of training."""
+    return GlogLine(text="Optimization Done.", file=_SOLVER, line=233)
+
+
+def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
+    """A snapshot: the files of the model and of the solver's state."""
+    return (
+        GlogLine(text=f"Snapshotting to {model}", file=_SOLVER, line=317),
+        GlogLine(text=f"Snapshotting solver state to {state}", file=_SOLVER, line=324),
+    )
+
+
+def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine, ...]:
+    return tuple(
+        GlogLine(
+            text=f"    {phase} net output #{index}: {output.name} = {number(output.value)}{_loss_words(output)}",
+            file=_SOLVER,
+            line=line,
+        )
+        for index, output in enumerate(outputs)
+    )
+
+
+def _loss_words(output: Output) -> str:
+    if not output.loss_weight:
+        return ""
+    weighted = output.loss_weight * output.value
+    return f" (* {number(output.loss_weight)} = {number(weighted)} loss)"
+
+
+class GlogSink:
+    """Writes records to a logger. The line at the start of a test comes from `begin_test`.
+
+    Args:
+        logger: one that `poseidon.log.setup` has given the form.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def write(self, *lines: GlogLine) -> None:
+        """Log lines as information."""
+        for line in lines:
+            self._logger.info("%s", line.text, extra=at(line.file, line.line))
+
+    def begin_test(self, iteration: int, net: int) -> None:
+        """A test starts."""
+        self.write(testing(iteration, net))
+
+    def on_train(self, record: TrainRecord) -> None:
+        """A displayed iteration."""
+        self.write(*train(record))
+
+    def on_test(self, record: TestRecord) -> None:
+        """A tested net."""
+        self.write(*tested(record))
+
+    def close(self) -> None:
+        """Nothing is held open here."""

@@ -1,0 +1,120 @@
+"""`<prefix>.netoutputs`: losses and scores of the whole job, averaged over all workers, as CSV.
+
+    Iteration,time,loss,loss,
+    0,0.1,2.30245,2.30245,
+    100,20.4,1.68744,1.68744,
+
+    Iteration,time,accuracy,loss,
+    0,6.2,0.0926,2.30268,
+
+The layout is the original's: every row ends in a comma, an empty line parts the train net from each test
+net. Train outputs are multiplied by their loss weight, test outputs are not.
+
+Laws:
+* The file is whole at every moment: written beside, then renamed. The original wrote it at a clean end only.
+* Writing takes no more than one part in fifty of the time: rows that come while that is used up are held,
+  and go out with a later row or at `close`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from poseidon.errors import JobError
+from poseidon.metrics.glog_lines import number
+from poseidon.metrics.record import Output, TestRecord, TrainRecord
+
+# After a write that took t seconds, the next waits this many times t.
+_REST = 49.0
+
+
+class NetOutputs:
+    """A sink that keeps the file.
+
+    Args:
+        prefix: the file is `<prefix>.netoutputs`; its folder is made, an older file is replaced.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, prefix: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = prefix.with_name(prefix.name + ".netoutputs")
+        self._clock = clock
+        self._train: list[str] = []
+        self._tests: dict[int, list[str]] = {}
+        self._waiting = False
+        self._write_from_s = clock()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    def on_train(self, record: TrainRecord) -> None:
+        """Add a row for the train net.
+
+        Raises:
+            JobError: the file cannot be written.
+        """
+        if not self._train:
+            self._train.append(_header(("Iteration", "time", "loss"), record.outputs))
+        values = [
+            output.value * output.loss_weight if output.loss_weight else output.value
+            for output in record.outputs
+        ]
+        self._train.append(_row(record.iteration, (record.elapsed_s, record.loss, *values)))
+        self._write_if_due()
+
+    def on_test(self, record: TestRecord) -> None:
+        """Add a row for a test net.
+
+        Raises:
+            JobError: the file cannot be written.
+        """
+        rows = self._tests.setdefault(record.net, [])
+        if not rows:
+            rows.append(_header(("Iteration", "time"), record.outputs))
+        rows.append(_row(record.iteration, (record.elapsed_s, *(output.value for output in record.outputs))))
+        self._write_if_due()
+
+    def close(self) -> None:
+        """Write the rows that wait.
+
+        Raises:
+            JobError: the file cannot be written.
+        """
+        if self._waiting:
+            self._write()
+
+    def _write_if_due(self) -> None:
+        self._waiting = True
+        if self._clock() >= self._write_from_s:
+            self._write()
+
+    def _write(self) -> None:
+        began_s = self._clock()
+        sections = [self._train, *(rows for _, rows in sorted(self._tests.items()))]
+        text = "\n".join("".join(rows) for rows in sections)
+        temporary = self._path.with_name(f".{self._path.name}.partial")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self._path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise JobError(f"cannot write the net outputs {self._path}: {error.strerror or error}") from error
+        self._waiting = False
+        ended_s = self._clock()
+        self._write_from_s = ended_s + _REST * (ended_s - began_s)
+
+
+def _header(first: Sequence[str], outputs: Sequence[Output]) -> str:
+    return ",".join((*first, *(output.name for output in outputs))) + ",\n"
+
+
+def _row(iteration: int, values: Sequence[float]) -> str:
+    return ",".join((str(iteration), *(number(value) for value in values))) + ",\n"
