@@ -1,0 +1,162 @@
+"""Mistakes in prototxt: the sentence and the place."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from google.protobuf import text_format
+
+from poseidon.proto.caffe_pb2 import DESCRIPTOR, NetParameter, SolverParameter
+from poseidon.proto.diagnosis import diagnose
+from poseidon.proto.tokens import scan
+
+NET = DESCRIPTOR.message_types_by_name["NetParameter"]
+SOLVER = DESCRIPTOR.message_types_by_name["SolverParameter"]
+
+LEGAL = """name: "legal" force_backward: false
+layer {
+  name: "conv1"; type: 'Convo' "lution",
+  bottom: ["data"] top: "conv1"
+  param { lr_mult: 1 } param < lr_mult: 2e0 >
+  convolution_param: { num_output: 0x14 kernel_size: [3, 5] pad: 1 pad: 2 engine: CAFFE bias_term: true
+    weight_filler { type: "gaussian" std: .01 } }  # a comment with } and "
+  include: [{ phase: TRAIN }, { min_level: -1 }]
+}
+layers { type: POOLING pooling_param { pool: MAX } }
+"""
+
+SOLVER_CASES = {
+    'base_lr: 0.1\ndevice_id: "0"': (2, 12, 'device_id in SolverParameter: expected integer, found "0"; write device_id: 0 without quotes'),
+    "max_iter: 10\nmax_iter: 20": (2, 1, "'max_iter' is set twice in SolverParameter, first in line 1; it takes one value"),
+    "layer { }": (1, 1, "unknown field 'layer' in SolverParameter; this is a net definition, and a solver definition is expected"),
+    "solver_mode: GPUS": (1, 14, "solver_mode in SolverParameter: unknown value 'GPUS'; did you mean 'GPU'? (one of CPU, GPU)"),
+    "net: lenet": (1, 6, "net in SolverParameter: expected a string in quotes, found 'lenet'; write net: \"lenet\""),
+}  # fmt: skip
+
+NET_CASES = {
+    "layer { convolution_param {\n kernal_size: 3 } }":
+        (2, 2, "unknown field 'kernal_size' in ConvolutionParameter; did you mean 'kernel_size'?"),
+    "layer { elu_param { qqq: 3 } }":
+        (1, 21, "unknown field 'qqq' in ELUParameter; it takes alpha"),
+    "layer { bottom_diff_data_zzz: 3 }":
+        (1, 9, "unknown field 'bottom_diff_data_zzz' in LayerParameter; it takes accuracy_param, argmax_param, batch_norm_param, "
+         "bias_param, blobs, bottom, clip_param, concat_param, contrastive_loss_param, convolution_param, crop_param, data_param, ..."),
+    "base_lr: 1":
+        (1, 1, "unknown field 'base_lr' in NetParameter; this is a solver definition, and a net definition is expected"),
+    "layer { blobs_lr: 1 }":
+        (1, 9, "unknown field 'blobs_lr' in LayerParameter; a `layer` block says param { lr_mult: ... }"),
+    "layer { type: CONVOLUTION }":
+        (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write type: \"CONVOLUTION\""),
+    "layer { pooling_param { pool: MEDIAN } }":
+        (1, 31, "pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, STOCHASTIC"),
+    "layer { pooling_param { pool { } } }":
+        (1, 30, "pool takes a value and is no block: write pool: <value>"),
+    "layer { pooling_param { pool MAX } }":
+        (1, 30, "expected ':' after pool, found 'MAX'"),
+    "layer { pooling_param: 3 }":
+        (1, 24, "pooling_param is a block: expected '{' after it, found '3'"),
+    "layer { pooling_param { } pooling_param { } }":
+        (1, 27, "'pooling_param' is set twice in LayerParameter, first in line 1; it takes one value"),
+    "layer { convolution_param { pad: [1 2] } }":
+        (1, 37, "the list of pad expects ',' or ']', found '2'"),
+    "layer { bottom: }":
+        (1, 17, "bottom in LayerParameter: expected a string in quotes, found '}'"),
+    'layer { name: "a\n}':
+        (1, 15, "name in LayerParameter: the string \"a has no closing quote on its line"),
+    'name: "a"\n}':
+        (2, 1, "this '}' closes nothing: there is one too many above or here"),
+    'layer { "name": 1 }':
+        (1, 9, "expected the name of a setting in LayerParameter, found \"name\""),
+    "= 3":
+        (1, 1, "expected the name of a setting in the file, found '='"),
+    'layer {\n  name: "a"\n':
+        (1, 1, "the '{' of 'layer' in line 1 is not closed before the end of the file"),
+    'layer {\n  name: "a"\nlayer {\n  name: "b"\n}\n':
+        (1, 1, "the '{' of 'layer' in line 1 is not closed before 'layer' in line 3"),
+    'layer {\n  convolution_param {\n    weight_filler {\n      type: "xavier"\n  }\n}\nlayer {\n}\n':
+        (3, 5, "the '{' of 'weight_filler' in line 3 is not closed before 'layer' in line 7"),
+    'layer {\n  convolution_param {\n    pad: 1\n  top: "x"\n}':
+        (4, 3, "unknown field 'top' in ConvolutionParameter; is the '}' of 'convolution_param' (line 2) missing before it?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NET_CASES)
+def test_net_mistakes(text: str) -> None:
+    mistake = diagnose(text, NET)
+    assert mistake is not None
+    assert (mistake.line, mistake.column, mistake.message) == NET_CASES[text]
+    with pytest.raises(text_format.ParseError):
+        text_format.Parse(text, NetParameter())
+
+
+@pytest.mark.parametrize("text", SOLVER_CASES)
+def test_solver_mistakes(text: str) -> None:
+    mistake = diagnose(text, SOLVER)
+    assert mistake is not None
+    assert (mistake.line, mistake.column, mistake.message) == SOLVER_CASES[text]
+    with pytest.raises(text_format.ParseError):
+        text_format.Parse(text, SolverParameter())
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", LEGAL])
+def test_legal_text_has_no_mistake(text: str) -> None:
+    text_format.Parse(text, NetParameter())
+    assert diagnose(text, NET) is None
+
+
+def test_finds_a_mistake_exactly_when_protobuf_does() -> None:
+    """Tokens of legal text dropped, doubled, swapped and replaced, 2000 times."""
+    generator = random.Random(20)
+    tokens = [token.text for token in scan(LEGAL)][:-1]
+    foreign = [
+        "{",
+        "}",
+        "<",
+        ">",
+        "[",
+        "]",
+        ":",
+        ",",
+        ";",
+        "1",
+        "-1",
+        "1.5",
+        '"a"',
+        '"',
+        "name",
+        "layer",
+        "MAX",
+        "x",
+    ]
+    refused = 0
+    for _ in range(2000):
+        broken = list(tokens)
+        for _ in range(generator.choice((1, 1, 2))):
+            at = generator.randrange(len(broken))
+            action = generator.randrange(4)
+            if action == 0:
+                del broken[at]
+            elif action == 1:
+                broken.insert(at, broken[at])
+            elif action == 2:
+                broken[at] = generator.choice(foreign)
+            else:
+                broken.insert(at, generator.choice(foreign))
+        text = generator.choice((" ", "\n")).join(broken)
+        try:
+            text_format.Parse(text, NetParameter())
+            legal = True
+        except text_format.ParseError:
+            legal = False
+        refused += not legal
+        assert (diagnose(text, NET) is None) == legal, text
+    assert 500 < refused < 2000
+
+
+def test_a_long_definition_is_explained_at_once() -> None:
+    text = LEGAL * 700 + "}"
+    started = time.perf_counter()
+    assert diagnose(text.replace('name: "legal" force_backward: false', ""), NET) is not None
+    assert time.perf_counter() - started < 5

@@ -1,0 +1,128 @@
+"""The schema: the generated module is in step with caffe.proto, and both are Caffe's."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+
+from poseidon.proto import caffe_pb2
+
+# What Poseidon adds to Caffe's messages; everything of it is numbered from 1001.
+ADDITIONS = {
+    ("DataParameter", "shared_file_system"),
+    ("ImageDataParameter", "shared_file_system"),
+    ("SolverState", "poseidon"),
+}
+SCALARS = {
+    number: name.removeprefix("TYPE_").lower()
+    for name, number in vars(FieldDescriptor).items()
+    if name.startswith("TYPE_")
+}
+
+
+def test_generated_module_is_in_step_with_the_schema(repository: Path, tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools", reason="grpcio-tools, which brings protoc, is not installed")
+    # protoc runs in a process of its own: what its package warns of is not ours.
+    outputs = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, "poseidon/proto/caffe.proto"],
+        cwd=repository,
+        check=True,
+        timeout=60,
+    )
+    program = (
+        "import runpy, sys; sys.stdout.buffer.write(runpy.run_path(sys.argv[1])['DESCRIPTOR'].serialized_pb)"
+    )
+    fresh = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "poseidon" / "proto" / "caffe_pb2.py")],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert caffe_pb2.DESCRIPTOR.serialized_pb == fresh, (
+        "caffe_pb2.py is not in step with caffe.proto: run make proto"
+    )
+    stubs = Path("poseidon", "proto", "caffe_pb2.pyi")
+    assert (repository / stubs).read_text() == (tmp_path / stubs).read_text(), "run make proto"
+
+
+def test_fields_are_caffes(shared: Path) -> None:
+    with (shared / "caffe" / "fields.csv").open(newline="") as file:
+        expected = {
+            (row["message"], row["field"]): (
+                int(row["number"]),
+                row["label"],
+                row["type"],
+                row["default"],
+                row["packed"] == "packed",
+            )
+            for row in csv.DictReader(file)
+        }
+    found = {
+        (message.name, field.name): (
+            field.number,
+            _label(field),
+            _type(field),
+            _default(field),
+            bool(field.is_packed),
+        )
+        for message in _messages()
+        for field in message.fields
+    }
+    ours = {key for key in found if key in ADDITIONS or key[0].startswith("Poseidon")}
+    assert {key: found[key] for key in found.keys() - ours} == expected
+    assert all(found[key][0] > 1000 for key in ADDITIONS)
+
+
+def test_enums_are_caffes(shared: Path) -> None:
+    with (shared / "caffe" / "enums.csv").open(newline="") as file:
+        expected = {(row["enum"], row["value"], int(row["number"])) for row in csv.DictReader(file)}
+    found = {(_name(enum), value.name, value.number) for enum in _enums() for value in enum.values}
+    assert found == expected
+
+
+def _messages() -> Iterator[Descriptor]:
+    yield from caffe_pb2.DESCRIPTOR.message_types_by_name.values()
+
+
+def _enums() -> Iterator[EnumDescriptor]:
+    yield from caffe_pb2.DESCRIPTOR.enum_types_by_name.values()
+    for message in _messages():
+        yield from message.enum_types
+
+
+def _name(type_: Descriptor | EnumDescriptor) -> str:
+    return str(type_.full_name).removeprefix("caffe.")
+
+
+def _label(field: FieldDescriptor) -> str:
+    return "repeated" if field.is_repeated else "required" if field.is_required else "optional"
+
+
+def _type(field: FieldDescriptor) -> str:
+    if field.message_type is not None:
+        return f"message {_name(field.message_type)}"
+    if field.enum_type is not None:
+        return f"enum {_name(field.enum_type)}"
+    return SCALARS[field.type]
+
+
+def _default(field: FieldDescriptor) -> str:
+    if not field.has_default_value:
+        return ""
+    if field.enum_type is not None:
+        return str(field.enum_type.values_by_number[field.default_value].name)
+    if isinstance(field.default_value, str):
+        return field.default_value
+    # A float default has 24 bits; six digits are what anybody wrote.
+    return (
+        f"{field.default_value:g}"
+        if not isinstance(field.default_value, bool)
+        else str(field.default_value).lower()
+    )
