@@ -1,0 +1,223 @@
+"""What a Caffe layer type is here: facts, `setup`, `forward`.
+
+Law: a layer checks everything the definition says in `setup`, before any data moves, and raises `LayerError` with one
+clause that the net completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps
+nothing between calls but its blobs and its random generator. The leading axis of a bottom may differ from call to
+call (the last batch of a file is smaller); every other extent is what `setup` was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.errors import PoseidonError
+from poseidon.layers.fillers import FillerError, check, fill
+from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
+
+Shape = tuple[int, ...]
+CPU = torch.device("cpu")
+
+
+class LayerError(PoseidonError):
+    """One layer's definition is wrong; the text is a clause, and the net adds file, line and layer name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerContext:
+    """Where a layer lives: which phase, which worker of which job, which device.
+
+    Attributes:
+        phase: `caffe_pb2.TRAIN` or `caffe_pb2.TEST`.
+        seed: the job's random seed; first weights depend on it alone.
+        rank: this worker among `workers`.
+        client: this machine among `clients`.
+        local_rank: this worker among the `local_workers` of its machine.
+        device: where parameters and blobs live.
+        resolve: turns a path of the definition into a file's path.
+    """
+
+    phase: int
+    seed: int
+    rank: int = 0
+    workers: int = 1
+    client: int = 0
+    clients: int = 1
+    local_rank: int = 0
+    local_workers: int = 1
+    device: torch.device = CPU
+    resolve: Callable[[str], Path] = field(default=Path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobSpec:
+    """One learnable blob that `setup` asks for, in the order Caffe saves them."""
+
+    name: str
+    shape: Shape
+    filler: FillerParameter
+
+
+class Layer(nn.Module):
+    """One layer of a net.
+
+    A subclass states its facts, and defines `setup` and `forward`. `forward` takes one tensor for each bottom and
+    returns one tensor when the layer has one top, else a tuple of them in order.
+
+    Args:
+        param: the layer's definition.
+        context: where it lives.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 1
+    MAX_BOTTOMS: ClassVar[int | None] = 1
+    MIN_TOPS: ClassVar[int] = 1
+    MAX_TOPS: ClassVar[int | None] = 1
+    # Each bottom has its own top, whatever their number (Convolution on several bottoms).
+    EQUAL_BOTTOMS_AND_TOPS: ClassVar[bool] = False
+    # The first top weighs 1 in the loss unless the definition says otherwise, and need not be named.
+    IS_LOSS: ClassVar[bool] = False
+    # The backward pass does not read the tops, so the layer above may overwrite them.
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = False
+    # Draws random numbers in `forward` and is given a generator of its own.
+    IS_RANDOM: ClassVar[bool] = False
+
+    def __init__(self, param: LayerParameter, context: LayerContext) -> None:
+        super().__init__()
+        self.param = param
+        self.context = context
+        self.blob_specs: tuple[BlobSpec, ...] = ()
+        # Set by the net where nobody else reads the bottom, so that `forward` may put the top in its memory.
+        self.overwrites_bottom = False
+        # Set by `setup` where the first blob is an outputs x inputs matrix whose gradient is u^T v, with v the bottom
+        # and u the gradient at the top.
+        self.offers_factors = False
+        self.generator: torch.Generator | None = None
+        self._views: dict[str, nn.Parameter] = {}
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        """Check the definition against the bottoms' shapes and declare the blobs.
+
+        Args:
+            bottoms: shape of each bottom.
+
+        Returns:
+            shape of each top.
+
+        Raises:
+            LayerError: what is wrong and what was expected.
+        """
+        raise NotImplementedError
+
+    def blobs(self) -> list[Tensor]:
+        """The learnable blobs in the order Caffe saves them; writing into one writes into the parameter."""
+        return [
+            self._views[spec.name].view(spec.shape)
+            if spec.name in self._views
+            else self.get_parameter(spec.name)
+            for spec in self.blob_specs
+        ]
+
+    def sources(self) -> list[nn.Parameter]:
+        """The parameter behind each blob, whatever the shape under which it is shared."""
+        return [
+            self._views[spec.name] if spec.name in self._views else self.get_parameter(spec.name)
+            for spec in self.blob_specs
+        ]
+
+    def install(self, index: int, parameter: nn.Parameter) -> None:
+        """Make `parameter` the blob of that index: its own new one, or one that another layer owns.
+
+        Args:
+            index: which blob.
+            parameter: of the blob's shape; or, shared permissively, of another shape with as many values.
+        """
+        spec = self.blob_specs[index]
+        if parameter.shape == spec.shape:
+            self.register_parameter(spec.name, parameter)
+            return
+        if not self._views:
+            self.register_forward_pre_hook(Layer._refresh_views)
+        self._views[spec.name] = parameter
+
+    def _refresh_views(self, _: object = None) -> None:
+        """Show each blob that is shared under another shape; anew in each pass, as part of its graph."""
+        shapes = {spec.name: spec.shape for spec in self.blob_specs}
+        for name, parameter in self._views.items():
+            self.__dict__[name] = parameter.view(shapes[name])
+
+    def initialise(self, seeds: Sequence[int]) -> None:
+        """Create every blob on the layer's device and fill it as the definition says, blob i from `seeds[i]`."""
+        for index, (spec, seed) in enumerate(zip(self.blob_specs, seeds, strict=True)):
+            self.install(index, nn.Parameter(new_blob(spec, seed).to(self.context.device)))
+
+    def close(self) -> None:
+        """Let go of files and threads. Layers that hold none need not define it."""
+
+    def declare(self, *specs: BlobSpec) -> None:
+        """State the learnable blobs; called once, from `setup`.
+
+        Raises:
+            LayerError: a filler is unknown or does not fit its blob.
+        """
+        for spec in specs:
+            try:
+                check(spec.filler, spec.shape)
+            except FillerError as error:
+                raise LayerError(f"{spec.name}: {error}") from error
+        self.blob_specs = specs
+
+    def top_count(self) -> int:
+        """How many tops the layer has, counting those Caffe would add by itself."""
+        return max(len(self.param.top), self.MIN_TOPS if self.IS_LOSS else 0)
+
+    def check_counts(self) -> None:
+        """Raise `LayerError` unless the numbers of bottoms and tops are legal for this type."""
+        bottoms, tops = len(self.param.bottom), self.top_count()
+        check_count("bottom", bottoms, self.MIN_BOTTOMS, self.MAX_BOTTOMS)
+        check_count("top", tops, self.MIN_TOPS, self.MAX_TOPS)
+        if self.EQUAL_BOTTOMS_AND_TOPS and bottoms != tops:
+            raise LayerError(f"has {bottoms} bottoms and {tops} tops, expected as many tops as bottoms")
+
+
+def new_blob(spec: BlobSpec, seed: int) -> Tensor:
+    """A filled CPU tensor for one blob. Drawn on the CPU so that every device and rank starts equal."""
+    blob = torch.empty(spec.shape)
+    fill(blob, spec.filler, torch.Generator().manual_seed(seed))
+    return blob
+
+
+def check_count(kind: str, count: int, least: int, most: int | None) -> None:
+    """Raise `LayerError` unless least <= count <= most."""
+    if count >= least and (most is None or count <= most):
+        return
+    if least == most:
+        expected = f"exactly {least}" if least else "none"
+    elif most is None:
+        expected = f"at least {least}"
+    else:
+        expected = f"{least} to {most}"
+    raise LayerError(f"has {count} {kind}{'' if count == 1 else 's'}, expected {expected}")
+
+
+def canonical_axis(axis: int, shape: Shape, *, name: str = "axis") -> int:
+    """`axis` counted from the front; Caffe lets negative ones count from the end.
+
+    Raises:
+        LayerError: the shape has no such axis.
+    """
+    if not -len(shape) <= axis < len(shape):
+        raise LayerError(
+            f"{name} {axis} is outside the {len(shape)} axes of a bottom of shape {times(shape)}"
+        )
+    return axis % len(shape)
+
+
+def times(shape: Sequence[int]) -> str:
+    """A shape as people write it: `100x3x32x32`; a scalar is `scalar`."""
+    return "x".join(str(extent) for extent in shape) or "scalar"

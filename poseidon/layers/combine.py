@@ -1,0 +1,150 @@
+"""Layers that join blobs or take them apart: Split, Concat, Slice, Eltwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import EltwiseParameter
+
+
+@register("Split")
+class Split(Layer):
+    """Every top is the bottom; the gradients of the tops add up. Any blob may be used twice without it.
+
+    Bottom: any shape. Tops: one or more of the same shape. No fields.
+    """
+
+    MAX_TOPS: ClassVar[int | None] = None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        return [bottoms[0]] * len(self.param.top)
+
+    def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return (bottom,) * len(self.param.top) if len(self.param.top) > 1 else bottom
+
+
+@register("Concat")
+class Concat(Layer):
+    """The bottoms one after the other along `axis`.
+
+    Bottoms: one or more, equal on every other axis. Top: their join.
+
+    Fields (concat_param): axis, or the old concat_dim.
+    """
+
+    MAX_BOTTOMS: ClassVar[int | None] = None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, first = self.param.concat_param, bottoms[0]
+        if param.HasField("axis") and param.HasField("concat_dim"):
+            raise LayerError("has both axis and concat_dim, expected one of them")
+        self.axis = canonical_axis(param.concat_dim if param.HasField("concat_dim") else param.axis, first)
+        for name, shape in zip(self.param.bottom, bottoms, strict=True):
+            if len(shape) != len(first) or without(shape, self.axis) != without(first, self.axis):
+                raise LayerError(
+                    f"bottom '{name}' has shape {times(shape)}, expected {times(first)} on every axis but {self.axis}"
+                )
+        joined = sum(shape[self.axis] for shape in bottoms)
+        return [(*first[: self.axis], joined, *first[self.axis + 1 :])]
+
+    def forward(self, *bottoms: Tensor) -> Tensor:
+        return torch.cat(bottoms, self.axis)
+
+
+@register("Slice")
+class Slice(Layer):
+    """The bottom cut along `axis`, at the slice points or into equal parts.
+
+    Bottom: any shape. Tops: its parts in order.
+
+    Fields (slice_param): axis, or the old slice_dim; slice_point, one fewer than the tops, rising.
+    """
+
+    MAX_TOPS: ClassVar[int | None] = None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape, parts = self.param.slice_param, bottoms[0], len(self.param.top)
+        if param.HasField("axis") and param.HasField("slice_dim"):
+            raise LayerError("has both axis and slice_dim, expected one of them")
+        self.axis = canonical_axis(param.slice_dim if param.HasField("slice_dim") else param.axis, shape)
+        extent, points = shape[self.axis], list(param.slice_point)
+        if not points:
+            if extent % parts:
+                raise LayerError(
+                    f"axis {self.axis} has extent {extent}, expected a multiple of the {parts} tops"
+                )
+            points = [extent // parts * part for part in range(1, parts)]
+        if len(points) != parts - 1:
+            raise LayerError(f"has {len(points)} slice points for {parts} tops, expected {parts - 1}")
+        edges = [0, *points, extent]
+        self.extents = [high - low for low, high in pairwise(edges)]
+        if min(self.extents) < 1:
+            raise LayerError(
+                f"slice points {points} must rise and stay inside axis {self.axis} of extent {extent}"
+            )
+        return [(*shape[: self.axis], part, *shape[self.axis + 1 :]) for part in self.extents]
+
+    def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:
+        parts = torch.split(bottom, self.extents, self.axis)
+        return tuple(parts) if len(parts) > 1 else bottom
+
+
+@register("Eltwise")
+class Eltwise(Layer):
+    """The product, weighted sum or maximum of the bottoms, value by value.
+
+    Bottoms: two or more of one shape. Top: the same.
+
+    Fields (eltwise_param): operation; coeff, one a bottom, for SUM. `stable_prod_grad` chooses between two roundings
+    of the same gradient in Caffe; torch's product is the stable one.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.eltwise_param
+        for name, shape in zip(self.param.bottom, bottoms, strict=True):
+            if shape != bottoms[0]:
+                raise LayerError(
+                    f"bottom '{name}' has shape {times(shape)}, expected {times(bottoms[0])} as the first"
+                )
+        if param.coeff and param.operation != EltwiseParameter.SUM:
+            raise LayerError("coeff is for operation: SUM only")
+        if param.coeff and len(param.coeff) != len(bottoms):
+            raise LayerError(f"has {len(param.coeff)} coeff for {len(bottoms)} bottoms, expected one each")
+        self.operation = param.operation
+        self.coefficients = tuple(param.coeff) or (1.0,) * len(bottoms)
+        return [bottoms[0]]
+
+    def forward(self, *bottoms: Tensor) -> Tensor:
+        if self.operation == EltwiseParameter.SUM:
+            return self._sum(bottoms)
+        top = bottoms[0]
+        for bottom in bottoms[1:]:
+            # Of equal values Caffe's gradient takes the first; torch.maximum would halve it between them.
+            top = (
+                top * bottom
+                if self.operation == EltwiseParameter.PROD
+                else torch.where(bottom > top, bottom, top)
+            )
+        return top
+
+    def _sum(self, bottoms: Sequence[Tensor]) -> Tensor:
+        first, *others = self.coefficients
+        top = bottoms[0] if first == 1 else bottoms[0] * first
+        for bottom, coefficient in zip(bottoms[1:], others, strict=True):
+            top = torch.add(top, bottom, alpha=coefficient)
+        return top
+
+
+def without(shape: Shape, axis: int) -> Shape:
+    """The shape with one axis left out."""
+    return shape[:axis] + shape[axis + 1 :]

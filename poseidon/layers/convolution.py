@@ -1,0 +1,184 @@
+"""Convolution over one, two or three spatial axes (and, as Caffe allows, over none).
+
+Shape letters: N batch (every axis before `axis`), C channels, S the spatial axes, O num_output, G group, K kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import ConvolutionParameter
+
+Convolve = Callable[..., Tensor]
+# Zero spatial axes run as one axis of extent 1.
+CONVOLVE: dict[int, Convolve] = {
+    0: functional.conv1d,
+    1: functional.conv1d,
+    2: functional.conv2d,
+    3: functional.conv3d,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """How a kernel moves: one number a spatial axis."""
+
+    kernel: Shape
+    stride: Shape
+    pad: Shape
+    dilation: Shape
+
+    def extents(self, spatial: Sequence[int]) -> Shape:
+        """Extents of the output: floor((S + 2 pad - (dilation (kernel - 1) + 1)) / stride) + 1.
+
+        Raises:
+            LayerError: the kernel is larger than the padded input.
+        """
+        reach = tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True))
+        padded = tuple(extent + 2 * p for extent, p in zip(spatial, self.pad, strict=True))
+        if any(r > extent for r, extent in zip(reach, padded, strict=True)):
+            spread = (
+                f" (dilation {times(self.dilation)} spreads it to {times(reach)})"
+                if reach != self.kernel
+                else ""
+            )
+            raise LayerError(f"kernel {times(self.kernel)}{spread} larger than padded input {times(padded)}")
+        return tuple((e - r) // s + 1 for e, r, s in zip(padded, reach, self.stride, strict=True))
+
+
+def window(param: ConvolutionParameter, axes: int) -> Window:
+    """Read kernel, stride, pad and dilation for `axes` spatial axes: each given once, once an axis, or as _h and _w.
+
+    Raises:
+        LayerError: given twice, given a wrong number of times, or zero where that means nothing.
+    """
+    result = Window(
+        kernel=_per_axis(param, "kernel_size", "kernel", axes, None),
+        stride=_per_axis(param, "stride", "stride", axes, 1),
+        pad=_per_axis(param, "pad", "pad", axes, 0),
+        dilation=_repeated("dilation", param.dilation, axes, 1),
+    )
+    for name, values in (
+        ("kernel_size", result.kernel),
+        ("stride", result.stride),
+        ("dilation", result.dilation),
+    ):
+        if min(values, default=1) < 1:
+            raise LayerError(f"{name} is {times(values)}, expected at least 1 on each axis")
+    return result
+
+
+def _per_axis(param: ConvolutionParameter, name: str, stem: str, axes: int, default: int | None) -> Shape:
+    """The values of field `name`, or of `<stem>_h` and `<stem>_w`, which are for two spatial axes only."""
+    repeated = list(getattr(param, name))
+    tall, wide = f"{stem}_h", f"{stem}_w"
+    if not (param.HasField(tall) or param.HasField(wide)):
+        return _repeated(name, repeated, axes, default)
+    if axes != 2:
+        raise LayerError(f"{tall} and {wide} are for 2 spatial axes, the bottom has {axes}; use {name}")
+    if repeated:
+        raise LayerError(f"has both {name} and {tall}/{wide}, expected one of them")
+    if default is None and not (param.HasField(tall) and param.HasField(wide)):
+        raise LayerError(f"has only one of {tall} and {wide}, expected both")
+    unset = default or 0
+    return tuple(getattr(param, side) if param.HasField(side) else unset for side in (tall, wide))
+
+
+def _repeated(name: str, values: Sequence[int], axes: int, default: int | None) -> Shape:
+    """One value serves every axis; no value is the default; otherwise one value an axis."""
+    if not values and default is None and axes:
+        raise LayerError(f"missing {name}")
+    if len(values) <= 1:
+        return tuple(values or (default or 0,)) * axes
+    if len(values) != axes:
+        raise LayerError(f"{name} is given {len(values)} times, expected once or {axes} times")
+    return tuple(values)
+
+
+@register("Convolution")
+class Convolution(Layer):
+    """Cross-correlation with learned kernels, bottom i to top i with the same kernels.
+
+    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = floor((S + 2 pad - reach) / stride) + 1 with
+    reach = dilation (kernel - 1) + 1.
+
+    Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride | stride_h/stride_w,
+    pad | pad_h/pad_w, dilation, group, axis, weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between
+    Caffe's own implementations and change nothing here.
+
+    Blobs: weight O x C/G x K; bias O unless bias_term is false.
+    """
+
+    MAX_BOTTOMS: ClassVar[int | None] = None
+    MAX_TOPS: ClassVar[int | None] = None
+    EQUAL_BOTTOMS_AND_TOPS: ClassVar[bool] = True
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.convolution_param, bottoms[0]
+        if any(other != shape for other in bottoms):
+            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal ones")
+        self.axis = canonical_axis(param.axis, shape)
+        spatial = shape[self.axis + 1 :]
+        if len(spatial) not in CONVOLVE:
+            raise LayerError(
+                f"bottom of shape {times(shape)} has {len(spatial)} spatial axes, expected at most 3"
+            )
+        self.window = window(param, len(spatial))
+        self.group, outputs, channels = param.group, param.num_output, shape[self.axis]
+        check_groups(channels, outputs, self.group)
+        extents = self.window.extents(spatial)
+        self._choose_call(len(spatial))
+        self.register_parameter("bias", None)
+        weight = (outputs, channels // self.group, *self.window.kernel)
+        self.declare(
+            BlobSpec(name="weight", shape=weight, filler=param.weight_filler),
+            *([BlobSpec(name="bias", shape=(outputs,), filler=param.bias_filler)] if param.bias_term else []),
+        )
+        return [(*shape[: self.axis], outputs, *extents)] * len(bottoms)
+
+    def _choose_call(self, axes: int) -> None:
+        """Settle once how torch is called, so that forward decides nothing."""
+        self.convolve = CONVOLVE[axes]
+        self.pointwise = axes == 0
+        self.arguments = (self.window.stride, self.window.pad, self.window.dilation)
+        if self.pointwise:
+            self.arguments = ((1,), (0,), (1,))
+        self.plain = self.axis == 1 and not self.pointwise
+
+    def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
+        tops = tuple(self._convolve(bottom) for bottom in bottoms)
+        return tops if len(tops) > 1 else tops[0]
+
+    def _convolve(self, bottom: Tensor) -> Tensor:
+        if self.plain:
+            return self.convolve(bottom, self.weight, self.bias, *self.arguments, self.group)
+        lead, rest = bottom.shape[: self.axis], bottom.shape[self.axis :]
+        folded = bottom.reshape(math.prod(lead), *rest)
+        weight: Tensor = self.weight
+        if self.pointwise:
+            folded, weight = folded.unsqueeze(-1), weight.unsqueeze(-1)
+        top = self.convolve(folded, weight, self.bias, *self.arguments, self.group)
+        return top.reshape(*lead, *(top.shape[1:2] if self.pointwise else top.shape[1:]))
+
+
+def check_groups(channels: int, outputs: int, group: int) -> None:
+    """Raise `LayerError` unless `group` divides both the channels and the outputs, and there are outputs."""
+    if outputs < 1:
+        raise LayerError("missing num_output, expected at least 1")
+    if group < 1:
+        raise LayerError(f"group is {group}, expected at least 1")
+    if channels % group:
+        raise LayerError(f"bottom has {channels} channels, expected a multiple of group {group}")
+    if outputs % group:
+        raise LayerError(f"num_output is {outputs}, expected a multiple of group {group}")

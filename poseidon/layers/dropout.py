@@ -1,0 +1,38 @@
+"""Dropout: noise in training, the identity in testing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from poseidon.layers.base import Layer, LayerError, Shape
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import TRAIN
+
+
+@register("Dropout")
+class Dropout(Layer):
+    """TRAIN: y = m x / (1 - r), each m drawn 0 with probability r, else 1. TEST: y = x.
+
+    Bottom: any shape. Top: the same; may be in place. Fields (dropout_param): dropout_ratio r, 0 <= r < 1.
+    """
+
+    IS_RANDOM: ClassVar[bool] = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        ratio = self.param.dropout_param.dropout_ratio
+        if not 0 <= ratio < 1:
+            raise LayerError(f"dropout_ratio is {ratio:g}, expected at least 0 and below 1")
+        self.keep = 1.0 - ratio
+        self.active = self.context.phase == TRAIN and ratio > 0
+        return [bottoms[0]]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        if not self.active:
+            return bottom
+        mask = torch.empty_like(bottom, requires_grad=False)
+        mask.bernoulli_(self.keep, generator=self.generator).div_(self.keep)
+        return bottom.mul_(mask) if self.overwrites_bottom else bottom * mask

@@ -1,0 +1,52 @@
+"""InnerProduct: the fully-connected layer.
+
+Shape letters: B every axis before `axis`, M the product of the others, N num_output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis
+from poseidon.layers.registry import register
+
+
+@register("InnerProduct")
+class InnerProduct(Layer):
+    """y = x W^T + b, with x the bottom flattened from `axis` on.
+
+    Bottom: B x M. Top: B x N.
+
+    Fields (inner_product_param): num_output, bias_term, axis, transpose, weight_filler, bias_filler.
+
+    Blobs: weight N x M (M x N with `transpose`); bias N unless bias_term is false.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.inner_product_param, bottoms[0]
+        if param.num_output < 1:
+            raise LayerError("missing num_output, expected at least 1")
+        self.axis = canonical_axis(param.axis, shape)
+        self.transpose = param.transpose
+        inputs, outputs = math.prod(shape[self.axis :]), param.num_output
+        self.offers_factors = self.axis == 1 and not self.transpose
+        self.register_parameter("bias", None)
+        weight = (inputs, outputs) if self.transpose else (outputs, inputs)
+        self.declare(
+            BlobSpec(name="weight", shape=weight, filler=param.weight_filler),
+            *([BlobSpec(name="bias", shape=(outputs,), filler=param.bias_filler)] if param.bias_term else []),
+        )
+        return [(*shape[: self.axis], outputs)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        weight = self.weight.t() if self.transpose else self.weight
+        return functional.linear(bottom.flatten(self.axis), weight, self.bias)

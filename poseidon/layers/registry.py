@@ -1,0 +1,63 @@
+"""Type string -> layer class.
+
+Law: a type is registered once, when its module is imported, and never changed after; importing anything of
+`poseidon.layers` imports every module that registers one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from poseidon.layers.base import Layer, LayerContext, LayerError
+from poseidon.layers.naming import unknown
+from poseidon.proto.caffe_pb2 import LayerParameter
+
+Class = TypeVar("Class", bound=type[Layer])
+_CLASSES: dict[str, type[Layer]] = {}
+
+
+def register(name: str) -> Callable[[Class], Class]:
+    """Class decorator: make the class the layer type `name`.
+
+    Raises:
+        ValueError: the type is taken.
+    """
+
+    def add(layer: Class) -> Class:
+        if name in _CLASSES:
+            raise ValueError(f"layer type '{name}' is already registered by {_CLASSES[name].__qualname__}")
+        _CLASSES[name] = layer
+        return layer
+
+    return add
+
+
+def known_types() -> frozenset[str]:
+    """Every type that `create` can make."""
+    return frozenset(_CLASSES)
+
+
+def layer_class(name: str) -> type[Layer]:
+    """The class of a type.
+
+    Raises:
+        LayerError: no such type; the text has the nearest one.
+    """
+    if not name:
+        raise LayerError("has no type")
+    if name not in _CLASSES:
+        near = unknown("layer type", name, _CLASSES)
+        raise LayerError(near if "did you mean" in near else f"{near}; known: {', '.join(sorted(_CLASSES))}")
+    return _CLASSES[name]
+
+
+def create(param: LayerParameter, context: LayerContext) -> Layer:
+    """A new layer, its counts of bottoms and tops checked, not yet set up.
+
+    Raises:
+        LayerError: unknown type, or an illegal number of bottoms or tops.
+    """
+    layer = layer_class(param.type)(param, context)
+    layer.check_counts()
+    return layer

@@ -1,0 +1,163 @@
+"""Softmax, and the loss that is computed from it.
+
+Shape letters: N every axis before the class axis, C classes, S every axis after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from poseidon.errors import DataError
+from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import LossParameter
+
+# Caffe takes the logarithm of max(probability, FLT_MIN): a loss never exceeds 87.3365.
+LOG_FLT_MIN = math.log(torch.finfo(torch.float32).tiny)
+
+
+@register("Softmax")
+class Softmax(Layer):
+    """y_c = exp(x_c) / sum over c' of exp(x_c'), along `axis`.
+
+    Bottom: any shape. Top: the same. Fields (softmax_param): axis. `engine` changes nothing here.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        self.axis = canonical_axis(self.param.softmax_param.axis, bottoms[0])
+        return [bottoms[0]]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return torch.softmax(bottom, self.axis)
+
+
+class NegativeLogLikelihood(torch.autograd.Function):
+    """Sum of -log softmax(x)[label] over the counted items, divided by `normalizer`.
+
+    The value is cut at Caffe's ceiling but the gradient, (softmax - one hot) / normalizer, is not: so does Caffe.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NCS: Tensor, label_N1S: Tensor, ignored_N1S: Tensor | None, normalizer: float
+    ) -> tuple[Tensor, Tensor]:
+        log_probability = torch.log_softmax(x_NCS, 1)
+        losses = log_probability.gather(1, label_N1S).clamp_(min=LOG_FLT_MIN).neg_()
+        if ignored_N1S is not None:
+            losses.masked_fill_(ignored_N1S, 0)
+        ctx.save_for_backward(log_probability, label_N1S, ignored_N1S)
+        ctx.normalizer = normalizer
+        ctx.mark_non_differentiable(log_probability)
+        return losses.sum().div_(normalizer), log_probability
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        log_probability, label, ignored = ctx.saved_tensors
+        diff = log_probability.exp()
+        diff.scatter_add_(1, label, diff.new_full((), -1.0).expand(label.shape))
+        if ignored is not None:
+            diff.masked_fill_(ignored, 0)
+        return diff.mul_(g / ctx.normalizer), None, None, None
+
+
+def check_labels(scores: Shape, labels: Shape, axis: int) -> None:
+    """Raise `LayerError` unless there is one label for each item of scores.
+
+    Args:
+        scores: N x C x S.
+        labels: any shape that holds N x S values.
+        axis: the class axis of `scores`.
+    """
+    expected = math.prod(scores[:axis]) * math.prod(scores[axis + 1 :])
+    if math.prod(labels) == expected:
+        return
+    items = scores[0] if scores and axis > 0 else 0
+    if labels and items and labels[0] == items:
+        found, wanted = math.prod(labels) // items, expected // items
+        values = "value" if found == 1 else "values"
+        raise LayerError(f"bottom 'label' has {found} {values} per item, expected {wanted}")
+    raise LayerError(
+        f"label bottom of shape {times(labels)} has {math.prod(labels)} values, expected {expected}: one for each "
+        f"of the scores of shape {times(scores)} along axis {axis}"
+    )
+
+
+def to_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[Tensor, Tensor | None]:
+    """Labels as indices, and which of them are ignored (their index is then 0).
+
+    Raises:
+        DataError: a label is outside 0 .. classes - 1. Checked on the CPU only, where looking costs no wait.
+    """
+    index = label.detach().long()
+    ignored = None
+    if ignore_label is not None:
+        ignored = index == ignore_label
+        index = index.masked_fill(ignored, 0)
+    if index.device.type == "cpu" and index.numel():
+        low, high = (int(value) for value in torch.aminmax(index))
+        if low < 0 or high >= classes:
+            wrong = low if low < 0 else high
+            raise DataError(f"label {wrong} is outside 0..{classes - 1}, the range of the {classes} scores")
+    return index, ignored
+
+
+@register("SoftmaxWithLoss")
+class SoftmaxWithLoss(Layer):
+    """loss = -1/Z sum over items of log softmax(x)[label], at most 87.3365 an item (Caffe's smallest float).
+
+    Bottoms: scores N x C x S; labels, N x S whole numbers in 0 .. C - 1. Tops: the loss, a scalar; optionally
+    the softmax, shaped as the scores, which has no gradient. Labels have none either.
+
+    Fields: softmax_param.axis, the class axis; loss_param.ignore_label, whose items count for nothing;
+    loss_param.normalization, Z: FULL = N S, VALID = items not ignored, BATCH_SIZE = N, NONE = 1; the old
+    loss_param.normalize (true = VALID, false = BATCH_SIZE) where normalization is absent. Z is at least 1.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+    MAX_TOPS: ClassVar[int | None] = 2
+    IS_LOSS: ClassVar[bool] = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        scores, labels = bottoms
+        param = self.param.loss_param
+        self.axis = canonical_axis(self.param.softmax_param.axis, scores)
+        check_labels(scores, labels, self.axis)
+        self.ignore_label = param.ignore_label if param.HasField("ignore_label") else None
+        self.normalization = normalization(param)
+        self.with_softmax = self.top_count() > 1
+        return [(), scores][: self.top_count()]
+
+    def forward(self, scores: Tensor, label: Tensor) -> Tensor | tuple[Tensor, ...]:
+        shape = scores.shape
+        outer, classes = math.prod(shape[: self.axis]), shape[self.axis]
+        folded = scores.reshape(outer, classes, -1)
+        index, ignored = to_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
+        normalizer = self._normalizer(outer, index, ignored)
+        loss: Tensor
+        loss, log_probability = NegativeLogLikelihood.apply(folded, index, ignored, normalizer)  # type: ignore[no-untyped-call]
+        return (loss, log_probability.exp().reshape(shape)) if self.with_softmax else loss
+
+    def _normalizer(self, outer: int, index: Tensor, ignored: Tensor | None) -> float:
+        if self.normalization == LossParameter.NONE:
+            return 1.0
+        if self.normalization == LossParameter.BATCH_SIZE:
+            return max(1.0, float(outer))
+        left_out = 0
+        if self.normalization == LossParameter.VALID and ignored is not None:
+            left_out = int(ignored.sum())
+        return max(1.0, float(index.numel() - left_out))
+
+
+def normalization(param: LossParameter) -> int:
+    """The mode that `param` asks for, by its new field or its old one."""
+    if param.HasField("normalize") and not param.HasField("normalization"):
+        return LossParameter.VALID if param.normalize else LossParameter.BATCH_SIZE
+    return param.normalization

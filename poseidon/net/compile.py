@@ -1,0 +1,156 @@
+"""A definition becomes a `Net`.
+
+Law: every mistake that can be seen without data is found here, and raised as one sentence with file, line and layer.
+First weights depend on the seed and the blob's place in the net, not on rank, device or number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from poseidon.errors import DefinitionError
+from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, new_blob, times
+from poseidon.layers.registry import create, layer_class
+from poseidon.net.net import Compiled, Net
+from poseidon.net.params import ParamTable
+from poseidon.net.plan import NetPlan, plan_net
+from poseidon.net.seeds import derive_seed
+from poseidon.proto.caffe_pb2 import NetState, Phase
+from poseidon.proto.definition import NetDefinition
+from poseidon.proto.phase import filter_net
+
+
+def compile_net(
+    definition: NetDefinition, context: LayerContext, *, state: NetState, share_with: Net | None = None
+) -> Net:
+    """Build the net of one phase.
+
+    Args:
+        definition: the net, all phases.
+        context: where it lives. Its phase is taken from `state`, and its `resolve` from the definition unless given.
+        state: phase, level and stages.
+        share_with: a net whose blobs this one uses, layer by layer where names are equal (a test net, its train net).
+
+    Raises:
+        DefinitionError: a mistake in the definition.
+        DataError: a database or a mean file is missing or broken.
+    """
+    net = filter_net(definition, state)
+    if not net.param.layer:
+        raise DefinitionError(
+            f"the net has no layer for phase {Phase.Name(state.phase)}, expected at least one",
+            source=net.source,
+        )
+    resolve = definition.resolve if context.resolve is Path else context.resolve
+    compiler = _Compiler(net, replace(context, phase=state.phase, resolve=resolve), share_with)
+    try:
+        return compiler.compile()
+    except BaseException:
+        compiler.close()
+        raise
+
+
+class _Compiler:
+    """Sets the layers up one after the other, so that each learns the shapes of its bottoms."""
+
+    def __init__(self, definition: NetDefinition, context: LayerContext, share_with: Net | None) -> None:
+        self.definition = definition
+        self.context = context
+        self.donors = dict(share_with.layer_modules) if share_with else {}
+        self.table = ParamTable()
+        self.layers: list[Layer] = []
+        self.blobs_seen = 0
+
+    def compile(self) -> Net:
+        plan = plan_net(self.definition, layer_class)
+        shapes = self._set_up(plan)
+        self._choose_gradients()
+        return Net(
+            Compiled(
+                definition=self.definition,
+                plan=plan,
+                context=self.context,
+                layers=tuple(self.layers),
+                shapes=tuple(shapes),
+                params=self.table.infos(),
+            )
+        )
+
+    def close(self) -> None:
+        """Let go of what the layers opened so far."""
+        for layer in self.layers:
+            layer.close()
+
+    def _set_up(self, plan: NetPlan) -> list[Shape]:
+        """Create each layer, tell it its bottoms' shapes and give it its blobs.
+
+        Returns:
+            the shape of every slot.
+        """
+        shapes: list[Shape] = [()] * plan.slots
+        for step in plan.steps:
+            with self._naming(step.layer):
+                layer = self._create(step.layer)
+                layer.overwrites_bottom = step.overwrites
+                tops = layer.setup([shapes[slot] for slot in step.bottoms])
+                for slot, shape in zip(step.tops, tops, strict=True):
+                    shapes[slot] = shape
+                self._give_blobs(layer)
+        return shapes
+
+    def _create(self, index: int) -> Layer:
+        param = self.definition.param.layer[index]
+        phase = param.phase if param.HasField("phase") else self.context.phase
+        layer = create(param, replace(self.context, phase=phase))
+        self.layers.append(layer)
+        if layer.IS_RANDOM:
+            layer.generator = torch.Generator(self.context.device)
+            layer.generator.manual_seed(derive_seed(self.context.seed, "draw", self.context.rank, index))
+        return layer
+
+    def _give_blobs(self, layer: Layer) -> None:
+        entries = self.table.add_layer(layer.param, layer.blob_specs, factors=layer.offers_factors)
+        donated = self._donated(layer)
+        for index, entry in enumerate(entries):
+            if entry.parameter is None:
+                entry.parameter = donated[index] if donated else self._new(layer, index)
+            layer.install(index, entry.parameter)
+        self.blobs_seen += len(entries)
+
+    def _new(self, layer: Layer, index: int) -> nn.Parameter:
+        seed = derive_seed(self.context.seed, "blob", self.blobs_seen + index)
+        return nn.Parameter(new_blob(layer.blob_specs[index], seed).to(self.context.device))
+
+    def _donated(self, layer: Layer) -> list[nn.Parameter]:
+        """The blobs of the layer of this name in the net that is shared with; none if it has no such layer."""
+        donor = self.donors.get(layer.param.name)
+        if donor is None or not donor.blob_specs:
+            return []
+        theirs, mine = (tuple(spec.shape for spec in of.blob_specs) for of in (donor, layer))
+        if theirs != mine:
+            raise LayerError(
+                f"has blobs of shape {', '.join(map(times, mine)) or 'none'}, expected "
+                f"{', '.join(map(times, theirs))} as in the net it shares them with"
+            )
+        return donor.sources()
+
+    def _choose_gradients(self) -> None:
+        """A blob that does not learn gets no gradient, unless force_backward asks for all."""
+        if self.donors:
+            return
+        for info in self.table.infos():
+            info.parameter.requires_grad_(info.lr_mult != 0 or self.definition.param.force_backward)
+
+    @contextmanager
+    def _naming(self, index: int) -> Iterator[None]:
+        """Give a layer's error its file, line and name."""
+        try:
+            yield
+        except LayerError as error:
+            raise self.definition.error(index, str(error)) from error

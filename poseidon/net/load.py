@@ -1,0 +1,84 @@
+"""Saved blobs into a net, layer by layer, by name.
+
+Law: Caffe's (Net::CopyTrainedLayersFrom). A saved layer that the net has not is ignored; a layer of the net that was
+not saved keeps its values; blobs of a layer that is in both must match in number and shape. Nothing is written
+unless everything matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from poseidon.errors import SnapshotError
+from poseidon.layers.base import Layer, Shape, times
+
+# Old files give every blob four axes, filled up with ones in front.
+LEGACY_AXES = 4
+Arrays = Sequence[NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What became of a set of saved layers.
+
+    Attributes:
+        copied: layers whose blobs were taken.
+        ignored: saved layers that the net has not.
+        kept: layers of the net with blobs that were not saved.
+    """
+
+    copied: tuple[str, ...]
+    ignored: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def load_blobs(layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]]) -> LoadReport:
+    """Copy saved blobs into the layers of their names.
+
+    Args:
+        layers: the net's layers by name.
+        saved: name and blobs of each saved layer.
+
+    Raises:
+        SnapshotError: a layer's blobs differ in number or shape; the net is then unchanged.
+    """
+    pairs: list[tuple[Tensor, NDArray[Any]]] = []
+    copied, ignored = [], []
+    for name, arrays in saved:
+        if name not in layers:
+            ignored.append(name)
+        elif arrays:
+            pairs += _match(name, layers[name].blobs(), arrays)
+            copied.append(name)
+    with torch.no_grad():
+        for blob, array in pairs:
+            blob.copy_(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(blob.shape))
+    kept = tuple(name for name, layer in layers.items() if layer.blob_specs and name not in copied)
+    return LoadReport(copied=tuple(copied), ignored=tuple(ignored), kept=kept)
+
+
+def _match(name: str, blobs: Sequence[Tensor], arrays: Arrays) -> list[tuple[Tensor, NDArray[Any]]]:
+    if len(blobs) != len(arrays):
+        raise SnapshotError(f"layer '{name}': {len(arrays)} blobs are saved, expected {len(blobs)}")
+    for index, (blob, array) in enumerate(zip(blobs, arrays, strict=True)):
+        if not same_shape(tuple(array.shape), tuple(blob.shape)):
+            raise SnapshotError(
+                f"layer '{name}': blob {index} is saved with shape {times(array.shape)}, expected {times(blob.shape)}; "
+                "to leave this layer as it is, give it another name"
+            )
+    return list(zip(blobs, arrays, strict=True))
+
+
+def same_shape(saved: Shape, wanted: Shape) -> bool:
+    """Whether a saved blob fits: the same shape, or the old form of it with ones in front."""
+    if saved == wanted:
+        return True
+    lacking = LEGACY_AXES - len(wanted)
+    return len(saved) == LEGACY_AXES and lacking > 0 and saved == (1,) * lacking + wanted

@@ -1,0 +1,249 @@
+"""Net: a compiled definition, run as a torch module.
+
+Law: `forward` is a flat walk over a list made once. It computes what the definition says in the order of the file, lets
+go of each blob when nobody needs it any more, and adds nothing to what the layers cost by themselves. Two nets with
+the same definition, context and inputs compute the same bits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from poseidon.data.reader import BatchReader
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.layers.base import Layer, LayerContext, Shape, times
+from poseidon.layers.data import Data
+from poseidon.layers.naming import unknown
+from poseidon.layers.sources import Input
+from poseidon.net.load import Arrays, LoadReport, load_blobs
+from poseidon.net.params import ParamInfo
+from poseidon.net.plan import NetPlan, Step
+from poseidon.proto.definition import NetDefinition
+
+# A random state is a run of (length, bytes), one for each layer that draws.
+LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What `compile_net` hands to `Net`.
+
+    Attributes:
+        definition: the net, filtered for its phase.
+        plan: how its layers are joined.
+        context: where it lives.
+        layers: one a step.
+        shapes: shape of each slot, as compiled.
+        params: its learnable tensors.
+    """
+
+    definition: NetDefinition
+    plan: NetPlan
+    context: LayerContext
+    layers: tuple[Layer, ...]
+    shapes: tuple[Shape, ...]
+    params: tuple[ParamInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One line of the flat list that `forward` walks."""
+
+    layer: Layer
+    bottoms: tuple[int, ...]
+    tops: tuple[int, ...]
+    dead: tuple[int, ...]
+    cut: tuple[bool, ...] | None
+    wants_gradient: bool
+
+
+class Net(nn.Module):
+    """A net that runs. Made by `compile_net`.
+
+    Attributes:
+        plan: how the layers are joined.
+        parameters_info: the learnable tensors in Caffe's order.
+        layer_modules: (name, layer) in order.
+        blob_shapes: each blob's shape as compiled.
+        input_shapes: the blobs that `forward` must be given.
+        loss_weights: weight of each blob that is an output or weighs in the loss.
+        loss: after `forward`, the weighted sum of the losses, a scalar.
+        keep_blobs: fill `blobs` in each forward pass; costs the memory of all of them.
+        blobs: each blob's last value by name, when kept.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        super().__init__()
+        self.definition = compiled.definition
+        self.plan = compiled.plan
+        self.context = compiled.context
+        self.parameters_info = compiled.params
+        self.layers = nn.ModuleList(compiled.layers)
+        names = [param.name for param in compiled.definition.param.layer]
+        self.layer_modules: tuple[tuple[str, Layer], ...] = tuple(zip(names, compiled.layers, strict=True))
+        self.blob_shapes = {name: compiled.shapes[slot] for name, slot in self.plan.names.items()}
+        self.loss_weights = dict(self.plan.loss_weights)
+        self.loss = torch.zeros((), device=self.context.device)
+        self.keep_blobs = False
+        self.blobs: dict[str, Tensor] = {}
+        self._inputs = self._find_inputs(compiled)
+        self.input_shapes = {name: shape for name, _, shape in self._inputs}
+        self._calls = tuple(
+            self._call(step, layer)
+            for step, layer in zip(self.plan.steps, compiled.layers, strict=True)
+            if not isinstance(layer, Input)
+        )
+
+    def _find_inputs(self, compiled: Compiled) -> tuple[tuple[str, int, Shape], ...]:
+        found = []
+        for step, layer in zip(self.plan.steps, compiled.layers, strict=True):
+            if isinstance(layer, Input):
+                found += [
+                    (name, slot, compiled.shapes[slot])
+                    for name, slot in zip(layer.param.top, step.tops, strict=True)
+                ]
+        return tuple(found)
+
+    def forward(self, inputs: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Run every layer once.
+
+        Args:
+            inputs: a float tensor for the top of each Input layer; only its first extent may differ from the
+                definition's. None for a net that reads its own data.
+
+        Returns:
+            the blobs that no layer uses up, by name as Caffe lists them.
+
+        Raises:
+            UsageError: an input is missing, unknown or of another shape.
+            DataError: what the data could not give, or a label outside the range of its scores.
+        """
+        self.loss = (
+            torch.zeros((), device=self.context.device) if not self.plan.losses else self.loss.detach()
+        )
+        self.blobs = {}
+        values: list[Tensor | None] = [None] * self.plan.slots
+        self._take(inputs or {}, values)
+        keep = self.keep_blobs
+        for call in self._calls:
+            arguments: list[Any] = [values[slot] for slot in call.bottoms]
+            if call.cut is not None:
+                arguments = [v.detach() if cut else v for v, cut in zip(arguments, call.cut, strict=True)]
+            result = call.layer(*arguments)
+            del arguments
+            if len(call.tops) == 1:
+                values[call.tops[0]] = result
+            else:
+                for slot, top in zip(call.tops, result, strict=True):
+                    values[slot] = top
+            del result
+            if call.wants_gradient:
+                self._ask_gradient(call, values)
+            if not keep:
+                for slot in call.dead:
+                    values[slot] = None
+        return self._finish(values)
+
+    def close(self) -> None:
+        """Stop the data layers' threads and close their files."""
+        for _, layer in self.layer_modules:
+            layer.close()
+
+    def readers(self) -> list[tuple[str, BatchReader]]:
+        """Name and reader of each Data layer, in order."""
+        return [(name, layer.reader) for name, layer in self.layer_modules if isinstance(layer, Data)]
+
+    def load_blobs(self, saved: Iterable[tuple[str, Arrays]]) -> LoadReport:
+        """Take over saved blobs by layer name; see `poseidon.net.load`.
+
+        Raises:
+            SnapshotError: a layer's blobs differ in number or shape.
+        """
+        return load_blobs(dict(self.layer_modules), saved)
+
+    def layer_blobs(self) -> list[tuple[str, str, list[NDArray[Any]]]]:
+        """Name, type and copies of the blobs of every layer, shared ones with each sharer, as Caffe saves them."""
+        return [
+            (name, layer.param.type, [blob.detach().cpu().numpy().copy() for blob in layer.blobs()])
+            for name, layer in self.layer_modules
+        ]
+
+    def random_state(self) -> bytes:
+        """The state of every layer that draws random numbers."""
+        states = [generator.get_state().numpy().tobytes() for generator in self._generators()]
+        return b"".join(LENGTH.pack(len(state)) + state for state in states)
+
+    def set_random_state(self, state: bytes) -> None:
+        """Put back what `random_state` gave.
+
+        Raises:
+            SnapshotError: the state is of a net with other random layers, or on another kind of device.
+        """
+        parts, rest = [], state
+        while len(rest) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(rest)
+            parts.append(rest[LENGTH.size : LENGTH.size + length])
+            rest = rest[LENGTH.size + length :]
+        generators = self._generators()
+        lengths = [generator.get_state().numel() for generator in generators]
+        if rest or [len(part) for part in parts] != lengths:
+            raise SnapshotError(
+                f"the random state is that of {len(parts)} layers ({len(state)} bytes), expected that of the "
+                f"{len(generators)} random layers of this net"
+            )
+        for generator, part in zip(generators, parts, strict=True):
+            generator.set_state(torch.frombuffer(bytearray(part), dtype=torch.uint8))
+
+    def _generators(self) -> list[torch.Generator]:
+        return [layer.generator for _, layer in self.layer_modules if layer.generator is not None]
+
+    def _call(self, step: Step, layer: Layer) -> Call:
+        return Call(
+            layer=layer,
+            bottoms=step.bottoms,
+            tops=step.tops,
+            dead=step.dead,
+            cut=step.cut if any(step.cut) else None,
+            wants_gradient=any(slot in self.plan.wants_gradient for slot in step.tops),
+        )
+
+    def _take(self, inputs: Mapping[str, Tensor], values: list[Tensor | None]) -> None:
+        """Check the given inputs and put them into their slots."""
+        for name in inputs:
+            if name not in self.input_shapes:
+                raise UsageError(unknown("input", name, self.input_shapes))
+        for name, slot, shape in self._inputs:
+            if name not in inputs:
+                raise UsageError(f"input '{name}' was not given, expected a tensor of shape {times(shape)}")
+            value = inputs[name]
+            if value.dim() != len(shape) or tuple(value.shape[1:]) != shape[1:]:
+                raise UsageError(f"input '{name}' has shape {times(value.shape)}, expected {times(shape)}")
+            value = value.to(self.context.device)
+            if slot in self.plan.wants_gradient and not value.requires_grad:
+                value = value.detach().requires_grad_()
+            values[slot] = value
+
+    def _ask_gradient(self, call: Call, values: list[Any]) -> None:
+        for slot in call.tops:
+            if slot in self.plan.wants_gradient and not values[slot].requires_grad:
+                values[slot] = values[slot].detach().requires_grad_()
+
+    def _finish(self, values: list[Any]) -> dict[str, Tensor]:
+        """Sum the loss, show the kept blobs and give the outputs."""
+        total: Tensor | None = None
+        for slot, weight in self.plan.losses:
+            term = values[slot] if values[slot].dim() == 0 else values[slot].sum()
+            term = term if weight == 1 else term * weight
+            total = term if total is None else total + term
+        if total is not None:
+            self.loss = total
+        if self.keep_blobs:
+            self.blobs = {name: values[slot] for name, slot in self.plan.names.items()}
+        return {name: values[slot] for name, slot in self.plan.outputs}

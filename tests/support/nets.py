@@ -1,0 +1,58 @@
+"""Small nets for tests, written as prototxt text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from poseidon.layers.base import LayerContext
+from poseidon.net.compile import compile_net
+from poseidon.net.net import Net
+from poseidon.proto.caffe_pb2 import TRAIN, NetParameter, NetState
+from poseidon.proto.definition import NetDefinition
+from poseidon.proto.text import layer_lines, parse
+
+
+def definition(text: str, *, source: str = "net.prototxt") -> NetDefinition:
+    """A definition that lies in no folder that matters."""
+    param = parse(text, NetParameter(), source=source)
+    return NetDefinition(param=param, source=source, layer_lines=tuple(layer_lines(text)), folder=Path())
+
+
+def build(
+    text: str,
+    *,
+    phase: int = TRAIN,
+    seed: int = 1,
+    rank: int = 0,
+    stages: tuple[str, ...] = (),
+    share_with: Net | None = None,
+) -> Net:
+    """A compiled net of `phase`."""
+    state = NetState(phase=phase, stage=stages)  # type: ignore[arg-type]
+    context = LayerContext(phase=phase, seed=seed, rank=rank)
+    return compile_net(definition(text), context, state=state, share_with=share_with)
+
+
+def inputs(**shapes: tuple[int, ...]) -> str:
+    """Input layers, one a blob."""
+    return "\n".join(
+        f'layer {{ name: "in_{name}" type: "Input" top: "{name}" input_param {{ shape {{ '
+        + " ".join(f"dim: {extent}" for extent in shape)
+        + " } } }"
+        for name, shape in shapes.items()
+    )
+
+
+def layer(kind: str, bottoms: str, tops: str, body: str = "", *, name: str = "layer") -> str:
+    """One layer; bottoms and tops are names with spaces between."""
+    joined = "".join(f' bottom: "{b}"' for b in bottoms.split()) + "".join(
+        f' top: "{t}"' for t in tops.split()
+    )
+    return f'layer {{ name: "{name}" type: "{kind}"{joined} {body} }}'
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal noise from a seed of its own."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
