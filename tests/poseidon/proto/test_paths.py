@@ -1,0 +1,76 @@
+"""Which file a path in a definition means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.errors import DefinitionError
+from poseidon.proto import paths
+from poseidon.proto.paths import repository_root, resolve, resolve_prefix
+
+PLACES = ("folder", "root", "cwd")
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three folders, standing for the definition's, the repository root and the current one."""
+    for place in PLACES:
+        (tmp_path / place).mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setattr(paths, "repository_root", lambda: tmp_path / "root")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "existing, expected",
+    [
+        (("folder", "root", "cwd"), "folder"),
+        (("root", "cwd"), "root"),
+        (("cwd",), "cwd"),
+        ((), "root"),
+    ],
+)
+def test_the_first_that_exists(places: Path, existing: tuple[str, ...], expected: str) -> None:
+    for place in existing:
+        (places / place / "data").mkdir()
+    assert resolve("data", folder=places / "folder") == places / expected / "data"
+    assert resolve_prefix("data/snap", folder=places / "folder") == places / expected / "data" / "snap"
+
+
+def test_an_absolute_path_is_itself(places: Path) -> None:
+    assert resolve("/nowhere/x", folder=places / "folder") == Path("/nowhere/x")
+    assert resolve_prefix("/nowhere/x", folder=places / "folder") == Path("/nowhere/x")
+
+
+def test_a_relative_folder_gives_an_absolute_path(places: Path) -> None:
+    (places / "cwd" / "sub").mkdir()
+    (places / "cwd" / "sub" / "net").write_text("")
+    assert resolve("net", folder=Path("sub")) == places / "cwd" / "sub" / "net"
+
+
+def test_a_bare_prefix_lies_beside_its_file(places: Path) -> None:
+    assert resolve_prefix("lenet", folder=places / "folder") == places / "folder" / "lenet"
+
+
+@pytest.mark.parametrize("placeholder", ["POSEIDON_ROOT", "CAFFE_ROOT"])
+def test_a_placeholder_stands_for_the_repository_root(places: Path, placeholder: str) -> None:
+    (places / "cwd" / "x").mkdir()
+    assert resolve(f"{placeholder}/x", folder=places / "folder") == places / "root" / "x"
+
+
+def test_an_empty_path_is_an_error(places: Path) -> None:
+    with pytest.raises(DefinitionError, match="an empty path is given"):
+        resolve("", folder=places)
+
+
+def test_repository_root_is_the_checkout_or_the_current_folder(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert repository_root() == repository
+    monkeypatch.setattr(
+        paths, "__file__", str(tmp_path / "site-packages" / "poseidon" / "proto" / "paths.py")
+    )
+    monkeypatch.chdir(tmp_path)
+    assert repository_root() == tmp_path

@@ -1,0 +1,106 @@
+"""Prototxt files into messages and back, and every way that reading one can fail."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from poseidon.errors import DefinitionError
+from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
+from poseidon.proto.text import layer_lines, parse, read, to_text
+
+FILES = {
+    b"": "the file is empty: it holds no settings",
+    b"# only words\n": "the file is empty: it holds no settings",
+    b"name: \"a\0b\"": "this is a binary file; prototxt text is expected",
+    b"name: 'a'\n# caf\xe9\n": "the file is no UTF-8 text (byte 0xe9); prototxt text is expected",
+    b"layr {}": "unknown field 'layr' in NetParameter; did you mean 'layer'?",
+    b"layer { clip_param { max: 1 } }": "required field 'min' is missing in clip_param",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", FILES)
+def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_bytes(content)
+    with pytest.raises(DefinitionError) as caught:
+        read(path, NetParameter())
+    assert caught.value.message == FILES[content]
+    assert caught.value.source == str(path)
+    assert str(caught.value).startswith(f"{path}:")
+
+
+def test_no_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DefinitionError, match=r"missing.prototxt: there is no such file$"):
+        read(tmp_path / "missing.prototxt", NetParameter())
+    with pytest.raises(DefinitionError, match="this is a folder; a prototxt file is expected"):
+        read(tmp_path, NetParameter())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DefinitionError, match="cannot be read: Not a directory"):
+        read(tmp_path / "file" / "net.prototxt", NetParameter())
+
+
+def test_reads_what_windows_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_bytes(b'\xef\xbb\xbfname: "a"\r\nlayer {\r\n}\r\n')
+    assert read(path, NetParameter()).name == "a"
+
+
+def test_parse_fills_and_returns_the_message() -> None:
+    message = SolverParameter()
+    assert parse("max_iter: 3", message, source="given") is message
+    assert message.max_iter == 3
+
+
+def test_an_error_names_source_line_and_column() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        parse('max_iter: 3\n  device_id: "0"', SolverParameter(), source="solver.prototxt")
+    assert str(caught.value).startswith("solver.prototxt:2:14: device_id in SolverParameter")
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("layer {\n clip_param { min: 0 max: 1 } }\nlayer {\n clip_param { min: 0 } }", 4),
+        ("layer {\n name: 'x' }\nlayer {\n clip_param { }\n}", 4),
+    ],
+)
+def test_a_missing_required_setting_names_the_line_of_its_block(text: str, line: int) -> None:
+    with pytest.raises(DefinitionError, match=r"required field 'm\w\w' is missing in clip_param") as caught:
+        parse(text, NetParameter(), source="net")
+    assert caught.value.line == line
+
+
+def test_text_and_back() -> None:
+    text = 'name: "n"\nlayer {\n  name: "ä\\n"\n  lrn_param {\n    alpha: 5e-05\n  }\n}\n'
+    message = parse(text, NetParameter(), source="")
+    again = parse(to_text(message), NetParameter(), source="")
+    assert again == message
+    assert to_text(message).startswith('name: "n"\nlayer {\n  name: "')
+    assert "alpha: 5e-05" in to_text(message)
+
+
+@pytest.mark.parametrize(
+    "text, lines",
+    [
+        ("", []),
+        ("name: 'x'\nlayer {\n}\n# layer {\nlayers { layer { } }\nlayer\n{}", [2, 5, 6]),
+        ("layer: [{},\n{}]", [1, 2]),
+        ("input: 'layer {'\nlayer: < name: 'layer' >", [2]),
+    ],
+)
+def test_layer_lines(text: str, lines: list[int]) -> None:
+    assert layer_lines(text) == lines
+
+
+def test_a_net_of_seven_thousand_lines_takes_less_than_a_second() -> None:
+    layer = 'layer {\n  name: "c"\n  type: "Convolution"\n  convolution_param {\n    num_output: 64\n    pad: 1\n  }\n}\n'
+    text = layer * 900
+    started = time.perf_counter()
+    net = parse(text, NetParameter(), source="net")
+    lines = layer_lines(text)
+    assert time.perf_counter() - started < 1
+    assert len(net.layer) == len(lines) == 900
+    assert lines[-1] == 899 * 8 + 1
