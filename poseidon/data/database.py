@@ -76,6 +76,6 @@ def require_kind(path: Path, backend: Backend) -> None:
     found = require(path)
     if found is not backend:
         raise DataError(
-            f"{path} is a {found.title} database, but was named as {backend.title}: "
+            f"the database {path} is {found.title}, but was named as {backend.title}: "
             f"write backend: {found.name} (--backend={found.suffix})"
         )
