@@ -15,6 +15,8 @@ from poseidon.proto import paths
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
 from poseidon.proto.text import parse, read_text
 from poseidon.proto.tokens import Setting, settings
+from poseidon.proto.upgrade.driver import upgrade_net, upgrade_solver
+from poseidon.proto.upgrade.errors import UpgradeError
 
 _TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 
@@ -218,6 +220,10 @@ def read_solver(path: str | Path) -> SolverDefinition:
     param = parse(text, SolverParameter(), source=str(path))
     if not param.ListFields():
         raise DefinitionError("the file is empty: it holds no solver", source=str(path))
+    try:
+        param = upgrade_solver(param)
+    except UpgradeError as error:
+        raise DefinitionError(error.message, source=str(path)) from error
     return SolverDefinition(
         param=param, source=str(path), folder=path.absolute().parent, lines=tuple(settings(text))
     )
@@ -226,8 +232,18 @@ def read_solver(path: str | Path) -> SolverDefinition:
 def _net_definition(
     param: NetParameter, *, source: str, lines: Iterable[Setting], folder: Path
 ) -> NetDefinition:
-    layer_lines = tuple(line for path, line in lines if path in (("layer",), ("layers",)))
-    return NetDefinition(param=param, source=source, layer_lines=layer_lines, folder=folder)
+    """The net brought to today's grammar, each of its layers with the line that it came from."""
+    found = list(lines)
+    layer_lines = tuple(line for path, line in found if path in (("layer",), ("layers",)))
+    try:
+        upgraded = upgrade_net(param)
+    except UpgradeError as error:
+        line = None if error.layer is None else layer_lines[error.layer]
+        raise DefinitionError(error.message, source=source, line=line) from error
+    if len(upgraded.layer) > len(layer_lines):
+        # The net's inputs have become a layer of their own.
+        layer_lines = (next(line for path, line in found if path == ("input",)), *layer_lines)
+    return NetDefinition(param=upgraded, source=source, layer_lines=layer_lines, folder=folder)
 
 
 def _inner(lines: Iterable[Setting], name: str, index: int) -> list[Setting]:
