@@ -99,6 +99,10 @@ class Client:
         """Finish an iteration. Every table must have been pushed in it."""
         self._do(self._session.tick)
 
+    def request(self, table: int) -> None:
+        """Under `SSP`: ask for what the next `read` of this table will need, ahead of it."""
+        self._do(lambda: self._session.ask(table))
+
     def read(self, table: int, out: Array, *, staleness: int | None = None) -> None:
         """Bring `out` up to date; waits until the staleness bound allows it.
 
@@ -201,8 +205,10 @@ class Client:
     def _do(self, call: Callable[[], list[Addressed]]) -> None:
         with self._changed:
             self._check()
-            self._outbox.extend(call())
-        self._transport.wake()
+            outgoing = call()
+            self._outbox.extend(outgoing)
+        if outgoing:
+            self._transport.wake()
 
     def _until_fresh(self, table: int, staleness: int | None) -> None:
         session = self._session

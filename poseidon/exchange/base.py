@@ -1,0 +1,114 @@
+"""The contract between a training loop and whatever keeps the replicas together.
+
+One iteration, seen from the loop:
+
+    exchange.start(iteration, rate)
+    for each layer, bottom up:   exchange.wait(its tensors)     -> forward
+    for each layer, top down:    backward -> exchange.begin(a tensor, its gradient)
+    exchange.finish()
+
+Law: after `wait(k)` in iteration t, tensor k holds every replica's updates of iterations < t - s, s its
+staleness, and this replica's own. `begin` returns at once; the gradient is read in the background and must not
+be written to before the tensor's next `wait`. A tensor that got no gradient in an iteration counts as zero.
+The tensors' own memory is updated in place, so modules never see a new tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ps_server import Rule, Signal, SignalKind
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One tensor that the exchange keeps together.
+
+    Args:
+        name: for messages to people.
+        tensor: the parameter; float32; updated in place.
+        rule: how its values follow from its gradients.
+        factors: its gradient is u^T v of one layer's output gradient and input.
+    """
+
+    name: str
+    tensor: nn.Parameter
+    rule: Rule = field(default_factory=Rule)
+    factors: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSettings:
+    """What is common to all tensors of a job.
+
+    Args:
+        clip: largest L2 norm of all gradients together; None: no limit.
+        gradient_scale: multiplies the gradients after the limit (1 / iter_size).
+        start_clock: the iteration that the tensors' values stand at; > 0 when a run is resumed.
+    """
+
+    clip: float | None = None
+    gradient_scale: float = 1.0
+    start_clock: int = 0
+
+
+History = Sequence[Array]
+"""A tensor's history arrays, each of the tensor's shape: what a solverstate holds for it."""
+
+Ask = Callable[[], "tuple[bytes, ...] | None"]
+
+
+class Exchange(Protocol):
+    """See the module's head for the order of calls."""
+
+    def open(self, histories: Sequence[History] | None) -> None:
+        """Bring every replica to the same first values: those of rank 0.
+
+        Args:
+            histories: for each tensor the history to go on from (a resumed run); None: all zero.
+        """
+
+    def start(self, iteration: int, rate: float) -> None:
+        """Begin an iteration. `rate` is the solver's rate in it."""
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """Tensor `index` has its whole gradient of this iteration; send it on its way."""
+
+    def wait(self, index: int) -> None:
+        """Return once tensor `index` may be used."""
+
+    def finish(self) -> None:
+        """End the iteration: every gradient there is has begun."""
+
+    def settle(self) -> None:
+        """Bring every tensor to the state after all replicas' finished iterations.
+
+        All replicas call it together, after the same number of iterations.
+        """
+
+    def histories(self) -> list[History]:
+        """Each tensor's history, after `settle`; on rank 0."""
+
+    def gather(self, payload: bytes) -> Ask:
+        """Collect small payloads from all replicas: gives a function that returns all by rank, or None so far."""
+
+    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
+        """Wait for a collection."""
+
+    def signal(self, kind: SignalKind) -> None:
+        """Rank 0: ask all replicas for something, at the end of an iteration that all reach together."""
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """What rank 0 has asked for so far; `clock` is the number of finished iterations to do it at."""
+
+    def close(self) -> None:
+        """Leave. Safe to call twice."""

@@ -1,0 +1,246 @@
+"""The parameter server: gradients go to the shards chunk by chunk, values come back.
+
+Staleness 0: the gradient is pushed as it is; the shards average, apply the rule and send the value.
+Staleness > 0: the rule runs here on this worker's own gradient, 1/W of the change is applied to the tensor
+at once (read my writes) and pushed; the shards add. W workers that move 1/W each go as far together as one
+process with the average gradient does.
+
+With a limit on the gradients' norm at staleness > 0, changes can only be made once the whole gradient is
+known, so they leave in `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained
+from ps_server import Client, Consistency, Signal, SignalKind, StoreSpec, TableSpec
+from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+
+
+def store_spec(
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    *,
+    workers: int,
+    shards: int,
+    staleness: int = 0,
+    rows: int = 0,
+    consistency: Consistency = Consistency.SSP_PUSH,
+) -> StoreSpec:
+    """The store that holds these tensors; the same on every worker.
+
+    Args:
+        tensors: one table each, in this order.
+        settings: common to all tensors.
+        workers: number of workers.
+        shards: number of shards.
+        staleness: the bound of every table.
+        rows: pieces to cut each table into; 0: pieces of 2 MiB.
+        consistency: how values travel.
+    """
+    tables = tuple(
+        TableSpec(
+            name=trained.name,
+            size=trained.tensor.numel(),
+            staleness=staleness,
+            rows=rows,
+            rule=trained.rule,
+        )
+        for trained in tensors
+    )
+    return StoreSpec(
+        workers=workers,
+        shards=shards,
+        tables=tables,
+        consistency=consistency,
+        clip=settings.clip if staleness == 0 else None,
+        gradient_scale=settings.gradient_scale,
+        start_clock=settings.start_clock,
+    )
+
+
+class ServerExchange:
+    """See `Exchange`.
+
+    Args:
+        client: connected to every shard; this exchange closes it.
+        tensors: one per table of the store, in the same order.
+        store: made by `store_spec`.
+        settings: common to all tensors.
+        rank: this worker's rank.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tensors: Sequence[Trained],
+        store: StoreSpec,
+        settings: ExchangeSettings,
+        *,
+        rank: int,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._rank = rank
+        self._rate = 0.0
+        self._iteration = settings.start_clock
+        self._slots = [
+            _Slot(trained, table.staleness) for trained, table in zip(tensors, store.tables, strict=True)
+        ]
+
+    def open(self, histories: Sequence[History] | None) -> None:
+        """See `Exchange`."""
+        given = histories or [()] * len(self._slots)
+        for slot, history in zip(self._slots, given, strict=True):
+            slot.set_history(history)
+        self._client.start(self._initial)
+        for index in range(len(self._slots)):
+            self._read(index, staleness=None)
+
+    def _initial(self, table: int) -> list[Array]:
+        slot = self._slots[table]
+        return [slot.value, *(history.numpy() for history in slot.sent_history)]
+
+    def start(self, iteration: int, rate: float) -> None:
+        """See `Exchange`."""
+        self._iteration = iteration
+        self._rate = rate
+        for index, slot in enumerate(self._slots):
+            slot.begun = False
+            self._client.request(index)
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """See `Exchange`."""
+        slot = self._slots[index]
+        slot.begun = True
+        flat = gradient.detach().reshape(-1).cpu()
+        if slot.staleness == 0:
+            self._client.push(index, flat.numpy(), rate=self._rate)
+        elif self._settings.clip is None:
+            self._push_change(index, flat, self._settings.gradient_scale)
+        else:
+            slot.kept = flat
+
+    def wait(self, index: int) -> None:
+        """See `Exchange`."""
+        self._read(index, staleness=None)
+
+    def finish(self) -> None:
+        """See `Exchange`."""
+        for index, slot in enumerate(self._slots):
+            if not slot.begun:
+                self.begin(index, torch.zeros(slot.value.size))
+        self._push_limited()
+        self._client.clock()
+
+    def settle(self) -> None:
+        """See `Exchange`."""
+        for index in range(len(self._slots)):
+            self._read(index, staleness=0)
+        if any(slot.staleness for slot in self._slots):
+            # Whoever has read may add to the tables again only once everyone has.
+            self._client.barrier()
+
+    def histories(self) -> list[History]:
+        """See `Exchange`."""
+        return [
+            [array.reshape(slot.shape) for array in self._history(index, slot)]
+            for index, slot in enumerate(self._slots)
+        ]
+
+    def _history(self, index: int, slot: _Slot) -> Sequence[Array]:
+        if slot.staleness == 0:
+            return self._client.history(index)
+        return [history.numpy().copy() for history in slot.history]
+
+    def gather(self, payload: bytes) -> Ask:
+        """See `Exchange`."""
+        return self._client.gather(payload)
+
+    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
+        """See `Exchange`."""
+        return self._client.wait(ask)
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """See `Exchange`."""
+        return self._client.signals
+
+    def signal(self, kind: SignalKind) -> None:
+        """See `Exchange`."""
+        self._client.signal(kind)
+
+    def close(self) -> None:
+        """See `Exchange`."""
+        self._client.close()
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    def _read(self, index: int, staleness: int | None) -> None:
+        slot = self._slots[index]
+        self._client.read(index, slot.value, staleness=staleness)
+        slot.publish()
+
+    def _push_change(self, index: int, gradient: Tensor, scale: float) -> None:
+        slot = self._slots[index]
+        if scale != 1.0:
+            gradient.mul_(scale)
+        value = torch.from_numpy(slot.value)
+        step = change(slot.rule, gradient, slot.history, value, rate=self._rate, step=self._iteration)
+        step.div_(self._store.workers)
+        value.add_(step)
+        self._client.push(index, step.numpy())
+
+    def _push_limited(self) -> None:
+        """Apply the limit to this worker's own gradients and push the changes."""
+        kept = [(index, slot.kept) for index, slot in enumerate(self._slots) if slot.kept is not None]
+        if not kept:
+            return
+        total = sum(sum_of_squares(gradient) for _, gradient in kept)
+        scale = clip_factor(total, self._settings.clip) * self._settings.gradient_scale
+        for index, gradient in kept:
+            self._push_change(index, gradient, scale)
+            self._slots[index].kept = None
+
+
+class _Slot:
+    """One tensor with what this worker keeps of it.
+
+    `value` is the tensor's own memory on CPU. A GPU tensor has a copy on the host, which `publish` sends to it.
+    """
+
+    def __init__(self, trained: Trained, staleness: int) -> None:
+        self.rule = trained.rule
+        self.staleness = staleness
+        self.shape = tuple(trained.tensor.shape)
+        self._tensor = trained.tensor
+        self._on_host = trained.tensor.device.type == "cpu"
+        self.value: Array = trained.tensor.detach().reshape(-1).cpu().numpy()
+        if self._on_host:
+            assert np.shares_memory(self.value, trained.tensor.detach().numpy())
+        self.history = [torch.zeros(self.value.size) for _ in range(history_count(trained.rule.kind))]
+        self.sent_history: list[Tensor] = []
+        self.begun = False
+        self.kept: Tensor | None = None
+
+    def set_history(self, history: History) -> None:
+        """Go on from this history: here at staleness > 0, on the shards at 0."""
+        arrays = [
+            torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).reshape(-1)) for array in history
+        ]
+        if self.staleness == 0:
+            self.sent_history = arrays
+        else:
+            for own, given in zip(self.history, arrays, strict=False):
+                own.copy_(given)
+
+    def publish(self) -> None:
+        """Bring a GPU tensor up to date with its host copy."""
+        if not self._on_host:
+            self._tensor.detach().reshape(-1).copy_(torch.from_numpy(self.value), non_blocking=True)

@@ -1,0 +1,1 @@
+"""`.caffemodel` and `.solverstate`: named arrays in and out of Caffe's files."""

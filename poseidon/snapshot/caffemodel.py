@@ -1,0 +1,70 @@
+"""`.caffemodel`: a NetParameter whose layers carry their blobs.
+
+Law: what is written is what Caffe's Net::ToProto writes, the layer's definition and its blobs, so Caffe reads it;
+what is read is any grammar that Caffe ever wrote, by layer name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poseidon.errors import SnapshotError
+from poseidon.proto.blob import from_array, to_array
+from poseidon.proto.caffe_pb2 import BlobProto, NetParameter
+from poseidon.snapshot.files import read_message, write_atomically
+
+Array = NDArray[np.float32]
+LayerBlobs = tuple[str, list[Array]]
+
+
+def to_message(net: NetParameter, blobs: Iterable[tuple[str, str, Sequence[Array]]]) -> NetParameter:
+    """The net with its blobs.
+
+    Args:
+        net: the definition, filtered for its phase.
+        blobs: (layer name, layer type, arrays) of every layer of `net`, in order.
+    """
+    message = NetParameter()
+    message.CopyFrom(net)
+    for layer, (_, _, arrays) in zip(message.layer, blobs, strict=True):
+        del layer.blobs[:]
+        layer.blobs.extend(from_array(array) for array in arrays)
+    return message
+
+
+def write_model(path: Path, net: NetParameter, blobs: Iterable[tuple[str, str, Sequence[Array]]]) -> None:
+    """Write a model, atomically.
+
+    Raises:
+        SnapshotError: it cannot be written.
+    """
+    write_atomically(path, to_message(net, blobs).SerializeToString())
+
+
+def read_model(path: Path) -> list[LayerBlobs]:
+    """Each layer's name and blobs, of a model of any grammar (V0, V1, today's).
+
+    Raises:
+        SnapshotError: the file is missing, cut short, no model, or has a blob whose sizes disagree.
+    """
+    net = read_message(path, NetParameter(), "model")
+    found: list[tuple[str, Sequence[BlobProto]]] = [(layer.name, layer.blobs) for layer in net.layer]
+    for old in net.layers:
+        if old.HasField("layer"):  # V0: the layer proper is one level down
+            found.append((old.layer.name, old.layer.blobs))
+        else:
+            found.append((old.name, old.blobs))
+    if not found:
+        raise SnapshotError(f"{path} is not a model: it has no layers")
+    return [(name, _arrays(path, name, blobs)) for name, blobs in found]
+
+
+def _arrays(path: Path, layer: str, blobs: Sequence[BlobProto]) -> list[Array]:
+    try:
+        return [to_array(blob) for blob in blobs]
+    except ValueError as error:
+        raise SnapshotError(f"{path}: layer '{layer}': {error}") from error

@@ -1,0 +1,66 @@
+"""Names of snapshot files, and writing them so that a reader sees all of a file or none of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from poseidon.errors import SnapshotError
+
+M = TypeVar("M", bound=Message)
+
+
+def model_path(prefix: Path, iteration: int) -> Path:
+    """`<prefix>_iter_<N>.caffemodel`."""
+    return prefix.with_name(f"{prefix.name}_iter_{iteration}.caffemodel")
+
+
+def state_path(prefix: Path, iteration: int) -> Path:
+    """`<prefix>_iter_<N>.solverstate`."""
+    return prefix.with_name(f"{prefix.name}_iter_{iteration}.solverstate")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name beside it, flush it to disk, and rename it.
+
+    Raises:
+        SnapshotError: the folder is missing or not writable, or the disk is full; an earlier file of that name
+            is as it was.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_message(path: Path, message: M, kind: str) -> M:
+    """Read a binary protobuf file.
+
+    Args:
+        path: the file.
+        message: is filled and returned.
+        kind: what the file should be, for errors: "model".
+
+    Raises:
+        SnapshotError: the file is missing, or is not what it should be.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
+    try:
+        message.ParseFromString(content)
+    except DecodeError as error:
+        raise SnapshotError(
+            f"{path} is not a {kind}, or it is cut short: {len(content)} bytes that do not parse as one"
+        ) from error
+    return message

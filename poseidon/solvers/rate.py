@@ -1,0 +1,89 @@
+"""Learning-rate policies: Caffe's formulas, as pure functions of the iteration.
+
+Symbols: r base_lr, g gamma, p power, s stepsize, t iteration (0-based), T max_iter.
+
+    fixed       r
+    step        r g^floor(t / s)
+    exp         r g^t
+    inv         r (1 + g t)^-p
+    multistep   r g^k, k the number of stepvalues that t has reached
+    poly        r (1 - t / T)^p
+    sigmoid     r / (1 + exp(-g (t - s)))
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.definition import SolverDefinition
+
+Policy = Callable[[SolverParameter, int], float]
+
+
+def _step(solver: SolverParameter, t: int) -> float:
+    return float(solver.base_lr * solver.gamma ** (t // solver.stepsize))
+
+
+def _multistep(solver: SolverParameter, t: int) -> float:
+    return float(solver.base_lr * solver.gamma ** sum(t >= value for value in solver.stepvalue))
+
+
+def _sigmoid(solver: SolverParameter, t: int) -> float:
+    # Written with exp of a negative number only, so that late iterations do not overflow.
+    x = solver.gamma * (t - solver.stepsize)
+    z = math.exp(-abs(x))
+    return float(solver.base_lr * (1 / (1 + z) if x >= 0 else z / (1 + z)))
+
+
+def _poly(solver: SolverParameter, t: int) -> float:
+    return float(solver.base_lr * max(0.0, 1 - t / solver.max_iter) ** solver.power)
+
+
+POLICIES: dict[str, Policy] = {
+    "fixed": lambda solver, t: solver.base_lr,
+    "step": _step,
+    "exp": lambda solver, t: float(solver.base_lr * solver.gamma**t),
+    "inv": lambda solver, t: float(solver.base_lr * (1 + solver.gamma * t) ** -solver.power),
+    "multistep": _multistep,
+    "poly": _poly,
+    "sigmoid": _sigmoid,
+}
+
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "step": ("gamma", "stepsize"),
+    "exp": ("gamma",),
+    "inv": ("gamma", "power"),
+    "multistep": ("gamma",),
+    "poly": ("power", "max_iter"),
+    "sigmoid": ("gamma", "stepsize"),
+}
+
+
+def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
+    """The rate of each iteration.
+
+    Returns:
+        A function of the 0-based iteration.
+
+    Raises:
+        DefinitionError: an unknown policy, or one whose numbers are missing or out of range.
+    """
+    param = solver.param
+    if not param.HasField("base_lr"):
+        raise solver.error("base_lr", "not given; expected the learning rate")
+    policy = POLICIES.get(param.lr_policy)
+    if policy is None:
+        near = difflib.get_close_matches(param.lr_policy, POLICIES, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(POLICIES)}"
+        raise solver.error("lr_policy", f"unknown policy '{param.lr_policy}'; {hint}")
+    for name in _NEEDS.get(param.lr_policy, ()):
+        if not param.HasField(name):
+            raise solver.error("lr_policy", f"'{param.lr_policy}' needs {name}, which is not given")
+    if param.lr_policy == "step" and param.stepsize <= 0:
+        raise solver.error("stepsize", f"expected a positive number, found {param.stepsize}")
+    if list(param.stepvalue) != sorted(param.stepvalue):
+        raise solver.error("stepvalue", "the values must not fall")
+    return lambda iteration: policy(param, iteration)

@@ -1,0 +1,139 @@
+"""What a solver definition asks for, checked once: the update rule of each tensor, and the loop's numbers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.definition import SolverDefinition
+from poseidon.solvers.rate import rate_policy
+from ps_server import Regularization, Rule, RuleKind, SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverSettings:
+    """A checked solver.
+
+    Attributes:
+        max_iter: iterations to train for; >= 0.
+        iter_size: forward and backward passes whose gradients are added up for one update; >= 1.
+        clip: largest L2 norm of all gradients together; None: no limit.
+        rate: the learning rate of a 0-based iteration.
+        base_rule: the update rule before a tensor's own multipliers.
+        average_loss: number of iterations whose losses are averaged for display; >= 1.
+        display: iterations between printed losses; 0: never.
+        test_interval: iterations between tests; 0: never.
+        test_initialization: test before the first iteration too.
+        snapshot: iterations between snapshots; 0: never.
+        snapshot_after_train: write a snapshot at the end.
+        random_seed: the seed; None: take a new one each run.
+    """
+
+    max_iter: int
+    iter_size: int
+    clip: float | None
+    rate: Callable[[int], float]
+    base_rule: Rule
+    average_loss: int
+    display: int
+    test_interval: int
+    test_initialization: bool
+    snapshot: int
+    snapshot_after_train: bool
+    random_seed: int | None
+
+    def rule(self, lr_mult: float, decay_mult: float) -> Rule:
+        """The update rule of a tensor with these multipliers."""
+        base = self.base_rule
+        return Rule(
+            kind=base.kind,
+            momentum=base.momentum,
+            momentum2=base.momentum2,
+            delta=base.delta,
+            rms_decay=base.rms_decay,
+            decay=base.decay * decay_mult,
+            regularization=base.regularization,
+            rate_factor=lr_mult,
+        )
+
+
+def solver_settings(solver: SolverDefinition) -> SolverSettings:
+    """Check a solver definition.
+
+    Raises:
+        DefinitionError: a number or a name is out of range, or does not go with the solver's type.
+    """
+    param = solver.param
+    if not param.HasField("max_iter"):
+        raise solver.error("max_iter", "not given; expected the number of iterations to train for")
+    for name in ("max_iter", "display", "test_interval", "snapshot"):
+        if getattr(param, name) < 0:
+            raise solver.error(name, f"expected 0 or more, found {getattr(param, name)}")
+    for name in ("iter_size", "average_loss"):
+        if getattr(param, name) < 1:
+            raise solver.error(name, f"expected 1 or more, found {getattr(param, name)}")
+    return SolverSettings(
+        max_iter=param.max_iter,
+        iter_size=param.iter_size,
+        clip=param.clip_gradients if param.clip_gradients > 0 else None,
+        rate=rate_policy(solver),
+        base_rule=_rule(solver),
+        average_loss=param.average_loss,
+        display=param.display,
+        test_interval=param.test_interval,
+        test_initialization=param.test_initialization,
+        snapshot=param.snapshot,
+        snapshot_after_train=param.snapshot_after_train,
+        random_seed=param.random_seed if param.random_seed >= 0 else None,
+    )
+
+
+def _rule(solver: SolverDefinition) -> Rule:
+    param = solver.param
+    kind = _kind(solver)
+    if kind in (RuleKind.ADAGRAD, RuleKind.RMSPROP) and param.momentum:
+        # Caffe refuses these too: the formula has no place for it.
+        raise solver.error("momentum", f"{kind.value} has no momentum; expected 0, found {param.momentum:g}")
+    try:
+        return Rule(
+            kind=kind,
+            momentum=param.momentum,
+            momentum2=param.momentum2,
+            delta=param.delta,
+            rms_decay=param.rms_decay,
+            decay=param.weight_decay,
+            regularization=_regularization(solver),
+        )
+    except SpecError as error:
+        name = str(error).split(" ", 1)[0]
+        raise solver.error(name, str(error)) from error
+
+
+def _kind(solver: SolverDefinition) -> RuleKind:
+    name = _type_name(solver.param)
+    try:
+        return RuleKind(name)
+    except ValueError as error:
+        names = [kind.value for kind in RuleKind]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
+        raise solver.error("type", f"unknown solver type '{name}'; {hint}") from error
+
+
+def _type_name(param: SolverParameter) -> str:
+    """Today's type string; the enum that came before it where only that is given."""
+    if param.HasField("solver_type") and not param.HasField("type"):
+        old = SolverParameter.SolverType.Name(param.solver_type)
+        return {kind.value.upper(): kind.value for kind in RuleKind}[old]
+    return param.type
+
+
+def _regularization(solver: SolverDefinition) -> Regularization:
+    try:
+        return Regularization(solver.param.regularization_type)
+    except ValueError as error:
+        raise solver.error(
+            "regularization_type", f"expected 'L1' or 'L2', found '{solver.param.regularization_type}'"
+        ) from error
