@@ -20,6 +20,7 @@ _RANGE = {
 }
 _FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 _QUOTES = ("'", '"')
+_MOST_SHOWN = 60
 
 
 def problem(setting: FieldDescriptor, token: str) -> str | None:
@@ -46,6 +47,8 @@ def shown(token: str) -> str:
     """A token as a sentence shows it: in quotes, or in words when it is the end of the file."""
     if not token:
         return "the end of the file"
+    if len(token) > _MOST_SHOWN:
+        token = token[:_MOST_SHOWN] + "..."
     return token if is_quoted(token) else f"'{token}'"
 
 
@@ -102,13 +105,13 @@ def _string_problem(setting: FieldDescriptor, token: str) -> str | None:
         hint = f'; write {setting.name}: "{token}"' if token.isidentifier() else ""
         return f"expected a string in quotes, found {shown(token)}{hint}"
     if len(token) < 2 or token[-1] != token[0]:
-        return f"the string {token} has no closing quote on its line"
+        return f"the string {shown(token)} has no closing quote on its line"
     try:
         content = text_encoding.CUnescape(token[1:-1])
         if setting.type == FieldDescriptor.TYPE_STRING:
             content.decode("utf-8")
     except ValueError:
-        return f"the string {token} has an escape sequence that is not legal"
+        return f"the string {shown(token)} has an escape sequence that is not legal"
     return None
 
 

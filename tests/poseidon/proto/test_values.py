@@ -92,5 +92,6 @@ def test_nearest(name: str, expected: str | None) -> None:
 
 def test_shown_and_listing() -> None:
     assert [shown(token) for token in ("a", '"a"', "")] == ["'a'", '"a"', "the end of the file"]
+    assert shown("9" * 100) == "'" + "9" * 60 + "...'"
     assert listing(["a", "b"]) == "a, b"
     assert listing(["a", "b", "c"], most=2) == "a, b, ..."
