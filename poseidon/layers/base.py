@@ -139,6 +139,8 @@ class Layer(nn.Module):
         """
         spec = self.blob_specs[index]
         if parameter.shape == spec.shape:
+            # A blob declared absent at first keeps its early place in torch's order unless it is taken out.
+            self._parameters.pop(spec.name, None)
             self.register_parameter(spec.name, parameter)
             return
         if not self._views:

@@ -14,7 +14,7 @@ from poseidon.layers.base import LayerContext
 from poseidon.layers.registry import known_types
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import Phase, NetState
+from poseidon.proto.caffe_pb2 import NetState, Phase
 from poseidon.proto.definition import read_net
 
 TOLERANCE = 1e-4

@@ -1,0 +1,229 @@
+"""How fast a compiled net is beside the same net written by hand in torch.
+
+    python benchmarks/compute.py [--nets cifar10_quick,alexnet] [--rounds 20] [--threads 2]
+
+Each round runs one forward and one backward pass of both, in turn, and the turn changes from round to round, so that
+whatever else the machine does falls on both. Weights and inputs are equal; so must the losses and the gradients be,
+which is checked first. The update rule is left out: it is the same code for both.
+
+Reading the table: `ratio` is the median over the rounds of (compiled / by hand) of that round. 1.00 means that the
+definition costs nothing; the promise is at most 1.05. `noise` is half the distance between the quartiles of the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from poseidon.layers.base import LayerContext
+from poseidon.layers.dropout import Dropout
+from poseidon.net.compile import compile_net
+from poseidon.net.net import Net
+from poseidon.proto.caffe_pb2 import TRAIN, NetState
+from poseidon.proto.definition import read_net
+from poseidon.proto.phase import filter_net
+
+FOLDER = Path(__file__).parents[1] / "prototxt"
+WARM_UP = 3
+Step = Callable[[], Tensor]
+
+
+class CifarQuick(nn.Module):
+    """cifar10_quick as one would write it in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 32, 5, padding=2)
+        self.conv3 = nn.Conv2d(32, 64, 5, padding=2)
+        self.ip1 = nn.Linear(1024, 64)
+        self.ip2 = nn.Linear(64, 10)
+        self.max_pool = nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.mean_pool = nn.AvgPool2d(3, 2, ceil_mode=True)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        x = self.relu(self.max_pool(self.conv1(x)))
+        x = self.mean_pool(self.relu(self.conv2(x)))
+        x = self.mean_pool(self.relu(self.conv3(x)))
+        return functional.cross_entropy(self.ip2(self.ip1(x.flatten(1))), label)
+
+
+class AlexNet(nn.Module):
+    """AlexNet with groups and local response normalization, as in Caffe's bvlc_alexnet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm, pool = nn.LocalResponseNorm(5, 1e-4, 0.75), nn.MaxPool2d(3, 2, ceil_mode=True)
+        relu = nn.ReLU(inplace=True)
+        self.features = nn.Sequential(
+            *(nn.Conv2d(3, 96, 11, 4), relu, norm, pool),
+            *(nn.Conv2d(96, 256, 5, padding=2, groups=2), relu, norm, pool),
+            *(nn.Conv2d(256, 384, 3, padding=1), relu),
+            *(nn.Conv2d(384, 384, 3, padding=1, groups=2), relu),
+            *(nn.Conv2d(384, 256, 3, padding=1, groups=2), relu, pool),
+        )
+        self.classifier = nn.Sequential(
+            *(nn.Linear(9216, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            nn.Linear(4096, 1000),
+        )
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(self.classifier(self.features(x).flatten(1)), label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the table: a definition, the same by hand, and a batch of square pictures."""
+
+    definition: str
+    by_hand: type[nn.Module]
+    batch: int
+    extent: int
+    classes: int
+
+
+NETS = {
+    "cifar10_quick": Case(
+        definition="cifar10/cifar10_quick_train_test.prototxt",
+        by_hand=CifarQuick,
+        batch=100,
+        extent=32,
+        classes=10,
+    ),
+    "alexnet": Case(
+        definition="alexnet/train_val.prototxt", by_hand=AlexNet, batch=32, extent=227, classes=1000
+    ),
+}
+
+
+def compiled(case: Case) -> Net:
+    """The train net of the definition, its Data layer replaced by blobs that the caller gives."""
+    state = NetState(phase=TRAIN)
+    definition = filter_net(read_net(FOLDER / case.definition), state)
+    for layer in definition.param.layer:
+        if layer.type == "Data":
+            layer.type = "Input"
+            layer.input_param.shape.add(dim=(case.batch, 3, case.extent, case.extent))
+            layer.input_param.shape.add(dim=(case.batch,))
+    return compile_net(definition, LayerContext(phase=TRAIN, seed=1), state=state)
+
+
+def step_pair(name: str) -> tuple[Step, Step, nn.Module, Net]:
+    """One training step without the update: compiled, and by hand, on the same weights and batch."""
+    case = NETS[name]
+    net, hand = compiled(case), case.by_hand()
+    with torch.no_grad():
+        for ours, theirs in zip(net.parameters(), hand.parameters(), strict=True):
+            # Noise of one size: the definition's own first weights can be too small to compare gradients with.
+            theirs.copy_(ours.normal_(0, ours[0].numel() ** -0.5 if ours.dim() > 1 else 0.01))
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(case.batch, 3, case.extent, case.extent, generator=generator)
+    label = torch.randint(case.classes, (case.batch,), generator=generator)
+    inputs = {"data": data, "label": label.float()}
+
+    def ours_step() -> Tensor:
+        net.zero_grad(set_to_none=True)
+        net(inputs)
+        net.loss.backward()  # type: ignore[no-untyped-call]
+        return net.loss.detach()
+
+    def hand_step() -> Tensor:
+        hand.zero_grad(set_to_none=True)
+        loss: Tensor = hand(data, label)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    return ours_step, hand_step, hand, net
+
+
+def check_equal(name: str) -> None:
+    """Stop unless both sides compute the same. Dropout draws differently, so it is held still for this.
+
+    In float32 a value within a rounding of zero falls on the other side of a ReLU now and then, and its whole gradient
+    with it: hence gradients are compared as vectors, to a hundredth (in float64 they agree to 1e-10).
+    """
+    ours_step, hand_step, hand, net = step_pair(name)
+    for module in hand.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for _, layer in net.layer_modules:
+        if isinstance(layer, Dropout):
+            layer.active = False
+    torch.testing.assert_close(ours_step(), hand_step(), rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(net.parameters(), hand.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        difference = float((ours.grad - theirs.grad).norm() / theirs.grad.norm())
+        if difference > 1e-2:
+            raise SystemExit(f"{name}: gradients of shape {tuple(ours.shape)} differ by {difference:.1e}")
+
+
+def seconds(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def measure(name: str, rounds: int) -> str:
+    """One row of the table."""
+    ours_step, hand_step, _, _ = step_pair(name)
+    for _ in range(WARM_UP):
+        ours_step()
+        hand_step()
+    ours: list[float] = []
+    hand: list[float] = []
+    for turn in range(rounds):
+        for step, times in ((ours_step, ours), (hand_step, hand))[:: 1 if turn % 2 else -1]:
+            times.append(seconds(step))
+    ratios = [a / b for a, b in zip(ours, hand, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    noise = (quartiles[2] - quartiles[0]) / 2
+    batch = NETS[name].batch
+    return (
+        f"{name:<14} {batch:>5} {statistics.median(ours) * 1e3:>12.2f} {statistics.median(hand) * 1e3:>12.2f} "
+        f"{batch / statistics.median(ours):>10.1f} {statistics.median(ratios):>7.3f} {noise:>7.3f}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--nets", default="cifar10_quick,alexnet", help=f"any of {', '.join(NETS)}; commas between"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="rounds measured, at least 2 (default %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
+    options = parser.parse_args()
+    names = options.nets.split(",")
+    wrong = [name for name in names if name not in NETS]
+    if wrong or options.rounds < 2:
+        parser.error(
+            f"unknown net {wrong[0]}, known: {', '.join(NETS)}" if wrong else "--rounds must be at least 2"
+        )
+    torch.set_num_threads(options.threads)
+    print(
+        f"forward + backward, CPU, {options.threads} threads, median of {options.rounds} interleaved rounds"
+    )
+    print(
+        f"{'net':<14} {'batch':>5} {'compiled ms':>12} {'by hand ms':>12} {'images/s':>10} {'ratio':>7} {'noise':>7}"
+    )
+    for name in names:
+        check_equal(name)
+        print(measure(name, options.rounds), flush=True)
+    print(
+        "ratio = compiled / by hand, median over rounds; at most 1.05 is promised. noise = half its quartile distance."
+    )
+
+
+if __name__ == "__main__":
+    main()

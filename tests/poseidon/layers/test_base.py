@@ -1,0 +1,37 @@
+"""Shapes, axes and counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from poseidon.layers.base import LayerError, canonical_axis, check_count, times
+
+
+@pytest.mark.parametrize(("axis", "expected"), [(0, 0), (2, 2), (-1, 2), (-3, 0)])
+def test_axes_count_from_either_end(axis: int, expected: int) -> None:
+    assert canonical_axis(axis, (4, 5, 6)) == expected
+
+
+@pytest.mark.parametrize("axis", [3, -4])
+def test_an_axis_outside(axis: int) -> None:
+    with pytest.raises(LayerError, match=f"axis {axis} is outside the 3 axes of a bottom of shape 4x5x6"):
+        canonical_axis(axis, (4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "most", "message"),
+    [
+        (0, 1, 1, "has 0 bottoms, expected exactly 1"),
+        (1, 2, None, "has 1 bottom, expected at least 2"),
+        (3, 1, 2, "has 3 bottoms, expected 1 to 2"),
+        (1, 0, 0, "has 1 bottom, expected none"),
+    ],
+)
+def test_counts(count: int, least: int, most: int | None, message: str) -> None:
+    with pytest.raises(LayerError) as caught:
+        check_count("bottom", count, least, most)
+    assert str(caught.value) == message
+
+
+def test_shapes_as_people_write_them() -> None:
+    assert (times((2, 3)), times(())) == ("2x3", "scalar")

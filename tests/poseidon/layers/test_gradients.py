@@ -1,0 +1,190 @@
+"""One sweep over every differentiable layer: its gradients against finite differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from poseidon.net.net import Net
+from poseidon.proto.caffe_pb2 import TEST
+from tests.support.gradient_check import check_gradients
+from tests.support.nets import build, inputs, layer, noise
+
+IMAGE = {"x": (2, 4, 5, 6)}
+FLAT = {"x": (3, 5)}
+SCORES = {"x": (4, 5), "l": (4,)}
+MAPS = {"x": (2, 3, 2, 2), "l": (2, 2, 2)}
+PAIR = {"x": (2, 3, 2), "y": (2, 3, 2)}
+GAUSS = "weight_filler { type: 'gaussian' std: 0.5 } bias_filler { type: 'gaussian' }"
+
+# name: (input shapes, layer type, bottoms, tops, body, kink range around zero)
+CASES = {
+    "conv": (
+        IMAGE,
+        "Convolution",
+        "x",
+        "y",
+        f"convolution_param {{ num_output: 2 kernel_size: 3 {GAUSS} }}",
+        0,
+    ),
+    "conv_group_stride_pad": (
+        IMAGE,
+        "Convolution",
+        "x",
+        "y",
+        f"convolution_param {{ num_output: 4 kernel_size: 3 group: 2 stride: 2 pad: 1 {GAUSS} }}",
+        0,
+    ),
+    "conv_dilated_rectangle": (
+        IMAGE,
+        "Convolution",
+        "x",
+        "y",
+        f"convolution_param {{ num_output: 2 kernel_h: 2 kernel_w: 3 dilation: 2 {GAUSS} }}",
+        0,
+    ),
+    "conv_1d": (
+        {"x": (2, 3, 7)},
+        "Convolution",
+        "x",
+        "y",
+        f"convolution_param {{ num_output: 2 kernel_size: 3 {GAUSS} }}",
+        0,
+    ),
+    "conv_0d": (
+        {"x": (2, 3)},
+        "Convolution",
+        "x",
+        "y",
+        f"convolution_param {{ num_output: 2 kernel_size: 1 {GAUSS} }}",
+        0,
+    ),
+    "conv_two_bottoms": (
+        {"x": (1, 2, 4, 4), "z": (1, 2, 4, 4)},
+        "Convolution",
+        "x z",
+        "y w",
+        f"convolution_param {{ num_output: 2 kernel_size: 3 {GAUSS} }}",
+        0,
+    ),
+    "pool_max": (IMAGE, "Pooling", "x", "y", "pooling_param { kernel_size: 3 stride: 2 }", 0),
+    "pool_max_wide_pad": (IMAGE, "Pooling", "x", "y", "pooling_param { kernel_size: 3 stride: 2 pad: 2 }", 0),
+    "pool_max_mask": (IMAGE, "Pooling", "x", "y m", "pooling_param { kernel_size: 3 stride: 2 pad: 1 }", 0),
+    "pool_ave": (
+        IMAGE,
+        "Pooling",
+        "x",
+        "y",
+        "pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }",
+        0,
+    ),
+    "pool_ave_wide_pad": (
+        IMAGE,
+        "Pooling",
+        "x",
+        "y",
+        "pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }",
+        0,
+    ),
+    "pool_global": (IMAGE, "Pooling", "x", "y", "pooling_param { pool: AVE global_pooling: true }", 0),
+    "relu": (FLAT, "ReLU", "x", "y", "", 1e-3),
+    "relu_leaky": (FLAT, "ReLU", "x", "y", "relu_param { negative_slope: 0.3 }", 1e-3),
+    "relu_falling": (FLAT, "ReLU", "x", "y", "relu_param { negative_slope: -0.3 }", 1e-3),
+    "sigmoid": (FLAT, "Sigmoid", "x", "y", "", 0),
+    "tanh": (FLAT, "TanH", "x", "y", "", 0),
+    "lrn_across": (IMAGE, "LRN", "x", "y", "lrn_param { local_size: 3 alpha: 2 beta: 0.75 k: 1.5 }", 0),
+    "lrn_across_power": (IMAGE, "LRN", "x", "y", "lrn_param { local_size: 5 alpha: 3 beta: 0.6 }", 0),
+    "lrn_across_half": (IMAGE, "LRN", "x", "y", "lrn_param { local_size: 7 alpha: 3 beta: 0.5 }", 0),
+    "lrn_within": (
+        IMAGE,
+        "LRN",
+        "x",
+        "y",
+        "lrn_param { local_size: 3 alpha: 2 norm_region: WITHIN_CHANNEL }",
+        0,
+    ),
+    "ip": (FLAT, "InnerProduct", "x", "y", f"inner_product_param {{ num_output: 4 {GAUSS} }}", 0),
+    "ip_transpose": (
+        FLAT,
+        "InnerProduct",
+        "x",
+        "y",
+        f"inner_product_param {{ num_output: 4 transpose: true {GAUSS} }}",
+        0,
+    ),
+    "ip_axis": (
+        IMAGE,
+        "InnerProduct",
+        "x",
+        "y",
+        f"inner_product_param {{ num_output: 2 axis: -2 {GAUSS} }}",
+        0,
+    ),
+    "softmax": (FLAT, "Softmax", "x", "y", "", 0),
+    "softmax_axis": (IMAGE, "Softmax", "x", "y", "softmax_param { axis: 2 }", 0),
+    "softmax_loss": (SCORES, "SoftmaxWithLoss", "x l", "y", "", 0),
+    "softmax_loss_maps": (
+        MAPS,
+        "SoftmaxWithLoss",
+        "x l",
+        "y",
+        "loss_param { ignore_label: 1 normalization: BATCH_SIZE }",
+        0,
+    ),
+    "euclidean": (PAIR, "EuclideanLoss", "x y", "loss", "", 0),
+    "split": (FLAT, "Split", "x", "a b", "", 0),
+    "concat": (PAIR, "Concat", "x y", "z", "", 0),
+    "slice": (IMAGE, "Slice", "x", "a b", "slice_param { slice_point: 1 }", 0),
+    "eltwise_sum": (PAIR, "Eltwise", "x y", "z", "eltwise_param { coeff: 0.5 coeff: -2 }", 0),
+    "eltwise_product": (PAIR, "Eltwise", "x y", "z", "eltwise_param { operation: PROD }", 0),
+    "eltwise_max": (PAIR, "Eltwise", "x y", "z", "eltwise_param { operation: MAX }", 0),
+    "flatten": (IMAGE, "Flatten", "x", "y", "", 0),
+    "reshape": (IMAGE, "Reshape", "x", "y", "reshape_param { shape { dim: 0 dim: -1 dim: 3 } }", 0),
+}
+
+
+def values(net: Net) -> dict[str, torch.Tensor]:
+    """Noise for each input; whole labels below three for one named l."""
+    generator = torch.Generator().manual_seed(7)
+    found = {}
+    for name, shape in net.input_shapes.items():
+        if name == "l":
+            found[name] = torch.randint(3, shape, generator=generator).double()
+        else:
+            found[name] = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_finite_differences(name: str) -> None:
+    shapes, kind, bottoms, tops, body, kink_range = CASES[name]
+    net = build(inputs(**shapes) + layer(kind, bottoms, tops, body))
+    net.double()
+    given = values(net)
+    variables = [value for value in given.values() if value.requires_grad] + list(net.parameters())
+
+    wanted = [place for place, top in enumerate(net(given).values()) if top.requires_grad]
+
+    def tops_with_gradients() -> list[torch.Tensor]:
+        found = list(net(given).values())
+        return [found[place] for place in wanted]
+
+    check_gradients(tops_with_gradients, variables, kink_range=kink_range)
+
+
+def test_dropout_scales_its_gradient_by_its_mask() -> None:
+    """The mask is drawn anew each pass, so finite differences do not apply: y = m x, dy/dx = m."""
+    net = build(inputs(x=(50, 40)) + layer("Dropout", "x", "y", "dropout_param { dropout_ratio: 0.3 }"))
+    x = torch.full((50, 40), 2.0, requires_grad=True)
+    y = net({"x": x})["y"]
+    y.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(y.detach(), x.grad * 2)
+    assert sorted(set(x.grad.flatten().tolist())) == pytest.approx([0, 1 / 0.7])
+    assert 0.25 < float((x.grad == 0).float().mean()) < 0.35
+
+
+def test_dropout_in_test_passes_everything() -> None:
+    net = build(inputs(x=(3, 4)) + layer("Dropout", "x", "y"), phase=TEST)
+    x = noise(3, 4)
+    assert net({"x": x})["y"] is x

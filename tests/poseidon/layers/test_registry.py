@@ -1,0 +1,47 @@
+"""The registry knows every type once."""
+
+from __future__ import annotations
+
+import pytest
+
+import poseidon.layers
+from poseidon.layers.base import Layer, LayerContext, LayerError
+from poseidon.layers.registry import create, known_types, layer_class, register
+from poseidon.proto.caffe_pb2 import TRAIN, LayerParameter
+
+
+def test_a_taken_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="'ReLU' is already registered by ReLU"):
+        register("ReLU")(Layer)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Convolutoin", r"unknown layer type 'Convolutoin'; did you mean 'Convolution'\?"),
+        ("relu", r"did you mean 'ReLU'\?"),
+        ("Qqqqqq", r"unknown layer type 'Qqqqqq'; known: .*Softmax"),
+        ("", "has no type"),
+    ],
+)
+def test_unknown(name: str, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        layer_class(name)
+
+
+@pytest.mark.parametrize("name", sorted(known_types()))
+def test_every_type_documents_itself_and_checks_its_counts(name: str) -> None:
+    kind = layer_class(name)
+    assert kind.__doc__ and kind.setup is not Layer.setup
+    with pytest.raises(LayerError, match="expected"):
+        create(
+            LayerParameter(type=name, bottom=["b"] * (0 if kind.MIN_BOTTOMS else 1)),
+            LayerContext(phase=TRAIN, seed=0),
+        )
+
+
+def test_the_public_list_is_true() -> None:
+    public = poseidon.layers.__all__
+    assert sorted(public, key=lambda name: (not name.isupper(), name[0].islower(), name)) == list(public)
+    assert all(hasattr(poseidon.layers, name) for name in public)
+    assert known_types() <= set(public)

@@ -1,0 +1,88 @@
+"""Softmax and its loss: normalizations, ignored labels, the ceiling, the second top."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from poseidon.errors import DataError
+from tests.support.nets import build, inputs, layer, noise
+
+N, C, H, W = 2, 4, 3, 2
+LABELS = torch.tensor([0.0, 1, 2, 3, 1, 1, 2, 0, 1, 3, 3, 2]).reshape(N, H, W)
+IGNORED = int((LABELS == 1).sum())
+
+NORMALIZERS = [
+    ("", N * H * W),
+    ("loss_param { normalization: FULL }", N * H * W),
+    ("loss_param { ignore_label: 1 normalization: FULL }", N * H * W),
+    ("loss_param { ignore_label: 1 }", N * H * W - IGNORED),
+    ("loss_param { ignore_label: 1 normalization: VALID }", N * H * W - IGNORED),
+    ("loss_param { ignore_label: 1 normalization: BATCH_SIZE }", N),
+    ("loss_param { ignore_label: 1 normalization: NONE }", 1),
+    ("loss_param { ignore_label: 1 normalize: true }", N * H * W - IGNORED),
+    ("loss_param { ignore_label: 1 normalize: false }", N),
+    ("loss_param { ignore_label: 1 normalize: false normalization: FULL }", N * H * W),
+]
+
+
+@pytest.mark.parametrize(("body", "normalizer"), NORMALIZERS)
+def test_normalizations(body: str, normalizer: int) -> None:
+    net = build(inputs(x=(N, C, H, W), l=(N, H, W)) + layer("SoftmaxWithLoss", "x l", "loss", body))
+    x = noise(N, C, H, W).requires_grad_()
+    net({"x": x, "l": LABELS})
+    net.loss.backward()  # type: ignore[no-untyped-call]
+    y = noise(N, C, H, W).requires_grad_()
+    ignored = 1 if "ignore_label" in body else -100
+    expected = functional.cross_entropy(y, LABELS.long(), ignore_index=ignored, reduction="sum") / normalizer
+    expected.backward()
+    torch.testing.assert_close(net.loss, expected)
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_the_class_axis_may_be_another() -> None:
+    net = build(
+        inputs(x=(2, 3, 4), l=(2, 3)) + layer("SoftmaxWithLoss", "x l", "loss", "softmax_param { axis: -1 }")
+    )
+    x, label = noise(2, 3, 4), torch.tensor([[0.0, 1, 2], [3, 2, 1]])
+    net({"x": x, "l": label})
+    torch.testing.assert_close(net.loss, functional.cross_entropy(x.reshape(6, 4), label.long().flatten()))
+
+
+def test_nothing_but_ignored_labels_is_no_loss() -> None:
+    net = build(
+        inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", "loss", "loss_param { ignore_label: -1 }")
+    )
+    net({"x": noise(2, 3), "l": torch.full((2,), -1.0)})
+    assert float(net.loss) == 0
+
+
+def test_the_loss_stops_at_caffes_ceiling_and_the_gradient_does_not() -> None:
+    net = build(inputs(x=(1, 2), l=(1,)) + layer("SoftmaxWithLoss", "x l", "loss"))
+    x = torch.tensor([[500.0, 0.0]], requires_grad=True)
+    net({"x": x, "l": torch.ones(1)})
+    net.loss.backward()  # type: ignore[no-untyped-call]
+    assert float(net.loss.detach()) == pytest.approx(87.3365, abs=1e-4)
+    assert x.grad is not None and x.grad.tolist() == [[1, -1]]
+
+
+def test_the_second_top_is_the_softmax() -> None:
+    net = build(inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", "loss p"))
+    x = noise(2, 3).requires_grad_()
+    tops = net({"x": x, "l": torch.zeros(2)})
+    torch.testing.assert_close(tops["p"], torch.softmax(x, 1).detach())
+    assert not tops["p"].requires_grad
+
+
+@pytest.mark.parametrize("label", [-1.0, 3.0])
+def test_a_label_outside_the_scores(label: float) -> None:
+    net = build(inputs(x=(2, 3), l=(2,)) + layer("SoftmaxWithLoss", "x l", "loss"))
+    with pytest.raises(DataError, match=rf"label {label:.0f} is outside 0\.\.2"):
+        net({"x": noise(2, 3), "l": torch.tensor([0, label])})
+
+
+def test_softmax_sums_to_one_along_its_axis() -> None:
+    net = build(inputs(x=(2, 3, 4)) + layer("Softmax", "x", "y", "softmax_param { axis: 2 }"))
+    y = net({"x": noise(2, 3, 4) * 50})["y"]
+    torch.testing.assert_close(y.sum(2), torch.ones(2, 3))
