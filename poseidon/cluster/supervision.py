@@ -1,8 +1,8 @@
 """The life of a job as a state machine: what happened goes in, what to do comes out.
 
-    STARTING --all shards listen, all workers ready--> RUNNING --all workers done and gone--> FINISHING
-        |                                                 |                                     | all gone
-        +---------------- a cause -----------------------+--> FAILING --all gone--> ENDED <-----+
+    STARTING --all shards listen, workers ready--> RUNNING --all workers done and gone--> FINISHING
+        |                                             |                                     | all gone
+        +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
 
 Laws:
 * Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every input.
@@ -258,7 +258,9 @@ class Supervision:
             self._connected = True
             line = encode_command("connect", shards=addresses)
             actions += [Send(name=worker.name, line=line) for worker in self._workers]
-        if self._connected and all(worker.ready for worker in self._workers):
+        # Once a worker trains there is something to lose: a stop is then a clean one.
+        trains = any(worker.iteration is not None for worker in self._workers)
+        if self._connected and (trains or all(worker.ready for worker in self._workers)):
             self._state = JobState.RUNNING
         return actions
 

@@ -4,11 +4,12 @@
     0,0.1,2.30245,2.30245,
     100,20.4,1.68744,1.68744,
 
-    Iteration,time,accuracy,loss,
-    0,6.2,0.0926,2.30268,
+    Iteration,time,loss,accuracy,loss,
+    0,6.2,2.30268,0.0926,2.30268,
 
 The layout is the original's: every row ends in a comma, an empty line parts the train net from each test
-net. Train outputs are multiplied by their loss weight, test outputs are not.
+net. The first `loss` is the total, the columns after it are the outputs by name. Train outputs are
+multiplied by their loss weight, test outputs are not.
 
 Laws:
 * The file is whole at every moment: written beside, then renamed. The original wrote it at a clean end only.
@@ -59,13 +60,7 @@ class NetOutputs:
         Raises:
             JobError: the file cannot be written.
         """
-        if not self._train:
-            self._train.append(_header(("Iteration", "time", "loss"), record.outputs))
-        values = [
-            output.value * output.loss_weight if output.loss_weight else output.value
-            for output in record.outputs
-        ]
-        self._train.append(_row(record.iteration, (record.elapsed_s, record.loss, *values)))
+        _add(self._train, record.iteration, record.elapsed_s, record.loss, record.outputs, weighted=True)
         self._write_if_due()
 
     def on_test(self, record: TestRecord) -> None:
@@ -75,9 +70,9 @@ class NetOutputs:
             JobError: the file cannot be written.
         """
         rows = self._tests.setdefault(record.net, [])
-        if not rows:
-            rows.append(_header(("Iteration", "time"), record.outputs))
-        rows.append(_row(record.iteration, (record.elapsed_s, *(output.value for output in record.outputs))))
+        total = sum(output.value * output.loss_weight for output in record.outputs)
+        loss = total if record.loss is None else record.loss
+        _add(rows, record.iteration, record.elapsed_s, loss, record.outputs, weighted=False)
         self._write_if_due()
 
     def close(self) -> None:
@@ -112,9 +107,24 @@ class NetOutputs:
         self._write_from_s = ended_s + _REST * (ended_s - began_s)
 
 
-def _header(first: Sequence[str], outputs: Sequence[Output]) -> str:
-    return ",".join((*first, *(output.name for output in outputs))) + ",\n"
+def _add(
+    rows: list[str],
+    iteration: int,
+    elapsed_s: float,
+    loss: float,
+    outputs: Sequence[Output],
+    *,
+    weighted: bool,
+) -> None:
+    """Append a row to a section, and before the first one its header."""
+    if not rows:
+        rows.append(_line("Iteration", "time", "loss", *(output.name for output in outputs)))
+    values = [
+        output.value * output.loss_weight if weighted and output.loss_weight else output.value
+        for output in outputs
+    ]
+    rows.append(_line(str(iteration), *(number(value) for value in (elapsed_s, loss, *values))))
 
 
-def _row(iteration: int, values: Sequence[float]) -> str:
-    return ",".join((str(iteration), *(number(value) for value in values))) + ",\n"
+def _line(*cells: str) -> str:
+    return ",".join(cells) + ",\n"

@@ -36,6 +36,8 @@ say("listening", address=f"tcp://127.0.0.1:{40000 + os.getpid() % 1000}")
 for command in commands():
     if command["do"] == "stop":
         break
+else:
+    forever()
 """
 
 WORKER = """

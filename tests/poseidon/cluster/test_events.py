@@ -1,0 +1,69 @@
+"""Event lines: what is one, what it means, and what is only text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from poseidon.cluster.events import (
+    Alive,
+    Done,
+    Event,
+    Failed,
+    Listening,
+    Progress,
+    Ready,
+    decode_line,
+    encode_command,
+    parse_event,
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ('{"event": "listening", "address": "tcp://127.0.0.1:40123"}', Listening(address="tcp://127.0.0.1:40123")),
+        ('{"event": "listening"}', Alive()),
+        ('{"event": "ready"}', Ready()),
+        ('{"event": "alive"}', Alive()),
+        ('{"event": "progress", "iteration": 12, "loss": NaN}', Progress(iteration=12)),
+        ('{"event": "progress", "iteration": true}', Alive()),
+        ('{"event": "progress", "iteration": 1.5}', Alive()),
+        ('{"event": "done"}', Done()),
+        ('{"event": "error", "message": "m", "exit_code": 2}', Failed(message="m", exit_code=2, peer_lost=False)),
+        ('{"event": "error", "message": "m", "peer_lost": true}', Failed(message="m", exit_code=1, peer_lost=True)),
+        ('{"event": "error", "exit_code": 0}', Failed(message="failed without saying why", exit_code=1, peer_lost=False)),
+        ('{"event": "new in a later version"}', Alive()),
+    ],
+)  # fmt: skip
+def test_events(line: str, event: Event) -> None:
+    fields = decode_line(line.encode())
+    assert fields is not None
+    assert parse_event(fields) == event
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\n",
+        b"hello\n",
+        b"{",
+        b"{}",
+        b"[1]",
+        b'{"event": 1}',
+        b'"event"',
+        b"\xff\xfe",
+        b'{"event": "\xff"}',
+        b"{" * 99999,
+    ],
+)
+def test_text(line: bytes) -> None:
+    assert decode_line(line) is None
+
+
+def test_commands() -> None:
+    line = encode_command("connect", shards=["a\nb"])
+    assert b"\n" not in line
+    assert json.loads(line) == {"do": "connect", "shards": ["a\nb"]}

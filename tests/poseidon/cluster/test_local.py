@@ -1,0 +1,160 @@
+"""Child processes: what they say is heard in order, what they are told never blocks, nothing outlives them."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+
+from poseidon.cluster.local import LocalLauncher, LocalProcess
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import ProcessSpec, exit_words
+from poseidon.errors import JobError
+from tests.support.job_child import child
+from tests.support.living import living, none_left
+
+HERE = Client(id=0, host="127.0.0.1", port=0)
+NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
+WAIT_S = 30.0
+
+pytestmark = pytest.mark.processes
+
+
+class Ears:
+    """A listener that remembers, in order."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[tuple[str, object]] = queue.Queue()
+
+    def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        self.heard.put((str(event["event"]), event))
+
+    def log(self, name: ProcessName, line: str) -> None:
+        self.heard.put(("log", line))
+
+    def exited(self, name: ProcessName, status: int) -> None:
+        self.heard.put(("exited", status))
+
+    def until(self, kind: str) -> list[tuple[str, object]]:
+        """Everything up to and with the first of a kind."""
+        heard = []
+        while not heard or heard[-1][0] != kind:
+            heard.append(self.heard.get(timeout=WAIT_S))
+        return heard
+
+
+@contextmanager
+def started(
+    script: str, *, first_line: bytes = b"{}", **environment: str
+) -> Iterator[tuple[LocalProcess, Ears]]:
+    ears = Ears()
+    spec = ProcessSpec(name=NAME, argv=child(script), environment=environment, first_line=first_line)
+    process = LocalLauncher().start(spec, HERE, ears)
+    try:
+        yield process, ears
+    finally:
+        process.close()
+        process.close()
+        assert not living([process.pid])
+
+
+def test_hears_events_text_and_the_exit_in_order() -> None:
+    script = "print('hello'); print('{broken'); sys.stdout.flush(); say('ready'); os._exit(document['code'])"
+    with started(script, first_line=b'{"code": 7}') as (process, ears):
+        heard = ears.until("exited")
+        assert [kind for kind, _ in heard] == ["log", "log", "ready", "exited"]
+        assert [what for kind, what in heard if kind == "log"] == ["hello", "{broken"]
+        assert heard[-1] == ("exited", 7)
+        assert process.poll() == 7
+
+
+def test_stderr_is_text_whatever_it_holds() -> None:
+    with started(r"os.write(2, b'a\xff\r\n{\"event\": \"x\"}\nlast')") as (_, ears):
+        assert [what for kind, what in ears.until("exited") if kind == "log"] == [
+            "a\ufffd",
+            '{"event": "x"}',
+            "last",
+        ]
+
+
+def test_commands_and_environment_arrive() -> None:
+    script = "say('env', value=os.environ['POSEIDON_TEST'])\nfor c in commands(): say('got', do=c['do'])"
+    with started(script, POSEIDON_TEST="x") as (process, ears):
+        process.send_line(b'{"do": "snapshot"}')
+        assert [kind for kind, _ in ears.until("got")] == ["env", "got"]
+
+
+def test_sending_never_blocks() -> None:
+    # The child reads nothing beyond the first line; the pipe holds far less than this.
+    with started("say('ready'); forever()", first_line=b"{}") as (process, ears):
+        ears.until("ready")
+        for _ in range(1000):
+            process.send_line(b"x" * 65536)
+        process.kill()
+        assert ears.until("exited")[-1] == ("exited", -9)
+
+
+def test_a_large_document_arrives() -> None:
+    with started("say('ready', size=len(document))", first_line=b'"' + b"x" * (1 << 22) + b'"') as (_, ears):
+        assert ears.until("ready")[-1][1] == {"event": "ready", "size": 1 << 22}
+
+
+def test_terminate_reaches_a_stopped_child() -> None:
+    script = "say('ready')\nos.kill(os.getpid(), signal.SIGSTOP)\nforever()"
+    with started(script) as (process, ears):
+        ears.until("ready")
+        process.terminate()
+        assert ears.until("exited")[-1] == ("exited", -15)
+
+
+def test_what_a_child_leaves_behind_ends_with_it() -> None:
+    script = """
+child = os.fork()
+if child:
+    say("ready", child=child)
+    os._exit(0)
+forever()
+"""
+    with started(script) as (_, ears):
+        event = ears.until("exited")[0][1]
+        assert isinstance(event, dict)
+        assert none_left([event["child"]])
+
+
+def test_its_own_session() -> None:
+    with started("say('ready', own=os.getsid(0) == os.getpid()); forever()") as (_, ears):
+        assert ears.until("ready")[-1][1] == {"event": "ready", "own": True}
+
+
+def test_cannot_be_started() -> None:
+    spec = ProcessSpec(name=NAME, argv=("/no/such/python",), first_line=b"")
+    with pytest.raises(
+        JobError, match=r"cannot start worker 0 \(client 0, 127.0.0.1\) with '/no/such/python'"
+    ):
+        LocalLauncher().start(spec, HERE, Ears())
+
+
+def test_other_hosts_are_refused() -> None:
+    spec = ProcessSpec(name=NAME, argv=child(""), first_line=b"")
+    with pytest.raises(JobError, match=r"node7.*SSH is not there yet"):
+        LocalLauncher().start(spec, Client(id=3, host="node7", port=1), Ears())
+
+
+def test_secrets_are_not_shown() -> None:
+    spec = ProcessSpec(name=NAME, argv=("python",), first_line=b'{"token": "s3cret"}')
+    assert "s3cret" not in repr(spec)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "exited with status 0"),
+        (-9, "was killed by signal 9 (SIGKILL)"),
+        (-250, "was killed by signal 250"),
+    ],
+)
+def test_exit_words(status: int, words: str) -> None:
+    assert exit_words(status) == words

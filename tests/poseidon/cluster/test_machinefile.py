@@ -1,0 +1,128 @@
+"""Machinefiles: what is read, and every mistake with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.machinefile import (
+    Client,
+    is_loopback,
+    parse_machinefile,
+    read_machinefile,
+    socket_host,
+)
+from poseidon.errors import MachinefileError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0 127.0.0.1 9999", [(0, "127.0.0.1", 9999)]),
+        ("\ufeff0 localhost 0\n".removeprefix("\ufeff"), [(0, "localhost", 0)]),
+        (
+            "# two\n\n 0\t node-0.cluster   9999 # first\n1 ::1 65535\n",
+            [(0, "node-0.cluster", 9999), (1, "::1", 65535)],
+        ),
+        ("1 10.0.0.2 1\r\n0 10.0.0.1 1\r\n", [(0, "10.0.0.1", 1), (1, "10.0.0.2", 1)]),
+        ("0 [fe80::1%eth0] 7", [(0, "fe80::1%eth0", 7)]),
+        ("0 127.0.0.1 0\n1 127.0.0.1 0", [(0, "127.0.0.1", 0), (1, "127.0.0.1", 0)]),
+        ("0 127.0.0.1 5\n1 127.0.0.2 5", [(0, "127.0.0.1", 5), (1, "127.0.0.2", 5)]),
+    ],
+)
+def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
+    clients = parse_machinefile(text, source="hosts")
+    assert clients == tuple(Client(id=i, host=host, port=port) for i, host, port in expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "channels", "place", "words"),
+    [
+        ("", 1, "hosts: ", "no client found"),
+        ("# nothing\n\n", 1, "hosts: ", "<id> <host> <port>"),
+        ("0 127.0.0.1", 1, "hosts:1: ", "expected '<id> <host> <port>', found '0 127.0.0.1'"),
+        ("\nzero 127.0.0.1 1", 1, "hosts:2: ", "client id must be a whole number"),
+        ("-1 127.0.0.1 1", 1, "hosts:1: ", "'-1'"),
+        ("٣ 127.0.0.1 1", 1, "hosts:1: ", "client id"),
+        ("99999999999999999999 127.0.0.1 1", 1, "hosts:1: ", "client id"),
+        ("0 127.0.0.1 65536", 1, "hosts:1: ", "the port must be a whole number (0 to 65535), not '65536'"),
+        ("0 127.0.0.1 http", 1, "hosts:1: ", "'http'"),
+        ("0 127.0.0.1 65535", 2, "hosts:1: ", "expected a port up to 65534"),
+        ("0 256.0.0.1 1", 1, "hosts:1: ", "'256.0.0.1' is not an IPv4 address"),
+        ("0 10.1 1", 1, "hosts:1: ", "not an IPv4 address"),
+        ("0 ::g 1", 1, "hosts:1: ", "'::g' is not an IPv6 address"),
+        ("0 fe80::1%a;b 1", 1, "hosts:1: ", "interface"),
+        ("0 -oProxyCommand=x 1", 1, "hosts:1: ", "neither a host name nor an address"),
+        ("0 $(reboot) 1", 1, "hosts:1: ", "neither a host name nor an address"),
+        ("0 a..b 1", 1, "hosts:1: ", "neither"),
+        ("0 [host] 1", 1, "hosts:1: ", "neither"),
+        (f"0 {'a.' * 130}b 1", 1, "hosts:1: ", "neither"),
+        ("0 h 1\n0 h 5", 1, "hosts:2: ", "client 0 is already on line 1"),
+        ("0 h 1\n3 h 5", 1, "hosts:2: ", "1 is missing"),
+        ("1 h 1", 1, "hosts:1: ", "0 is missing"),
+        ("0 h 5\n1 h 5", 1, "hosts:2: ", "clients 0 and 1 on h share port 5"),
+        ("1 h 7\n0 H 5", 3, "hosts:2: ", "at least 3 apart"),
+        ("0 localhost 5\n1 127.0.0.1 5", 1, "hosts:2: ", "share port 5"),
+        ("0 h 5 gpus=0", 1, "hosts:1: ", "'gpus=0' is for machines reached over SSH"),
+        ("0 h 5 gpu=0", 1, "hosts:1: ", "unknown word 'gpu=0'; did you mean 'gpus='?"),
+        ("0 h 5 colour=red", 1, "hosts:1: ", "unknown word 'colour=red'"),
+        ("0 h 5 more", 1, "hosts:1: ", "found 'more'"),
+    ],
+)  # fmt: skip
+def test_mistakes(text: str, channels: int, place: str, words: str) -> None:
+    with pytest.raises(MachinefileError) as caught:
+        parse_machinefile(text, source="hosts", channels=channels)
+    assert str(caught.value).startswith(place)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_ranges_that_only_touch_are_legal() -> None:
+    assert len(parse_machinefile("0 h 5\n1 h 8\n2 h 2", source="hosts", channels=3)) == 3
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(MachinefileError, match="no such machinefile"):
+        read_machinefile(tmp_path / "absent")
+    with pytest.raises(MachinefileError, match="cannot read the machinefile"):
+        read_machinefile(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(MachinefileError, match="UTF-8"):
+        read_machinefile(tmp_path / "binary")
+
+
+def test_the_samples_are_legal() -> None:
+    local = read_machinefile(ROOT / "machinefiles" / "localserver")
+    assert [client.host for client in local] == ["127.0.0.1", "127.0.0.1"]
+    assert len(read_machinefile(ROOT / "machinefiles" / "two_nodes.example", channels=8)) == 2
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("128.0.0.1", False),
+        ("::2", False),
+        ("0.0.0.0", False),
+        ("localhost.example.org", False),
+        ("node0", False),
+    ],
+)
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "written"),
+    [("localhost", "127.0.0.1"), ("::1", "[::1]"), ("10.0.0.1", "10.0.0.1"), ("node0", "node0")],
+)
+def test_socket_host(host: str, written: str) -> None:
+    assert socket_host(host) == written

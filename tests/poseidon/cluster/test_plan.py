@@ -1,0 +1,87 @@
+"""The plan of a job: ranks, devices, shards and addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import devices_from_flag, plan_job
+from poseidon.errors import UsageError
+
+TWO = (Client(id=0, host="127.0.0.1", port=9999), Client(id=1, host="::1", port=0))
+
+
+def test_one_worker_per_device_and_channels_shards_per_client() -> None:
+    plan = plan_job(TWO, devices_per_client=("cuda:0", "cuda:1"), channels=2)
+    assert [(w.rank, w.client.id, w.local_rank, w.device) for w in plan.workers] == [
+        (0, 0, 0, "cuda:0"),
+        (1, 0, 1, "cuda:1"),
+        (2, 1, 0, "cuda:0"),
+        (3, 1, 1, "cuda:1"),
+    ]
+    assert [(s.index, s.client.id, s.channel, s.address) for s in plan.shards] == [
+        (0, 0, 0, "tcp://127.0.0.1:9999"),
+        (1, 0, 1, "tcp://127.0.0.1:10000"),
+        (2, 1, 0, "tcp://[::1]:0"),
+        (3, 1, 1, "tcp://[::1]:0"),
+    ]
+    assert (plan.worker_count, plan.shard_count, plan.workers_per_client, plan.channels) == (4, 4, 2, 2)
+    assert plan.roles == (*plan.shards, *plan.workers)
+    assert len({role.process for role in plan.roles}) == 8
+
+
+def test_names() -> None:
+    plan = plan_job(TWO, devices_per_client=("cpu",), channels=1)
+    assert plan.workers[1].process.describe() == "worker 1 (client 1, ::1)"
+    assert plan.shards[0].process.describe(4711) == "shard 0 (client 0, 127.0.0.1, pid 4711)"
+
+
+def test_several_cpu_workers_are_legal() -> None:
+    assert plan_job(TWO, devices_per_client=("cpu", "cpu"), channels=1).worker_count == 4
+
+
+@pytest.mark.parametrize(
+    ("clients", "devices", "channels", "words"),
+    [
+        ((), ("cpu",), 1, "client"),
+        (TWO, (), 1, "device"),
+        (TWO, ("cuda:0", "cuda:0"), 1, "twice"),
+        (TWO, ("cpu",), 0, "from 1 to 1024, not 0"),
+        (TWO, ("cpu",), 1025, "1025"),
+    ],
+)
+def test_refused(clients: tuple[Client, ...], devices: tuple[str, ...], channels: int, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_job(clients, devices_per_client=devices, channels=channels)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "available", "devices"),
+    [
+        ("", None, ("cpu",)),
+        ("cpu", 0, ("cpu",)),
+        ("0", None, ("cuda:0",)),
+        ("1, 0", 2, ("cuda:1", "cuda:0")),
+        ("all", 2, ("cuda:0", "cuda:1")),
+    ],
+)
+def test_devices(gpu: str, available: int | None, devices: tuple[str, ...]) -> None:
+    assert devices_from_flag(gpu, available=available) == devices
+
+
+@pytest.mark.parametrize(
+    ("gpu", "available", "words"),
+    [
+        ("all", 0, "no GPU was found"),
+        ("0,,1", None, "parted by commas"),
+        ("-1", None, "parted by commas"),
+        ("cuda:0", None, "parted by commas"),
+        ("0,0", None, "twice"),
+        ("1", 1, "there is no GPU 1; only 0 is"),
+        ("2", 2, "there is no GPU 2; 0 to 1 are"),
+        ("0", 0, "there is no GPU 0; none is"),
+    ],
+)
+def test_device_mistakes(gpu: str, available: int | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        devices_from_flag(gpu, available=available)

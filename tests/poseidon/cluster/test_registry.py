@@ -1,0 +1,133 @@
+"""Run records: whole at every moment, private, and refused when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.registry import (
+    JobRecord,
+    RecordedProcess,
+    Registration,
+    Registry,
+    check_job_id,
+    new_job_id,
+)
+from poseidon.errors import JobError, UsageError
+
+RECORD = JobRecord(
+    job="cifar10-1",
+    launcher=RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.25),
+    hostfile="/hosts",
+    clients=(Client(id=0, host="::1", port=5),),
+    output="/out",
+    started_s=3.5,
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "state")
+    assert registry.jobs() == ()
+    assert registry.read("cifar10-1") is None
+    for record in (RECORD, replace(RECORD, job="b", hostfile=None)):
+        registry.write(record)
+        assert registry.read(record.job) == record
+    assert registry.jobs() == ("b", "cifar10-1")
+    registry.remove("b")
+    registry.remove("b")
+    assert registry.jobs() == ("cifar10-1",)
+
+
+def test_private_and_nothing_left_beside(tmp_path: Path) -> None:
+    Registry(tmp_path).write(RECORD)
+    (file,) = (tmp_path / "jobs").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registration = Registration(registry, RECORD)
+    registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, 8.5)
+    record = registry.read("cifar10-1")
+    assert record is not None
+    assert record.processes == (
+        RecordedProcess(name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created_s=8.5),
+    )
+    registration.remove()
+    assert registry.jobs() == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '"x"']
+    + [
+        json.dumps({**json.loads(text), **change})
+        for text in [
+            '{"job": "cifar10-1", "launcher": {"name": "l", "host": "h", "pid": 3, "created_s": 1}, "hostfile": null,'
+            '"clients": [], "output": "", "started_s": 1, "processes": []}'
+        ]
+        for change in (
+            {"launcher": 3},
+            {"launcher": {"name": "l", "host": "h", "pid": -1, "created_s": 1}},
+            {"launcher": {"name": "l", "host": "h", "pid": 0, "created_s": 1}},
+            {"processes": [{"name": "w", "host": "h", "pid": "1", "created_s": 1}]},
+            {"started_s": "yesterday"},
+            {"clients": [{"id": 0}]},
+            {"job": "../x"},
+        )
+    ],
+)
+def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    (tmp_path / "jobs" / "cifar10-1.json").write_text(text)
+    with pytest.raises(JobError, match=r"cannot be read.*remove it by hand") as caught:
+        registry.read("cifar10-1")
+    assert "cifar10-1.json" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match="POSEIDON_HOME"):
+        Registry(tmp_path / "file").write(RECORD)
+
+
+@pytest.mark.parametrize("job", ["", "../x", "a/b", ".hidden", "-x", "a b", "é", "x" * 81, "a\n"])
+def test_illegal_ids(job: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a job id"):
+        check_job_id(job)
+
+
+@pytest.mark.parametrize(
+    ("stem", "job"),
+    [
+        ("cifar10_quick", "cifar10_quick-20260105-204016-3f9a"),
+        ("../ my net/ü", "my_net-20260105-204016-3f9a"),
+        ("///", "job-20260105-204016-3f9a"),
+        ("x" * 99, "x" * 40 + "-20260105-204016-3f9a"),
+    ],
+)
+def test_new_ids(stem: str, job: str) -> None:
+    assert new_job_id(stem, datetime(2026, 1, 5, 20, 40, 16), "3f9a") == job
+
+
+def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(JobError, match="No space left"):
+        registry.write(replace(RECORD, output="/other"))
+    assert registry.read("cifar10-1") == RECORD
+    assert len(list((tmp_path / "jobs").iterdir())) == 1

@@ -1,0 +1,90 @@
+"""A launcher of a job whose processes do nothing, for tests that kill it.
+
+    python -m tests.support.job_launcher STATE_FOLDER JOB HOSTFILE
+
+Prints one JSON line with the pids of its processes when the job runs. A worker ends only when it is told to,
+and goes on without its launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from poseidon.cluster.background import StartReport
+from poseidon.cluster.local import LocalLauncher
+from poseidon.cluster.machinefile import read_machinefile
+from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry
+from poseidon.cluster.settings import SupervisionSettings
+from poseidon.cluster.supervise import run_job
+from poseidon.errors import JobError
+from poseidon.settings import read_settings
+from tests.support.job_child import ENDLESS_WORKER, SHARD, child
+
+
+class Reporter:
+    """Says when the job runs."""
+
+    def __init__(self, registry: Registry, job: str, report: StartReport) -> None:
+        self._registry = registry
+        self._job = job
+        self._report = report
+
+    def on_started(self) -> None:
+        record = self._registry.read(self._job)
+        assert record is not None
+        print(json.dumps([process.pid for process in record.processes]), flush=True)
+        self._report.started()
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        pass
+
+    def on_log(self, name: ProcessName, line: str) -> None:
+        pass
+
+
+def main(state_folder: Path, job: str, hostfile: Path) -> int:
+    report = StartReport(read_settings().status_fd)
+    clients = read_machinefile(hostfile)
+    me = psutil.Process()
+    record = JobRecord(
+        job=job,
+        launcher=RecordedProcess(
+            name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=me.create_time()
+        ),
+        hostfile=str(hostfile.resolve()),
+        clients=clients,
+        output="/nowhere",
+        started_s=time.time(),
+    )
+    registry = Registry(state_folder)
+
+    def make_spec(role: WorkerPlan | ShardPlan) -> ProcessSpec:
+        script = SHARD if role.process.role is Role.SHARD else ENDLESS_WORKER
+        return ProcessSpec(name=role.process, argv=child(script, "--job", job), first_line=b"{}")
+
+    try:
+        run_job(
+            plan_job(clients, devices_per_client=("cpu",), channels=1),
+            make_spec,
+            LocalLauncher(),
+            callbacks=Reporter(registry, job, report),
+            settings=SupervisionSettings(),
+            registration=Registration(registry, record),
+        )
+    except JobError as error:
+        report.failed(str(error), error.exit_code)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))

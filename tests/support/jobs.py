@@ -1,0 +1,51 @@
+"""True jobs in processes of their own, for tests that kill them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningJob:
+    """A job whose processes run: its id, its launcher, their pids (shards first)."""
+
+    job: str
+    launcher: subprocess.Popen[str]
+    pids: tuple[int, ...]
+
+    def kill_launcher(self) -> None:
+        """kill -9 of the launcher."""
+        self.launcher.kill()
+        self.launcher.wait(30)
+
+
+def environment(state_folder: Path) -> dict[str, str]:
+    """The environment of commands that share a folder of run records."""
+    return {**os.environ, "POSEIDON_HOME": str(state_folder), "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def running_job(state_folder: Path, job: str, hostfile: Path) -> Iterator[RunningJob]:
+    """A job that runs until it is stopped; what is left of it at the end is killed."""
+    command = [sys.executable, "-m", "tests.support.job_launcher", str(state_folder), job, str(hostfile)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pids: list[int] = json.loads(launcher.stdout.readline() or "[]")
+        try:
+            assert pids, "the job did not start"
+            yield RunningJob(job=job, launcher=launcher, pids=tuple(pids))
+        finally:
+            launcher.kill()
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,30 @@
+"""Whether processes live. A zombie does not: it only waits for its parent to read its status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import psutil
+
+
+def living(pids: Iterable[int]) -> list[int]:
+    """Those of the pids that belong to a process that runs or is stopped."""
+    return [pid for pid in pids if _lives(pid)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def none_left(pids: Iterable[int], timeout_s: float = 10.0) -> bool:
+    """Whether all of the processes end within a time; the kernel takes a moment to carry out a kill."""
+    end_s = time.monotonic() + timeout_s
+    left = living(pids)
+    while left and time.monotonic() < end_s:
+        time.sleep(0.005)
+        left = living(left)
+    return not left
