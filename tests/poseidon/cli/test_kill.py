@@ -1,0 +1,171 @@
+"""`poseidon kill`, `poseidon ps` and `scripts/kill_caffe.py`, on true jobs."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli import kill, ps
+from poseidon.errors import JobError, MachinefileError, UsageError
+from tests.support.jobs import ROOT, environment, running_job
+from tests.support.living import living, none_left
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "state"
+    monkeypatch.setenv("POSEIDON_HOME", str(folder))
+    return folder
+
+
+def machinefile(folder: Path, name: str, text: str = "0 127.0.0.1 0\n1 127.0.0.1 0\n") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def poseidon(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    kill.add_parser(commands)
+    ps.add_parser(commands)
+    parsed = parser.parse_args(arguments)
+    code = parsed.run(parsed)
+    assert isinstance(code, int)
+    return code
+
+
+def test_kill_caffe_leaves_the_job_of_another_machinefile(state: Path, tmp_path: Path) -> None:
+    ours, theirs = machinefile(tmp_path, "ours"), machinefile(tmp_path, "theirs")
+    with running_job(state, "job-a", ours) as job, running_job(state, "job-b", theirs) as other:
+        job.kill_launcher()
+        command = [sys.executable, str(ROOT / "scripts" / "kill_caffe.py"), "ours"]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment(state),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.count("stopped ") == 4
+        assert "stopped worker 1 (client 1, 127.0.0.1, pid " in done.stdout
+        assert living(job.pids) == []
+        assert len(living([*other.pids, other.launcher.pid])) == 5
+        again = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment(state),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (again.returncode, again.stderr) == (0, "")
+        assert again.stdout == "no job that was started from ours is running on this machine\n"
+
+
+def test_kill_by_id_and_by_machinefile(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = machinefile(tmp_path, "hosts")
+    with running_job(state, "job-a", hosts) as first, running_job(state, "job-b", hosts) as second:
+        first.kill_launcher()
+        assert poseidon("kill", "job-a") == 0
+        assert living(first.pids) == []
+        second.kill_launcher()
+        hosts.unlink()
+        assert poseidon("kill", str(hosts)) == 0
+        assert living(second.pids) == []
+    assert "job job-b: 4 processes stopped" in capsys.readouterr().out
+
+
+def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = machinefile(tmp_path, "hosts")
+    assert poseidon("ps") == 0
+    assert capsys.readouterr().out == "no job is running\n"
+    with running_job(state, "job-a", hosts) as first, running_job(state, "job-b", hosts) as second:
+        second.kill_launcher()
+        poseidon("ps")
+        header, one, two = capsys.readouterr().out.splitlines()
+        assert header.split() == ["JOB", "STARTED", "LAUNCHER", "PROCESSES", "OUTPUT"]
+        assert one.split()[0] == "job-a"
+        assert f"pid {first.launcher.pid}  4 of 4     /nowhere" in one
+        assert "died" in two
+        first.kill_launcher()
+        assert poseidon("kill", "--all") == 0
+        assert none_left([*first.pids, *second.pids])
+    assert poseidon("kill", "--all") == 1
+
+
+def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with running_job(state, "job-a", machinefile(tmp_path, "hosts")) as job:
+        job.kill_launcher()
+    assert none_left(job.pids)
+    (state / "jobs" / "broken.json").write_text("{")
+    assert poseidon("ps") == 0
+    output = capsys.readouterr()
+    assert output.out == "no job is running\n"
+    assert "broken.json cannot be read" in output.err
+    assert [path.name for path in (state / "jobs").iterdir()] == ["broken.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((), UsageError, "needs either"),
+        (("job", "--all"), UsageError, "needs either"),
+        (("job", "--grace=-1"), UsageError, "--grace"),
+        (("no-such-job",), JobError, "neither a running job nor a machinefile"),
+        (("hosts",), JobError, "no job that was started from hosts is running"),
+        (("wrong",), MachinefileError, "wrong:1: "),
+        (("far",), JobError, "SSH is not there yet"),
+        (("../x",), JobError, "neither a running job nor a machinefile"),
+    ],
+)
+def test_mistakes(
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    error: type[Exception],
+    words: str,
+) -> None:
+    machinefile(tmp_path, "hosts")
+    machinefile(tmp_path, "wrong", "0 127.0.0.1")
+    machinefile(tmp_path, "far", "0 node7 9999")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        poseidon("kill", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "usage"),
+        (("-h",), 2, "usage"),
+        (("absent",), 1, "there is no such machinefile"),
+        (("far",), 1, "SSH is not there yet"),
+    ],
+)
+def test_kill_caffe_mistakes(
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
+) -> None:
+    machinefile(tmp_path, "far", "0 node7 9999")
+    monkeypatch.chdir(tmp_path)
+    assert kill.kill_caffe(arguments) == code
+    assert words in capsys.readouterr().err

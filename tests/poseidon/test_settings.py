@@ -1,0 +1,37 @@
+"""What is read from the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.errors import UsageError
+from poseidon.settings import inherited_environment, read_settings
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"POSEIDON_HOME": "/a", "XDG_STATE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"XDG_STATE_HOME": "/b", "HOME": "/c"}, "/b/poseidon"),
+        ({"POSEIDON_HOME": "", "XDG_STATE_HOME": "", "HOME": "/c"}, "/c/.local/state/poseidon"),
+    ],
+)
+def test_state_folder(variables: dict[str, str], folder: str) -> None:
+    assert read_settings(variables).state_folder == Path(folder)
+
+
+def test_data_folder() -> None:
+    assert read_settings({"POSEIDON_DATA": "/data"}).data_folder == Path("/data")
+    assert read_settings({"POSEIDON_DATA": ""}).data_folder is None
+
+
+def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_settings({}).status_fd is None
+    assert read_settings({"POSEIDON_STATUS_FD": "7"}).status_fd == 7
+    for wrong in ("x", "-1", "1" * 20):
+        with pytest.raises(UsageError, match="POSEIDON_STATUS_FD"):
+            read_settings({"POSEIDON_STATUS_FD": wrong})
+    monkeypatch.setenv("POSEIDON_STATUS_FD", "7")
+    assert "POSEIDON_STATUS_FD" not in inherited_environment()
