@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from poseidon.errors import PoseidonError
 from poseidon.layers.fillers import FillerError, check, fill
+from poseidon.layers.naming import counted
 from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
 
 Shape = tuple[int, ...]
@@ -184,7 +185,9 @@ class Layer(nn.Module):
         check_count("bottom", bottoms, self.MIN_BOTTOMS, self.MAX_BOTTOMS)
         check_count("top", tops, self.MIN_TOPS, self.MAX_TOPS)
         if self.EQUAL_BOTTOMS_AND_TOPS and bottoms != tops:
-            raise LayerError(f"has {bottoms} bottoms and {tops} tops, expected as many tops as bottoms")
+            raise LayerError(
+                f"has {counted(bottoms, 'bottom')} and {counted(tops, 'top')}, expected as many tops as bottoms"
+            )
 
 
 def new_blob(spec: BlobSpec, seed: int) -> Tensor:
@@ -204,7 +207,7 @@ def check_count(kind: str, count: int, least: int, most: int | None) -> None:
         expected = f"at least {least}"
     else:
         expected = f"{least} to {most}"
-    raise LayerError(f"has {count} {kind}{'' if count == 1 else 's'}, expected {expected}")
+    raise LayerError(f"has {counted(count, kind)}, expected {expected}")
 
 
 def canonical_axis(axis: int, shape: Shape, *, name: str = "axis") -> int:

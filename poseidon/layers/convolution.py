@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.naming import once_or
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import ConvolutionParameter
 
@@ -99,7 +100,7 @@ def _repeated(name: str, values: Sequence[int], axes: int, default: int | None) 
     if len(values) <= 1:
         return tuple(values or (default or 0,)) * axes
     if len(values) != axes:
-        raise LayerError(f"{name} is given {len(values)} times, expected once or {axes} times")
+        raise LayerError(f"{name} is given {len(values)} times, expected {once_or(axes)}")
     return tuple(values)
 
 

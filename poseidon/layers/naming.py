@@ -1,4 +1,4 @@
-"""Text for a name that nobody knows: what it is, the nearest legal one, and the legal ones when they are few."""
+"""Words of error messages: numbers with their nouns, and names that nobody knows with the nearest legal one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from collections.abc import Iterable
 
 # Longer lists hide the message; a reader of eight names still finds his own.
 LISTED_AT_MOST = 8
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: `1 top`, `2 tops`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def once_or(count: int) -> str:
+    """How often something that may be common to `count` things may be given: `once or 3 times`."""
+    return "once" if count == 1 else f"once or {count} times"
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:

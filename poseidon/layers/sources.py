@@ -10,6 +10,7 @@ from torch import Tensor
 
 from poseidon.layers.base import Layer, LayerError, Shape, times
 from poseidon.layers.fillers import FillerError, check, fill
+from poseidon.layers.naming import once_or
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import BlobShape, DummyDataParameter, FillerParameter
 
@@ -54,9 +55,7 @@ class DummyData(Source):
         shapes = dummy_shapes(param, tops)
         fillers = list(param.data_filler) or [FillerParameter(type="constant")]
         if len(fillers) not in (1, tops):
-            raise LayerError(
-                f"data_filler is given {len(fillers)} times, expected at most once or {tops} times"
-            )
+            raise LayerError(f"data_filler is given {len(fillers)} times, expected at most {once_or(tops)}")
         self.fillers = fillers * (tops if len(fillers) == 1 else 1)
         self.shapes = shapes
         self.constants: dict[int, Tensor] = {}
@@ -102,7 +101,7 @@ def one_each(name: str, shapes: Sequence[Shape], tops: int) -> list[Shape]:
         LayerError: another number of shapes.
     """
     if len(shapes) not in (1, tops):
-        raise LayerError(f"{name} is given {len(shapes)} times, expected once or {tops} times")
+        raise LayerError(f"{name} is given {len(shapes)} times, expected {once_or(tops)}")
     return list(shapes) * (tops if len(shapes) == 1 else 1)
 
 
@@ -120,7 +119,7 @@ def dummy_shapes(param: DummyDataParameter, tops: int) -> list[Shape]:
     for name, values in old.items():
         if len(values) not in (1, tops):
             raise LayerError(
-                f"{name} is given {len(values)} times, expected once or {tops} times (or write shape)"
+                f"{name} is given {len(values)} times, expected {once_or(tops)} (or write shape)"
             )
     columns = [values * (tops if len(values) == 1 else 1) for values in old.values()]
     return [top_shape(BlobShape(dim=dims)) for dims in zip(*columns, strict=True)]

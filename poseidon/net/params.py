@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from poseidon.layers.base import BlobSpec, LayerError, Shape, times
+from poseidon.layers.naming import counted
 from poseidon.proto.caffe_pb2 import LayerParameter, ParamSpec
 
 
@@ -82,9 +83,8 @@ class ParamTable:
             LayerError: more param specs than blobs, a name that is taken, or sharers that disagree.
         """
         if len(param.param) > len(specs):
-            blobs = f"{len(specs)} {'blob' if len(specs) == 1 else 'blobs'}"
             raise LayerError(
-                f"has {len(param.param)} param specs, expected at most {len(specs)}: it has {blobs}"
+                f"has {counted(len(param.param), 'param spec')}, expected at most {len(specs)}: it has {counted(len(specs), 'blob')}"
             )
         if specs and param.name in self._layers:
             raise LayerError("another layer with blobs has the same name, expected a name of its own")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from poseidon.layers.base import Layer, LayerError
-from poseidon.layers.naming import unknown
+from poseidon.layers.naming import counted, unknown
 from poseidon.proto.caffe_pb2 import LayerParameter
 from poseidon.proto.definition import NetDefinition
 
@@ -182,7 +182,7 @@ class _Planner:
             return [None] * len(param.bottom)
         if len(given) != len(param.bottom):
             raise LayerError(
-                f"propagate_down is given {len(given)} times for {len(param.bottom)} bottoms, expected once each"
+                f"propagate_down is given {len(given)} times for {counted(len(param.bottom), 'bottom')}, expected once each"
             )
         return list(given)
 
@@ -190,7 +190,7 @@ class _Planner:
         given = list(param.loss_weight)
         if given and len(given) != len(tops):
             raise LayerError(
-                f"loss_weight is given {len(given)} times for {len(tops)} tops, expected once each"
+                f"loss_weight is given {len(given)} times for {counted(len(tops), 'top')}, expected once each"
             )
         if not given and kind.IS_LOSS:
             given = [1.0] + [0.0] * (len(tops) - 1)

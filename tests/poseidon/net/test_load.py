@@ -1,0 +1,69 @@
+"""Saved blobs into a net."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from poseidon.errors import SnapshotError
+from poseidon.net.load import same_shape
+from poseidon.net.net import Net
+from tests.support.nets import build, inputs, layer
+
+TEXT = inputs(x=(2, 3)) + layer("InnerProduct", "x", "y", "inner_product_param { num_output: 4 }", name="ip")
+WEIGHT, BIAS = np.arange(12.0).reshape(4, 3), np.arange(4.0)
+
+
+def blobs(net: Net) -> list[np.ndarray]:
+    return next(arrays for name, _, arrays in net.layer_blobs() if name == "ip")
+
+
+def test_copied_ignored_kept() -> None:
+    net = build(TEXT + layer("InnerProduct", "y", "z", "inner_product_param { num_output: 1 }", name="new"))
+    report = net.load_blobs([("ip", [WEIGHT, BIAS]), ("gone", [BIAS]), ("in_x", [])])
+    assert (report.copied, report.ignored, report.kept) == (("ip",), ("gone",), ("new",))
+    assert (blobs(net)[0] == WEIGHT).all() and (blobs(net)[1] == BIAS).all()
+
+
+def test_round_trip() -> None:
+    one, two = (
+        build(TEXT.replace("num_output: 4", "num_output: 4 weight_filler { type: 'xavier' }")),
+        build(TEXT),
+    )
+    two.load_blobs([(name, arrays) for name, _, arrays in one.layer_blobs()])
+    assert (blobs(one)[0] == blobs(two)[0]).all()
+    assert [(name, kind, len(arrays)) for name, kind, arrays in one.layer_blobs()] == [
+        ("in_x", "Input", 0),
+        ("ip", "InnerProduct", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ([WEIGHT], "layer 'ip': 1 blobs are saved, expected 2"),
+        ([WEIGHT.T, BIAS], "layer 'ip': blob 0 is saved with shape 3x4, expected 4x3; to leave"),
+        ([WEIGHT, BIAS[:3]], "layer 'ip': blob 1 is saved with shape 3, expected 4"),
+    ],
+)
+def test_a_misfit_changes_nothing(saved: list[np.ndarray], message: str) -> None:
+    net = build(TEXT)
+    with pytest.raises(SnapshotError, match=message):
+        net.load_blobs([("ip", saved)])
+    assert not blobs(net)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "fits"),
+    [
+        ((1, 1, 4, 3), (4, 3), True),
+        ((1, 1, 1, 4), (4,), True),
+        ((1, 1, 1, 1), (), True),
+        ((1, 4, 1, 3), (4, 3), False),
+        ((1, 4, 3), (4, 3), False),
+        ((4, 3), (1, 1, 4, 3), False),
+        ((4, 3), (4, 3), True),
+    ],
+)
+def test_old_files_put_ones_in_front(saved: tuple[int, ...], wanted: tuple[int, ...], fits: bool) -> None:
+    assert same_shape(saved, wanted) == fits

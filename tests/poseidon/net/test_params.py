@@ -1,0 +1,77 @@
+"""Owners, sharers and multipliers, in Caffe's order."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tests.support.nets import build, inputs, layer, noise
+
+IP = "inner_product_param { num_output: 3 weight_filler { type: 'xavier' } }"
+
+
+def two(first: str, second: str, body: str = IP) -> str:
+    return (
+        inputs(x=(2, 3))
+        + layer("InnerProduct", "x", "a", f"{first} {IP}", name="i1")
+        + layer("InnerProduct", "a", "b", f"{second} {body}", name="i2")
+    )
+
+
+def test_order_and_multipliers() -> None:
+    net = build(two("param { lr_mult: 2 decay_mult: 0.5 } param { lr_mult: 0 }", "param { decay_mult: 0 }"))
+    found = [(info.name, info.shape, info.lr_mult, info.decay_mult) for info in net.parameters_info]
+    assert found == [
+        ("i1.0", (3, 3), 2, 0.5),
+        ("i1.1", (3,), 0, 1),
+        ("i2.0", (3, 3), 1, 0),
+        ("i2.1", (3,), 1, 1),
+    ]
+    assert [info.parameter.requires_grad for info in net.parameters_info] == [True, False, True, True]
+    assert [tuple(p.shape) for p in net.parameters()] == [(3, 3), (3,), (3, 3), (3,)]
+
+
+def test_force_backward_asks_for_every_gradient() -> None:
+    net = build("force_backward: true " + two("param { lr_mult: 0 }", ""))
+    assert all(info.parameter.requires_grad for info in net.parameters_info)
+
+
+def test_sharers_are_one_tensor_and_offer_no_factors() -> None:
+    net = build(two("param { name: 'w' } param { lr_mult: 3 }", "param { name: 'w' lr_mult: 4 }"))
+    assert [(info.name, info.lr_mult, info.factors) for info in net.parameters_info] == [
+        ("i1.0", 4, False),
+        ("i1.1", 3, False),
+        ("i2.1", 1, False),
+    ]
+    layers = dict(net.layer_modules)
+    assert layers["i1"].blobs()[0] is layers["i2"].blobs()[0]
+    blobs = {name: arrays for name, _, arrays in net.layer_blobs()}
+    assert (blobs["i1"][0] == blobs["i2"][0]).all()
+
+
+def test_permissive_sharing_under_another_shape() -> None:
+    """Same values in the same order, whatever the shape; the gradients of both uses meet in the owner."""
+    turned = "inner_product_param { num_output: 3 transpose: true bias_term: false }"
+    text = inputs(x=(2, 4)) + layer(
+        "InnerProduct",
+        "x",
+        "a",
+        "param { name: 'w' } inner_product_param { num_output: 3 bias_term: false weight_filler { type: 'xavier' } }",
+        name="i1",
+    )
+    text += layer(
+        "InnerProduct", "x", "b", f"param {{ name: 'w' share_mode: PERMISSIVE }} {turned}", name="i2"
+    )
+    net = build(text)
+    (info,) = net.parameters_info
+    x = noise(2, 4)
+    tops = net({"x": x})
+    weight = info.parameter.detach()
+    torch.testing.assert_close(tops["a"], x @ weight.t())
+    torch.testing.assert_close(tops["b"], x @ weight.view(4, 3))
+    (tops["a"].sum() + tops["b"].sum()).backward()
+    ones = torch.ones(2, 3)
+    torch.testing.assert_close(info.parameter.grad, ones.t() @ x + (x.t() @ ones).view(3, 4))
+    net.load_blobs([("i2", [np.arange(12.0).reshape(4, 3)])])
+    torch.testing.assert_close(info.parameter.detach(), torch.arange(12.0).reshape(3, 4))
+    assert [blob.shape for _, _, blobs in net.layer_blobs() for blob in blobs] == [(3, 4), (4, 3)]
