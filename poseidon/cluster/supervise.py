@@ -208,7 +208,7 @@ class _Run:
                 self._handle(Exited(name=what.name, status=what.status, last_line=last_line))
             else:
                 self._hear(what)
-            if self._supervision.state is JobState.RUNNING and not self._told_started:
+            if not self._told_started and self._supervision.all_ready:
                 self._told_started = True
                 self._callbacks.on_started()
 

@@ -111,6 +111,11 @@ class Supervision:
         return self._state
 
     @property
+    def all_ready(self) -> bool:
+        """Whether every shard listens and every worker has loaded what it needs."""
+        return all(process.ready for process in self._processes.values())
+
+    @property
     def outcome(self) -> Outcome:
         """How a job that ended without an error has ended."""
         return Outcome.STOPPED if self._stop_requested else Outcome.FINISHED

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,8 +36,13 @@ def environment(state_folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def running_job(state_folder: Path, job: str, hostfile: Path) -> Iterator[RunningJob]:
-    """A job that runs until it is stopped; what is left of it at the end is killed."""
+def running_job(state_folder: Path, stem: str, hostfile: Path) -> Iterator[RunningJob]:
+    """A job that runs until it is stopped; what is left of it at the end is killed.
+
+    Its id begins with the stem and is like no other on this machine: tests that run beside this one find
+    processes by their job's id too.
+    """
+    job = f"{stem}-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-m", "tests.support.job_launcher", str(state_folder), job, str(hostfile)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None

@@ -79,13 +79,13 @@ def test_kill_by_id_and_by_machinefile(
     hosts = machinefile(tmp_path, "hosts")
     with running_job(state, "job-a", hosts) as first, running_job(state, "job-b", hosts) as second:
         first.kill_launcher()
-        assert poseidon("kill", "job-a") == 0
+        assert poseidon("kill", first.job) == 0
         assert living(first.pids) == []
         second.kill_launcher()
         hosts.unlink()
         assert poseidon("kill", str(hosts)) == 0
         assert living(second.pids) == []
-    assert "job job-b: 4 processes stopped" in capsys.readouterr().out
+    assert f"job {second.job}: 4 processes stopped" in capsys.readouterr().out
 
 
 def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         poseidon("ps")
         header, one, two = capsys.readouterr().out.splitlines()
         assert header.split() == ["JOB", "STARTED", "LAUNCHER", "PROCESSES", "OUTPUT"]
-        assert one.split()[0] == "job-a"
+        assert one.split()[0] == first.job
         assert f"pid {first.launcher.pid}  4 of 4     /nowhere" in one
         assert "died" in two
         first.kill_launcher()

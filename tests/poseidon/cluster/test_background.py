@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from pathlib import Path
 
 import psutil
@@ -31,18 +32,19 @@ def script(text: str) -> list[str]:
 
 def test_returns_when_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    job = f"job-x-{uuid.uuid4().hex[:8]}"
     (tmp_path / "hosts").write_text("0 127.0.0.1 0\n1 127.0.0.1 0\n")
     argv = [
         sys.executable,
         "-m",
         "tests.support.job_launcher",
         str(tmp_path),
-        "job-x",
+        job,
         str(tmp_path / "hosts"),
     ]
     pid = run_in_background(argv, tmp_path / "out" / "launcher.log", timeout_s=60)
     registry = Registry(tmp_path)
-    record = registry.read("job-x")
+    record = registry.read(job)
     assert record is not None
     pids = [process.pid for process in record.processes]
     try:
@@ -51,7 +53,7 @@ def test_returns_when_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert os.getsid(pid) == pid
         assert (tmp_path / "out" / "launcher.log").read_text() == f"[{', '.join(map(str, pids))}]\n"
     finally:
-        kill_job("job-x", registry, patience=KillPatience(launcher_s=0.1), report=lambda _: None)
+        kill_job(job, registry, patience=KillPatience(launcher_s=0.1), report=lambda _: None)
     assert none_left([pid, *pids])
     os.waitpid(pid, 0)
 

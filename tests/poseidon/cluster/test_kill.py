@@ -37,7 +37,7 @@ def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
         # Stopped processes must go too.
         os.kill(job.pids[2], signal.SIGSTOP)
         assert len(living(job.pids)) == 4
-        assert kill_job("job-a", registry, patience=PATIENCE, report=lines.append) == 4
+        assert kill_job(job.job, registry, patience=PATIENCE, report=lines.append) == 4
         assert living(job.pids) == []
         assert len(living(other.pids)) == 4
         assert living([other.launcher.pid])
@@ -47,7 +47,7 @@ def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
         "stopped worker 0 (client 0, 127.0.0.1",
         "stopped worker 1 (client 1, localhost",
     ]
-    assert registry.jobs() == ("job-b",)
+    assert registry.jobs() == (other.job,)
 
 
 def test_with_its_launcher(tmp_path: Path, hostfile: Path) -> None:
@@ -56,7 +56,7 @@ def test_with_its_launcher(tmp_path: Path, hostfile: Path) -> None:
         os.kill(job.launcher.pid, signal.SIGSTOP)
         # Worker 0 stops when asked; worker 1 of this job does not, and the launcher waits for it.
         patience = KillPatience(launcher_s=0.2, grace_s=2.0)
-        kill_job("job-a", registry, patience=patience, report=lambda _: None)
+        kill_job(job.job, registry, patience=patience, report=lambda _: None)
         assert none_left([*job.pids, job.launcher.pid])
     assert registry.jobs() == ()
 
@@ -65,8 +65,8 @@ def test_without_a_record(tmp_path: Path, hostfile: Path) -> None:
     registry = Registry(tmp_path)
     with running_job(tmp_path, "job-a", hostfile) as job:
         job.kill_launcher()
-        registry.remove("job-a")
-        assert kill_job("job-a", registry, patience=PATIENCE, report=lambda _: None) == 4
+        registry.remove(job.job)
+        assert kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None) == 4
         assert living(job.pids) == []
 
 
@@ -74,48 +74,48 @@ def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) ->
     registry = Registry(tmp_path)
     with running_job(tmp_path, "job-a", hostfile) as job:
         job.kill_launcher()
-        record = registry.read("job-a")
+        record = registry.read(job.job)
         assert record is not None
         registry.write(replace(record, processes=record.processes[:2]))
-        kill_job("job-a", registry, patience=PATIENCE, report=lambda _: None)
+        kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
         assert living(job.pids) == []
 
 
 def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
-    # A bystander that has the pid of a process on record, but was created at another time; and one whose
+    # A bystander that has the pid of a process on record, but was created at another time; and whose
     # arguments hold the id, but not next to `--job`.
-    arguments = ("job-a", "--job", "job-ab", "--job=job-a")
-    with subprocess.Popen(child("say('ready'); forever()", *arguments), stdin=-1, stdout=-1) as bystander:
-        assert bystander.stdin is not None
-        assert bystander.stdout is not None
-        bystander.stdin.write(b"{}\n")
-        bystander.stdin.flush()
-        bystander.stdout.readline()
-        registry = Registry(tmp_path)
-        with running_job(tmp_path, "job-a", hostfile) as job:
+    registry = Registry(tmp_path)
+    with running_job(tmp_path, "job-a", hostfile) as job:
+        arguments = (job.job, "--job", f"{job.job}b", f"--job={job.job}")
+        with subprocess.Popen(child("say('ready'); forever()", *arguments), stdin=-1, stdout=-1) as bystander:
+            assert bystander.stdin is not None
+            assert bystander.stdout is not None
+            bystander.stdin.write(b"{}\n")
+            bystander.stdin.flush()
+            bystander.stdout.readline()
             job.kill_launcher()
-            record = registry.read("job-a")
+            record = registry.read(job.job)
             assert record is not None
             stale = replace(
                 record.processes[0], pid=bystander.pid, created_s=record.processes[0].created_s - 100
             )
             registry.write(replace(record, processes=(stale, *record.processes[1:])))
-            kill_job("job-a", registry, patience=PATIENCE, report=lambda _: None)
+            kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
             assert living(job.pids) == []
-        assert bystander.poll() is None
-        bystander.kill()
+            assert bystander.poll() is None
+            bystander.kill()
 
 
 def test_a_job_that_has_ended(tmp_path: Path, hostfile: Path) -> None:
     registry = Registry(tmp_path)
     with running_job(tmp_path, "job-a", hostfile) as job:
-        record = registry.read("job-a")
+        record = registry.read(job.job)
         assert record is not None
         assert live_process(record.launcher) is not None
         assert live_process(replace(record.launcher, host="node7")) is None
-        assert len(job_processes("job-a", record)) == 4
-        kill_job("job-a", registry, patience=KillPatience(launcher_s=0.1, grace_s=2.0), report=lambda _: None)
+        assert len(job_processes(job.job, record)) == 4
+        kill_job(job.job, registry, patience=KillPatience(launcher_s=0.1, grace_s=2.0), report=lambda _: None)
         job.launcher.wait(30)
-    assert kill_job("job-a", registry, patience=PATIENCE, report=lambda _: None) == 0
+    assert kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None) == 0
     assert live_process(record.launcher) is None
     assert psutil.Process().is_running()

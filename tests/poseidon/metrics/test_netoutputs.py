@@ -32,7 +32,7 @@ def train(iteration: int, loss: float, weight: float = 1.0) -> TrainRecord:
     )
 
 
-def tested(iteration: int, accuracy: float, net: int = 0, loss: float | None = None) -> TestRecord:
+def a_test(iteration: int, accuracy: float, net: int = 0, loss: float | None = None) -> TestRecord:
     outputs = (Output(name="accuracy", value=accuracy), Output(name="loss", value=1.5, loss_weight=2.0))
     return TestRecord(iteration=iteration, net=net, elapsed_s=iteration / 4, outputs=outputs, loss=loss)
 
@@ -40,10 +40,10 @@ def tested(iteration: int, accuracy: float, net: int = 0, loss: float | None = N
 def test_layout(tmp_path: Path) -> None:
     sink = NetOutputs(tmp_path / "out" / "cifar", clock=Clock())
     assert sink.path == tmp_path / "out" / "cifar.netoutputs"
-    sink.on_test(tested(0, 0.1))
+    sink.on_test(a_test(0, 0.1))
     sink.on_train(train(0, 2.302585, weight=0.5))
     sink.on_train(train(100, 1.5))
-    sink.on_test(tested(100, 0.25, net=1, loss=9.0))
+    sink.on_test(a_test(100, 0.25, net=1, loss=9.0))
     assert sink.path.read_text() == (
         "Iteration,time,loss,loss,top,\n"
         "0,0,1.15129,1.15129,0.5,\n"
