@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.cli": {
         "poseidon.proto",
         "poseidon.data",
+        "poseidon.solvers",
         "poseidon.snapshot",
         "poseidon.metrics",
         "poseidon.layers",

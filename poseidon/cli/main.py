@@ -1,0 +1,54 @@
+"""The command line: a registry of commands, and the one place where errors become exit codes.
+
+Law: a mistake of the user ends in one sentence on standard error and exit code 1 or 2, never in a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from poseidon import __version__
+from poseidon.cli import (
+    compute_image_mean,
+    convert_cifar,
+    kill,
+    partition_data,
+    prepare_cifar10,
+    ps,
+    train,
+)
+from poseidon.errors import PoseidonError
+
+COMMANDS = (train, kill, ps, partition_data, prepare_cifar10, convert_cifar, compute_image_mean)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="poseidon", description="Distributed deep learning for clusters on ordinary Ethernet."
+    )
+    parser.add_argument("--version", action="version", version=f"poseidon {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = build_parser().parse_args(words)
+    try:
+        code: int = parsed.run(parsed)
+    except PoseidonError as error:
+        print(f"poseidon {parsed.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"poseidon {parsed.command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone; nothing more to say
+        return 1
+    return code

@@ -1,0 +1,349 @@
+"""`poseidon train`: start a job from a solver and a machinefile, and stay with it.
+
+poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt --hostfile=machinefiles/localserver
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import torch
+
+from poseidon.cli.terminal import Terminal
+from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
+from poseidon.cluster.local import LocalLauncher
+from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
+from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry, new_job_id
+from poseidon.cluster.settings import SignalEffect, SupervisionSettings
+from poseidon.cluster.supervise import run_job
+from poseidon.engine.document import JobDocument
+from poseidon.errors import JobError, PoseidonError, SnapshotError, UsageError
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.proto.paths import repository_root
+from poseidon.settings import read_settings
+from poseidon.solvers.settings import solver_settings
+
+START_TIMEOUT_S = 180.0
+SERVER_OF_C_POSEIDON = (
+    "client_id",
+    "num_clients",
+    "num_table_threads",
+    "init_thread_access_table",
+    "svb_timeout_ms",
+    "stats_path",
+    "num_zmq_threads",
+    "row_type",
+    "row_oplog_type",
+    "oplog_dense_serialized",
+    "oplog_type",
+    "append_only_oplog_type",
+    "append_only_buffer_capacity",
+    "append_only_buffer_pool_size",
+    "bg_apply_append_oplog_freq",
+    "process_storage_type",
+    "no_oplog_replay",
+    "thread_oplog_batch_size",
+    "server_table_logic",
+    "version_maintain",
+)
+"""Flags of the original that its scripts pass and that nothing here needs: taken, and said to have no effect."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `train` to the commands."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a net",
+        description="Train a net on the clients of a machinefile. Flags may be written -flag or --flag.",
+    )
+
+    def flag(name: str, **settings: object) -> None:
+        parser.add_argument(f"--{name}", f"-{name}", dest=name, **settings)  # type: ignore[arg-type]
+
+    flag("solver", metavar="FILE", required=True, help="the solver definition (prototxt)")
+    flag(
+        "hostfile",
+        metavar="FILE",
+        help="the machinefile: <id> <host> <port> a line; default: this machine alone",
+    )
+    flag(
+        "gpu",
+        metavar="IDS",
+        default="",
+        help="GPUs of each client, one worker each: 0,1 or all; default: CPU",
+    )
+    flag("snapshot", metavar="FILE", default="", help="solver state to go on from")
+    flag("weights", metavar="FILES", default="", help="models to start from, parted by commas (fine-tuning)")
+    flag("table_staleness", type=_count, default=0, metavar="S", help="bound of staleness; 0 (default): none")
+    flag(
+        "num_rows_per_table",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="pieces of each table; default: 2 MiB each",
+    )
+    flag(
+        "num_comm_channels_per_client", type=int, default=1, metavar="C", help="server shards per client (1)"
+    )
+    flag(
+        "consistency_model",
+        default="SSPPush",
+        choices=["SSP", "SSPPush"],
+        help="how values reach the workers",
+    )
+    flag(
+        "net_outputs",
+        metavar="PREFIX",
+        default="",
+        help="averaged losses and scores go to <PREFIX>.netoutputs",
+    )
+    effects = [effect.value for effect in SignalEffect]
+    flag("sigint_effect", default="stop", choices=effects, help="what Ctrl-C does (stop)")
+    flag("sighup_effect", default="snapshot", choices=effects, help="what a hang-up does (snapshot)")
+    flag("output", metavar="DIR", help="folder of logs and net outputs; default: output/<job>")
+    flag("threads", type=int, metavar="N", help="CPU threads per worker; default: the machine's, shared out")
+    flag(
+        "stall_timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="a process silent this long has failed (120)",
+    )
+    flag("background", action="store_true", help="return once the job runs")
+    flag("job", metavar="ID", help=argparse.SUPPRESS)
+    for name in SERVER_OF_C_POSEIDON:
+        flag(name, metavar="X", help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, 0 or more")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train.
+
+    Raises:
+        PoseidonError: a mistake in the definitions or flags, or the job failed.
+    """
+    for name in SERVER_OF_C_POSEIDON:
+        if getattr(arguments, name) is not None:
+            print(f"note: --{name} has no effect here", file=sys.stderr)
+    report = StartReport(read_settings().status_fd)
+    try:
+        job = _Job(arguments)
+        if arguments.background:
+            return job.start_in_background()
+        return job.run(report)
+    except PoseidonError as error:
+        report.failed(str(error), error.exit_code)
+        raise
+
+
+class _Job:
+    """One job from its flags: checks everything that can be checked before a process starts."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._flags = arguments
+        self._solver = read_solver(arguments.solver)
+        self._settings = solver_settings(self._solver)
+        self._net_name = self._solver.net_definition().param.name or Path(arguments.solver).stem
+        self._solver.test_nets()
+        _check_starting_point(arguments)
+        self._plan = self._make_plan()
+        self._id = arguments.job or new_job_id(
+            Path(arguments.solver).stem.removesuffix("_solver"), datetime.now(), secrets.token_hex(3)
+        )
+        self._output = Path(arguments.output or Path("output") / self._id).absolute()
+        self._token = secrets.token_hex(32)
+        seed = self._settings.random_seed
+        self._seed = secrets.randbits(31) if seed is None else seed
+
+    def _make_plan(self) -> JobPlan:
+        flags = self._flags
+        channels = flags.num_comm_channels_per_client
+        if flags.hostfile:
+            clients = read_machinefile(Path(flags.hostfile), channels=channels)
+        else:
+            clients = (Client(id=0, host="127.0.0.1", port=0),)
+        for client in clients:
+            if not is_loopback(client.host):
+                raise JobError(
+                    f"{flags.hostfile}: client {client.id} is on {client.host}; this version starts jobs on "
+                    "this machine only (127.0.0.1, ::1, localhost)"
+                )
+        plan = plan_job(clients, devices_per_client=_devices(flags.gpu, self._solver), channels=channels)
+        # A worker that is alone needs no server: it applies the update rule itself.
+        return plan if plan.worker_count > 1 else replace(plan, shards=())
+
+    def start_in_background(self) -> int:
+        """Start this command again, detached, and return once the job runs."""
+        words = [word for word in sys.argv[1:] if word.lstrip("-") != "background"]
+        words += [f"--job={self._id}", f"--output={self._output}"]
+        log = self._output / "launcher.log"
+        pid = run_in_background(this_command(words), log, timeout_s=START_TIMEOUT_S + 30)
+        print(how_to_follow(self._id, pid, log))
+        return 0
+
+    def run(self, report: StartReport) -> int:
+        """Start the processes and stay with them to the end."""
+        try:
+            self._output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
+        flags = self._flags
+        supervision = SupervisionSettings(
+            start_timeout_s=START_TIMEOUT_S,
+            stall_timeout_s=flags.stall_timeout,
+            sigint_effect=SignalEffect(flags.sigint_effect),
+            sighup_effect=SignalEffect(flags.sighup_effect),
+        )
+        terminal = Terminal(self._net_name, sys.stderr, on_started=report.started)
+        terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
+        try:
+            result = run_job(
+                self._plan,
+                self._spec,
+                LocalLauncher(),
+                callbacks=terminal,
+                settings=supervision,
+                registration=self._register(),
+            )
+        finally:
+            terminal.close()
+        terminal.say(f"job {self._id} {result.outcome.value} at iteration {result.iteration}")
+        return 0
+
+    def _register(self) -> Registration:
+        me = psutil.Process()
+        record = JobRecord(
+            job=self._id,
+            launcher=RecordedProcess(
+                name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time()
+            ),
+            hostfile=str(Path(self._flags.hostfile).resolve()) if self._flags.hostfile else None,
+            clients=self._plan.clients,
+            output=str(self._output),
+            started_s=datetime.now().timestamp(),
+        )
+        return Registration(Registry(read_settings().state_folder), record)
+
+    def _spec(self, role: WorkerPlan | ShardPlan) -> ProcessSpec:
+        marks: tuple[str, ...]
+        if isinstance(role, ShardPlan):
+            module, marks = "ps_server", ("--stdin", "--shard", str(role.index))
+            first_line = self._shard_line(role)
+        else:
+            module, marks = "poseidon.engine.worker", ("--rank", str(role.rank))
+            first_line = self._document(role).to_json()
+        return ProcessSpec(
+            name=role.process,
+            argv=(sys.executable, "-m", module, "--job", self._id, *marks),
+            environment=_environment(),
+            first_line=first_line,
+        )
+
+    def _shard_line(self, role: ShardPlan) -> bytes:
+        return (
+            f'{{"token": "{self._token}", "workers": {self._plan.worker_count}, "address": "{role.address}"}}'
+        ).encode()
+
+    def _document(self, role: WorkerPlan) -> JobDocument:
+        flags, plan = self._flags, self._plan
+        return JobDocument(
+            job=self._id,
+            token=self._token,
+            solver=str(Path(flags.solver).absolute()),
+            output=str(self._output),
+            rank=role.rank,
+            workers=plan.worker_count,
+            client=role.client.id,
+            clients=len(plan.clients),
+            local_rank=role.local_rank,
+            local_workers=plan.workers_per_client,
+            device=role.device,
+            threads=flags.threads or max(1, (os.cpu_count() or 1) // plan.worker_count),
+            seed=self._seed,
+            shards=plan.shard_count,
+            staleness=flags.table_staleness,
+            rows=flags.num_rows_per_table,
+            consistency=flags.consistency_model,
+            snapshot=str(Path(flags.snapshot).absolute()) if flags.snapshot else "",
+            weights=tuple(str(Path(part).absolute()) for part in flags.weights.split(",") if part),
+            net_outputs=str(Path(flags.net_outputs).absolute())
+            if flags.net_outputs
+            else str(self._output / "job"),
+        )
+
+
+def _check_starting_point(flags: argparse.Namespace) -> None:
+    if flags.snapshot and flags.weights:
+        raise UsageError(
+            "--snapshot and --weights exclude each other: go on from a run, or start from a model"
+        )
+    if flags.threads is not None and flags.threads < 1:
+        raise UsageError(f"--threads={flags.threads}: expected 1 or more")
+    for name in ("snapshot", "weights"):
+        for part in filter(None, getattr(flags, name).split(",")):
+            if not Path(part).is_file():
+                raise SnapshotError(f"--{name}: there is no file {part}")
+
+
+def _devices(gpu: str, solver: SolverDefinition) -> tuple[str, ...]:
+    """One device per worker of a client: --gpu, else what the solver says, as Caffe decides it."""
+    available = torch.cuda.device_count()
+    if gpu:
+        return devices_from_flag(gpu, available=available)
+    param = solver.param
+    if not param.HasField("solver_mode"):
+        return (f"cuda:{param.device_id}",) if available > param.device_id else ("cpu",)
+    if param.solver_mode == SolverParameter.CPU:
+        return ("cpu",)
+    if available <= param.device_id:
+        raise solver.error(
+            "solver_mode", f"GPU, but this machine has {available} GPUs; expected CPU, or another device_id"
+        )
+    return (f"cuda:{param.device_id}",)
+
+
+def _environment() -> dict[str, str]:
+    """What a child needs beyond our own environment.
+
+    The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
+    iteration, and giving them back to the system means touching fresh pages every time.
+    """
+    root = repository_root()
+    paths = [str(root)] if root is not None else []
+    paths += [path for path in sys.path if path.endswith("site-packages")]
+    return {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONUNBUFFERED": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
+        "MALLOC_TOP_PAD_": str(2**26),
+    }
+
+
+def _in_words(plan: JobPlan) -> str:
+    def count(number: int, word: str) -> str:
+        return f"{number} {word}{'' if number == 1 else 's'}"
+
+    return ", ".join(
+        (
+            count(len(plan.clients), "client"),
+            count(plan.worker_count, "worker"),
+            count(plan.shard_count, "shard"),
+        )
+    )

@@ -1,0 +1,216 @@
+"""Snapshots of a running job, and going on from one.
+
+Law: a snapshot is the state after one iteration that all workers have finished, and a run that goes on from it ends, at
+staleness 0, with the same bits as one that never stopped: weights, history, every reader's place, random states
+and the losses in the average all travel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from poseidon.engine.replica import Replica
+from poseidon.errors import SnapshotError
+from poseidon.exchange.base import Exchange, History
+from poseidon.metrics.glog_lines import GlogSink, snapshotting
+from poseidon.proto.blob import from_array, to_array
+from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState, SolverParameter
+from poseidon.snapshot.caffemodel import write_model
+from poseidon.snapshot.files import model_path, state_path
+from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
+from ps_server.rules import history_count
+from ps_server.settings import RuleKind
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the loop knows beyond the nets.
+
+    Attributes:
+        iteration: iterations finished.
+        tests_done: test passes made.
+        losses: losses in the average, oldest first, of this worker.
+    """
+
+    iteration: int
+    tests_done: int = 0
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where a job goes on from.
+
+    Attributes:
+        progress: where the loop stood.
+        model: the weights' file.
+        histories: one per trained tensor.
+    """
+
+    progress: Progress
+    model: Path
+    histories: list[History]
+
+
+class Checkpoint:
+    """Saves and restores one worker's part of a job; rank 0 writes the files.
+
+    Args:
+        replica: the nets.
+        solver: the solver, for snapshot_format and stepvalues.
+        kind: the update rule, which fixes the number of history arrays.
+        rank: this worker.
+        workers: number of workers.
+        worker_history: the update rule runs on the workers (staleness > 0).
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        solver: SolverParameter,
+        kind: RuleKind,
+        *,
+        rank: int,
+        workers: int,
+        worker_history: bool,
+    ) -> None:
+        self._replica = replica
+        self._solver = solver
+        self._arrays_per_blob = history_count(kind)
+        self._rank = rank
+        self._workers = workers
+        self._worker_history = worker_history
+
+    def save(self, prefix: Path, progress: Progress, exchange: Exchange, log: GlogSink) -> None:
+        """Write a snapshot. Every worker calls this after the same iteration.
+
+        Args:
+            prefix: of the files' names.
+            progress: where the loop stands.
+            exchange: to meet the other workers.
+            log: where Caffe's lines about it go.
+
+        Raises:
+            SnapshotError: on rank 0, the files cannot be written; earlier snapshots are untouched.
+        """
+        exchange.settle()
+        own = self._worker_state(progress, exchange)
+        payloads = exchange.gathered(exchange.gather(own.SerializeToString()))
+        if self._rank != 0:
+            return
+        states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
+        histories = self._averaged(states) if self._worker_history else exchange.histories()
+        self._write(prefix, progress, states, histories, log)
+
+    def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
+        state = PoseidonWorkerState(rank=self._rank, torch_rng=self._replica.train.random_state())
+        for name, reader in self._replica.train.readers():
+            state.reader.add(layer=name, batches=reader.batches_done)
+        if self._worker_history:
+            for history in exchange.histories():
+                state.history.extend(from_array(array) for array in history)
+        return state
+
+    def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
+        """What Caffe may go on with when every worker has a history of its own: their mean."""
+        columns = zip(*([to_array(blob) for blob in state.history] for state in states), strict=True)
+        means = [np.asarray(np.mean(column, axis=0), dtype=np.float32) for column in columns]
+        n = self._arrays_per_blob
+        return [means[i : i + n] for i in range(0, len(means), n)]
+
+    def _write(
+        self,
+        prefix: Path,
+        progress: Progress,
+        states: Sequence[PoseidonWorkerState],
+        histories: Sequence[History],
+        log: GlogSink,
+    ) -> None:
+        model, state = model_path(prefix, progress.iteration), state_path(prefix, progress.iteration)
+        train = self._replica.train
+        log.write(*snapshotting(str(model), str(state)))
+        extra = PoseidonState(workers=self._workers, worker=states, tests_done=progress.tests_done)
+        extra.smoothed_loss.extend(progress.losses)
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        write_model(model, train.definition.param, train.layer_blobs())
+        write_state(
+            state,
+            RunState(
+                iteration=progress.iteration,
+                model=str(model),
+                histories=tuple(tuple(arrays) for arrays in self._for_all_blobs(histories)),
+                current_step=sum(progress.iteration >= value for value in self._solver.stepvalue),
+                poseidon=extra,
+            ),
+        )
+
+    def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
+        """Caffe keeps a history for frozen blobs too; theirs is zero."""
+        given = dict(zip((info.name for info in self._replica.learned), histories, strict=True))
+        return [
+            given.get(info.name, [np.zeros(info.shape, np.float32)] * self._arrays_per_blob)
+            for info in self._replica.train.parameters_info
+        ]
+
+    def restore(self, path: Path) -> Resumed:
+        """Put the readers and random states back where the snapshot had them.
+
+        Args:
+            path: the `.solverstate`.
+
+        Raises:
+            SnapshotError: the file, or the weights it names, is missing, broken, or of another net.
+        """
+        infos = self._replica.train.parameters_info
+        state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
+        histories: list[History] = [
+            history
+            for info, history in zip(infos, state.histories, strict=True)
+            if info.parameter.requires_grad
+        ]
+        own = self._own_state(path, state)
+        if own is not None:
+            self._restore_place(own, state)
+            if self._worker_history and own.history:
+                histories = self._own_history(path, own)
+        progress = Progress(
+            iteration=state.iteration,
+            tests_done=state.poseidon.tests_done,
+            losses=tuple(state.poseidon.smoothed_loss),
+        )
+        return Resumed(progress=progress, model=learned_net(state, path), histories=histories)
+
+    def _own_state(self, path: Path, state: RunState) -> PoseidonWorkerState | None:
+        if state.poseidon.workers == self._workers:
+            return state.poseidon.worker[self._rank]
+        # Written by Caffe, or by another number of workers: go on after as many records as were read then.
+        if self._rank == 0:
+            writer = f"{state.poseidon.workers} workers" if state.poseidon.workers else "Caffe"
+            LOGGER.warning(
+                "%s was written by %s and this job has %d workers: each goes on at iteration %d of its own "
+                "share of the data, so the records differ from those of an uninterrupted run",
+                path, writer, self._workers, state.iteration,
+            )  # fmt: skip
+        for _, reader in self._replica.train.readers():
+            reader.skip_to(state.iteration * self._solver.iter_size)
+        return None
+
+    def _restore_place(self, own: PoseidonWorkerState, state: RunState) -> None:
+        places = {reader.layer: reader.batches for reader in own.reader}
+        for name, reader in self._replica.train.readers():
+            reader.skip_to(places.get(name, state.iteration * self._solver.iter_size))
+        self._replica.train.set_random_state(own.torch_rng)
+
+    def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
+        n = self._arrays_per_blob
+        arrays = [to_array(blob) for blob in own.history]
+        if len(arrays) != n * len(self._replica.learned):
+            raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
+        return [arrays[i : i + n] for i in range(0, len(arrays), n)]

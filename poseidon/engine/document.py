@@ -1,0 +1,107 @@
+"""The job document: everything a worker must know, as one JSON object on its standard input.
+
+Law: it is checked here, field by field; what does not fit is refused with the field's name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from poseidon.errors import UsageError
+from ps_server import Consistency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDocument:
+    """What one worker is told.
+
+    Attributes:
+        job: the job's id.
+        token: the job's secret, hexadecimal.
+        solver: path of the solver definition.
+        output: folder of logs and net outputs.
+        rank: this worker, 0..workers-1.
+        workers: number of workers.
+        client: this machine, 0..clients-1.
+        clients: number of machines.
+        local_rank: this worker on its machine.
+        local_workers: workers on each machine.
+        device: `cpu` or `cuda:<n>`.
+        threads: CPU threads for this worker's arithmetic.
+        seed: the job's random seed, the same on every worker.
+        shards: number of server shards; 0 for a single process without a server.
+        staleness: the bound of every table.
+        rows: pieces to cut each table into; 0: pieces of 2 MiB.
+        consistency: `SSP` or `SSPPush`.
+        snapshot: solver state to go on from, or empty.
+        weights: models to start from, later ones over earlier ones.
+        net_outputs: prefix of the net outputs' file.
+    """
+
+    job: str
+    token: str
+    solver: str
+    output: str
+    rank: int = 0
+    workers: int = 1
+    client: int = 0
+    clients: int = 1
+    local_rank: int = 0
+    local_workers: int = 1
+    device: str = "cpu"
+    threads: int = 1
+    seed: int = 1
+    shards: int = 0
+    staleness: int = 0
+    rows: int = 0
+    consistency: str = Consistency.SSP_PUSH.value
+    snapshot: str = ""
+    weights: tuple[str, ...] = ()
+    net_outputs: str = ""
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 1), ("clients", 1), ("local_workers", 1), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(
+                    f"the job document's {name} is {getattr(self, name)}; expected {least} or more"
+                )
+        for name in ("staleness", "rows", "shards"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"the job document's {name} is {getattr(self, name)}; expected 0 or more")
+        if not 0 <= self.rank < self.workers:
+            raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
+        if self.consistency not in {member.value for member in Consistency}:
+            raise UsageError(
+                f"the job document's consistency is '{self.consistency}'; expected SSP or SSPPush"
+            )
+
+    def to_json(self) -> bytes:
+        """One line of JSON, without the line end."""
+        return json.dumps(asdict(self)).encode()
+
+
+def read_document(line: str | bytes) -> JobDocument:
+    """The document in a line of JSON.
+
+    Raises:
+        UsageError: the line is no document; names the field that does not fit.
+    """
+    try:
+        value: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise UsageError("the job document is not JSON; workers are started by `poseidon train`") from error
+    known = {field.name: field for field in fields(JobDocument)}
+    if not isinstance(value, dict) or value.keys() - known.keys():
+        extra = ", ".join(sorted(value.keys() - known.keys())) if isinstance(value, dict) else "no object"
+        raise UsageError(f"the job document has fields that this version does not know: {extra}")
+    for name, content in value.items():
+        kind: type = {"int": int, "str": str}.get(str(known[name].type), list)
+        if type(content) is not kind:
+            raise UsageError(f"the job document's {name} is {content!r:.60}; expected {kind.__name__}")
+    value["weights"] = tuple(value.get("weights", ()))
+    try:
+        return JobDocument(**value)
+    except TypeError as error:
+        raise UsageError(f"the job document is incomplete: {error}") from error

@@ -1,0 +1,132 @@
+"""One worker's nets: the train net, the test nets that share its weights, and the tensors to keep together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from poseidon.errors import DefinitionError, SnapshotError
+from poseidon.exchange.base import Trained
+from poseidon.layers.base import LayerContext
+from poseidon.net.compile import compile_net
+from poseidon.net.net import Net
+from poseidon.net.params import ParamInfo
+from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.definition import SolverDefinition, TestNet
+from poseidon.snapshot.caffemodel import read_model
+from poseidon.solvers.settings import SolverSettings
+
+
+class Replica:
+    """The nets of one worker, built and filled.
+
+    Args:
+        solver: the solver definition.
+        settings: the same, checked.
+        context: rank, device, seed and the rest; the phase is set by the nets.
+    """
+
+    def __init__(self, solver: SolverDefinition, settings: SolverSettings, context: LayerContext) -> None:
+        self.context = context
+        definition = solver.net_definition()
+        self.train = compile_net(definition, context, state=solver.train_state(definition))
+        self.tests: list[tuple[TestNet, Net]] = []
+        try:
+            for test in solver.test_nets():
+                net = compile_net(test.definition, context, state=test.state, share_with=self.train)
+                self.tests.append((test, net))
+            self.learned = [info for info in self.train.parameters_info if info.parameter.requires_grad]
+            if not self.train.plan.losses and settings.max_iter > 0:
+                raise DefinitionError(
+                    "the net has no loss to train on; expected a loss layer or a loss_weight",
+                    source=definition.source,
+                )
+            self.trained = [_trained(info, settings) for info in self.learned]
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, models: Sequence[Path]) -> list[str]:
+        """Take over the weights of models by layer name, later ones over earlier ones.
+
+        Returns:
+            What was and was not taken over, as sentences.
+
+        Raises:
+            SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
+        """
+        notes = []
+        for path in models:
+            try:
+                report = self.train.load_blobs(read_model(path))
+            except SnapshotError as error:
+                raise SnapshotError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+            notes.append(f"{path}: {report}")
+        return notes
+
+    def forward_backward(
+        self, passes: int, after_pass: Callable[[], None]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward and backward, `passes` times; gradients add up.
+
+        Returns:
+            The mean loss, detached, and the last pass's outputs.
+        """
+        total: Tensor | None = None
+        outputs: dict[str, Tensor] = {}
+        for _ in range(passes):
+            outputs = self.train()
+            loss = self.train.loss
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            after_pass()
+        assert total is not None
+        return total / passes, outputs
+
+    @property
+    def batch_records(self) -> int:
+        """Records that one pass of this worker reads; 0 when the net has no data layer."""
+        shapes = [reader.shape for _, reader in self.train.readers()]
+        return shapes[0][0] if shapes else 0
+
+    def close(self) -> None:
+        """Stop reading data."""
+        for net in (self.train, *(net for _, net in self.tests)):
+            net.close()
+
+
+def _trained(info: ParamInfo, settings: SolverSettings) -> Trained:
+    return Trained(
+        name=info.name,
+        tensor=info.parameter,
+        rule=settings.rule(info.lr_mult, info.decay_mult),
+        factors=info.factors,
+    )
+
+
+def worker_context(
+    *,
+    seed: int,
+    rank: int,
+    workers: int,
+    client: int,
+    clients: int,
+    local_rank: int,
+    local_workers: int,
+    device: str,
+) -> LayerContext:
+    """The context of a worker's train net."""
+    return LayerContext(
+        phase=TRAIN,
+        seed=seed,
+        rank=rank,
+        workers=workers,
+        client=client,
+        clients=clients,
+        local_rank=local_rank,
+        local_workers=local_workers,
+        device=torch.device(device),
+    )

@@ -1,0 +1,241 @@
+"""The training loop: Caffe's Solver::Solve and Step, on many workers at once.
+
+Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop), because every decision
+follows from the solver, the iteration and rank 0's signals, which name an iteration that all reach together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from poseidon.engine.averages import SmoothedLoss, as_outputs, pack, total
+from poseidon.engine.checkpoint import Checkpoint, Progress
+from poseidon.engine.replica import Replica
+from poseidon.engine.tester import Tester
+from poseidon.exchange.base import Ask, Exchange
+from poseidon.exchange.hooks import Hooks
+from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving
+from poseidon.metrics.record import TestRecord, TrainRecord
+from poseidon.metrics.sinks import Sink
+from poseidon.solvers.settings import SolverSettings
+from ps_server import SignalKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displayed:
+    """An iteration to be shown once every worker's numbers are here."""
+
+    iteration: int
+    elapsed_s: float
+    rate: float
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """What the loop needs beyond the solver.
+
+    Attributes:
+        rank: this worker.
+        workers: number of workers.
+        prefix: of the snapshots' names.
+        title: the net's name, for the log.
+        on_progress: called after each iteration with (iteration, latest loss function); cheap.
+    """
+
+    rank: int
+    workers: int
+    prefix: Path
+    title: str
+    on_progress: Callable[[int, SmoothedLoss], None]
+
+
+class Trainer:
+    """Trains one worker's replica.
+
+    Args:
+        replica: its nets.
+        exchange: opened; the trainer does not close it.
+        solver: the checked solver.
+        settings: rank, names and so on.
+        checkpoint: writes snapshots.
+        testers: one per test net.
+        log: glog lines; used on rank 0.
+        sinks: other places for records; used on rank 0.
+        start: where to begin.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        exchange: Exchange,
+        solver: SolverSettings,
+        settings: LoopSettings,
+        *,
+        checkpoint: Checkpoint,
+        testers: list[Tester],
+        log: GlogSink,
+        sinks: list[Sink],
+        start: Progress,
+    ) -> None:
+        self._replica = replica
+        self._exchange = exchange
+        self._solver = solver
+        self._settings = settings
+        self._checkpoint = checkpoint
+        self._testers = testers
+        self._log = log
+        self._sinks = [log, *sinks] if settings.rank == 0 else []
+        self._iteration = start.iteration
+        self._tests_done = start.tests_done
+        self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
+        self._displayed: deque[Displayed] = deque()
+        self._began_s = time.monotonic()
+        self._hooks = Hooks(replica.train, replica.trained, exchange, passes=solver.iter_size)
+        for tester in testers:
+            tester.skip_to(start.tests_done)
+
+    @property
+    def iteration(self) -> int:
+        """Iterations finished."""
+        return self._iteration
+
+    def run(self) -> bool:
+        """Train to the end, or until a signal says stop.
+
+        Returns:
+            Whether all iterations were made.
+        """
+        self._say(solving(self._settings.title))
+        try:
+            stopped = self._loop()
+            self._end(stopped)
+        finally:
+            self._hooks.close()
+            for sink in self._sinks:
+                sink.close()
+        return not stopped
+
+    def _loop(self) -> bool:
+        solver = self._solver
+        while self._iteration < solver.max_iter:
+            if self._test_is_due(first=solver.test_initialization):
+                self._test()
+            self._step()
+            wanted = self._wanted_now()
+            if SignalKind.SNAPSHOT in wanted or (solver.snapshot and self._iteration % solver.snapshot == 0):
+                self._snapshot()
+            if SignalKind.STOP in wanted:
+                return True
+        return False
+
+    def _step(self) -> None:
+        solver, exchange = self._solver, self._exchange
+        rate = solver.rate(self._iteration)
+        exchange.start(self._iteration, rate)
+        self._hooks.start()
+        loss, outputs = self._replica.forward_backward(solver.iter_size, self._hooks.next_pass)
+        self._hooks.finish()
+        exchange.finish()
+        self._smoothed.add(loss)
+        if solver.display and self._iteration % solver.display == 0:
+            self._display(rate, outputs)
+        self._show_displayed(wait=False)
+        self._iteration += 1
+        self._settings.on_progress(self._iteration, self._smoothed)
+
+    def _wanted_now(self) -> set[SignalKind]:
+        return {signal.kind for signal in self._exchange.signals if signal.clock == self._iteration}
+
+    def _test_is_due(self, *, first: bool) -> bool:
+        interval = self._solver.test_interval
+        due = bool(interval) and bool(self._testers) and self._iteration % interval == 0
+        return due and (self._iteration > 0 or first)
+
+    # -- showing -------------------------------------------------------------------------------------------
+
+    def _display(self, rate: float, outputs: dict[str, Tensor]) -> None:
+        """Ask all workers for this iteration's numbers; they are shown when the last has come."""
+        ask = self._exchange.gather(pack(self._smoothed.value, outputs))
+        self._sizes = {name: tensor.numel() for name, tensor in outputs.items()}
+        if self._settings.rank == 0:
+            self._displayed.append(
+                Displayed(iteration=self._iteration, elapsed_s=self._elapsed_s(), rate=rate, ask=ask)
+            )
+
+    def _show_displayed(self, *, wait: bool) -> None:
+        while self._displayed:
+            shown = self._displayed[0]
+            payloads = self._exchange.gathered(shown.ask) if wait else shown.ask()
+            if payloads is None:
+                return
+            self._displayed.popleft()
+            numbers = total(payloads) / self._settings.workers
+            record = TrainRecord(
+                iteration=shown.iteration,
+                loss=float(numbers[0]),
+                elapsed_s=shown.elapsed_s,
+                outputs=as_outputs(numbers[1:].tolist(), self._sizes, self._replica.train.loss_weights),
+                rate=shown.rate,
+            )
+            for sink in self._sinks:
+                sink.on_train(record)
+
+    def _test(self) -> None:
+        self._exchange.settle()
+        self._show_displayed(wait=True)
+        for index, tester in enumerate(self._testers):
+            if self._settings.rank == 0:
+                self._log.begin_test(self._iteration, index)
+            record = tester.run(self._tests_done, self._iteration, self._elapsed_s())
+            self._record_test(record)
+        self._tests_done += 1
+
+    def _record_test(self, record: TestRecord) -> None:
+        for sink in self._sinks:
+            sink.on_test(record)
+
+    def _say(self, line: GlogLine) -> None:
+        if self._settings.rank == 0:
+            self._log.write(line)
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    # -- ending --------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        self._show_displayed(wait=True)
+        progress = Progress(
+            iteration=self._iteration, tests_done=self._tests_done, losses=tuple(self._smoothed.losses)
+        )
+        self._checkpoint.save(self._settings.prefix, progress, self._exchange, self._log)
+
+    def _end(self, stopped: bool) -> None:
+        solver = self._solver
+        self._show_displayed(wait=True)
+        self._exchange.settle()
+        if solver.snapshot_after_train and not (solver.snapshot and self._iteration % solver.snapshot == 0):
+            self._snapshot()
+        if stopped:
+            self._say(GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224))
+            return
+        if solver.display and self._iteration % solver.display == 0:
+            self._last_loss()
+        if self._test_is_due(first=True):
+            self._test()
+        self._say(done())
+
+    def _last_loss(self) -> None:
+        """Caffe shows the loss of one more forward pass, with the final weights."""
+        self._replica.train()
+        payload = np.array([float(self._replica.train.loss.detach())]).tobytes()
+        losses = total(self._exchange.gathered(self._exchange.gather(payload)))
+        self._say(last(self._iteration, float(losses[0]) / self._settings.workers, self._elapsed_s()))

@@ -1,0 +1,352 @@
+"""`python -m poseidon.engine.worker`: one worker's process.
+
+Started by the launcher with the job document on its first line of standard input; then takes commands there and tells
+events on standard output, JSON lines both (`poseidon.cluster.events` has the list). The log goes to standard error and
+to `<output>/worker_<rank>.log`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from poseidon import log
+from poseidon.engine.averages import SmoothedLoss
+from poseidon.engine.checkpoint import Checkpoint, Progress
+from poseidon.engine.document import JobDocument, read_document
+from poseidon.engine.replica import Replica, worker_context
+from poseidon.engine.summary import net_table
+from poseidon.engine.tester import Tester
+from poseidon.engine.trainer import LoopSettings, Trainer
+from poseidon.errors import JobError, PoseidonError
+from poseidon.exchange.base import Exchange, ExchangeSettings, History
+from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.metrics.glog_lines import GlogSink
+from poseidon.metrics.netoutputs import NetOutputs
+from poseidon.metrics.sinks import Sink
+from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.solvers.settings import SolverSettings, solver_settings
+from ps_server import Client, Consistency, PeerLost, ServerError, SignalKind, StalenessTimeout, StoreSpec
+
+LOGGER = logging.getLogger("poseidon.engine.worker")
+ALIVE_S = 2.0
+PROGRESS_S = 0.25
+CONNECT_TIMEOUT_S = 600.0
+ORPHAN_S = 60.0
+"""Once its launcher has gone, a worker has this long to write a snapshot and end."""
+
+
+class Control:
+    """The line to the launcher: events out, commands in, a sign of life every two seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._on_command: list[Any] = []
+
+    def start(self) -> None:
+        """Listen and show life from now on."""
+        threading.Thread(target=self._listen, name="poseidon-commands", daemon=True).start()
+        threading.Thread(target=self._beat, name="poseidon-alive", daemon=True).start()
+
+    def tell(self, event: str, **fields: object) -> None:
+        """Write one event; a launcher that has gone hears nothing."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+            sys.stdout.flush()
+
+    def await_connect(self) -> list[str]:
+        """Wait for the shards' addresses."""
+        while True:
+            try:
+                command = self.commands.get(timeout=CONNECT_TIMEOUT_S)
+            except queue.Empty as error:
+                raise JobError("the launcher never said where the shards are") from error
+            if command.get("do") == "connect":
+                return [str(address) for address in command["shards"]]
+            if command.get("do") in ("stop", "gone"):
+                raise JobError("the job was stopped before training began")
+
+    def obey(self, exchange: Exchange, rank: int) -> None:
+        """From now on pass the launcher's wishes on to all workers (rank 0)."""
+        threading.Thread(target=self._obey, args=(exchange, rank), name="poseidon-obey", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop showing life."""
+        self._over.set()
+
+    def _obey(self, exchange: Exchange, rank: int) -> None:
+        while True:
+            do = self.commands.get().get("do")
+            if do == "gone":
+                LOGGER.warning("the launcher has gone: stopping with a snapshot")
+                timer = threading.Timer(ORPHAN_S, os._exit, args=(1,))
+                timer.daemon = True
+                timer.start()
+            kind = {"stop": SignalKind.STOP, "gone": SignalKind.STOP, "snapshot": SignalKind.SNAPSHOT}.get(
+                str(do)
+            )
+            if kind is not None and rank == 0:
+                with contextlib.suppress(ServerError):  # the loop meets the same error and tells it
+                    exchange.signal(kind)
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            try:
+                command = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(command, dict):
+                self.commands.put(command)
+        self.commands.put({"do": "gone"})
+
+    def _beat(self) -> None:
+        while not self._over.wait(ALIVE_S):
+            self.tell("alive")
+
+
+class ProgressTeller:
+    """Tells the launcher where training stands, a few times a second."""
+
+    def __init__(self, control: Control, max_iter: int, images_per_iteration: int) -> None:
+        self._control = control
+        self._max_iter = max_iter
+        self._images = images_per_iteration
+        self._next_s = 0.0
+
+    def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
+        now = time.monotonic()
+        if now < self._next_s and iteration != self._max_iter:
+            return
+        self._next_s = now + PROGRESS_S
+        self._control.tell(
+            "progress",
+            iteration=iteration,
+            max_iter=self._max_iter,
+            images=iteration * self._images,
+            loss=smoothed.value,
+        )
+
+
+def build_exchange(
+    document: JobDocument,
+    replica: Replica,
+    settings: SolverSettings,
+    control: Control,
+    start_clock: int,
+) -> tuple[Exchange, StoreSpec | None]:
+    """The exchange that the document asks for, not yet opened."""
+    exchange_settings = ExchangeSettings(
+        clip=settings.clip, gradient_scale=1.0 / settings.iter_size, start_clock=start_clock
+    )
+    if document.shards == 0:
+        return LocalExchange(replica.trained, exchange_settings), None
+    store = store_spec(
+        replica.trained,
+        exchange_settings,
+        workers=document.workers,
+        shards=document.shards,
+        staleness=document.staleness,
+        rows=document.rows,
+        consistency=Consistency(document.consistency),
+    )
+    addresses = control.await_connect()
+    client = Client(addresses, rank=document.rank, store=store, token=bytes.fromhex(document.token))
+    exchange = ServerExchange(client, replica.trained, store, exchange_settings, rank=document.rank)
+    return exchange, store
+
+
+class Worker:
+    """One worker, from its document to the end of training."""
+
+    def __init__(self, document: JobDocument, control: Control) -> None:
+        self._document = document
+        self._control = control
+        self._log = GlogSink(logging.getLogger("poseidon.solver"))
+
+    def run(self) -> None:
+        """Build, train, leave."""
+        document = self._document
+        solver = read_solver(document.solver)
+        settings = solver_settings(solver)
+        context = worker_context(
+            seed=document.seed,
+            rank=document.rank,
+            workers=document.workers,
+            client=document.client,
+            clients=document.clients,
+            local_rank=document.local_rank,
+            local_workers=document.local_workers,
+            device=document.device,
+        )
+        replica = Replica(solver, settings, context)
+        try:
+            self._train(solver, settings, replica)
+        finally:
+            replica.close()
+
+    def _train(self, solver: SolverDefinition, settings: SolverSettings, replica: Replica) -> None:
+        document, rank = self._document, self._document.rank
+        checkpoint = Checkpoint(
+            replica,
+            solver.param,
+            settings.base_rule.kind,
+            rank=rank,
+            workers=document.workers,
+            worker_history=document.staleness > 0 and document.shards > 0,
+        )
+        start, histories = self._starting_point(solver, replica, checkpoint)
+        self._control.tell("ready")
+        exchange, store = build_exchange(document, replica, settings, self._control, start.iteration)
+        try:
+            exchange.open(histories)
+            self._control.obey(exchange, rank)
+            if rank == 0:
+                self._introduce(replica, store)
+            with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
+                trainer.run()
+        finally:
+            exchange.close()
+
+    def _starting_point(
+        self, solver: SolverDefinition, replica: Replica, checkpoint: Checkpoint
+    ) -> tuple[Progress, list[History] | None]:
+        document = self._document
+        if not document.snapshot:
+            models = [*solver.param.weights, *document.weights]
+            paths = [Path(part.strip()) for model in models for part in model.split(",")]
+            self._note(replica.load([path if path.exists() else solver.resolve(str(path)) for path in paths]))
+            return Progress(iteration=0), None
+        resumed = checkpoint.restore(Path(document.snapshot))
+        self._note(replica.load([resumed.model]))
+        if self._document.rank == 0:
+            LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
+        return resumed.progress, resumed.histories
+
+    def _note(self, notes: list[str]) -> None:
+        if self._document.rank == 0:
+            for note in notes:
+                LOGGER.info("%s", note)
+
+    def _introduce(self, replica: Replica, store: StoreSpec | None) -> None:
+        names = [trained.name for trained in replica.trained]
+        for line in net_table(replica.train, names, store):
+            LOGGER.info("%s", line)
+        document = self._document
+        LOGGER.info(
+            "%d worker%s x batch %d, %s, seed %d",
+            document.workers,
+            "" if document.workers == 1 else "s",
+            replica.batch_records,
+            f"{document.shards} shards, {document.consistency}, staleness {document.staleness}"
+            if document.shards
+            else "no server",
+            document.seed,
+        )
+
+    @contextlib.contextmanager
+    def _trainer(
+        self,
+        solver: SolverDefinition,
+        settings: SolverSettings,
+        replica: Replica,
+        exchange: Exchange,
+        checkpoint: Checkpoint,
+        start: Progress,
+    ) -> Iterator[Trainer]:
+        document = self._document
+        images = replica.batch_records * document.workers * settings.iter_size
+        testers = [
+            Tester(
+                index,
+                test,
+                net,
+                exchange,
+                rank=document.rank,
+                workers=document.workers,
+                with_loss=solver.param.test_compute_loss,
+            )
+            for index, (test, net) in enumerate(replica.tests)
+        ]
+        sinks: list[Sink] = []
+        if document.net_outputs and document.rank == 0:
+            sinks.append(NetOutputs(Path(document.net_outputs)))
+        yield Trainer(
+            replica,
+            exchange,
+            settings,
+            LoopSettings(
+                rank=document.rank,
+                workers=document.workers,
+                prefix=solver.snapshot_prefix(),
+                title=replica.train.definition.param.name or Path(document.solver).stem,
+                on_progress=ProgressTeller(self._control, settings.max_iter, images),
+            ),
+            checkpoint=checkpoint,
+            testers=testers,
+            log=self._log,
+            sinks=sinks,
+            start=start,
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a worker; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m poseidon.engine.worker",
+        description="One worker of a job; started by `poseidon train`, which writes its document to standard input.",
+    )
+    parser.add_argument("--job", help="marks the process as part of a job")
+    parser.add_argument("--rank", help="marks the process for people")
+    parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
+    logging.raiseExceptions = False  # a terminal that has gone must not end training
+    control = Control()
+    try:
+        document = read_document(sys.stdin.readline())
+        torch.set_num_threads(document.threads)
+        outputs = log.setup(stream=sys.stderr, file=Path(document.output) / f"worker_{document.rank}.log")
+    except (PoseidonError, OSError) as error:
+        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
+        return 1
+    with outputs:
+        return _run(document, control)
+
+
+def _run(document: JobDocument, control: Control) -> int:
+    control.start()
+    try:
+        Worker(document, control).run()
+    except (PoseidonError, ServerError) as error:
+        LOGGER.error("%s", error)
+        lost = isinstance(error, PeerLost | StalenessTimeout)
+        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
+        return 1
+    except Exception as error:
+        LOGGER.exception("worker %d failed", document.rank)
+        where = Path(document.output) / f"worker_{document.rank}.log"
+        control.tell("error", message=f"{type(error).__name__}: {error} (details in {where})", exit_code=1)
+        return 1
+    finally:
+        control.close()
+    control.tell("done")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
