@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = Path(str(arguments.db_path).rstrip("/") or "/")
     if arguments.backend is not None:
         require_kind(source, Backend.parse(arguments.backend))
-    with progress_bar("record") as report:
+    with progress_bar() as report:
         count = partition_data(source, arguments.num_partitions, report=report)
     print(f"Processed {count} files.")
     print(f"Done: {source}_0 to {source}_{arguments.num_partitions - 1}.")

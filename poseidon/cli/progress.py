@@ -9,29 +9,25 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from poseidon.data.progress import Report
+from poseidon.data.progress import DOWNLOADING, Report
 
 
 @contextmanager
-def progress_bar(unit: str, *, bytes_counted: bool = False) -> Iterator[Report]:
-    """A report that draws on stderr when that is a terminal; a new activity gets a new bar.
-
-    Args:
-        unit: what is counted, in the singular.
-        bytes_counted: count in units of 1024.
-    """
+def progress_bar() -> Iterator[Report]:
+    """A report that draws on stderr when that is a terminal; a new activity gets a new bar."""
     bars: dict[str, tqdm[NoReturn]] = {}
 
     def report(activity: str, done: int, total: int) -> None:
         if activity not in bars:
+            in_bytes = activity == DOWNLOADING
             for bar in bars.values():
                 bar.close()
             bars[activity] = tqdm(
                 desc=activity,
                 total=total,
-                unit=unit,
-                unit_scale=bytes_counted,
-                unit_divisor=1024 if bytes_counted else 1000,
+                unit="B" if in_bytes else "record",
+                unit_scale=in_bytes,
+                unit_divisor=1024 if in_bytes else 1000,
                 disable=not sys.stderr.isatty(),
                 dynamic_ncols=True,
             )

@@ -5,6 +5,7 @@ Law: the mean is exact: pixels are summed as integers and divided once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,23 @@ def mean_blob(mean: npt.NDArray[np.float32]) -> bytes:
     blob = BlobProto(num=1, channels=channels, height=height, width=width)
     blob.data.extend(mean.ravel().tolist())
     return blob.SerializeToString()
+
+
+def write_mean(path: Path, mean: npt.NDArray[np.float32]) -> None:
+    """Write a mean (C, H, W) to a mean file, which appears complete or not at all.
+
+    Raises:
+        DataError: the place cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        try:
+            temporary.write_bytes(mean_blob(mean))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"the mean file {path} cannot be written: {error.strerror}") from error
 
 
 def compute_mean(cursor: Cursor) -> npt.NDArray[np.float32]:

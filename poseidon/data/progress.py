@@ -10,6 +10,9 @@ from collections.abc import Callable
 # Called with what is being done, how much of it is done, and how much there is in all.
 Report = Callable[[str, int, int], object]
 
+# The one activity that is counted in bytes; all others are counted in records.
+DOWNLOADING = "downloading"
+
 
 def silent(activity: str, done: int, total: int) -> None:
     """A report that nobody reads."""

@@ -18,12 +18,13 @@ from poseidon.data.writer import open_writer, refuse_existing, translated_writes
 from poseidon.errors import UsageError
 
 
-def partition_data(source: Path, parts: int, *, report: Report = silent) -> int:
+def partition_data(source: Path, parts: int, *, replace: bool = False, report: Report = silent) -> int:
     """Divide the database `source` into `parts` >= 1 databases of the same kind.
 
     Args:
         source: LMDB or LevelDB folder; it is only read (LevelDB, too, must be free of other owners).
         parts: number of parts; their sizes differ by at most one record.
+        replace: let earlier parts, however many, make way for the new ones instead of refusing.
         report: told how many records are written, for a progress bar.
 
     Returns:
@@ -44,11 +45,24 @@ def partition_data(source: Path, parts: int, *, report: Report = silent) -> int:
             raise UsageError(f"cannot divide {source} into {parts} parts: it has only {length} records")
         stack.enter_context(translated_writes(source))
         stage = stack.enter_context(staging(source.with_name(f"{source.name}-parts")))
+        old = [part.name for part in existing_parts(source)] if replace else []
         for target in targets:
-            refuse_existing(target)
+            if target.name not in old:
+                refuse_existing(target)
         _deal(cursor, [stage.folder / target.name for target in targets], backend, report)
-        stage.publish([target.name for target in targets])
+        stage.publish([target.name for target in targets], remove=old)
     return length
+
+
+def existing_parts(source: Path) -> list[Path]:
+    """The parts `<source>_<number>` that lie beside `source`, by number."""
+    prefix = f"{source.name}_"
+    numbered = [
+        (int(entry.name.removeprefix(prefix)), entry)
+        for entry in source.parent.iterdir()
+        if entry.name.startswith(prefix) and entry.name.removeprefix(prefix).isdecimal()
+    ]
+    return [entry for _, entry in sorted(numbered)]
 
 
 def _deal(cursor: Cursor, targets: list[Path], backend: Backend, report: Report) -> None:

@@ -4,8 +4,8 @@ Law: final names appear only when everything is complete, all or none. Whatever 
 kill -9) leaves at most a folder `.<name>.partial`, which the next run clears away. Two runs of the same work
 exclude each other.
 
-How: the folder is locked with flock, which dies with its process. Before the first rename, the list of names is
-written to a journal in the folder; a run that finds a journal with nobody holding the lock finishes its renames.
+How: the folder is locked with flock, which dies with its process. Before the first rename, the order of removals and
+renames is written to a journal in the folder; a run that finds a journal with nobody holding the lock carries it out.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ class Staging:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def publish(self, names: Sequence[str]) -> None:
+    def publish(self, names: Sequence[str], *, remove: Sequence[str] = ()) -> None:
         """Move files and folders of these names out of `folder`, to lie beside it.
 
-        Files of the same name are replaced; folders must not exist there.
+        Args:
+            names: in the order of the moves. Files of the same name are replaced; folders must not exist there.
+            remove: files and folders beside `folder` that go first.
         """
         journal = self.folder / JOURNAL
         temporary = self.folder / f"{JOURNAL}.new"
-        temporary.write_text(json.dumps(list(names)), encoding="utf-8")
+        order = {"remove": list(remove), "move": list(names)}
+        temporary.write_text(json.dumps(order), encoding="utf-8")
         temporary.replace(journal)
         _finish(self.folder)
 
@@ -53,7 +56,7 @@ def staging(target: Path) -> Iterator[Staging]:
     Raises:
         DataError: another process is at the same work, or the place cannot be written.
     """
-    folder = target.with_name(f".{target.name}.partial")
+    folder = _folder_for(target)
     lock = _lock(folder, target)
     try:
         if (folder / JOURNAL).exists():
@@ -95,19 +98,43 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def _finish(folder: Path) -> None:
-    """Make the renames of the journal that have not been made, then forget it."""
+    """Do what the journal says and has not been done, then forget it."""
     journal = folder / JOURNAL
-    for name in json.loads(journal.read_text(encoding="utf-8")):
-        if (folder / name).exists():
+    order = json.loads(journal.read_text(encoding="utf-8"))
+    # What has been moved already is the new thing, not the one to be removed.
+    moved = {name for name in order["move"] if not (folder / name).exists()}
+    for name in order["remove"]:
+        if name not in moved:
+            _remove(folder.parent / name)
+    for name in order["move"]:
+        if name not in moved:
             (folder / name).replace(folder.parent / name)
     journal.unlink()
 
 
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _clear(folder: Path) -> None:
     for entry in folder.iterdir():
-        if entry.name == LOCK:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+        if entry.name != LOCK:
+            _remove(entry)
+
+
+def recover(target: Path) -> None:
+    """Finish or clear away what an earlier run of the work on `target` left, if anything.
+
+    Raises:
+        DataError: that run is still at it.
+    """
+    if _folder_for(target).exists():
+        with staging(target):
+            pass
+
+
+def _folder_for(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.data.staging import JOURNAL, Staging, staging
+from poseidon.data.staging import JOURNAL, Staging, recover, staging
 from poseidon.errors import DataError
 
 
@@ -62,11 +62,21 @@ def test_renames_that_a_kill_cut_short_are_finished(tmp_path: Path) -> None:
     left = tmp_path / ".thing.partial"
     left.mkdir()
     fill(Staging(left), "b")
-    fill(Staging(tmp_path), "a")
-    (left / JOURNAL).write_text(json.dumps(["a", "b"]))
-    with staging(tmp_path / "thing"):
-        assert entries(tmp_path) == [".thing.partial", "a", "b"]
+    fill(Staging(tmp_path), "a", "c")
+    (left / JOURNAL).write_text(json.dumps({"remove": ["a", "c"], "move": ["a", "b"]}))
+    recover(tmp_path / "thing")
     assert entries(tmp_path) == ["a", "b"]
+    recover(tmp_path / "thing")
+
+
+def test_what_is_replaced_is_removed_first(tmp_path: Path) -> None:
+    fill(Staging(tmp_path), "a", "old")
+    (tmp_path / "file").touch()
+    with staging(tmp_path / "thing") as stage:
+        (stage.folder / "a").mkdir()
+        stage.publish(["a"], remove=["a", "old", "file", "none"])
+    assert entries(tmp_path) == ["a"]
+    assert entries(tmp_path / "a") == []
 
 
 def test_renames_that_fail_are_left_for_the_next_run(tmp_path: Path) -> None:

@@ -1,0 +1,8 @@
+#!/bin/sh
+# Fetch the published CIFAR-10 archive (170 MB) into examples/cifar10/data; a broken download is gone on with.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+python=$root/.venv/bin/python
+[ -x "$python" ] || python=python3
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+exec "$python" -m poseidon prepare_cifar10 --download_only "$@"
