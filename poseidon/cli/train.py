@@ -31,6 +31,7 @@ from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.proto.paths import repository_root
 from poseidon.settings import read_settings
+from poseidon.snapshot.solverstate import seed_of
 from poseidon.solvers.settings import solver_settings
 
 START_TIMEOUT_S = 180.0
@@ -168,8 +169,14 @@ class _Job:
         )
         self._output = Path(arguments.output or Path("output") / self._id).absolute()
         self._token = secrets.token_hex(32)
+        self._seed = self._choose_seed()
+
+    def _choose_seed(self) -> int:
+        """The solver's; else that of the run that is resumed; else a new one."""
         seed = self._settings.random_seed
-        self._seed = secrets.randbits(31) if seed is None else seed
+        if seed is None and self._flags.snapshot:
+            seed = seed_of(Path(self._flags.snapshot))
+        return secrets.randbits(31) if seed is None else seed
 
     def _make_plan(self) -> JobPlan:
         flags = self._flags

@@ -136,7 +136,12 @@ class Checkpoint:
         model, state = model_path(prefix, progress.iteration), state_path(prefix, progress.iteration)
         train = self._replica.train
         log.write(*snapshotting(str(model), str(state)))
-        extra = PoseidonState(workers=self._workers, worker=states, tests_done=progress.tests_done)
+        extra = PoseidonState(
+            workers=self._workers,
+            worker=states,
+            tests_done=progress.tests_done,
+            random_seed=self._replica.context.seed,
+        )
         extra.smoothed_loss.extend(progress.losses)
         prefix.parent.mkdir(parents=True, exist_ok=True)
         write_model(model, train.definition.param, train.layer_blobs())

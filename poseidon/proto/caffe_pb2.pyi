@@ -1409,13 +1409,15 @@ class PoseidonReaderState(_message.Message):
     def __init__(self, layer: _Optional[str] = ..., batches: _Optional[int] = ..., net: _Optional[int] = ...) -> None: ...
 
 class PoseidonState(_message.Message):
-    __slots__ = ("workers", "worker", "smoothed_loss", "tests_done")
+    __slots__ = ("workers", "worker", "smoothed_loss", "tests_done", "random_seed")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SMOOTHED_LOSS_FIELD_NUMBER: _ClassVar[int]
     TESTS_DONE_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     workers: int
     worker: _containers.RepeatedCompositeFieldContainer[PoseidonWorkerState]
     smoothed_loss: _containers.RepeatedScalarFieldContainer[float]
     tests_done: int
-    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., tests_done: _Optional[int] = ...) -> None: ...
+    random_seed: int
+    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., tests_done: _Optional[int] = ..., random_seed: _Optional[int] = ...) -> None: ...

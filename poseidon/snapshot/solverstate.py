@@ -86,6 +86,16 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
     )
 
 
+def seed_of(path: Path) -> int | None:
+    """The random seed of the job that wrote a state; None when Caffe wrote it.
+
+    Raises:
+        SnapshotError: the file is missing, or is no solver state.
+    """
+    message = read_message(path, SolverState(), "solver state")
+    return message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
+
+
 def _shaped(path: Path, name: str, shape: tuple[int, ...], array: Array) -> Array:
     # Old files pad shapes to four axes: (1, 1, 1, 10) is a bias of 10.
     stripped = tuple(n for n in array.shape if n != 1)

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Train cifar10_quick on this machine: prepares the databases once, then starts `poseidon train`.
+
+python examples/cifar10/train_cifar10.py [--clients N] [--devices 0,1|cpu] [--staleness S]
+    [--backend lmdb|leveldb] [--max_iter N] [--data DIR] [flags of `poseidon train`]
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from datetime import datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+
+from poseidon.cli.main import main as poseidon  # noqa: E402
+from poseidon.cli.prepare_cifar10 import add_data_flags, prepare_and_tell  # noqa: E402
+from poseidon.data.cifar10 import Prepared, Request  # noqa: E402
+from poseidon.data.database import Backend  # noqa: E402
+from poseidon.errors import PoseidonError, UsageError  # noqa: E402
+from poseidon.proto.caffe_pb2 import DataParameter, NetParameter  # noqa: E402
+from poseidon.proto.definition import read_net, read_solver  # noqa: E402
+from poseidon.proto.text import to_text  # noqa: E402
+from poseidon.settings import read_settings  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+SOLVER = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
+LOCALSERVER = ROOT / "machinefiles" / "localserver"
+LOCALSERVER_CLIENTS = 2
+
+
+def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """This script's flags, and those that go on to `poseidon train`."""
+    parser = argparse.ArgumentParser(
+        description="Train cifar10_quick on this machine.",
+        epilog="Further flags go to `poseidon train`: --snapshot=FILE, --background, ...",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--clients", type=int, default=2, help="number of clients (default 2)")
+    parser.add_argument("--devices", default="cpu", help="GPUs of each client, 0,1, or cpu (default)")
+    parser.add_argument("--staleness", type=int, default=0, help="bound of staleness (default 0)")
+    parser.add_argument("--max_iter", type=int, help="iterations (default: the solver's)")
+    parser.add_argument("--solver", type=Path, default=SOLVER, help="another solver definition")
+    parser.add_argument("--output", type=Path, help="folder of logs (default: output/cifar10-<time>)")
+    add_data_flags(parser)
+    flags, others = parser.parse_known_args(words)
+    if flags.clients < 1:
+        raise UsageError(f"--clients={flags.clients}: expected 1 or more")
+    if flags.staleness < 0:
+        raise UsageError(f"--staleness={flags.staleness}: expected 0 or more")
+    if flags.max_iter is not None and flags.max_iter < 0:
+        raise UsageError(f"--max_iter={flags.max_iter}: expected 0 or more")
+    return flags, others
+
+
+def derive_solver(flags: argparse.Namespace, prepared: Prepared, output: Path) -> Path:
+    """The solver to train with: the file itself, or a copy in `output` with what the flags change."""
+    backend = Backend.parse(flags.backend)
+    if flags.max_iter is None and backend is Backend.LMDB:
+        return Path(flags.solver)
+    solver = read_solver(flags.solver)
+    net = NetParameter()
+    net.CopyFrom(read_net(solver.resolve(solver.param.net)).param)
+    for layer in net.layer:
+        if layer.type == "Data" and backend is Backend.LEVELDB:
+            test = "test" in Path(layer.data_param.source).name
+            layer.data_param.source = str(prepared.test if test else prepared.train)
+            layer.data_param.backend = DataParameter.LEVELDB
+            layer.data_param.shared_file_system = flags.clients == 1
+    output.mkdir(parents=True, exist_ok=True)
+    net_file = output / "train_test.prototxt"
+    net_file.write_text(to_text(net), encoding="utf-8")
+    solver.param.net = str(net_file)
+    if flags.max_iter is not None:
+        solver.param.max_iter = flags.max_iter
+    solver_file = output / Path(flags.solver).name
+    solver_file.write_text(to_text(solver.param), encoding="utf-8")
+    return solver_file
+
+
+def machinefile(clients: int, output: Path) -> Path:
+    """A machinefile of that many clients on this machine."""
+    if clients == LOCALSERVER_CLIENTS:
+        return LOCALSERVER
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "machinefile"
+    path.write_text("".join(f"{client} 127.0.0.1 0\n" for client in range(clients)), encoding="utf-8")
+    return path
+
+
+def main(words: list[str]) -> int:
+    """Prepare the data and train; returns the exit code."""
+    try:
+        flags, others = parse(words)
+        request = Request(
+            folder=HERE,
+            backend=Backend.parse(flags.backend),
+            clients=flags.clients,
+            data=flags.data,
+            hint=read_settings().data_folder,
+        )
+        prepared = prepare_and_tell(request)
+        stamp = f"cifar10-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        output = (flags.output or ROOT / "output" / stamp).absolute()
+        command = ["train", f"--solver={derive_solver(flags, prepared, output)}", f"--output={output}"]
+        if not any(word.lstrip("-").startswith("hostfile") for word in others):
+            command.append(f"--hostfile={machinefile(flags.clients, output)}")
+        if flags.devices != "cpu":
+            command.append(f"--gpu={flags.devices}")
+    except PoseidonError as error:
+        print(f"train_cifar10.py: {error}", file=sys.stderr)
+        return error.exit_code
+    command += [f"--table_staleness={flags.staleness}", f"--net_outputs={output / 'cifar'}"]
+    return poseidon([*command, *others])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
