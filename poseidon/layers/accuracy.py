@@ -38,7 +38,7 @@ class Accuracy(Layer):
         scores, labels = bottoms
         param = self.param.accuracy_param
         self.axis = canonical_axis(param.axis, scores)
-        check_labels(scores, labels, self.axis)
+        check_labels(scores, labels, self.axis, name=self.param.bottom[1])
         classes = scores[self.axis]
         self.top_k = param.top_k
         if not 1 <= self.top_k <= classes:

@@ -67,13 +67,14 @@ class NegativeLogLikelihood(torch.autograd.Function):
         return diff.mul_(g / ctx.normalizer), None, None, None
 
 
-def check_labels(scores: Shape, labels: Shape, axis: int) -> None:
+def check_labels(scores: Shape, labels: Shape, axis: int, *, name: str) -> None:
     """Raise `LayerError` unless there is one label for each item of scores.
 
     Args:
         scores: N x C x S.
         labels: any shape that holds N x S values.
         axis: the class axis of `scores`.
+        name: the label bottom's.
     """
     expected = math.prod(scores[:axis]) * math.prod(scores[axis + 1 :])
     if math.prod(labels) == expected:
@@ -82,10 +83,10 @@ def check_labels(scores: Shape, labels: Shape, axis: int) -> None:
     if labels and items and labels[0] == items:
         found, wanted = math.prod(labels) // items, expected // items
         values = "value" if found == 1 else "values"
-        raise LayerError(f"bottom 'label' has {found} {values} per item, expected {wanted}")
+        raise LayerError(f"bottom '{name}' has {found} {values} per item, expected {wanted}")
     raise LayerError(
-        f"label bottom of shape {times(labels)} has {math.prod(labels)} values, expected {expected}: one for each "
-        f"of the scores of shape {times(scores)} along axis {axis}"
+        f"bottom '{name}' of shape {times(labels)} has {math.prod(labels)} values, expected {expected}: one for each "
+        f"item of the scores of shape {times(scores)}, whose classes lie on axis {axis}"
     )
 
 
@@ -129,7 +130,7 @@ class SoftmaxWithLoss(Layer):
         scores, labels = bottoms
         param = self.param.loss_param
         self.axis = canonical_axis(self.param.softmax_param.axis, scores)
-        check_labels(scores, labels, self.axis)
+        check_labels(scores, labels, self.axis, name=self.param.bottom[1])
         self.ignore_label = param.ignore_label if param.HasField("ignore_label") else None
         self.normalization = normalization(param)
         self.with_softmax = self.top_count() > 1

@@ -142,11 +142,11 @@ WRONG = {
     ),
     "label values": (
         LABELLED + layer("SoftmaxWithLoss", "x l", "loss"),
-        "bottom 'label' has 10 values per item, expected 1",
+        "bottom 'l' has 10 values per item, expected 1",
     ),
     "accuracy labels": (
         inputs(x=(4, 6), l=(5,)) + layer("Accuracy", "x l", "a"),
-        "label bottom of shape 5 has 5 values, expected 4",
+        "bottom 'l' of shape 5 has 5 values, expected 4",
     ),
     "top_k": (
         inputs(x=(4, 6), l=(4,)) + layer("Accuracy", "x l", "a", "accuracy_param { top_k: 7 }"),

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 
+import poseidon.net
 from poseidon.errors import DefinitionError, SnapshotError
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
@@ -184,6 +185,12 @@ def test_the_graph_of_the_last_pass_is_let_go_before_the_next() -> None:
     net(BATCH)
     gc.collect()
     assert graph() is None
+
+
+def test_the_public_list_is_true() -> None:
+    public = poseidon.net.__all__
+    assert sorted(public, key=lambda name: (name[0].islower(), name)) == list(public)
+    assert all(hasattr(poseidon.net, name) for name in public)
 
 
 def test_hooks_of_torch_work() -> None:
