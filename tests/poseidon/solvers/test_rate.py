@@ -1,0 +1,71 @@
+"""Each rate policy against its formula, and what a wrong one says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from poseidon.errors import DefinitionError
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.definition import SolverDefinition
+from poseidon.solvers.rate import POLICIES, rate_policy
+
+
+def solver(text: str) -> SolverDefinition:
+    param = text_format.Parse(text, SolverParameter())
+    return SolverDefinition(param=param, source="solver.prototxt", folder=Path())
+
+
+CASES = {
+    "fixed": ("lr_policy: 'fixed'", [0.1, 0.1, 0.1, 0.1]),
+    "step": ("lr_policy: 'step' gamma: 0.5 stepsize: 3", [0.1, 0.1, 0.05, 0.1 * 0.5**3]),
+    "exp": ("lr_policy: 'exp' gamma: 0.9", [0.1 * 0.9**t for t in (0, 2, 3, 10)]),
+    "inv": ("lr_policy: 'inv' gamma: 0.1 power: 0.75", [0.1 * (1 + 0.1 * t) ** -0.75 for t in (0, 2, 3, 10)]),
+    "multistep": ("lr_policy: 'multistep' gamma: 0.1 stepvalue: 3 stepvalue: 9", [0.1, 0.1, 0.01, 0.001]),
+    "poly": ("lr_policy: 'poly' power: 2 max_iter: 20", [0.1 * (1 - t / 20) ** 2 for t in (0, 2, 3, 10)]),
+    "sigmoid": (
+        "lr_policy: 'sigmoid' gamma: 0.5 stepsize: 4",
+        [0.1 / (1 + math.exp(-0.5 * (t - 4))) for t in (0, 2, 3, 10)],
+    ),
+}
+
+
+def test_every_policy_has_a_case() -> None:
+    assert CASES.keys() == POLICIES.keys()
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES.keys())
+def test_policy_follows_its_formula(text: str, expected: list[float]) -> None:
+    rate = rate_policy(solver(f"base_lr: 0.1 {text}"))
+    assert [rate(t) for t in (0, 2, 3, 10)] == pytest.approx(expected, rel=1e-6)
+
+
+def test_sigmoid_does_not_overflow_late_or_early() -> None:
+    rate = rate_policy(solver("base_lr: 1 lr_policy: 'sigmoid' gamma: -10 stepsize: 500"))
+    assert rate(0) == 1
+    assert rate(10**6) == 0
+
+
+MISTAKES = {
+    "no rate": ("lr_policy: 'fixed'", "base_lr: not given"),
+    "unknown": ("base_lr: 1 lr_policy: 'stepp'", "unknown policy 'stepp'; did you mean 'step'?"),
+    "nothing near": ("base_lr: 1 lr_policy: 'zzz'", "expected one of fixed, step"),
+    "no policy": ("base_lr: 1", "unknown policy ''"),
+    "no stepsize": ("base_lr: 1 lr_policy: 'step' gamma: 1", "'step' needs stepsize"),
+    "no gamma": ("base_lr: 1 lr_policy: 'exp'", "'exp' needs gamma"),
+    "stepsize 0": (
+        "base_lr: 1 lr_policy: 'step' gamma: 1 stepsize: 0",
+        "expected a positive number, found 0",
+    ),
+    "falling": ("base_lr: 1 lr_policy: 'multistep' gamma: 1 stepvalue: 3 stepvalue: 2", "must not fall"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(DefinitionError, match=r"solver\.prototxt") as caught:
+        rate_policy(solver(text))
+    assert message in str(caught.value)

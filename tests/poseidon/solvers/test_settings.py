@@ -1,0 +1,67 @@
+"""A solver definition, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from poseidon.errors import DefinitionError
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.definition import SolverDefinition
+from poseidon.solvers.settings import solver_settings
+from ps_server import Regularization, RuleKind
+
+BASE = "base_lr: 0.1 lr_policy: 'fixed' max_iter: 10 "
+
+
+def solver(text: str) -> SolverDefinition:
+    return SolverDefinition(
+        param=text_format.Parse(text, SolverParameter()), source="solver.prototxt", folder=Path()
+    )
+
+
+def test_defaults_are_caffes() -> None:
+    found = solver_settings(solver(BASE))
+    assert found.base_rule.kind is RuleKind.SGD
+    assert found.base_rule.regularization is Regularization.L2
+    assert (found.iter_size, found.clip, found.average_loss) == (1, None, 1)
+    assert found.random_seed is None
+    assert found.snapshot_after_train
+    assert found.test_initialization
+
+
+def test_multipliers_go_into_the_rule() -> None:
+    rule = solver_settings(solver(BASE + "weight_decay: 0.5 momentum: 0.9 type: 'Nesterov'")).rule(2.0, 0.25)
+    assert (rule.kind, rule.decay, rule.rate_factor) == (RuleKind.NESTEROV, 0.125, 2.0)
+    assert rule.momentum == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("old", "kind"), [("NESTEROV", RuleKind.NESTEROV), ("ADAGRAD", RuleKind.ADAGRAD)])
+def test_the_old_enum_is_understood(old: str, kind: RuleKind) -> None:
+    assert solver_settings(solver(BASE + f"solver_type: {old}")).base_rule.kind is kind
+
+
+def test_clipping_is_off_unless_positive() -> None:
+    assert solver_settings(solver(BASE + "clip_gradients: -1")).clip is None
+    assert solver_settings(solver(BASE + "clip_gradients: 35")).clip == 35
+
+
+MISTAKES = {
+    "no max_iter": ("base_lr: 1 lr_policy: 'fixed'", "max_iter: not given"),
+    "negative": (BASE + "display: -1", "display: expected 0 or more, found -1"),
+    "iter_size 0": (BASE + "iter_size: 0", "iter_size: expected 1 or more, found 0"),
+    "unknown type": (BASE + "type: 'Adan'", "unknown solver type 'Adan'; did you mean 'Adam'?"),
+    "momentum": (BASE + "momentum: 1.5", "momentum is 1.5; expected 0 <= momentum < 1"),
+    "AdaGrad with momentum": (BASE + "type: 'AdaGrad' momentum: 0.9", "AdaGrad has no momentum"),
+    "RMSProp with momentum": (BASE + "type: 'RMSProp' momentum: 0.9", "RMSProp has no momentum"),
+    "regularization": (BASE + "regularization_type: 'L3'", "expected 'L1' or 'L2', found 'L3'"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        solver_settings(solver(text))
+    assert message in str(caught.value)

@@ -1,0 +1,130 @@
+"""What every exchange must do, as scenarios that each implementation runs.
+
+W replicas of a small net, each with its own part of every batch, must end each iteration with the weights that one
+process with the whole batch has: that one is `LocalExchange` with one replica, which is held to Caffe's own numbers
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.local import LocalExchange
+from ps_server import Rule
+
+BATCH = 12
+ITERATIONS = 6
+
+
+class Net(nn.Module):
+    """Two layers, one tensor used twice, and one that gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.again = nn.Linear(7, 7)
+        self.idle = nn.Linear(3, 3)
+        self.last = nn.Linear(7, 2)
+        weights = torch.Generator().manual_seed(0)  # its own: replicas are made on threads at the same time
+        for parameter in self.parameters():
+            parameter.data.uniform_(-0.4, 0.4, generator=weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(self.again(self.again(x)))
+        result: Tensor = self.last(x)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One way to train."""
+
+    rule: Rule = field(default_factory=lambda: Rule(momentum=0.9, decay=0.01))
+    clip: float | None = None
+    passes: int = 1
+    iterations: int = ITERATIONS
+
+
+Make = Callable[[int, Sequence[Trained], ExchangeSettings], Exchange]
+"""(rank, tensors, settings) -> an exchange, not yet opened."""
+
+
+def rate(iteration: int) -> float:
+    return 0.2 / (1 + iteration)
+
+
+def train(make: Make, workers: int, scenario: Scenario) -> list[list[np.ndarray]]:
+    """Train W replicas on threads; each one's final weights."""
+    ends: list[list[np.ndarray] | None] = [None] * workers
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            ends[rank] = _train_one(make, rank, workers, scenario)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return [end for end in ends if end is not None]
+
+
+def _train_one(make: Make, rank: int, workers: int, scenario: Scenario) -> list[np.ndarray]:
+    net = Net()
+    if rank:  # only rank 0's first values count
+        for parameter in net.parameters():
+            parameter.data.fill_(rank)
+    tensors = [Trained(name=n, tensor=p, rule=scenario.rule) for n, p in net.named_parameters()]
+    settings = ExchangeSettings(clip=scenario.clip, gradient_scale=1 / scenario.passes)
+    exchange = make(rank, tensors, settings)
+    hooks = Hooks(net, tensors, exchange, passes=scenario.passes)
+    data = torch.Generator().manual_seed(1)
+    try:
+        exchange.open(None)
+        for iteration in range(scenario.iterations):
+            exchange.start(iteration, rate(iteration))
+            hooks.start()
+            for _ in range(scenario.passes):
+                x = torch.randn(BATCH, 5, generator=data)[rank::workers]
+                y = torch.randn(BATCH, 2, generator=data)[rank::workers]
+                nn.functional.mse_loss(net(x), y).backward()
+                hooks.next_pass()
+            hooks.finish()
+            exchange.finish()
+        exchange.settle()
+        parts = exchange.gathered(exchange.gather(b"%d" % rank))
+        assert parts == tuple(b"%d" % r for r in range(workers))
+        return [p.detach().numpy().copy() for p in net.parameters()]
+    finally:
+        hooks.close()
+        exchange.close()
+
+
+def reference(scenario: Scenario) -> list[np.ndarray]:
+    """One process with the whole batch."""
+    (weights,) = train(lambda rank, tensors, settings: LocalExchange(tensors, settings), 1, scenario)
+    return weights
+
+
+def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
+    """All replicas end with the same bits, which are one process's weights up to the order of float sums."""
+    ends = train(make, workers, scenario)
+    for end in ends[1:]:
+        for a, b in zip(ends[0], end, strict=True):
+            assert np.array_equal(a, b)
+    for a, b in zip(ends[0], reference(scenario), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
