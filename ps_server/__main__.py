@@ -5,14 +5,14 @@ By hand, give every worker the printed address:
     python -m ps_server --listen tcp://127.0.0.1:5555 --workers 2
 
 A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W, "address": ...}),
-so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} or its end stops the
-shard. Events leave on standard output as JSON lines: {"event": "listening", "address": ...}, {"event": "alive"},
+so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} stops the shard. Events leave on standard output as JSON lines: {"event": "listening", "address": ...}, {"event": "alive"},
 {"event": "done"}, {"event": "error", "message": ...}.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import json
 import signal
@@ -31,6 +31,8 @@ from ps_server.shard import Shard
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 ALIVE_S = 2.0
+ORPHAN_IDLE_S = 20.0
+"""A shard whose launcher has gone stays while workers speak to it: they are writing their last snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class Reporter:
 
     def tell(self, event: str, **fields: object) -> None:
         """Write one event."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # a launcher that has gone hears nothing
             print(json.dumps({"event": event, **fields}), flush=True)
 
     def keep_alive(self) -> None:
@@ -124,14 +126,15 @@ class Reporter:
 
 
 def _obey_launcher(server: Server) -> None:
-    """Stop when the launcher says so, or is gone (its end of the pipe closes)."""
+    """Stop when the launcher says so; when it is gone (its end of the pipe closes), once the workers fall silent."""
     for line in sys.stdin:
         try:
             if json.loads(line).get("do") == "stop":
-                break
+                server.stop()
+                return
         except (ValueError, AttributeError):
             continue
-    server.stop()
+    server.stop_when_idle(ORPHAN_IDLE_S)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.messages import Message
@@ -25,6 +26,7 @@ class Server:
         self.shard = shard
         self._transport = transport
         self._stopping = threading.Event()
+        self._idle_limit_s: float | None = None
 
     @property
     def address(self) -> str:
@@ -33,11 +35,17 @@ class Server:
 
     def serve(self) -> None:
         """Run in the calling thread; returns when all workers have left or `stop` was called."""
+        heard_s = time.monotonic()
         try:
             while not (self.shard.finished or self._stopping.is_set()):
-                for peer, frames in self._transport.receive(POLL_S):
+                batch = self._transport.receive(POLL_S)
+                for peer, frames in batch:
                     for outgoing in self._answer(peer, frames):
                         self._transport.send(outgoing.peer, encode(outgoing.message))
+                now = time.monotonic()
+                heard_s = now if batch else heard_s
+                if self._idle_limit_s is not None and now - heard_s > self._idle_limit_s:
+                    return
         finally:
             self._transport.close()
 
@@ -47,6 +55,10 @@ class Server:
         except RemoteProtocolError as error:
             return self.shard.refuse(peer, str(error))
         return self.shard.handle(peer, message)
+
+    def stop_when_idle(self, limit_s: float) -> None:
+        """Make `serve` return once nobody has said anything for `limit_s` seconds. Any thread may call it."""
+        self._idle_limit_s = limit_s
 
     def stop(self) -> None:
         """Make `serve` return soon. Any thread may call it."""

@@ -111,6 +111,7 @@ class Checkpoint:
 
     def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
         state = PoseidonWorkerState(rank=self._rank, torch_rng=self._replica.train.random_state())
+        state.smoothed_loss.extend(progress.losses)
         for name, reader in self._replica.train.readers():
             state.reader.add(layer=name, batches=reader.batches_done)
         if self._worker_history:
@@ -142,7 +143,6 @@ class Checkpoint:
             tests_done=progress.tests_done,
             random_seed=self._replica.context.seed,
         )
-        extra.smoothed_loss.extend(progress.losses)
         prefix.parent.mkdir(parents=True, exist_ok=True)
         write_model(model, train.definition.param, train.layer_blobs())
         write_state(
@@ -188,7 +188,7 @@ class Checkpoint:
         progress = Progress(
             iteration=state.iteration,
             tests_done=state.poseidon.tests_done,
-            losses=tuple(state.poseidon.smoothed_loss),
+            losses=tuple(own.smoothed_loss) if own is not None else (),
         )
         return Resumed(progress=progress, model=learned_net(state, path), histories=histories)
 

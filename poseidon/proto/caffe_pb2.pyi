@@ -1387,37 +1387,35 @@ class PReLUParameter(_message.Message):
     def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
 
 class PoseidonWorkerState(_message.Message):
-    __slots__ = ("rank", "reader", "torch_rng", "history")
+    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss")
     RANK_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     TORCH_RNG_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    SMOOTHED_LOSS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     reader: _containers.RepeatedCompositeFieldContainer[PoseidonReaderState]
     torch_rng: bytes
     history: _containers.RepeatedCompositeFieldContainer[BlobProto]
-    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ...) -> None: ...
+    smoothed_loss: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PoseidonReaderState(_message.Message):
-    __slots__ = ("layer", "batches", "net")
+    __slots__ = ("layer", "batches")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
-    NET_FIELD_NUMBER: _ClassVar[int]
     layer: str
     batches: int
-    net: int
-    def __init__(self, layer: _Optional[str] = ..., batches: _Optional[int] = ..., net: _Optional[int] = ...) -> None: ...
+    def __init__(self, layer: _Optional[str] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class PoseidonState(_message.Message):
-    __slots__ = ("workers", "worker", "smoothed_loss", "tests_done", "random_seed")
+    __slots__ = ("workers", "worker", "tests_done", "random_seed")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
-    SMOOTHED_LOSS_FIELD_NUMBER: _ClassVar[int]
     TESTS_DONE_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     workers: int
     worker: _containers.RepeatedCompositeFieldContainer[PoseidonWorkerState]
-    smoothed_loss: _containers.RepeatedScalarFieldContainer[float]
     tests_done: int
     random_seed: int
-    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., tests_done: _Optional[int] = ..., random_seed: _Optional[int] = ...) -> None: ...
+    def __init__(self, workers: _Optional[int] = ..., worker: _Optional[_Iterable[_Union[PoseidonWorkerState, _Mapping]]] = ..., tests_done: _Optional[int] = ..., random_seed: _Optional[int] = ...) -> None: ...

@@ -60,7 +60,7 @@ def test_parts_dealt_round_robin_hold_the_same_batches(
     local = range(number * batch, (number + 1) * batch)
     together = sorted(share.record(n) * clients + share.client for share in shares for n in local)
     assert together == list(range(number * count * batch, (number + 1) * count * batch))
-    assert together == sorted(share.job_record(n) for share in shares for n in local)
+    assert together == sorted(int(n) for share in shares for n in share.job_records(local.start, batch))
 
 
 @pytest.mark.parametrize("wrong", [{"first": 1}, {"first": -1}, {"step": 0}, {"block": 0}, {"client": 1}])

@@ -1,0 +1,155 @@
+"""Jobs as users start them: true processes, true sockets, and what happens when something dies."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from poseidon.metrics.glog_lines import number
+from tests.support.living import none_left
+from tests.support.training import largest_difference, weights, write_definitions
+from tests.support.trainings import ROOT, environment, machinefile, make_data, poseidon, training
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_data(tmp_path)
+    return tmp_path
+
+
+def endless(folder: Path) -> Path:
+    """A solver that does not end by itself."""
+    solver = write_definitions(folder, batch=5, extra="max_iter: 1000000\ndisplay: 1")
+    text = solver.read_text(encoding="utf-8")
+    text = re.sub(r"test_(iter|interval): \d+", "", text)
+    solver.write_text(text, encoding="utf-8")
+    return solver
+
+
+def test_two_clients_equal_one_process(folder: Path) -> None:
+    solver = write_definitions(folder, batch=10, extra="max_iter: 50")
+    alone = poseidon(folder, "train", "-solver", solver, "-output", folder / "one")
+    assert alone.returncode == 0, alone.stderr
+    one = weights(folder, 50)
+    write_definitions(folder, batch=5, extra="max_iter: 50")
+    hosts = machinefile(folder, 2)
+    result = poseidon(
+        folder, "train", f"--solver={solver}", f"--hostfile={hosts}", f"--output={folder / 'two'}"
+    )
+    assert result.returncode == 0, result.stderr
+    assert largest_difference(weights(folder, 50), one) <= 1e-5
+    assert "2 clients, 2 workers, 2 shards" in result.stderr
+    assert "Traceback" not in result.stderr
+    # What it leaves: a log for each worker, and the outputs of the whole job.
+    assert sorted(path.name for path in (folder / "two").iterdir()) == [
+        "job.netoutputs",
+        "worker_0.log",
+        "worker_1.log",
+    ]
+    table = (folder / "two" / "job.netoutputs").read_text(encoding="utf-8").split("\n")
+    assert table[0] == "Iteration,time,loss,loss,"
+    log = (folder / "two" / "worker_0.log").read_text(encoding="utf-8")
+    shown = re.findall(r"Iteration (\d+), loss: (\S+), time", log)
+    assert [tuple(line.split(",")[i] for i in (0, 2)) for line in table[1:14]] == shown
+    assert number(float(shown[0][1])) == shown[0][1]
+    assert not list((folder / "home" / "jobs").iterdir())
+
+
+def test_a_killed_worker_ends_the_job_with_one_sentence(folder: Path) -> None:
+    with training(folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2)}") as job:
+        job.wait_for("Iteration 1, loss")
+        children = job.children()
+        assert children.keys() == {"worker 0", "worker 1", "shard 0", "shard 1"}
+        children["worker 1"].kill()
+        assert job.end() == 1
+        last = job.lines[-1]
+        assert re.search(
+            r"worker 1 \(client 1, 127\.0\.0\.1, pid \d+\) was killed by signal 9 \(SIGKILL\)", last
+        )
+        assert "Traceback" not in "".join(job.lines)
+        assert none_left([child.pid for child in children.values()])
+
+
+def test_a_killed_shard_ends_the_job_with_one_sentence(folder: Path) -> None:
+    with training(folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2)}") as job:
+        job.wait_for("Iteration 1, loss")
+        children = job.children()
+        children["shard 0"].kill()
+        assert job.end() == 1
+        assert "shard 0 (client 0, 127.0.0.1" in job.lines[-1]
+        assert none_left([child.pid for child in children.values()])
+
+
+def test_ctrl_c_stops_all_after_a_snapshot_and_the_run_goes_on(folder: Path) -> None:
+    solver, hosts = endless(folder), machinefile(folder, 2)
+    with training(folder, f"--solver={solver}", f"--hostfile={hosts}") as job:
+        job.wait_for("Iteration 1, loss")
+        children = job.children()
+        job.process.send_signal(signal.SIGINT)
+        assert job.end() == 0
+        assert "stopped at iteration" in job.lines[-1]
+        assert none_left([child.pid for child in children.values()])
+    (state,) = folder.glob("snap_iter_*.solverstate")
+    iteration = int(re.findall(r"\d+", state.name)[0])
+    with training(folder, f"--solver={solver}", f"--hostfile={hosts}", f"--snapshot={state}") as job:
+        assert f"Iteration {iteration}, loss" in job.wait_for("loss: ")
+
+
+def test_after_its_launcher_was_killed_the_kill_script_leaves_nothing(folder: Path) -> None:
+    hosts = machinefile(folder, 2)
+    with training(folder, f"--solver={endless(folder)}", f"--hostfile={hosts}") as job:
+        job.wait_for("Iteration 1, loss")
+        children = list(job.children().values())
+        for child in children:
+            child.suspend()  # so that none can end by itself before the script comes
+        job.process.kill()
+        job.process.wait(30)
+        assert all(child.is_running() for child in children)
+        script = ROOT / "scripts" / "kill_caffe.py"
+        result = subprocess.run(
+            [sys.executable, str(script), str(hosts)],
+            env=environment(folder),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        assert "4 processes stopped" in result.stdout
+        assert none_left([child.pid for child in children])
+
+
+def test_without_its_launcher_a_job_writes_a_snapshot_and_ends_by_itself(folder: Path) -> None:
+    with training(folder, f"--solver={endless(folder)}", f"--hostfile={machinefile(folder, 2)}") as job:
+        job.wait_for("Iteration 1, loss")
+        children = list(job.children().values())
+        job.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=90)
+        assert not alive
+    assert list(folder.glob("snap_iter_*.solverstate"))
+
+
+def test_in_the_background(folder: Path) -> None:
+    hosts = machinefile(folder, 2)
+    started = poseidon(
+        folder, "train", f"--solver={endless(folder)}", f"--hostfile={hosts}", "--background", "--output=out"
+    )
+    assert started.returncode == 0, started.stderr
+    (job,) = re.findall(r"Job (\S+) runs in the background", started.stdout)
+    try:
+        assert job in poseidon(folder, "ps").stdout
+    finally:
+        killed = poseidon(folder, "kill", job)
+    assert killed.returncode == 0, killed.stderr
+    assert job not in poseidon(folder, "ps").stdout
+    marked = [p for p in psutil.process_iter(["cmdline"]) if job in (p.info["cmdline"] or [])]
+    assert not marked

@@ -1,0 +1,167 @@
+"""The loop: exactness over workers and shards, resuming, signals, tests and what is recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.exchange.base import Exchange
+from ps_server import SignalKind
+from tests.support.databases import make_database, picture
+from tests.support.training import Job, largest_difference, run, weights, write_definitions
+
+ITERATIONS = 50
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures whose brightness tells their label."""
+    from poseidon.data.database import Backend
+    from poseidon.data.datum import encode_datum
+
+    folder = tmp_path_factory.mktemp("databases")
+    for name, count in (("train_lmdb", 130), ("test_lmdb", 60)):
+        records = (
+            (b"%05d" % i, encode_datum((picture(i, (3, 8, 8)) // 4 + 19 * (i % 10)).astype(np.uint8), i % 10))
+            for i in range(count)
+        )
+        make_database(folder / name, Backend.LMDB, records)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, databases: Path) -> Path:
+    for name in ("train_lmdb", "test_lmdb"):
+        (tmp_path / name).symlink_to(databases / name)
+    return tmp_path
+
+
+def train(folder: Path, job: Job, *, batch: int, extra: str = "", dropout: bool = False):  # type: ignore[no-untyped-def]
+    """Run a job in `folder`; its final weights and what was heard."""
+    extra = extra if "max_iter" in extra else extra + f"\nmax_iter: {ITERATIONS}"
+    return run(write_definitions(folder, batch=batch, extra=extra, dropout=dropout), job)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("extra", ["", "clip_gradients: 0.5", "iter_size: 2", "type: 'Adam'"])
+def test_two_workers_equal_one_process_with_both_batches(folder: Path, shards: int, extra: str) -> None:
+    train(folder, Job(), batch=10, extra=extra)
+    one = weights(folder, ITERATIONS)
+    train(folder, Job(workers=2, shards=shards), batch=5, extra=extra)
+    assert largest_difference(weights(folder, ITERATIONS), one) <= 1e-5
+
+
+def test_two_runs_of_the_same_job_are_bit_identical(folder: Path) -> None:
+    contents = []
+    for _ in range(2):
+        train(folder, Job(workers=2, shards=2), batch=5, dropout=True)
+        contents.append((folder / f"snap_iter_{ITERATIONS}.caffemodel").read_bytes())
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2), Job(workers=3, shards=1)])
+def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Job) -> None:
+    """With dropout, random crops and mirrors, a decaying rate and an average of losses."""
+    whole = train(folder, job, batch=5, extra="snapshot: 20", dropout=True)
+    end = (folder / "snap_iter_50.caffemodel").read_bytes()
+    state = (folder / "snap_iter_50.solverstate").read_bytes()
+    for name in ("caffemodel", "solverstate"):
+        (folder / f"snap_iter_50.{name}").unlink()
+    resumed = train(
+        folder,
+        Job(workers=job.workers, shards=job.shards, resume=folder / "snap_iter_20.solverstate"),
+        batch=5,
+        extra="snapshot: 20",
+        dropout=True,
+    )
+    assert (folder / "snap_iter_50.caffemodel").read_bytes() == end
+    assert (folder / "snap_iter_50.solverstate").read_bytes() == state
+    later = [(r.iteration, r.loss, r.outputs) for r in whole.heard.train if r.iteration >= 20]
+    assert [(r.iteration, r.loss, r.outputs) for r in resumed.heard.train] == later
+    tests = [(r.iteration, r.outputs) for r in whole.heard.tests if r.iteration > 20]
+    assert [(r.iteration, r.outputs) for r in resumed.heard.tests] == tests
+
+
+def test_scores_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
+    """test_iter 5 over 3 workers is uneven; every batch is still scored once, and the next pass goes on."""
+    found = {}
+    for job in (Job(), Job(workers=3, shards=1)):
+        ended = train(folder, job, batch=4, extra="base_lr: 0\nmax_iter: 24")
+        found[job.workers] = [[round(o.value, 5) for o in r.outputs] for r in ended.heard.tests]
+    assert found[1] == found[3]
+    assert len(found[1]) == 4
+    assert len({tuple(scores) for scores in found[1]}) > 1  # the passes scored different batches
+
+
+def test_training_learns(folder: Path) -> None:
+    ended = train(folder, Job(workers=2, shards=2), batch=10, extra="max_iter: 120\nclip_gradients: 5")
+    accuracy = {r.iteration: r.outputs[0].value for r in ended.heard.tests}
+    assert accuracy[120] > accuracy[0] + 0.3
+
+
+def test_losses_are_averaged_over_workers_and_iterations(folder: Path) -> None:
+    one = train(folder, Job(), batch=10, extra="max_iter: 9")
+    two = train(folder, Job(workers=2, shards=1), batch=5, extra="max_iter: 9")
+    for a, b in zip(one.heard.train, two.heard.train, strict=True):
+        assert a.iteration == b.iteration
+        assert a.loss == pytest.approx(b.loss, rel=1e-4)
+        assert a.outputs[0].value == pytest.approx(b.outputs[0].value, rel=1e-4)
+    assert [r.iteration for r in one.heard.train] == [0, 4, 8]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_stop_is_one_iteration_for_all_and_leaves_a_snapshot(folder: Path, staleness: int) -> None:
+    def at(iteration: int, exchange: Exchange) -> None:
+        if iteration == 5:
+            exchange.signal(SignalKind.STOP)
+
+    ended = train(folder, Job(workers=3, shards=2, staleness=staleness, at=at), batch=4)
+    (iteration,) = set(ended.iterations.values())
+    assert 5 < iteration < ITERATIONS
+    assert (folder / f"snap_iter_{iteration}.solverstate").is_file()
+
+
+def test_a_snapshot_on_demand_does_not_change_the_run(folder: Path) -> None:
+    def at(iteration: int, exchange: Exchange) -> None:
+        if iteration == 7:
+            exchange.signal(SignalKind.SNAPSHOT)
+
+    train(folder, Job(workers=2, shards=1), batch=5)
+    plain = (folder / "snap_iter_50.caffemodel").read_bytes()
+    train(folder, Job(workers=2, shards=1, at=at), batch=5)
+    assert (folder / "snap_iter_50.caffemodel").read_bytes() == plain
+    states = sorted(path.name for path in folder.glob("*.solverstate"))
+    assert len(states) == 2, states
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_stale_training_learns_and_resumes(folder: Path, staleness: int) -> None:
+    extra = "base_lr: 0.02\nsnapshot: 60\nmax_iter: 120\nclip_gradients: 5"
+    job = Job(workers=2, shards=2, staleness=staleness)
+    ended = train(folder, job, batch=10, extra=extra)
+    assert ended.heard.tests[-1].outputs[0].value > ended.heard.tests[0].outputs[0].value + 0.2
+    again = train(
+        folder,
+        Job(workers=2, shards=2, staleness=staleness, resume=folder / "snap_iter_60.solverstate"),
+        batch=10,
+        extra=extra,
+    )
+    assert again.heard.train[0].iteration == 60
+    assert again.heard.tests[-1].outputs[0].value > ended.heard.tests[0].outputs[0].value + 0.2
+
+
+def test_another_number_of_workers_goes_on_and_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(folder, Job(workers=2, shards=1), batch=5, extra="snapshot: 20")
+    with caplog.at_level("WARNING"):
+        train(folder, Job(resume=folder / "snap_iter_20.solverstate"), batch=10, extra="snapshot: 20")
+    assert "was written by 2 workers and this job has 1" in caplog.text

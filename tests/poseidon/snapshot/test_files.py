@@ -1,0 +1,48 @@
+"""Snapshot files appear whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.errors import SnapshotError
+from poseidon.proto.caffe_pb2 import SolverState
+from poseidon.snapshot.files import model_path, read_message, state_path, write_atomically
+
+
+def test_names_are_caffes() -> None:
+    assert model_path(Path("a/quick"), 4000) == Path("a/quick_iter_4000.caffemodel")
+    assert state_path(Path("a/v1.0"), 7) == Path("a/v1.0_iter_7.solverstate")
+
+
+def test_a_write_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model"
+    write_atomically(path, b"first")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(SnapshotError, match=r"cannot write .*model: No space left on device"):
+        write_atomically(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="No such file or directory"):
+        write_atomically(tmp_path / "no" / "model", b"")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x7fabc"])
+def test_what_does_not_parse_is_said_so(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match="is not a solver state, or it is cut short"):
+        read_message(path, SolverState(), "solver state")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"cannot read the model .*absent: No such file"):
+        read_message(tmp_path / "absent", SolverState(), "model")

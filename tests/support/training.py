@@ -1,0 +1,221 @@
+"""Whole jobs in one process: W workers as threads with real nets, readers, snapshots, shards over memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from poseidon.engine.checkpoint import Checkpoint, Progress
+from poseidon.engine.replica import Replica, worker_context
+from poseidon.engine.tester import Tester
+from poseidon.engine.trainer import LoopSettings, Trainer
+from poseidon.exchange.base import Exchange, ExchangeSettings
+from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.metrics.glog_lines import GlogSink
+from poseidon.metrics.record import TestRecord, TrainRecord
+from poseidon.proto.definition import read_solver
+from poseidon.snapshot.caffemodel import read_model
+from poseidon.solvers.settings import solver_settings
+from tests.support.cluster import Connect, memory_store
+
+SMALL_NET = """
+name: "small"
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+  transform_param { scale: 0.01 mean_value: 128 mirror: true crop_size: 6 }
+  data_param { source: "train_lmdb" backend: LMDB batch_size: %d shared_file_system: true } }
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST }
+  transform_param { scale: 0.01 mean_value: 128 crop_size: 6 }
+  data_param { source: "test_lmdb" backend: LMDB batch_size: 5 shared_file_system: true } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+  convolution_param { num_output: 4 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "pool" type: "Pooling" bottom: "conv" top: "pool" pooling_param { pool: MAX kernel_size: 2 stride: 2 } }
+layer { name: "relu" type: "ReLU" bottom: "pool" top: "pool" }
+%s
+layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" inner_product_param { num_output: 10
+  weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" include { phase: TEST } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+DROPOUT = 'layer { name: "drop" type: "Dropout" bottom: "pool" top: "pool" }'
+SOLVER = """
+net: "net.prototxt" base_lr: 0.1 lr_policy: "inv" gamma: 0.01 power: 0.75 momentum: 0.9 weight_decay: 0.004
+test_iter: 5 test_interval: 8 display: 4 average_loss: 3 random_seed: 3 snapshot_prefix: "snap" snapshot: 0
+"""
+
+
+def write_definitions(folder: Path, *, batch: int, extra: str = "", dropout: bool = False) -> Path:
+    """A small net and its solver in `folder`; fields in `extra` win."""
+    (folder / "net.prototxt").write_text(SMALL_NET % (batch, DROPOUT if dropout else ""), encoding="utf-8")
+    given = {line.split(":")[0].strip() for line in extra.splitlines()}
+    text = SOLVER
+    for name in given:
+        text = _without(text, name)
+    solver = folder / "solver.prototxt"
+    solver.write_text(text + extra + "\n", encoding="utf-8")
+    return solver
+
+
+def _without(text: str, name: str) -> str:
+    words = text.split()
+    kept = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == f"{name}:":
+            skip = True
+        else:
+            kept.append(word)
+    return " ".join(kept) + "\n"
+
+
+@dataclass(slots=True)
+class Heard:
+    """A sink that remembers."""
+
+    train: list[TrainRecord] = field(default_factory=list)
+    tests: list[TestRecord] = field(default_factory=list)
+
+    def on_train(self, record: TrainRecord) -> None:
+        self.train.append(record)
+
+    def on_test(self, record: TestRecord) -> None:
+        self.tests.append(record)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """How to run.
+
+    `at(iteration, exchange)` is called on rank 0 after each iteration.
+    """
+
+    workers: int = 1
+    shards: int = 0
+    staleness: int = 0
+    resume: Path | None = None
+    at: Callable[[int, Exchange], None] | None = None
+
+
+@dataclass(slots=True)
+class Ended:
+    """How it went: rank 0's records, each rank's last iteration."""
+
+    heard: Heard = field(default_factory=Heard)
+    iterations: dict[int, int] = field(default_factory=dict)
+
+
+def run(solver_path: Path, job: Job) -> Ended:
+    """Train; the first failure of any worker is raised."""
+    ended = Ended()
+    failures: list[BaseException] = []
+    with ExitStack() as stack:
+        connect = stack.enter_context(memory_store(job.workers, job.shards)) if job.shards else None
+
+        def body(rank: int) -> None:
+            try:
+                _run_worker(solver_path, job, rank, connect, ended)
+            except BaseException as error:  # noqa: BLE001 - handed to the test
+                failures.append(error)
+
+        threads = [threading.Thread(target=body, args=(rank,)) for rank in range(job.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return ended
+
+
+def _run_worker(path: Path, job: Job, rank: int, connect: Connect | None, ended: Ended) -> None:
+    solver = read_solver(path)
+    settings = solver_settings(solver)
+    context = worker_context(
+        seed=settings.random_seed or 1,
+        rank=rank,
+        workers=job.workers,
+        client=rank,
+        clients=job.workers,
+        local_rank=0,
+        local_workers=1,
+        device="cpu",
+    )
+    replica = Replica(solver, settings, context)
+    checkpoint = Checkpoint(
+        replica,
+        solver.param,
+        settings.base_rule.kind,
+        rank=rank,
+        workers=job.workers,
+        worker_history=job.staleness > 0,
+    )
+    start, histories = Progress(iteration=0), None
+    if job.resume is not None:
+        resumed = checkpoint.restore(job.resume)
+        replica.load([resumed.model])
+        start, histories = resumed.progress, resumed.histories
+    common = ExchangeSettings(
+        clip=settings.clip, gradient_scale=1 / settings.iter_size, start_clock=start.iteration
+    )
+    exchange: Exchange
+    if connect is None:
+        exchange = LocalExchange(replica.trained, common)
+    else:
+        store = store_spec(
+            replica.trained, common, workers=job.workers, shards=job.shards, staleness=job.staleness
+        )
+        exchange = ServerExchange(connect(rank, store), replica.trained, store, common, rank=rank)
+    try:
+        exchange.open(histories)
+
+        def after(iteration: int, _: object) -> None:
+            if rank == 0 and job.at is not None:
+                job.at(iteration, exchange)
+
+        trainer = Trainer(
+            replica,
+            exchange,
+            settings,
+            LoopSettings(
+                rank=rank,
+                workers=job.workers,
+                prefix=solver.snapshot_prefix(),
+                title="small",
+                on_progress=after,
+            ),
+            checkpoint=checkpoint,
+            testers=[
+                Tester(i, test, net, exchange, rank=rank, workers=job.workers, with_loss=False)
+                for i, (test, net) in enumerate(replica.tests)
+            ],
+            log=GlogSink(logging.getLogger("poseidon.test")),
+            sinks=[ended.heard],
+            start=start,
+        )
+        trainer.run()
+        ended.iterations[rank] = trainer.iteration
+    finally:
+        exchange.close()
+        replica.close()
+
+
+def weights(folder: Path, iteration: int) -> list[np.ndarray]:
+    """All blobs of a snapshot."""
+    saved = read_model(folder / f"snap_iter_{iteration}.caffemodel")
+    return [array for _, arrays in saved for array in arrays]
+
+
+def largest_difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
+    """The largest difference of any weight, relative to the largest weight of its blob."""
+    return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(a, b, strict=True))
