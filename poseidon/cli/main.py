@@ -13,6 +13,7 @@ from poseidon import __version__
 from poseidon.cli import (
     compute_image_mean,
     convert_cifar,
+    convert_mnist,
     kill,
     partition_data,
     prepare_cifar10,
@@ -21,7 +22,16 @@ from poseidon.cli import (
 )
 from poseidon.errors import PoseidonError
 
-COMMANDS = (train, kill, ps, partition_data, prepare_cifar10, convert_cifar, compute_image_mean)
+COMMANDS = (
+    train,
+    kill,
+    ps,
+    partition_data,
+    prepare_cifar10,
+    convert_cifar,
+    convert_mnist,
+    compute_image_mean,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

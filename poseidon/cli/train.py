@@ -122,6 +122,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     flag("background", action="store_true", help="return once the job runs")
     flag("job", metavar="ID", help=argparse.SUPPRESS)
+    flag("svb", metavar="X", default="false", help=argparse.SUPPRESS)
     for name in SERVER_OF_C_POSEIDON:
         flag(name, metavar="X", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -296,6 +297,10 @@ class _Job:
 
 
 def _check_starting_point(flags: argparse.Namespace) -> None:
+    if flags.svb.lower() not in ("false", "0", "no"):
+        raise UsageError(
+            f"--svb={flags.svb}: this version has no sufficient vector broadcasting; expected false"
+        )
     if flags.snapshot and flags.weights:
         raise UsageError(
             "--snapshot and --weights exclude each other: go on from a run, or start from a model"

@@ -1,0 +1,41 @@
+"""What a user sees of a job."""
+
+from __future__ import annotations
+
+import io
+
+from poseidon.cli.terminal import Terminal
+from poseidon.cluster.plan import ProcessName, Role
+
+FIRST = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
+SECOND = ProcessName(role=Role.WORKER, index=1, client=1, host="127.0.0.1")
+SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
+HEAD = "1126 20:40:16.731869 29444 solver.cpp:294] "
+
+
+def test_worker_0_is_shown_whole_and_others_when_it_matters_once() -> None:
+    stream = io.StringIO()
+    terminal = Terminal("net", stream, on_started=lambda: None)
+    terminal.on_log(FIRST, f"I{HEAD}Iteration 1")
+    terminal.on_log(SECOND, f"I{HEAD}Iteration 1")
+    for _ in range(3):
+        terminal.on_log(SECOND, f"W{HEAD}slow disk")
+    terminal.on_log(SHARD, "Segmentation fault")
+    terminal.close()
+    assert stream.getvalue().splitlines() == [
+        f"I{HEAD}Iteration 1",
+        f"worker 1: W{HEAD}slow disk",
+        "shard 0: Segmentation fault",
+    ]
+
+
+def test_events_that_make_no_sense_are_passed_over() -> None:
+    stream = io.StringIO()
+    started = []
+    terminal = Terminal("net", stream, on_started=lambda: started.append(1))
+    terminal.on_started()
+    for event in ({"event": "progress"}, {"event": "progress", "iteration": "x"}, {"event": "alive"}):
+        terminal.on_event(FIRST, event)
+    terminal.close()
+    assert stream.getvalue() == ""
+    assert started == [1]

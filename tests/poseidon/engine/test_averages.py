@@ -1,0 +1,36 @@
+"""Averages over workers and iterations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from poseidon.engine.averages import SmoothedLoss, accumulate, as_outputs, pack, total
+
+
+def test_the_window_is_caffes() -> None:
+    smoothed = SmoothedLoss(3)
+    assert math.isnan(smoothed.value)
+    seen = []
+    for loss in (6.0, 0.0, 3.0, 9.0):
+        smoothed.add(torch.tensor(loss))
+        seen.append(smoothed.value)
+    assert seen == [6.0, 3.0, 3.0, 4.0]
+    assert SmoothedLoss(3, smoothed.losses).value == 4.0
+
+
+def test_packed_numbers_are_summed_in_worker_order_and_named() -> None:
+    payloads = [pack(1.0 * rank, {"a": torch.tensor([1.0, 2.0]), "l": torch.tensor(rank)}) for rank in (1, 2)]
+    numbers = total(payloads)
+    assert numbers.tolist() == [3.0, 2.0, 4.0, 3.0]
+    outputs = as_outputs(numbers[1:].tolist(), {"a": 2, "l": 1}, {"l": 0.5})
+    assert [(o.name, o.value, o.loss_weight) for o in outputs] == [("a", 2, 0), ("a", 4, 0), ("l", 3, 0.5)]
+
+
+def test_sums_are_kept_in_double() -> None:
+    sums: dict[str, torch.Tensor] = {}
+    for _ in range(1000):
+        accumulate(sums, {"x": torch.tensor(0.1)})
+    assert float(sums["x"]) == pytest.approx(1000 * float(torch.tensor(0.1)), rel=1e-12)

@@ -1,0 +1,44 @@
+"""The job document survives its line of JSON, and what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from poseidon.engine.document import JobDocument, read_document
+from poseidon.errors import UsageError
+
+DOCUMENT = JobDocument(
+    job="j", token="ab", solver="s.prototxt", output="out", rank=1, workers=2, weights=("a", "b"), staleness=3
+)
+
+
+def test_round_trip() -> None:
+    assert read_document(DOCUMENT.to_json()) == DOCUMENT
+    assert b"\n" not in DOCUMENT.to_json()
+
+
+def changed(**fields: object) -> str:
+    return json.dumps({**json.loads(DOCUMENT.to_json()), **fields})
+
+
+BROKEN = {
+    "empty": ("", "is not JSON"),
+    "no object": ("[1]", "no object"),
+    "unknown field": (changed(colour="red"), "does not know: colour"),
+    "text for a number": (changed(rank="1"), "rank is '1'; expected int"),
+    "true for a number": (changed(rank=True), "rank is True; expected int"),
+    "rank beyond": (changed(rank=2), "rank is 2 of 2 workers"),
+    "no workers": (changed(workers=0), "workers is 0; expected 1 or more"),
+    "negative": (changed(staleness=-1), "staleness is -1; expected 0 or more"),
+    "consistency": (changed(consistency="BSP"), "consistency is 'BSP'; expected SSP or SSPPush"),
+    "incomplete": ("{}", "incomplete"),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BROKEN.values(), ids=BROKEN.keys())
+def test_broken_documents_are_refused(line: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_document(line)
+    assert message in str(caught.value)

@@ -1,0 +1,94 @@
+"""Wait-free backpropagation: when gradients leave and when layers wait."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.local import LocalExchange
+
+
+class Recorder(LocalExchange):
+    """Writes down what is called."""
+
+    def __init__(self, tensors: list[Trained], log: list[str]) -> None:
+        super().__init__(tensors, ExchangeSettings())
+        self._names = [trained.name for trained in tensors]
+        self.log = log
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        self.log.append(f"begin {self._names[index]}")
+        super().begin(index, gradient)
+
+    def wait(self, index: int) -> None:
+        self.log.append(f"wait {self._names[index]}")
+
+
+class Layer(nn.Module):
+    """A matrix that writes down its forward and the end of its backward."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 2))
+        self.name = name
+        self.log = log
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(f"forward {self.name}")
+        if x.requires_grad:
+            x.register_hook(lambda _: self.log.append(f"backward below {self.name}"))
+        return x @ self.weight
+
+
+def build(passes: int = 1) -> tuple[nn.Module, Hooks, Recorder, list[str]]:
+    log: list[str] = []
+    net = nn.Sequential(Layer("low", log), Layer("high", log))
+    tensors = [Trained(name=layer.name, tensor=layer.weight) for layer in net]  # type: ignore[arg-type, union-attr]
+    exchange = Recorder(tensors, log)
+    return net, Hooks(net, tensors, exchange, passes=passes), exchange, log
+
+
+def run(net: nn.Module, hooks: Hooks, passes: int = 1) -> None:
+    hooks.start()
+    for _ in range(passes):
+        net(torch.ones(1, 2, requires_grad=True)).sum().backward()
+        hooks.next_pass()
+    hooks.finish()
+
+
+def test_each_layer_waits_right_before_it_runs_and_gradients_leave_during_backward() -> None:
+    net, hooks, _, log = build()
+    run(net, hooks)
+    forward, backward = log[: log.index("forward high") + 1], log[log.index("forward high") + 1 :]
+    # A tensor is waited for after the layers below it have begun.
+    assert forward.index("wait high") > forward.index("wait low")
+    assert forward.index("forward low") < forward.index("wait high")
+    # The upper layer's gradient leaves before the lower layer's backward pass is over.
+    assert backward.index("begin high") < backward.index("backward below low")
+    assert backward.index("begin high") < backward.index("begin low")
+    hooks.close()
+
+
+def test_with_iter_size_gradients_leave_once_in_the_last_pass() -> None:
+    net, hooks, _, log = build(passes=3)
+    run(net, hooks, passes=3)
+    assert log.count("begin low") == 1
+    assert log.index("begin high") > [i for i, entry in enumerate(log) if entry == "forward high"][-1]
+    assert log.count("wait low") == 1
+    hooks.close()
+
+
+def test_gradients_are_dropped_after_each_iteration() -> None:
+    net, hooks, _, _ = build()
+    run(net, hooks)
+    assert all(parameter.grad is None for parameter in net.parameters())
+    hooks.close()
+
+
+def test_close_takes_the_hooks_off() -> None:
+    net, hooks, _, log = build()
+    hooks.close()
+    net(torch.ones(1, 2)).sum().backward()
+    assert not [entry for entry in log if entry.startswith(("begin", "wait"))]
