@@ -167,7 +167,7 @@ def build_exchange(
     )
     addresses = control.await_connect()
     client = Client(addresses, rank=document.rank, store=store, token=bytes.fromhex(document.token))
-    exchange = ServerExchange(client, replica.trained, store, exchange_settings, rank=document.rank)
+    exchange = ServerExchange(client, replica.trained, store, exchange_settings)
     return exchange, store
 
 

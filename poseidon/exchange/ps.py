@@ -72,7 +72,6 @@ class ServerExchange:
         tensors: one per table of the store, in the same order.
         store: made by `store_spec`.
         settings: common to all tensors.
-        rank: this worker's rank.
     """
 
     def __init__(
@@ -81,13 +80,10 @@ class ServerExchange:
         tensors: Sequence[Trained],
         store: StoreSpec,
         settings: ExchangeSettings,
-        *,
-        rank: int,
     ) -> None:
         self._client = client
         self._store = store
         self._settings = settings
-        self._rank = rank
         self._rate = 0.0
         self._iteration = settings.start_clock
         self._slots = [

@@ -175,7 +175,7 @@ def _run_worker(path: Path, job: Job, rank: int, connect: Connect | None, ended:
         store = store_spec(
             replica.trained, common, workers=job.workers, shards=job.shards, staleness=job.staleness
         )
-        exchange = ServerExchange(connect(rank, store), replica.trained, store, common, rank=rank)
+        exchange = ServerExchange(connect(rank, store), replica.trained, store, common)
     try:
         exchange.open(histories)
 

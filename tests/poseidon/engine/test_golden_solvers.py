@@ -103,7 +103,7 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
         def run(rank: int) -> None:
             def make(trained: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
                 store = store_spec(trained, settings, workers=2, shards=2, rows=2)
-                return ServerExchange(connect(rank, store), trained, store, settings, rank=rank)
+                return ServerExchange(connect(rank, store), trained, store, settings)
 
             try:
                 replay(shared, case, make, slice(rank, None, 2))

@@ -56,7 +56,7 @@ def server(
                 consistency=consistency,
                 rows=rows,
             )
-            return ServerExchange(connect(rank, spec), tensors, spec, settings, rank=rank)
+            return ServerExchange(connect(rank, spec), tensors, spec, settings)
 
         yield make
 

@@ -1,0 +1,78 @@
+"""One shard as a process: its flags, its launcher's line, its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ps_server.__main__ import main, parse
+from ps_server.errors import SpecError
+
+COMMAND = [sys.executable, "-m", "ps_server"]
+
+
+def test_flags() -> None:
+    options = parse(["--listen", "tcp://127.0.0.1:0", "--workers", "3", "--shard", "2"])
+    assert (options.shard, options.workers, options.token) == (2, 3, b"")
+
+
+def test_a_token_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    options = parse(
+        ["--listen", "tcp://0.0.0.0:1", "--workers", "1", "--token-file", str(tmp_path / "token")]
+    )
+    assert options.token == b"secret"
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:5555", "tcp://10.0.0.1:5555", "tcp://*:5555", "tcp://[::]:1"]
+)
+def test_beyond_loopback_a_token_is_required(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--listen", address, "--workers", "1"])
+    assert caught.value.code == 2
+    assert "--token-file is required" in capsys.readouterr().err
+
+
+def test_missing_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--workers", "1"])
+    assert "--listen and --workers are required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["", "{}", "nonsense", '{"workers": 1, "address": "a", "token": "xyz"}'])
+def test_a_launchers_line_that_does_not_fit(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", __import__("io").StringIO(line))
+    with pytest.raises(SpecError, match="the launcher's first line"):
+        parse(["--stdin"])
+
+
+def test_an_address_that_cannot_be_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--listen", "nonsense://127.0.0.1", "--workers", "1"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["event"] == "error"
+    assert captured.err.startswith("ps_server: cannot listen on nonsense")
+
+
+@pytest.mark.processes
+def test_a_launcher_starts_and_stops_it() -> None:
+    first = {"token": "00ff", "workers": 2, "address": "tcp://127.0.0.1:0"}
+    with subprocess.Popen(
+        [*COMMAND, "--stdin", "--job", "x", "--shard", "1"], stdin=-1, stdout=-1, text=True
+    ) as shard:
+        assert shard.stdin is not None
+        assert shard.stdout is not None
+        shard.stdin.write(json.dumps(first) + "\n")
+        shard.stdin.flush()
+        heard = json.loads(shard.stdout.readline())
+        assert heard["event"] == "listening"
+        assert heard["address"].startswith("tcp://127.0.0.1:")
+        shard.stdin.write('nonsense\n{"do": "stop"}\n')
+        shard.stdin.flush()
+        events = [json.loads(line)["event"] for line in shard.stdout]
+        assert events[-1] == "done"
+        assert shard.wait(20) == 0
