@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from poseidon.errors import DefinitionError
+from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, new_blob, times
 from poseidon.layers.registry import create, layer_class
 from poseidon.net.net import Compiled, Net
@@ -41,12 +41,7 @@ def compile_net(
         DefinitionError: a mistake in the definition.
         DataError: a database or a mean file is missing or broken.
     """
-    net = filter_net(definition, state)
-    if not net.param.layer:
-        raise DefinitionError(
-            f"the net has no layer for phase {Phase.Name(state.phase)}, expected at least one",
-            source=net.source,
-        )
+    net = filter_phase(definition, state)
     resolve = definition.resolve if context.resolve is Path else context.resolve
     compiler = _Compiler(net, replace(context, phase=state.phase, resolve=resolve), share_with)
     try:
@@ -54,6 +49,30 @@ def compile_net(
     except BaseException:
         compiler.close()
         raise
+
+
+def filter_phase(definition: NetDefinition, state: NetState) -> NetDefinition:
+    """The layers of one phase.
+
+    Raises:
+        DefinitionError: there are none.
+    """
+    net = filter_net(definition, state)
+    if not net.param.layer:
+        raise DefinitionError(
+            f"the net has no layer for phase {Phase.Name(state.phase)}, expected at least one",
+            source=net.source,
+        )
+    return net
+
+
+def plan_phase(definition: NetDefinition, state: NetState) -> NetPlan:
+    """How the layers of one phase are joined: all that can be checked without shapes, and so without data.
+
+    Raises:
+        DefinitionError: no layer is left, a type or a bottom is unknown, ...; see `plan_net`.
+    """
+    return plan_net(filter_phase(definition, state), layer_class)
 
 
 class _Compiler:
@@ -149,8 +168,10 @@ class _Compiler:
 
     @contextmanager
     def _naming(self, index: int) -> Iterator[None]:
-        """Give a layer's error its file, line and name."""
+        """Give a layer's error, or that of its data, its file, line and name."""
         try:
             yield
         except LayerError as error:
             raise self.definition.error(index, str(error)) from error
+        except DataError as error:
+            raise DataError(str(self.definition.error(index, str(error)))) from error

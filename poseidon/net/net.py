@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poseidon.data.reader import BatchReader
-from poseidon.errors import SnapshotError, UsageError
+from poseidon.errors import DataError, SnapshotError, UsageError
 from poseidon.layers.base import Layer, LayerContext, Shape, times
 from poseidon.layers.data import Data
 from poseidon.layers.naming import unknown
@@ -136,7 +136,10 @@ class Net(nn.Module):
             arguments: list[Any] = [values[slot] for slot in call.bottoms]
             if call.cut is not None:
                 arguments = [v.detach() if cut else v for v, cut in zip(arguments, call.cut, strict=True)]
-            result = call.layer(*arguments)
+            try:
+                result = call.layer(*arguments)
+            except DataError as error:
+                raise self._placed(call, error) from error
             del arguments
             if len(call.tops) == 1:
                 values[call.tops[0]] = result
@@ -229,6 +232,10 @@ class Net(nn.Module):
             if slot in self.plan.wants_gradient and not value.requires_grad:
                 value = value.detach().requires_grad_()
             values[slot] = value
+
+    def _placed(self, call: Call, error: DataError) -> DataError:
+        """A layer's error with its file, line and name."""
+        return DataError(str(self.definition.error(call.layer.param.name, str(error))))
 
     def _ask_gradient(self, call: Call, values: list[Any]) -> None:
         for slot in call.tops:
