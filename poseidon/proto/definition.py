@@ -167,6 +167,9 @@ class SolverDefinition:
         return prefix / stem if prefix.is_dir() else prefix
 
     def _check_tests(self, nets: int) -> None:
+        for iterations in self.param.test_iter:
+            if iterations < 1:
+                raise self.error("test_iter", f"expected 1 batch or more, found {iterations}")
         if self.param.test_state and len(self.param.test_state) != nets:
             raise self.error(
                 "test_state",

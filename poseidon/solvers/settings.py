@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,6 +69,9 @@ def solver_settings(solver: SolverDefinition) -> SolverSettings:
     param = solver.param
     if not param.HasField("max_iter"):
         raise solver.error("max_iter", "not given; expected the number of iterations to train for")
+    for field, value in param.ListFields():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise solver.error(field.name, f"expected a finite number, found {value}")
     for name in ("max_iter", "display", "test_interval", "snapshot"):
         if getattr(param, name) < 0:
             raise solver.error(name, f"expected 0 or more, found {getattr(param, name)}")

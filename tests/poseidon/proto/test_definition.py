@@ -136,6 +136,7 @@ def test_test_nets_in_caffes_order(folder: Path, text: str, nets: list[tuple[str
             "test_iter: 0 given for 1 test nets; expected one",
         ),
         ('net: "net.prototxt" test_iter: 1', "test_interval: expected a positive number, found 0"),
+        ('net: "net.prototxt" test_iter: 0 test_interval: 1', "test_iter: expected 1 batch or more, found 0"),
         (
             'net: "net.prototxt" test_iter: 1 test_interval: 1 test_state { } test_state { }',
             "test_state: 2 given for 1 test nets; expected none or one for each",

@@ -66,3 +66,11 @@ def test_mistakes_are_named(text: str, message: str) -> None:
     with pytest.raises(DefinitionError) as caught:
         solver_settings(solver(text))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["base_lr", "momentum", "weight_decay", "clip_gradients"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_numbers_are_finite(name: str, value: str) -> None:
+    text = f"lr_policy: 'fixed' max_iter: 10 {name}: {value} " + ("" if name == "base_lr" else "base_lr: 1")
+    with pytest.raises(DefinitionError, match=f"{name}: expected a finite number, found {value}"):
+        solver_settings(solver(text))
