@@ -26,6 +26,7 @@ from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, 
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.supervise import run_job
 from poseidon.engine.document import JobDocument
+from poseidon.engine.preflight import check_nets, check_snapshot_prefix, obstacle_to
 from poseidon.errors import JobError, PoseidonError, SnapshotError, UsageError
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
@@ -161,14 +162,18 @@ class _Job:
         self._flags = arguments
         self._solver = read_solver(arguments.solver)
         self._settings = solver_settings(self._solver)
-        self._net_name = self._solver.net_definition().param.name or Path(arguments.solver).stem
-        self._solver.test_nets()
+        self._net_name = check_nets(self._solver, self._settings).param.name or Path(arguments.solver).stem
+        check_snapshot_prefix(self._solver)
         _check_starting_point(arguments)
         self._plan = self._make_plan()
         self._id = arguments.job or new_job_id(
             Path(arguments.solver).stem.removesuffix("_solver"), datetime.now(), secrets.token_hex(3)
         )
         self._output = Path(arguments.output or Path("output") / self._id).absolute()
+        self._net_outputs = Path(arguments.net_outputs or self._output / "job").absolute()
+        _check_folder("output", self._output)
+        _check_folder("net_outputs", self._net_outputs.parent)
+        self._patience = _patience(arguments)
         self._token = secrets.token_hex(32)
         self._seed = self._choose_seed()
 
@@ -211,13 +216,6 @@ class _Job:
             self._output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
-        flags = self._flags
-        supervision = SupervisionSettings(
-            start_timeout_s=START_TIMEOUT_S,
-            stall_timeout_s=flags.stall_timeout,
-            sigint_effect=SignalEffect(flags.sigint_effect),
-            sighup_effect=SignalEffect(flags.sighup_effect),
-        )
         terminal = Terminal(self._net_name, sys.stderr, on_started=report.started)
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
         try:
@@ -226,7 +224,7 @@ class _Job:
                 self._spec,
                 LocalLauncher(),
                 callbacks=terminal,
-                settings=supervision,
+                settings=self._patience,
                 registration=self._register(),
             )
         finally:
@@ -290,9 +288,7 @@ class _Job:
             consistency=flags.consistency_model,
             snapshot=str(Path(flags.snapshot).absolute()) if flags.snapshot else "",
             weights=tuple(str(Path(part).absolute()) for part in flags.weights.split(",") if part),
-            net_outputs=str(Path(flags.net_outputs).absolute())
-            if flags.net_outputs
-            else str(self._output / "job"),
+            net_outputs=str(self._net_outputs),
         )
 
 
@@ -311,6 +307,23 @@ def _check_starting_point(flags: argparse.Namespace) -> None:
         for part in filter(None, getattr(flags, name).split(",")):
             if not Path(part).is_file():
                 raise SnapshotError(f"--{name}: there is no file {part}")
+
+
+def _check_folder(flag: str, folder: Path) -> None:
+    obstacle = obstacle_to(folder)
+    if obstacle:
+        raise JobError(f"--{flag}: nothing can be written to {folder}: {obstacle}")
+
+
+def _patience(flags: argparse.Namespace) -> SupervisionSettings:
+    if not flags.stall_timeout > 0:
+        raise UsageError(f"--stall_timeout={flags.stall_timeout:g}: expected more than 0 seconds")
+    return SupervisionSettings(
+        start_timeout_s=START_TIMEOUT_S,
+        stall_timeout_s=flags.stall_timeout,
+        sigint_effect=SignalEffect(flags.sigint_effect),
+        sighup_effect=SignalEffect(flags.sighup_effect),
+    )
 
 
 def _devices(gpu: str, solver: SolverDefinition) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from poseidon.errors import DefinitionError, SnapshotError
+from poseidon.engine.preflight import require_loss
+from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Trained
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
@@ -39,11 +40,7 @@ class Replica:
                 net = compile_net(test.definition, context, state=test.state, share_with=self.train)
                 self.tests.append((test, net))
             self.learned = [info for info in self.train.parameters_info if info.parameter.requires_grad]
-            if not self.train.plan.losses and settings.max_iter > 0:
-                raise DefinitionError(
-                    "the net has no loss to train on; expected a loss layer or a loss_weight",
-                    source=definition.source,
-                )
+            require_loss(definition, self.train.plan, settings)
             self.trained = [_trained(info, settings) for info in self.learned]
         except BaseException:
             self.close()
