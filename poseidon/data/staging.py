@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from poseidon.errors import DataError
@@ -57,6 +57,7 @@ def staging(target: Path) -> Iterator[Staging]:
         DataError: another process is at the same work, or the place cannot be written.
     """
     folder = _folder_for(target)
+    made_parent = not folder.parent.exists()
     lock = _lock(folder, target)
     try:
         if (folder / JOURNAL).exists():
@@ -67,6 +68,9 @@ def staging(target: Path) -> Iterator[Staging]:
         # A journal that is still here belongs to renames that failed midway: left for the next run to finish.
         if not (folder / JOURNAL).exists():
             shutil.rmtree(folder, ignore_errors=True)
+        if made_parent:
+            with suppress(OSError):  # it holds what was made
+                folder.parent.rmdir()
         os.close(lock)
 
 

@@ -59,7 +59,7 @@ def contents(path: Path, backend: Backend) -> list[tuple[bytes, bytes]]:
 
 
 def names(folder: Path) -> set[str]:
-    return {entry.name for entry in folder.iterdir()}
+    return {entry.name for entry in folder.iterdir()} if folder.exists() else set()
 
 
 LMDB_NAMES = {"cifar10_train_lmdb", "cifar10_test_lmdb", "mean.binaryproto", "SOURCE.txt"}
