@@ -325,10 +325,11 @@ def main(arguments: list[str] | None = None) -> int:
         control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
     with outputs:
-        return _run(document, control)
+        return run_worker(document, control)
 
 
-def _run(document: JobDocument, control: Control) -> int:
+def run_worker(document: JobDocument, control: Control) -> int:
+    """Run a worker to its end, telling how it ended; returns the exit code."""
     control.start()
     try:
         Worker(document, control).run()

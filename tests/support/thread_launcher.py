@@ -1,0 +1,76 @@
+"""A launcher whose workers are threads of this process: the whole job but its process borders, in a tenth of the time.
+
+For jobs of one worker without a server. The worker's code runs as it does in a process of its own, from the job
+document on; what it would write to standard output goes straight to the listener.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import ProcessName
+from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.engine.document import read_document
+from poseidon.engine.worker import Control, run_worker
+from poseidon.exchange.base import Exchange
+
+
+class ThreadControl(Control):
+    """Tells events to a listener."""
+
+    def __init__(self, name: ProcessName, listener: Listener) -> None:
+        super().__init__()
+        self._name = name
+        self._listener = listener
+
+    def start(self) -> None:
+        """No standard input to listen to, and the job is too short for signs of life."""
+
+    def tell(self, event: str, **fields: object) -> None:
+        self._listener.event(self._name, {"event": event, **fields})
+
+    def obey(self, exchange: Exchange, rank: int) -> None:
+        """Nobody gives a command."""
+
+
+class ThreadProcess:
+    """A worker's thread, as its launcher sees it."""
+
+    def __init__(self, spec: ProcessSpec, listener: Listener) -> None:
+        self.name = spec.name
+        self.pid = os.getpid()
+        self.created_s = 0.0
+        self._spec = spec
+        self._listener = listener
+        self._status: int | None = None
+        self._thread = threading.Thread(target=self._run, name=f"poseidon {spec.name.short}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        control = ThreadControl(self.name, self._listener)
+        self._status = run_worker(read_document(self._spec.first_line), control)
+        self._listener.exited(self.name, self._status)
+
+    def send_line(self, line: bytes) -> None:
+        """Commands are not heard."""
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def terminate(self) -> None:
+        """A worker that has told its error ends by itself."""
+
+    def kill(self) -> None:
+        """As `terminate`."""
+
+    def close(self) -> None:
+        self._thread.join(10)
+
+
+class ThreadLauncher:
+    """See `poseidon.cluster.process.Launcher`."""
+
+    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> ThreadProcess:
+        return ThreadProcess(spec, listener)
