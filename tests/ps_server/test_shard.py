@@ -99,24 +99,29 @@ def test_gradient_scale_comes_after_clipping() -> None:
     assert sent[peer(0)].array.tolist() == [-2, -2, -2, -2]
 
 
-def test_changes_are_added_at_once_and_sent_when_the_slowest_clock_moves() -> None:
-    shard = joined(store(staleness=1))
-    assert shard.handle(peer(0), m.Push(0, 0, 0, 0.0, array(1, 1, 1, 1))) == []
+def test_changes_of_others_come_once_ahead_and_again_when_the_slowest_clock_moves() -> None:
+    shard = joined(store(staleness=2, workers=3))
+    ahead = values(shard.handle(peer(0), m.Push(0, 0, 0, 0.0, array(1, 1, 1, 1))))
+    assert ahead.keys() == {peer(1), peer(2)}
+    assert (ahead[peer(1)].clock, ahead[peer(1)].own) == (0, 0)
     assert shard.handle(peer(0), m.Clock(1)) == []
-    shard.handle(peer(1), m.Push(0, 0, 0, 0.0, array(2, 2, 2, 2)))
-    shard.handle(peer(0), m.Push(0, 0, 1, 0.0, array(4, 4, 4, 4)))
-    outgoing = shard.handle(peer(1), m.Clock(1))
+    # Worker 1's own push lets it have one more ahead, and worker 0 its first; worker 2 has had its one.
+    assert values(shard.handle(peer(1), m.Push(0, 0, 0, 0.0, array(2, 2, 2, 2)))).keys() == {peer(0)}
+    assert shard.handle(peer(1), m.Clock(1)) == []
+    assert values(shard.handle(peer(0), m.Push(0, 0, 1, 0.0, array(4, 4, 4, 4)))).keys() == {peer(1)}
+    assert values(shard.handle(peer(2), m.Push(0, 0, 0, 0.0, array(8, 8, 8, 8)))).keys() == {peer(0), peer(2)}
+    outgoing = shard.handle(peer(2), m.Clock(1))
     sent = values(outgoing)
-    assert sent[peer(0)].array.tolist() == [7, 7, 7, 7]
-    assert (sent[peer(0)].clock, sent[peer(0)].own, sent[peer(1)].own) == (1, 2, 1)
-    assert [out.message for out in outgoing[-2:]] == [m.Fresh(1), m.Fresh(1)]
+    assert sent.keys() == {peer(1)}  # only it lacks a change of another worker
+    assert sent[peer(1)].array.tolist() == [15, 15, 15, 15]
+    assert (sent[peer(1)].clock, sent[peer(1)].own) == (1, 1)
+    assert [out.message for out in outgoing[1:]] == [m.Fresh(1)] * 3
 
 
 def test_a_value_that_was_sent_does_not_change_afterwards() -> None:
-    shard = joined(store(staleness=1, workers=1))
-    shard.handle(peer(0), m.Push(0, 0, 0, 0.0, array(1, 1, 1, 1)))
-    sent = values(shard.handle(peer(0), m.Clock(1)))[peer(0)].array
-    shard.handle(peer(0), m.Push(0, 0, 1, 0.0, array(5, 5, 5, 5)))
+    shard = joined(store(staleness=1))
+    sent = values(shard.handle(peer(0), m.Push(0, 0, 0, 0.0, array(1, 1, 1, 1))))[peer(1)].array
+    shard.handle(peer(1), m.Push(0, 0, 0, 0.0, array(5, 5, 5, 5)))
     assert sent.tolist() == [1, 1, 1, 1]
 
 
