@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from poseidon import __version__
 from poseidon.cli import (
@@ -34,9 +35,16 @@ COMMANDS = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses flags that are cut short: what they stand for would change with every new flag."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="poseidon", description="Distributed deep learning for clusters on ordinary Ethernet."
     )
     parser.add_argument("--version", action="version", version=f"poseidon {__version__}")
@@ -47,9 +55,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command; returns the exit code.
+
+    Args:
+        arguments: its words; those of the process when not given. The command finds them in its namespace as
+            `words`, in case it has to start itself again.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = build_parser().parse_args(words)
+    parsed = build_parser().parse_args(words, argparse.Namespace(words=words))
     try:
         code: int = parsed.run(parsed)
     except PoseidonError as error:

@@ -203,7 +203,7 @@ class _Job:
 
     def start_in_background(self) -> int:
         """Start this command again, detached, and return once the job runs."""
-        words = [word for word in sys.argv[1:] if word.lstrip("-") != "background"]
+        words = [word for word in self._flags.words if word.lstrip("-") != "background"]
         words += [f"--job={self._id}", f"--output={self._output}"]
         log = self._output / "launcher.log"
         pid = run_in_background(this_command(words), log, timeout_s=START_TIMEOUT_S + 30)
