@@ -67,9 +67,12 @@ def _size(path: Path) -> int:
 
 
 def _reason(error: Exception) -> str:
+    reason: object = error
     if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
-        return str(error.reason)
-    return str(error) or type(error).__name__
+        reason = error.reason
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror  # without its number
+    return str(reason) or type(error).__name__
 
 
 def _fetch(url: str, part: Path, report: Report, timeout_s: float) -> None:
