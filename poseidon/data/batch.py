@@ -89,12 +89,13 @@ class BatchMaker:
     def make(self, number: int) -> tuple[Floats, Floats]:
         """Batch `number` >= 0: pictures (N, C, h, w) and labels (N)."""
         plan = self._plan
-        local = range(number * plan.batch_size, (number + 1) * plan.batch_size)
-        draws = plan.transform.draws(plan.seed, np.array([plan.share.job_record(n) for n in local], np.int64))
+        first = number * plan.batch_size
+        places = (plan.share.records(first, plan.batch_size) + self._skipped).tolist()
+        draws = plan.transform.draws(plan.seed, plan.share.job_records(first, plan.batch_size))
         data = self._buffers.take()
-        labels = self._raw_batch(local, draws, data) if self._layout is not None else None
+        labels = self._raw_batch(places, draws, data) if self._layout is not None else None
         if labels is None:
-            labels = self._any_batch(local, draws, data)
+            labels = self._any_batch(places, draws, data)
         return data, np.array(labels, np.float32)
 
     def close(self) -> None:
@@ -104,24 +105,21 @@ class BatchMaker:
             self._pool = None
         self._cursor.close()
 
-    def _seek(self, n: int) -> None:
-        self._cursor.seek(self._skipped + self._plan.share.record(n))
-
-    def _raw_batch(self, local: range, draws: npt.NDArray[np.int64], data: Floats) -> list[int] | None:
+    def _raw_batch(self, places: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int] | None:
         """Labels of a batch of raw records of the first record's layout, or None when one differs."""
         layout = self._layout
         assert layout is not None
         pixels: list[Record] = []
         labels: list[int] = []
-        for n in local:
-            self._seek(n)
+        for place in places:
+            self._cursor.seek(place)
             record = self._cursor.value()
             label = self._label(layout, record)
             if label is None:
                 return None
             labels.append(label)
             pixels.append(layout.pixels(record))
-        images = np.frombuffer(b"".join(pixels), np.uint8).reshape(len(local), *layout.shape)
+        images = np.frombuffer(b"".join(pixels), np.uint8).reshape(len(places), *layout.shape)
         self._plan.transform.batch(images, draws, data)
         return labels
 
@@ -136,11 +134,11 @@ class BatchMaker:
             self._tails[tail] = label
         return label
 
-    def _any_batch(self, local: range, draws: npt.NDArray[np.int64], data: Floats) -> list[int]:
+    def _any_batch(self, places: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int]:
         """Labels of a batch of records of any kind, decoded side by side."""
         found: list[tuple[Record, int, bytes]] = []
-        for n in local:
-            self._seek(n)
+        for place in places:
+            self._cursor.seek(place)
             found.append((self._cursor.value(), self._cursor.position, self._cursor.key()))
         if self._pool is None:
             decoders = min(MAX_DECODERS, os.cpu_count() or 1)

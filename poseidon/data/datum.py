@@ -163,7 +163,8 @@ def _decode_picture(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]
             if decoding is Decoding.GRAY:
                 # JPEG files carry their brightness; the decoder hands it over without a colour conversion.
                 picture.draft("L", picture.size)
-            pixels = np.asarray(picture.convert(_mode(picture, decoding)))
+            mode = _mode(picture, decoding)
+            pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"the encoded picture cannot be decoded: {error}") from error
     if pixels.ndim == 2:

@@ -101,10 +101,14 @@ class LevelDbCursor(SteppingCursor):
         with _translated(self.path):
             self._iterator.seek_to_first()
 
-    def _advance(self) -> bool:
+    def _advance(self, count: int) -> int:
+        step, valid = self._iterator.next, self._iterator.valid
         with _translated(self.path):
-            self._iterator.next()
-            return bool(self._iterator.valid())
+            for made in range(count):
+                step()
+                if not valid():
+                    return made
+        return count
 
     def _count(self) -> int:
         count = 0

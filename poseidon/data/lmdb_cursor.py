@@ -102,9 +102,13 @@ class LmdbCursor(SteppingCursor):
         with _translated(self.path):
             self._cursor.first()
 
-    def _advance(self) -> bool:
+    def _advance(self, count: int) -> int:
+        step = self._cursor.next
         with _translated(self.path):
-            return bool(self._cursor.next())
+            for made in range(count):
+                if not step():
+                    return made
+        return count
 
     def _count(self) -> int:
         return len(self)

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import TEST
 
@@ -42,16 +45,20 @@ class Share:
 
     def record(self, n: int) -> int:
         """Stream record that is this reader's n-th, n >= 0."""
-        deal, within = divmod(n, self.block)
+        return int(self.records(n, 1)[0])
+
+    def records(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Stream records of this reader's `count` records from its `first`-th on."""
+        deal, within = np.divmod(np.arange(first, first + count, dtype=np.int64), self.block)
         return (deal * self.step + self.first) * self.block + within
 
-    def job_record(self, n: int) -> int:
-        """A number for this reader's n-th record that no other reader of the job uses.
+    def job_records(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Numbers for the same records that no other reader of the job uses.
 
-        With one record dealt at a time it is the number that one process would give the same record, so that
-        random crops and mirrors do not depend on the number of workers.
+        With one record dealt at a time they are the numbers that one process would give the same records, so
+        that random crops and mirrors do not depend on the number of workers.
         """
-        return self.record(n) * self.clients + self.client
+        return self.records(first, count) * self.clients + self.client
 
 
 def share_for(

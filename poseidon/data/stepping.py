@@ -40,9 +40,10 @@ class SteppingCursor(ABC):
         if record < self._position:
             self._rewind()
         while self._position < record:
-            if self._advance():
-                self._position += 1
-            else:
+            wanted = record - self._position
+            made = self._advance(wanted)
+            self._position += made
+            if made < wanted:
                 self._length = self._position + 1
                 self._rewind()
                 record %= self._length
@@ -60,8 +61,11 @@ class SteppingCursor(ABC):
         """Stand on the first record."""
 
     @abstractmethod
-    def _advance(self) -> bool:
-        """Stand on the next record; False, and stay anywhere, when there is none."""
+    def _advance(self, count: int) -> int:
+        """Stand `count` records further on; returns how many steps there were.
+
+        Fewer than `count` means that the last record was reached, where the cursor need not be left standing.
+        """
 
     @abstractmethod
     def _count(self) -> int:

@@ -1,0 +1,198 @@
+"""Whether the LMDB pipeline keeps training fed.
+
+    python benchmarks/data.py [--need IMAGES_PER_S] [--need_encoded IMAGES_PER_S] [--seconds 5] [--threads 2]
+
+Two databases are made in a temporary folder: raw 32 x 32 pictures with a mean file, as cifar10_quick reads them,
+and JPEG-encoded 256 x 256 pictures that are cropped to 227 and mirrored, as AlexNet reads them.
+
+Reading the table:
+  alone     images/s that the reader hands out when nothing else runs: what it can do at most.
+  need      images/s that training asks for: what was given with --need, or, for the raw pictures, measured here
+            with cifar10_quick written by hand in torch, on pictures that lie in memory (forward, backward, SGD).
+  headroom  alone / need. Above 1 the reader is the faster one; on a CPU both share the cores, so look at the next.
+  waits     the same training once more, fed by the reader: share of its time spent in next(), beside the few
+            microseconds that next() itself takes. Near 0 % means that training is never blocked once warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from poseidon.data.convert import write_labelled
+from poseidon.data.cursor import open_cursor
+from poseidon.data.database import Backend
+from poseidon.data.mean import compute_mean, write_mean
+from poseidon.data.partition import Share
+from poseidon.data.procedural import draw_pictures
+from poseidon.data.reader import BatchReader
+from poseidon.data.transform import Transform
+from poseidon.data.writer import write_database
+from poseidon.proto.caffe_pb2 import Datum, TransformationParameter
+
+BATCH = 100
+RAW_PICTURES, ENCODED_PICTURES = 10_000, 500
+WARM_UP_STEPS = 5
+Batch = tuple[Tensor, Tensor]
+
+
+class CifarQuick(nn.Module):
+    """cifar10_quick as one would write it in torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 32, 5, padding=2)
+        self.conv3 = nn.Conv2d(32, 64, 5, padding=2)
+        self.ip1 = nn.Linear(1024, 64)
+        self.ip2 = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(functional.max_pool2d(self.conv1(x), 3, 2, ceil_mode=True))
+        x = functional.avg_pool2d(functional.relu(self.conv2(x)), 3, 2, ceil_mode=True)
+        x = functional.avg_pool2d(functional.relu(self.conv3(x)), 3, 2, ceil_mode=True)
+        return self.ip2(self.ip1(x.flatten(1)))  # type: ignore[no-any-return]
+
+
+def make_raw(folder: Path) -> BatchReader:
+    """A reader of raw 32 x 32 pictures with a mean file."""
+    path = folder / "raw_lmdb"
+    write_labelled(path, Backend.LMDB, draw_pictures(RAW_PICTURES, seed=1), key_digits=5)
+    with closing(open_cursor(path, Backend.LMDB)) as cursor:
+        write_mean(folder / "mean", compute_mean(cursor))
+    return open_reader(path, TransformationParameter(mean_file=str(folder / "mean")))
+
+
+def make_encoded(folder: Path) -> BatchReader:
+    """A reader of JPEG-encoded 256 x 256 pictures, cropped to 227 and mirrored."""
+    path = folder / "encoded_lmdb"
+    small = draw_pictures(ENCODED_PICTURES, seed=2)
+    with write_database(path, Backend.LMDB) as writer:
+        for number, image in enumerate(small.images):
+            buffer = io.BytesIO()
+            picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).resize((256, 256))
+            picture.save(buffer, "JPEG", quality=90)
+            datum = Datum(data=buffer.getvalue(), encoded=True, label=int(small.labels[number]))
+            writer.put(b"%05d" % number, datum.SerializeToString())
+    param = TransformationParameter(crop_size=227, mirror=True, mean_value=[104, 117, 123])
+    return open_reader(path, param)
+
+
+def open_reader(path: Path, param: TransformationParameter) -> BatchReader:
+    return BatchReader(
+        source=path,
+        backend=Backend.LMDB,
+        batch_size=BATCH,
+        transform=Transform(param, train=True, resolve=Path),
+        share=Share(),
+        seed=1,
+    )
+
+
+def rate(step: Callable[[], object], seconds: float) -> float:
+    """Images/s of a step of one batch, measured for about so long."""
+    for _ in range(WARM_UP_STEPS):
+        step()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds or not count:
+        step()
+        count += 1
+    return count * BATCH / (time.perf_counter() - start)
+
+
+def in_memory(reader: BatchReader, batches: int) -> Iterator[Batch]:
+    """A few batches of `reader`, over and over."""
+    kept = [reader.next() for _ in range(batches)]
+    while True:
+        yield from kept
+
+
+def training_step(batches: Iterator[Batch], device: torch.device) -> Callable[[], None]:
+    """One iteration of SGD on cifar10_quick."""
+    net = CifarQuick().to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=0.004)
+
+    def step() -> None:
+        data, labels = next(batches)
+        loss = functional.cross_entropy(net(data.to(device)), labels.to(device, torch.int64))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def timed_next(reader: BatchReader, waited: list[float]) -> Iterator[Batch]:
+    """The reader's batches; `waited` collects the seconds that each took to come."""
+    while True:
+        start = time.perf_counter()
+        batch = reader.next()
+        waited.append(time.perf_counter() - start)
+        yield batch
+
+
+def measure_waits(reader: BatchReader, device: torch.device, seconds: float) -> float:
+    """Share of training's time that is spent waiting for the reader."""
+    waited: list[float] = []
+    step = training_step(timed_next(reader, waited), device)
+    for _ in range(WARM_UP_STEPS):
+        step()
+    waited.clear()
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        step()
+    return sum(waited) / (time.perf_counter() - start)
+
+
+def row(name: str, alone: float, need: float | None, waits: float | None) -> str:
+    cells = [
+        f"{need:10.0f}" if need else f"{'-':>10}",
+        f"{alone / need:9.1f}" if need else f"{'-':>9}",
+        f"{waits:7.1%}" if waits is not None else f"{'-':>7}",
+    ]
+    return f"{name:<34} {alone:10.0f} {' '.join(cells)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--need", type=float, help="images/s that training on raw 32 x 32 pictures asks for")
+    parser.add_argument("--need_encoded", type=float, help="images/s for the encoded pictures; not measured")
+    parser.add_argument(
+        "--seconds", type=float, default=5, help="length of each measurement (default %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory() as name:
+        print(f"batches of {BATCH}, training on {device.type}, {options.threads} threads of torch")
+        print(f"{'pipeline':<34} {'alone':>10} {'need':>10} {'headroom':>9} {'waits':>7}")
+        with make_raw(Path(name)) as reader:
+            alone = rate(reader.next, options.seconds)
+            need = options.need or rate(training_step(in_memory(reader, 20), device), options.seconds)
+            waits = measure_waits(reader, device, options.seconds)
+        print(row("raw 3x32x32, mean file", alone, need, waits), flush=True)
+        with make_encoded(Path(name)) as reader:
+            alone = rate(reader.next, options.seconds)
+        print(row("JPEG 3x256x256, crop 227, mirror", alone, options.need_encoded, None))
+    print(
+        "images/s. headroom = alone / need: above 1 the reader outruns training. waits = share of training's time spent "
+        "waiting for data, when fed by the reader."
+    )
+
+
+if __name__ == "__main__":
+    main()
