@@ -128,12 +128,21 @@ class ProgressTeller:
         self._max_iter = max_iter
         self._images = images_per_iteration
         self._next_s = 0.0
+        self._untold: tuple[int, SmoothedLoss] | None = None
 
     def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
+        """Note an iteration; tell it when the last telling is long enough ago."""
+        self._untold = (iteration, smoothed)
         now = time.monotonic()
-        if now < self._next_s and iteration != self._max_iter:
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell the latest iteration, unless that is told already."""
+        if self._untold is None:
             return
-        self._next_s = now + PROGRESS_S
+        (iteration, smoothed), self._untold = self._untold, None
         self._control.tell(
             "progress",
             iteration=iteration,
@@ -286,6 +295,7 @@ class Worker:
         sinks: list[Sink] = []
         if document.net_outputs and document.rank == 0:
             sinks.append(NetOutputs(Path(document.net_outputs)))
+        progress = ProgressTeller(self._control, settings.max_iter, images)
         yield Trainer(
             replica,
             exchange,
@@ -295,7 +305,7 @@ class Worker:
                 workers=document.workers,
                 prefix=solver.snapshot_prefix(),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
-                on_progress=ProgressTeller(self._control, settings.max_iter, images),
+                on_progress=progress,
             ),
             checkpoint=checkpoint,
             testers=testers,
@@ -303,6 +313,7 @@ class Worker:
             sinks=sinks,
             start=start,
         )
+        progress.tell()
 
 
 def main(arguments: list[str] | None = None) -> int:
