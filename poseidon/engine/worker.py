@@ -49,6 +49,12 @@ CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
 
+NOTES = {
+    "stop": "asked to stop: ending after the iteration or test under way; a second request ends the job at once",
+    "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
+}
+"""What the user reads at once after a signal: a test pass may keep the job busy for a while."""
+
 
 class Control:
     """The line to the launcher: events out, commands in, a sign of life every two seconds."""
@@ -98,6 +104,8 @@ class Control:
                 timer = threading.Timer(ORPHAN_S, os._exit, args=(1,))
                 timer.daemon = True
                 timer.start()
+            elif do in NOTES and rank == 0:
+                LOGGER.info("%s", NOTES[do])
             kind = {"stop": SignalKind.STOP, "gone": SignalKind.STOP, "snapshot": SignalKind.SNAPSHOT}.get(
                 str(do)
             )
