@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from poseidon.errors import SnapshotError
 from poseidon.proto.blob import from_array, to_array
-from poseidon.proto.caffe_pb2 import PoseidonState, SolverState
+from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, SolverState
 from poseidon.snapshot.files import read_message, write_atomically
 
 Array = NDArray[np.float32]
@@ -76,7 +76,7 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
     columns = []
     for start in range(0, expected, max(len(blobs), 1)):
         column = zip(blobs, message.history[start : start + len(blobs)], strict=True)
-        columns.append([_shaped(path, name, shape, to_array(blob)) for (name, shape), blob in column])
+        columns.append([_shaped(path, name, shape, blob) for (name, shape), blob in column])
     return RunState(
         iteration=message.iter,
         model=message.learned_net,
@@ -96,7 +96,11 @@ def seed_of(path: Path) -> int | None:
     return message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
 
 
-def _shaped(path: Path, name: str, shape: tuple[int, ...], array: Array) -> Array:
+def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> Array:
+    try:
+        array = to_array(blob)
+    except ValueError as error:
+        raise SnapshotError(f"{path}: the history of '{name}': {error}") from error
     # Old files pad shapes to four axes: (1, 1, 1, 10) is a bias of 10.
     stripped = tuple(n for n in array.shape if n != 1)
     if stripped != tuple(n for n in shape if n != 1):

@@ -450,6 +450,16 @@ def saved_state(*, histories: int = 4, cut: int = 0, model_file: str = "w.caffem
     return write("s.solverstate", content[: len(content) - cut])
 
 
+def damaged_state(folder: Path) -> None:
+    """A history whose first blob has fewer values than its shape says."""
+    state = SolverState(iter=1, learned_net="w.caffemodel")
+    state.history.extend(
+        from_array(np.zeros(shape, np.float32)) for shape in [(2, 1, 3, 3), (2,), (10, 8), (10,)]
+    )
+    del state.history[0].data[5:]
+    (folder / "s.solverstate").write_bytes(state.SerializeToString())
+
+
 def both(*preparations: Preparation) -> Preparation:
     return lambda folder: [prepare(folder) for prepare in preparations]
 
@@ -528,6 +538,34 @@ WORKER = (
         prepare=both(saved_state(histories=8), saved_model("w.caffemodel")),
         flags=("--snapshot={}/s.solverstate",),
         says=r"{}/s\.solverstate has 8 history blobs; this net and solver type need 4",
+    ),
+    Broken(
+        name="state-is-a-model",
+        prepare=saved_model("w.caffemodel"),
+        flags=("--snapshot={}/w.caffemodel",),
+        says=r"{}/w\.caffemodel is not a solver state",
+    ),
+    Broken(
+        name="model-is-a-state",
+        prepare=saved_state(),
+        flags=("--weights={}/s.solverstate",),
+        says=r"{}/s\.solverstate is not a model",
+    ),
+    Broken(
+        name="state-with-a-damaged-history",
+        prepare=both(damaged_state, saved_model("w.caffemodel")),
+        flags=("--snapshot={}/s.solverstate",),
+        says=r"{}/s\.solverstate: the history of 'conv\.0': ",
+    ),
+    Broken(
+        name="model-named-in-the-solver-missing",
+        edit=(solver("max_iter", 'weights: "none.caffemodel" max_iter'),),
+        says=r"cannot read the model .*none\.caffemodel: No such file",
+    ),
+    Broken(
+        name="batch-size-zero",
+        edit=(net("batch_size: 4", "batch_size: 0"),),
+        says=r"net\.prototxt:2: layer 'data' \(Data\): .*batch_size",
     ),
     Broken(
         name="state-without-its-model",
