@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
 from poseidon.cli.main import main as poseidon  # noqa: E402
 from poseidon.cli.prepare_cifar10 import add_data_flags, prepare_and_tell  # noqa: E402
+from poseidon.cluster.registry import new_job_id  # noqa: E402
 from poseidon.data.cifar10 import Prepared, Request  # noqa: E402
 from poseidon.data.database import Backend  # noqa: E402
 from poseidon.errors import PoseidonError, UsageError  # noqa: E402
@@ -51,6 +52,8 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise UsageError(f"--clients={flags.clients}: expected 1 or more")
     if flags.staleness < 0:
         raise UsageError(f"--staleness={flags.staleness}: expected 0 or more")
+    if flags.data is not None and not flags.data.exists():
+        raise UsageError(f"--data={flags.data}: there is no such file or folder")
     if flags.max_iter is not None and flags.max_iter < 0:
         raise UsageError(f"--max_iter={flags.max_iter}: expected 0 or more")
     return flags, others
@@ -103,9 +106,10 @@ def main(words: list[str]) -> int:
             hint=read_settings().data_folder,
         )
         prepared = prepare_and_tell(request)
-        stamp = f"cifar10-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-        output = (flags.output or ROOT / "output" / stamp).absolute()
-        command = ["train", f"--solver={derive_solver(flags, prepared, output)}", f"--output={output}"]
+        job = new_job_id("cifar10", datetime.now(), secrets.token_hex(3))
+        output = (flags.output or ROOT / "output" / job).absolute()
+        solver = derive_solver(flags, prepared, output)
+        command = ["train", f"--solver={solver}", f"--output={output}", f"--job={job}"]
         if not any(word.lstrip("-").startswith("hostfile") for word in others):
             command.append(f"--hostfile={machinefile(flags.clients, output)}")
         if flags.devices != "cpu":

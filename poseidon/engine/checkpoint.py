@@ -21,7 +21,7 @@ from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState, SolverParameter
 from poseidon.snapshot.caffemodel import write_model
-from poseidon.snapshot.files import model_path, state_path
+from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from ps_server.rules import history_count
 from ps_server.settings import RuleKind
@@ -143,7 +143,7 @@ class Checkpoint:
             tests_done=progress.tests_done,
             random_seed=self._replica.context.seed,
         )
-        prefix.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(prefix.parent)
         write_model(model, train.definition.param, train.layer_blobs())
         write_state(
             state,
@@ -194,6 +194,10 @@ class Checkpoint:
 
     def _own_state(self, path: Path, state: RunState) -> PoseidonWorkerState | None:
         if state.poseidon.workers == self._workers:
+            if len(state.poseidon.worker) != self._workers:
+                raise SnapshotError(
+                    f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of {self._workers} workers"
+                )
             return state.poseidon.worker[self._rank]
         # Written by Caffe, or by another number of workers: go on after as many records as were read then.
         if self._rank == 0:
@@ -215,7 +219,10 @@ class Checkpoint:
 
     def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
         n = self._arrays_per_blob
-        arrays = [to_array(blob) for blob in own.history]
+        try:
+            arrays = [to_array(blob) for blob in own.history]
+        except ValueError as error:
+            raise SnapshotError(f"{path}: the history of worker {self._rank} is damaged: {error}") from error
         if len(arrays) != n * len(self._replica.learned):
             raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]

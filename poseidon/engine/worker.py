@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -357,9 +358,10 @@ def run_worker(document: JobDocument, control: Control) -> int:
         lost = isinstance(error, PeerLost | StalenessTimeout)
         control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
         return 1
-    except Exception as error:
-        LOGGER.exception("worker %d failed", document.rank)
+    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
         where = Path(document.output) / f"worker_{document.rank}.log"
+        with where.open("a", encoding="utf-8") as log_file:
+            traceback.print_exc(file=log_file)
         control.tell("error", message=f"{type(error).__name__}: {error} (details in {where})", exit_code=1)
         return 1
     finally:

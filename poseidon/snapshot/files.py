@@ -23,6 +23,18 @@ def state_path(prefix: Path, iteration: int) -> Path:
     return prefix.with_name(f"{prefix.name}_iter_{iteration}.solverstate")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it is there.
+
+    Raises:
+        SnapshotError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SnapshotError(f"cannot make the folder {folder} for snapshots: {error.strerror}") from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file under another name beside it, flush it to disk, and rename it.
 

@@ -8,7 +8,7 @@ import pytest
 
 from poseidon.errors import SnapshotError
 from poseidon.proto.caffe_pb2 import SolverState
-from poseidon.snapshot.files import model_path, read_message, state_path, write_atomically
+from poseidon.snapshot.files import make_folder, model_path, read_message, state_path, write_atomically
 
 
 def test_names_are_caffes() -> None:
@@ -46,3 +46,11 @@ def test_what_does_not_parse_is_said_so(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match=r"cannot read the model .*absent: No such file"):
         read_message(tmp_path / "absent", SolverState(), "model")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SnapshotError, match=r"cannot make the folder .*file"):
+        make_folder(tmp_path / "file" / "b")
