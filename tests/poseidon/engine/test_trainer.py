@@ -59,6 +59,16 @@ def test_two_workers_equal_one_process_with_both_batches(folder: Path, shards: i
     assert largest_difference(weights(folder, ITERATIONS), one) <= 1e-5
 
 
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_two_clients_with_fifty_equal_one_process_with_a_hundred(folder: Path, shards: int) -> None:
+    train(folder, Job(), batch=100)
+    one = weights(folder, ITERATIONS)
+    train(folder, Job(workers=2, shards=shards), batch=50)
+    difference = largest_difference(weights(folder, ITERATIONS), one)
+    print(f"{shards} shards: largest difference {difference:.1e}")
+    assert difference <= 1e-5
+
+
 def test_two_runs_of_the_same_job_are_bit_identical(folder: Path) -> None:
     contents = []
     for _ in range(2):
