@@ -16,7 +16,7 @@ from poseidon.layers.sources import Source
 from poseidon.proto.caffe_pb2 import TRAIN
 
 # Fields that today's grammar keeps in transform_param; a value here would be without effect.
-MOVED_FIELDS = ("scale", "mean_file", "crop_size", "mirror", "force_encoded_color")
+MOVED_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
 
 
 @register("Data")
@@ -70,6 +70,7 @@ class Data(Source):
             prefetch=param.prefetch,
             rand_skip=param.rand_skip,
             label=self.with_label,
+            force_color=param.force_encoded_color,
         )
         shape = tuple(int(extent) for extent in self.reader.shape)
         batch = shape if len(shape) == 4 else (param.batch_size, *shape)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from poseidon.data.database import Backend
 from poseidon.data.datum import encode_datum
@@ -15,7 +17,7 @@ from poseidon.errors import DataError, DefinitionError
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
-from poseidon.proto.caffe_pb2 import TRAIN, NetState
+from poseidon.proto.caffe_pb2 import TRAIN, Datum, NetState
 from tests.support.nets import definition, layer
 
 RECORDS = 8
@@ -99,3 +101,18 @@ def test_a_net_that_fails_to_compile_lets_go_of_its_database(tmp_path: Path) -> 
             tmp_path, "batch_size: 2", rest='} layer { name: "r" type: "InnerProduct" bottom: "data" top: "y"'
         )
     net(tmp_path, "batch_size: 2").close()
+
+
+@pytest.mark.parametrize(("flag", "channels"), [("", 1), ("force_encoded_color: true", 3)])
+def test_grey_pictures_become_colour_where_data_param_says_so(
+    tmp_path: Path, flag: str, channels: int
+) -> None:
+    picture = io.BytesIO()
+    Image.fromarray(np.full((3, 4), 7, np.uint8)).save(picture, "PNG")
+    with write_database(tmp_path / "db", Backend.LMDB) as writer:
+        writer.put(b"0", Datum(data=picture.getvalue(), encoded=True, label=1).SerializeToString())
+    compiled = net(tmp_path, f"batch_size: 2 backend: LMDB {flag}")
+    try:
+        assert compiled()["data"].shape == (2, channels, 3, 4)
+    finally:
+        compiled.close()
