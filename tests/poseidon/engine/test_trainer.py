@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from poseidon.exchange.base import Exchange
 from ps_server import SignalKind
-from tests.support.databases import make_database, picture
-from tests.support.training import Job, largest_difference, run, weights, write_definitions
+from tests.support.training import Ended, Job, largest_difference, run, weights, write_definitions
+from tests.support.trainings import make_data
 
 ITERATIONS = 50
 
@@ -24,16 +23,8 @@ def one_thread() -> None:
 @pytest.fixture(scope="module")
 def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures whose brightness tells their label."""
-    from poseidon.data.database import Backend
-    from poseidon.data.datum import encode_datum
-
     folder = tmp_path_factory.mktemp("databases")
-    for name, count in (("train_lmdb", 130), ("test_lmdb", 60)):
-        records = (
-            (b"%05d" % i, encode_datum((picture(i, (3, 8, 8)) // 4 + 19 * (i % 10)).astype(np.uint8), i % 10))
-            for i in range(count)
-        )
-        make_database(folder / name, Backend.LMDB, records)
+    make_data(folder)
     return folder
 
 
@@ -44,7 +35,7 @@ def folder(tmp_path: Path, databases: Path) -> Path:
     return tmp_path
 
 
-def train(folder: Path, job: Job, *, batch: int, extra: str = "", dropout: bool = False):  # type: ignore[no-untyped-def]
+def train(folder: Path, job: Job, *, batch: int, extra: str = "", dropout: bool = False) -> Ended:
     """Run a job in `folder`; its final weights and what was heard."""
     extra = extra if "max_iter" in extra else extra + f"\nmax_iter: {ITERATIONS}"
     return run(write_definitions(folder, batch=batch, extra=extra, dropout=dropout), job)
