@@ -18,7 +18,7 @@ import json
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
             reporter.keep_alive()
         server.serve()
         reporter.close()
-        reporter.tell("done", faults=shard.counts.faults, updates=shard.counts.updates)
+        reporter.tell("done", **asdict(shard.counts))
     except (ServerError, OSError) as error:
         reporter.close()
         reporter.tell("error", message=str(error), exit_code=1)

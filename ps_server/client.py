@@ -136,11 +136,7 @@ class Client:
             A function that gives all workers' payloads by rank once they are here, and None before.
             `wait` on it to block.
         """
-        with self._changed:
-            self._check()
-            tag, outgoing = self._session.gather(payload)
-            self._outbox.extend(outgoing)
-        self._transport.wake()
+        tag = self._tell(lambda: self._session.gather(payload))
         kept: list[tuple[bytes, ...]] = []
 
         def collected() -> tuple[bytes, ...] | None:
@@ -163,12 +159,7 @@ class Client:
 
     def signal(self, kind: SignalKind) -> Signal:
         """Rank 0: ask all workers to do `kind` after the iteration that the returned signal names."""
-        with self._changed:
-            self._check()
-            signal, outgoing = self._session.signal(kind)
-            self._outbox.extend(outgoing)
-        self._transport.wake()
-        return signal
+        return self._tell(lambda: self._session.signal(kind))
 
     @property
     def signals(self) -> tuple[Signal, ...]:
@@ -202,25 +193,22 @@ class Client:
         if self._closing:
             raise LocalProtocolError("the client is closed")
 
-    def _do(self, call: Callable[[], list[Addressed]]) -> None:
+    def _tell(self, call: Callable[[], tuple[T, list[Addressed]]]) -> T:
         with self._changed:
             self._check()
-            outgoing = call()
+            result, outgoing = call()
             self._outbox.extend(outgoing)
         if outgoing:
             self._transport.wake()
+        return result
+
+    def _do(self, call: Callable[[], list[Addressed]]) -> None:
+        self._tell(lambda: (None, call()))
 
     def _until_fresh(self, table: int, staleness: int | None) -> None:
         session = self._session
         name = session.store.tables[table].name
-        with self._changed:
-            self._check()
-            if session.missing(table, staleness) is None:
-                return
-            asked = session.ask(table, staleness)
-            self._outbox.extend(asked)
-        if asked:
-            self._transport.wake()
+        self._do(lambda: session.ask(table, staleness))
         self._until(
             lambda: True if session.missing(table, staleness) is None else None,
             f"table '{name}' did not become fresh enough for iteration {session.clock}",

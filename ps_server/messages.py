@@ -30,8 +30,6 @@ class SignalKind(Enum):
     """Stop after that iteration, with a snapshot."""
     SNAPSHOT = 2
     """Write a snapshot after that iteration and go on."""
-    ABORT = 3
-    """Stop at once without a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

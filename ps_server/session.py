@@ -75,15 +75,12 @@ class Session:
         self.store = store
         self.clock = store.start_clock
         self.signals: list[m.Signal] = []
-        self.bytes_out = 0
-        self.bytes_in = 0
         self._token = token
         self._placement = place(store.tables, store.shards)
         self._copies = tuple(
             tuple(_Copy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
         )
         self._fresh = [-1] * store.shards
-        self._welcomed: set[int] = set()
         self._norms: dict[int, dict[int, m.PartialNorm]] = {}
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
         self._gathered: dict[int, tuple[bytes, ...]] = {}
@@ -147,7 +144,6 @@ class Session:
             part = array[chunk.start : chunk.stop]
             copy.held.append(part)
             copy.pushed += 1
-            self.bytes_out += part.nbytes
             outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, self.clock, rate, part)))
         return outgoing
 
@@ -217,7 +213,7 @@ class Session:
             case m.Fresh(clock):
                 self._fresh[shard] = max(self._fresh[shard], clock)
             case m.Welcome(index) if index == shard:
-                self._welcomed.add(shard)
+                pass  # nothing to do: everything that follows is sent without waiting for it
             case m.PartialNorm():
                 return self._receive_norm(shard, message)
             case m.History(table, chunk, _, arrays):

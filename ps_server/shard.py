@@ -164,11 +164,6 @@ class Shard:
         stages = [self._stages[peer] for peer in self._peers.values()]
         return len(stages) == self._workers and all(stage is Stage.LEFT for stage in stages)
 
-    @property
-    def elements(self) -> int:
-        """Number of elements held."""
-        return sum(cell.chunk.size for cell in self._cells.values())
-
     def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
         """Take one message; return what to send, in order."""
         self.counts.messages += 1

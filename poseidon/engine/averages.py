@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from poseidon.metrics.record import Output
+from poseidon.net.net import Net
 
 
 class SmoothedLoss:
@@ -66,6 +68,11 @@ def as_outputs(
         Output(name=name, value=float(value), loss_weight=weights.get(name, 0.0))
         for name, value in zip(names, numbers, strict=True)
     )
+
+
+def output_sizes(net: Net) -> dict[str, int]:
+    """How many numbers each output of a net has, in Caffe's order."""
+    return {name: prod(net.blob_shapes[name]) for name, _ in net.plan.outputs}
 
 
 def accumulate(into: dict[str, Tensor], outputs: Mapping[str, Tensor]) -> None:

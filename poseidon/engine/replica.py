@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from poseidon.engine.preflight import require_loss
@@ -15,7 +14,6 @@ from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.net.params import ParamInfo
-from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, TestNet
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import SolverSettings
@@ -101,29 +99,4 @@ def _trained(info: ParamInfo, settings: SolverSettings) -> Trained:
         tensor=info.parameter,
         rule=settings.rule(info.lr_mult, info.decay_mult),
         factors=info.factors,
-    )
-
-
-def worker_context(
-    *,
-    seed: int,
-    rank: int,
-    workers: int,
-    client: int,
-    clients: int,
-    local_rank: int,
-    local_workers: int,
-    device: str,
-) -> LayerContext:
-    """The context of a worker's train net."""
-    return LayerContext(
-        phase=TRAIN,
-        seed=seed,
-        rank=rank,
-        workers=workers,
-        client=client,
-        clients=clients,
-        local_rank=local_rank,
-        local_workers=local_workers,
-        device=torch.device(device),
     )

@@ -6,11 +6,10 @@ process would, each once, and the next pass goes on where this one ended, as Caf
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.engine.averages import accumulate, as_outputs, pack, total
+from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, total
 from poseidon.exchange.base import Exchange
 from poseidon.metrics.record import TestRecord
 from poseidon.net.net import Net
@@ -54,7 +53,7 @@ class Tester:
         self._rank = rank
         self._workers = workers
         self._with_loss = with_loss
-        self._sizes: dict[str, int] = {}
+        self._sizes = output_sizes(net)
 
     def skip_to(self, passes: int) -> None:
         """Go on as if `passes` test passes had been made."""
@@ -77,23 +76,14 @@ class Tester:
             for _ in range(mine):
                 accumulate(sums, self._net())
                 loss += float(self._net.loss) if self._with_loss else 0.0
-        payloads = self._exchange.gathered(self._exchange.gather(self._pack(loss, sums)))
         # A worker without a batch of its own has nothing to add.
-        scored = [payload for payload in payloads if payload]
-        numbers = total(scored) / self._iterations if scored else np.zeros(1)
-        if not self._sizes:
-            self._sizes = {name: int(np.prod(self._net.blob_shapes[name])) for name in self._output_names()}
+        payload = pack(loss, sums) if mine else b""
+        payloads = self._exchange.gathered(self._exchange.gather(payload))
+        numbers = total([part for part in payloads if part]) / self._iterations
         return TestRecord(
             iteration=iteration,
             net=self._index,
             elapsed_s=elapsed_s,
-            outputs=as_outputs(numbers[1:].tolist(), self._sizes, self._net.loss_weights) if scored else (),
+            outputs=as_outputs(numbers[1:].tolist(), self._sizes, self._net.loss_weights),
             loss=float(numbers[0]) if self._with_loss else None,
         )
-
-    def _pack(self, loss: float, sums: dict[str, Tensor]) -> bytes:
-        self._sizes = self._sizes or {name: tensor.numel() for name, tensor in sums.items()}
-        return pack(loss, sums) if sums else b""
-
-    def _output_names(self) -> list[str]:
-        return [name for name, _ in self._net.plan.outputs]

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from poseidon.engine.averages import SmoothedLoss, as_outputs, pack, total
+from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, total
 from poseidon.engine.checkpoint import Checkpoint, Progress
 from poseidon.engine.replica import Replica
 from poseidon.engine.tester import Tester
 from poseidon.exchange.base import Ask, Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving
-from poseidon.metrics.record import TestRecord, TrainRecord
+from poseidon.metrics.record import TrainRecord
 from poseidon.metrics.sinks import Sink
 from poseidon.solvers.settings import SolverSettings
 from ps_server import SignalKind
@@ -97,6 +97,7 @@ class Trainer:
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
         self._displayed: deque[Displayed] = deque()
+        self._sizes = output_sizes(replica.train)
         self._began_s = time.monotonic()
         self._hooks = Hooks(replica.train, replica.trained, exchange, passes=solver.iter_size)
         for tester in testers:
@@ -107,21 +108,15 @@ class Trainer:
         """Iterations finished."""
         return self._iteration
 
-    def run(self) -> bool:
-        """Train to the end, or until a signal says stop.
-
-        Returns:
-            Whether all iterations were made.
-        """
+    def run(self) -> None:
+        """Train to the end, or until a signal says stop."""
         self._say(solving(self._settings.title))
         try:
-            stopped = self._loop()
-            self._end(stopped)
+            self._end(stopped=self._loop())
         finally:
             self._hooks.close()
             for sink in self._sinks:
                 sink.close()
-        return not stopped
 
     def _loop(self) -> bool:
         solver = self._solver
@@ -164,11 +159,9 @@ class Trainer:
     def _display(self, rate: float, outputs: dict[str, Tensor]) -> None:
         """Ask all workers for this iteration's numbers; they are shown when the last has come."""
         ask = self._exchange.gather(pack(self._smoothed.value, outputs))
-        self._sizes = {name: tensor.numel() for name, tensor in outputs.items()}
-        if self._settings.rank == 0:
-            self._displayed.append(
-                Displayed(iteration=self._iteration, elapsed_s=self._elapsed_s(), rate=rate, ask=ask)
-            )
+        self._displayed.append(
+            Displayed(iteration=self._iteration, elapsed_s=self._elapsed_s(), rate=rate, ask=ask)
+        )
 
     def _show_displayed(self, *, wait: bool) -> None:
         while self._displayed:
@@ -195,12 +188,9 @@ class Trainer:
             if self._settings.rank == 0:
                 self._log.begin_test(self._iteration, index)
             record = tester.run(self._tests_done, self._iteration, self._elapsed_s())
-            self._record_test(record)
+            for sink in self._sinks:
+                sink.on_test(record)
         self._tests_done += 1
-
-    def _record_test(self, record: TestRecord) -> None:
-        for sink in self._sinks:
-            sink.on_test(record)
 
     def _say(self, line: GlogLine) -> None:
         if self._settings.rank == 0:
@@ -218,7 +208,7 @@ class Trainer:
         )
         self._checkpoint.save(self._settings.prefix, progress, self._exchange, self._log)
 
-    def _end(self, stopped: bool) -> None:
+    def _end(self, *, stopped: bool) -> None:
         solver = self._solver
         self._show_displayed(wait=True)
         self._exchange.settle()

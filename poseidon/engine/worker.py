@@ -28,7 +28,7 @@ from poseidon import log
 from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.checkpoint import Checkpoint, Progress
 from poseidon.engine.document import JobDocument, read_document
-from poseidon.engine.replica import Replica, worker_context
+from poseidon.engine.replica import Replica
 from poseidon.engine.summary import net_table
 from poseidon.engine.tester import Tester
 from poseidon.engine.trainer import LoopSettings, Trainer
@@ -36,9 +36,11 @@ from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings, History
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.netoutputs import NetOutputs
 from poseidon.metrics.sinks import Sink
+from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.solvers.settings import SolverSettings, solver_settings
 from ps_server import Client, Consistency, PeerLost, ServerError, SignalKind, StalenessTimeout, StoreSpec
@@ -64,7 +66,6 @@ class Control:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._on_command: list[Any] = []
 
     def start(self) -> None:
         """Listen and show life from now on."""
@@ -202,7 +203,8 @@ class Worker:
         document = self._document
         solver = read_solver(document.solver)
         settings = solver_settings(solver)
-        context = worker_context(
+        context = LayerContext(
+            phase=TRAIN,
             seed=document.seed,
             rank=document.rank,
             workers=document.workers,
@@ -210,7 +212,7 @@ class Worker:
             clients=document.clients,
             local_rank=document.local_rank,
             local_workers=document.local_workers,
-            device=document.device,
+            device=torch.device(document.device),
         )
         replica = Replica(solver, settings, context)
         try:

@@ -154,11 +154,6 @@ class Layer(nn.Module):
         for name, parameter in self._views.items():
             self.__dict__[name] = parameter.view(shapes[name])
 
-    def initialise(self, seeds: Sequence[int]) -> None:
-        """Create every blob on the layer's device and fill it as the definition says, blob i from `seeds[i]`."""
-        for index, (spec, seed) in enumerate(zip(self.blob_specs, seeds, strict=True)):
-            self.install(index, nn.Parameter(new_blob(spec, seed).to(self.context.device)))
-
     def close(self) -> None:
         """Let go of files and threads. Layers that hold none need not define it."""
 

@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from poseidon.engine.checkpoint import Checkpoint, Progress
-from poseidon.engine.replica import Replica, worker_context
+from poseidon.engine.replica import Replica
 from poseidon.engine.tester import Tester
 from poseidon.engine.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.record import TestRecord, TrainRecord
+from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import solver_settings
@@ -141,7 +143,8 @@ def run(solver_path: Path, job: Job) -> Ended:
 def _run_worker(path: Path, job: Job, rank: int, connect: Connect | None, ended: Ended) -> None:
     solver = read_solver(path)
     settings = solver_settings(solver)
-    context = worker_context(
+    context = LayerContext(
+        phase=TRAIN,
         seed=settings.random_seed or 1,
         rank=rank,
         workers=job.workers,
@@ -149,7 +152,6 @@ def _run_worker(path: Path, job: Job, rank: int, connect: Connect | None, ended:
         clients=job.workers,
         local_rank=0,
         local_workers=1,
-        device="cpu",
     )
     replica = Replica(solver, settings, context)
     checkpoint = Checkpoint(
