@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from by_hand import CifarQuick
 from PIL import Image
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from poseidon.data.convert import write_labelled
 from poseidon.data.cursor import open_cursor
@@ -45,24 +45,6 @@ BATCH = 100
 RAW_PICTURES, ENCODED_PICTURES = 10_000, 500
 WARM_UP_STEPS = 5
 Batch = tuple[Tensor, Tensor]
-
-
-class CifarQuick(nn.Module):
-    """cifar10_quick as one would write it in torch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, 5, padding=2)
-        self.conv2 = nn.Conv2d(32, 32, 5, padding=2)
-        self.conv3 = nn.Conv2d(32, 64, 5, padding=2)
-        self.ip1 = nn.Linear(1024, 64)
-        self.ip2 = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.relu(functional.max_pool2d(self.conv1(x), 3, 2, ceil_mode=True))
-        x = functional.avg_pool2d(functional.relu(self.conv2(x)), 3, 2, ceil_mode=True)
-        x = functional.avg_pool2d(functional.relu(self.conv3(x)), 3, 2, ceil_mode=True)
-        return self.ip2(self.ip1(x.flatten(1)))  # type: ignore[no-any-return]
 
 
 def make_raw(folder: Path) -> BatchReader:
@@ -125,7 +107,7 @@ def training_step(batches: Iterator[Batch], device: torch.device) -> Callable[[]
 
     def step() -> None:
         data, labels = next(batches)
-        loss = functional.cross_entropy(net(data.to(device)), labels.to(device, torch.int64))
+        loss = net(data.to(device), labels.to(device, torch.int64))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

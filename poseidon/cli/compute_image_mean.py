@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from poseidon.data.cursor import open_cursor
 from poseidon.data.database import Backend, require
 from poseidon.data.mean import compute_mean, write_mean
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags."""
     parser = subparsers.add_parser(
         "compute_image_mean",

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from poseidon.cli.prepare_cifar10 import prepare_and_tell
 from poseidon.data.cifar10 import Request
 from poseidon.data.database import Backend
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its arguments, which are those of Caffe's convert_cifar_data."""
     parser = subparsers.add_parser(
         "convert_cifar",

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from poseidon.cli.progress import progress_bar
 from poseidon.data.convert import convert_mnist
 from poseidon.data.database import Backend
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 DEFAULT_FOLDER = Path(__file__).parents[2] / "examples" / "mnist"
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags."""
     parser = subparsers.add_parser(
         "convert_mnist",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from poseidon.cli.progress import progress_bar
 from poseidon.data.cifar10 import Prepared, Request, fetch, prepare
@@ -14,13 +13,10 @@ from poseidon.data.database import Backend
 from poseidon.errors import DataError
 from poseidon.settings import read_settings
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 DEFAULT_FOLDER = Path(__file__).parents[2] / "examples" / "cifar10"
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command and its flags."""
     parser = subparsers.add_parser(
         "prepare_cifar10",
