@@ -32,6 +32,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Starts processes by command line and imports no engine.
     "poseidon.cluster": {"poseidon.proto", "poseidon.metrics"},
+    "poseidon.pycaffe": {
+        "poseidon.proto",
+        "poseidon.data",
+        "poseidon.solvers",
+        "poseidon.snapshot",
+        "poseidon.metrics",
+        "poseidon.layers",
+        "poseidon.net",
+        "poseidon.exchange",
+        "poseidon.engine",
+        "ps_server",
+    },
     "poseidon.cli": {
         "poseidon.proto",
         "poseidon.data",
@@ -42,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "poseidon.net",
         "poseidon.engine",
         "poseidon.cluster",
+        "poseidon.pycaffe",
     },
 }
 OPEN_MODULES = {"poseidon", "poseidon.errors", "poseidon.log", "poseidon.settings"}
