@@ -1,16 +1,20 @@
 """Caffe's layer types as torch modules, by family; importing this package registers them all."""
 
 from poseidon.layers.accuracy import Accuracy
-from poseidon.layers.activation import ReLU, Sigmoid, TanH
+from poseidon.layers.activation import BNLL, ELU, Clip, PReLU, ReLU, Sigmoid, Swish, TanH, Threshold
+from poseidon.layers.affine import Axpy, Bias, Parameter, Scale
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError
+from poseidon.layers.batch_norm import BatchNorm
 from poseidon.layers.combine import Concat, Eltwise, Slice, Split
 from poseidon.layers.convolution import Convolution
 from poseidon.layers.data import Data
 from poseidon.layers.distance_loss import EuclideanLoss
 from poseidon.layers.dropout import Dropout
 from poseidon.layers.inner_product import InnerProduct
-from poseidon.layers.normalization import LRN
+from poseidon.layers.normalization import LRN, MVN, Normalize
+from poseidon.layers.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.pooling import Pooling
+from poseidon.layers.recurrent import LSTM, RNN, LSTMUnit
 from poseidon.layers.registry import create, known_types, register
 from poseidon.layers.reshape import Flatten, Reshape
 from poseidon.layers.sinks import Silence
@@ -18,9 +22,19 @@ from poseidon.layers.softmax import Softmax, SoftmaxWithLoss
 from poseidon.layers.sources import DummyData, Input
 
 __all__ = [
+    "BNLL",
+    "ELU",
     "LRN",
+    "LSTM",
+    "MVN",
+    "RNN",
+    "AbsVal",
     "Accuracy",
+    "Axpy",
+    "BatchNorm",
+    "Bias",
     "BlobSpec",
+    "Clip",
     "Concat",
     "Convolution",
     "Data",
@@ -28,22 +42,32 @@ __all__ = [
     "DummyData",
     "Eltwise",
     "EuclideanLoss",
+    "Exp",
     "Flatten",
     "InnerProduct",
     "Input",
+    "LSTMUnit",
     "Layer",
     "LayerContext",
     "LayerError",
+    "Log",
+    "Normalize",
+    "PReLU",
+    "Parameter",
     "Pooling",
+    "Power",
     "ReLU",
     "Reshape",
+    "Scale",
     "Sigmoid",
     "Silence",
     "Slice",
     "Softmax",
     "SoftmaxWithLoss",
     "Split",
+    "Swish",
     "TanH",
+    "Threshold",
     "create",
     "known_types",
     "register",

@@ -57,11 +57,21 @@ class LayerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSpec:
-    """One learnable blob that `setup` asks for, in the order Caffe saves them."""
+    """One blob that `setup` asks for, in the order Caffe saves them.
+
+    Attributes:
+        name: the layer's attribute.
+        shape: its shape.
+        filler: its first values.
+        learns: False where `forward` moves it and the solver must not: its lr_mult is 0.
+        given: first values in place of the filler's.
+    """
 
     name: str
     shape: Shape
     filler: FillerParameter
+    learns: bool = True
+    given: Tensor | None = field(default=None, compare=False)
 
 
 class Layer(nn.Module):
@@ -187,6 +197,8 @@ class Layer(nn.Module):
 
 def new_blob(spec: BlobSpec, seed: int) -> Tensor:
     """A filled CPU tensor for one blob. Drawn on the CPU so that every device and rank starts equal."""
+    if spec.given is not None:
+        return spec.given.clone()
     blob = torch.empty(spec.shape)
     fill(blob, spec.filler, torch.Generator().manual_seed(seed))
     return blob

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
+from google.protobuf.message import Message
 from torch import Generator, Tensor
 
 from poseidon.layers.naming import unknown
@@ -54,6 +55,12 @@ def check(filler: FillerParameter, shape: tuple[int, ...]) -> None:
         raise FillerError("a sparse filler needs a blob of at least one axis, not a scalar")
     if filler.type == "bilinear" and (len(shape) != 4 or shape[2] != shape[3]):
         raise FillerError(f"filler 'bilinear' needs a blob of 4 axes with a square kernel, not {shape}")
+
+
+def filler_or(param: Message, name: str, value: float) -> FillerParameter:
+    """The filler that field `name` of `param` gives; the constant `value` where it gives none."""
+    given: FillerParameter = getattr(param, name)
+    return given if param.HasField(name) else FillerParameter(type="constant", value=value)
 
 
 def fan(shape: tuple[int, ...], norm: int) -> float:

@@ -1,7 +1,8 @@
-"""LRN: local response normalization. Krizhevsky et al., 2012, with Caffe's constants.
+"""Local response normalization of Krizhevsky et al., 2012; mean-variance normalization; L2 normalization.
 
-Law: y = x / s^beta, with s = k + alpha/n sum of x^2 over n neighbouring channels, or s = 1 + alpha/n^2 sum of x^2 over
-an n x n window of the same channel (Caffe reads k across channels only). Values outside the blob count as zeros.
+Law of LRN, with Caffe's constants: y = x / s^beta, with s = k + alpha/n sum of x^2 over n neighbouring channels, or
+s = 1 + alpha/n^2 sum of x^2 over an n x n window of the same channel (Caffe reads k across channels only). Values
+outside the blob count as zeros.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, times
+from poseidon.layers.fillers import filler_or
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import LRNParameter
 
@@ -87,3 +89,84 @@ class LRN(Layer):
         # avg_pool2d divides by the whole n x n window at the border too, as Caffe's pooling layer does here.
         mean = functional.avg_pool2d(bottom.square(), self.size, 1, reach)
         return bottom * (1 + self.alpha * mean).pow(-self.beta)
+
+
+class Standardize(torch.autograd.Function):
+    """y = (x - m) / d of each row, d = sqrt(v) + eps, with m and v the row's mean and variance.
+
+    The gradient is Caffe's, dx = (g - mean(g) - y mean(g y)) / d, which takes eps for small beside sqrt(v).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_RD: Tensor, eps: float) -> Tensor:
+        y_RD = x_RD - x_RD.mean(1, keepdim=True)
+        d_R1 = y_RD.square().mean(1, keepdim=True).sqrt_().add_(eps)
+        y_RD.div_(d_R1)
+        ctx.save_for_backward(y_RD, d_R1)
+        return y_RD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_RD: Tensor) -> tuple[Tensor | None, ...]:
+        y_RD, d_R1 = ctx.saved_tensors
+        product_RD = g_RD * y_RD
+        along_R1 = product_RD.mean(1, keepdim=True)
+        found_RD = torch.mul(y_RD, along_R1, out=product_RD).neg_().add_(g_RD)
+        return found_RD.sub_(g_RD.mean(1, keepdim=True)).div_(d_R1), None
+
+
+@register("MVN")
+class MVN(Layer):
+    """y = (x - mean) / (sqrt(variance) + eps), of each channel of each picture, or of each picture.
+
+    Bottom: N x C x H x W; axes that lack count as ones. Top: the same with all 4 axes.
+
+    Fields (mvn_param): normalize_variance (false: subtract the mean only), across_channels, eps.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.mvn_param, bottoms[0]
+        if len(shape) > 4:
+            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected at most 4")
+        self.divides, self.across, self.eps = param.normalize_variance, param.across_channels, param.eps
+        self.trail = shape[1:] + (1,) * (4 - max(len(shape), 1))
+        return [(shape[0] if shape else 1, *self.trail)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        top = bottom.reshape(-1, *self.trail)
+        rows = top.flatten(1) if self.across else top.flatten(2).flatten(0, 1)
+        if not self.divides:
+            return (rows - rows.mean(1, keepdim=True)).view(top.shape)
+        standard: Tensor = Standardize.apply(rows, self.eps)  # type: ignore[no-untyped-call]
+        return standard.view(top.shape)
+
+
+@register("Normalize")
+class Normalize(Layer):
+    """y = s x / sqrt(sum of x^2 + eps), the sum over channels, or over a whole picture. From SSD, Liu et al., 2016.
+
+    Bottom: N x C x ... . Top: the same.
+
+    Fields (norm_param): across_spatial (true: over the whole picture); channel_shared (true: one s for all channels);
+    scale_filler of s, 1 by default; eps.
+
+    Blobs: scale s, C, or a scalar with channel_shared.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    scale: nn.Parameter
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.norm_param, bottoms[0]
+        if len(shape) < 2:
+            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2")
+        self.axes = tuple(range(1, len(shape))) if param.across_spatial else (1,)
+        self.eps = param.eps
+        self.behind = () if param.channel_shared else (1,) * (len(shape) - 2)
+        blob = () if param.channel_shared else (shape[1],)
+        self.declare(BlobSpec(name="scale", shape=blob, filler=filler_or(param, "scale_filler", 1.0)))
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        norm = bottom.square().sum(self.axes, keepdim=True).add_(self.eps).sqrt_()
+        return bottom / norm * self.scale.view(self.scale.shape + self.behind)

@@ -104,12 +104,16 @@ class ParamTable:
             _check_share(owner, spec.shape, given)
             owner.factors = False
             return owner
+        if not spec.learns and given != ParamSpec() and given.lr_mult != 0:
+            raise LayerError(
+                f"blob {index} holds statistics, which no solver moves; expected lr_mult: 0 for it"
+            )
         entry = Owned(
             layer=param.name,
             layer_type=param.type,
             index=index,
             shape=spec.shape,
-            lr_mult=given.lr_mult if given.HasField("lr_mult") else None,
+            lr_mult=(given.lr_mult if given.HasField("lr_mult") else None) if spec.learns else 0.0,
             decay_mult=given.decay_mult if given.HasField("decay_mult") else None,
             factors=factors and index == 0,
         )

@@ -1,0 +1,84 @@
+"""Batch normalization after Ioffe and Szegedy, 2015, with Caffe's three blobs of statistics.
+
+Law: forward alone moves the blobs, m <- f m + mean, v <- f v + n / (n - 1) variance, s <- f s + 1, with f the moving
+average fraction and n the values of a channel; the estimates that the test phase reads are m / s and v / s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import TEST, FillerParameter
+
+
+@register("BatchNorm")
+class BatchNorm(Layer):
+    """y = (x - mean) / sqrt(variance + eps), both over every axis but the second.
+
+    Bottom: N x C x ... ; of one axis it is one channel. Top: the same; may be in place.
+
+    Fields (batch_norm_param): use_global_stats, by default that of the phase (true in TEST); moving_average_fraction;
+    eps.
+
+    Blobs: sum of means C, sum of variances C, scale factor 1. No solver moves them.
+    """
+
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    STATISTICS: ClassVar[bool] = True
+    mean: nn.Parameter
+    variance: nn.Parameter
+    factor: nn.Parameter
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.batch_norm_param, bottoms[0]
+        if not shape:
+            raise LayerError("bottom is a scalar, expected at least 1 axis")
+        in_test = self.context.phase == TEST
+        self.reads_estimates = param.use_global_stats if param.HasField("use_global_stats") else in_test
+        self.fraction, self.eps = param.moving_average_fraction, param.eps
+        self.is_line = len(shape) == 1
+        channels = 1 if self.is_line else shape[1]
+        self.declare(
+            *(
+                BlobSpec(name=name, shape=(extent,), filler=FillerParameter(), learns=False)
+                for name, extent in (("mean", channels), ("variance", channels), ("factor", 1))
+            )
+        )
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return self.normalize(bottom, None, None)
+
+    def normalize(self, bottom: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The top, times `weight` and plus `bias` of each channel where given, in one pass over the memory."""
+        if self.is_line:
+            return self.normalize(bottom.view(1, 1, -1), weight, bias).view(bottom.shape)
+        if self.reads_estimates:
+            mean, variance = self._estimates()
+            return torch.batch_norm(bottom, weight, bias, mean, variance, False, 0.0, self.eps, True)
+        # With a momentum of 1 torch's running statistics become those of this batch.
+        mean, variance = self.mean.detach().new_zeros(2, self.mean.numel())
+        top = torch.batch_norm(bottom, weight, bias, mean, variance, True, 1.0, self.eps, True)
+        if bottom.numel() == bottom.shape[1]:
+            variance.zero_()  # n / (n - 1) of one value counts as 1
+        self._accumulate(mean, variance)
+        return top
+
+    @torch.no_grad()
+    def _estimates(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance as accumulated; zeros where nothing was."""
+        factor = float(self.factor)
+        scale = 1 / factor if factor else 0.0
+        return self.mean * scale, self.variance * scale
+
+    @torch.no_grad()
+    def _accumulate(self, mean: Tensor, variance: Tensor) -> None:
+        torch.add(mean, self.mean, alpha=self.fraction, out=self.mean)
+        torch.add(variance, self.variance, alpha=self.fraction, out=self.variance)
+        self.factor.mul_(self.fraction).add_(1)
