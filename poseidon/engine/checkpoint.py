@@ -20,6 +20,7 @@ from poseidon.exchange.base import Exchange, History
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState, SolverParameter
+from poseidon.snapshot import hdf5
 from poseidon.snapshot.caffemodel import write_model
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
@@ -134,7 +135,9 @@ class Checkpoint:
         histories: Sequence[History],
         log: GlogSink,
     ) -> None:
-        model, state = model_path(prefix, progress.iteration), state_path(prefix, progress.iteration)
+        in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
+        model = model_path(prefix, progress.iteration, hdf5=in_hdf5)
+        state = state_path(prefix, progress.iteration, hdf5=in_hdf5)
         train = self._replica.train
         log.write(*snapshotting(str(model), str(state)))
         extra = PoseidonState(
@@ -144,7 +147,10 @@ class Checkpoint:
             random_seed=self._replica.context.seed,
         )
         make_folder(prefix.parent)
-        write_model(model, train.definition.param, train.layer_blobs())
+        if in_hdf5:
+            hdf5.write_model(model, train.layer_blobs(), owned=train.owned_blobs())
+        else:
+            write_model(model, train.definition.param, train.layer_blobs())
         write_state(
             state,
             RunState(

@@ -1,13 +1,13 @@
 """Saved blobs into a net, layer by layer, by name.
 
 Law: Caffe's (Net::CopyTrainedLayersFrom). A saved layer that the net has not is ignored; a layer of the net that was
-not saved keeps its values; blobs of a layer that is in both must match in number and shape. Nothing is written
-unless everything matches.
+not saved keeps its values; blobs of a layer that is in both must match in number and shape, save that a blob which
+another layer owns may be left out (Caffe's HDF5 models do so). Nothing is written unless everything matches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from poseidon.layers.base import Layer, Shape, times
 
 # Old files give every blob four axes, filled up with ones in front.
 LEGACY_AXES = 4
-Arrays = Sequence[NDArray[Any]]
+Arrays = Sequence[NDArray[Any] | None]
+"""Saved blobs of a layer; None for one that was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +40,15 @@ class LoadReport:
     kept: tuple[str, ...]
 
 
-def load_blobs(layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]]) -> LoadReport:
+def load_blobs(
+    layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]], *, shared: Collection[str] = ()
+) -> LoadReport:
     """Copy saved blobs into the layers of their names.
 
     Args:
         layers: the net's layers by name.
         saved: name and blobs of each saved layer.
+        shared: `<layer>.<index>` of each blob that another layer owns.
 
     Raises:
         SnapshotError: a layer's blobs differ in number or shape; the net is then unchanged.
@@ -55,7 +59,7 @@ def load_blobs(layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]])
         if name not in layers:
             ignored.append(name)
         elif arrays:
-            pairs += _match(name, layers[name].blobs(), arrays)
+            pairs += _match(name, layers[name].blobs(), arrays, shared)
             copied.append(name)
     with torch.no_grad():
         for blob, array in pairs:
@@ -64,16 +68,21 @@ def load_blobs(layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]])
     return LoadReport(copied=tuple(copied), ignored=tuple(ignored), kept=kept)
 
 
-def _match(name: str, blobs: Sequence[Tensor], arrays: Arrays) -> list[tuple[Tensor, NDArray[Any]]]:
-    if len(blobs) != len(arrays):
-        raise SnapshotError(f"layer '{name}': {len(arrays)} blobs are saved, expected {len(blobs)}")
-    for index, (blob, array) in enumerate(zip(blobs, arrays, strict=True)):
+def _match(
+    name: str, blobs: Sequence[Tensor], arrays: Arrays, shared: Collection[str]
+) -> list[tuple[Tensor, NDArray[Any]]]:
+    present = {index: array for index, array in enumerate(arrays) if array is not None}
+    missing = set(range(len(blobs))) - present.keys()
+    if len(arrays) > len(blobs) or any(f"{name}.{index}" not in shared for index in missing):
+        raise SnapshotError(f"layer '{name}': {len(present)} blobs are saved, expected {len(blobs)}")
+    for index, array in present.items():
+        blob = blobs[index]
         if not same_shape(tuple(array.shape), tuple(blob.shape)):
             raise SnapshotError(
                 f"layer '{name}': blob {index} is saved with shape {times(array.shape)}, expected {times(blob.shape)}; "
                 "to leave this layer as it is, give it another name"
             )
-    return list(zip(blobs, arrays, strict=True))
+    return [(blobs[index], array) for index, array in present.items()]
 
 
 def same_shape(saved: Shape, wanted: Shape) -> bool:

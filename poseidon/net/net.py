@@ -169,7 +169,14 @@ class Net(nn.Module):
         Raises:
             SnapshotError: a layer's blobs differ in number or shape.
         """
-        return load_blobs(dict(self.layer_modules), saved)
+        layers = dict(self.layer_modules)
+        owned = self.owned_blobs()
+        names = (f"{name}.{i}" for name, layer in layers.items() for i in range(len(layer.blob_specs)))
+        return load_blobs(layers, saved, shared={name for name in names if name not in owned})
+
+    def owned_blobs(self) -> frozenset[str]:
+        """`<layer>.<index>` of every blob that is not shared from another layer."""
+        return frozenset(info.name for info in self.parameters_info)
 
     def layer_blobs(self) -> list[tuple[str, str, list[NDArray[Any]]]]:
         """Name, type and copies of the blobs of every layer, shared ones with each sharer, as Caffe saves them."""

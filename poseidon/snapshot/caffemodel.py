@@ -1,4 +1,4 @@
-"""`.caffemodel`: a NetParameter whose layers carry their blobs.
+"""`.caffemodel`: a NetParameter whose layers carry their blobs; reading also takes `.caffemodel.h5`.
 
 Law: what is written is what Caffe's Net::ToProto writes, the layer's definition and its blobs, so Caffe reads it;
 what is read is any grammar that Caffe ever wrote, by layer name.
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from poseidon.errors import SnapshotError
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, NetParameter
+from poseidon.snapshot import hdf5
 from poseidon.snapshot.files import read_message, write_atomically
 
 Array = NDArray[np.float32]
-LayerBlobs = tuple[str, list[Array]]
+LayerBlobs = tuple[str, list[Array | None]]
+"""A layer's name and blobs; None for one that the file leaves to the layer that shares it (HDF5)."""
 
 
 def to_message(net: NetParameter, blobs: Iterable[tuple[str, str, Sequence[Array]]]) -> NetParameter:
@@ -46,11 +48,13 @@ def write_model(path: Path, net: NetParameter, blobs: Iterable[tuple[str, str, S
 
 
 def read_model(path: Path) -> list[LayerBlobs]:
-    """Each layer's name and blobs, of a model of any grammar (V0, V1, today's).
+    """Each layer's name and blobs, of a model of any grammar (V0, V1, today's) or in HDF5.
 
     Raises:
         SnapshotError: the file is missing, cut short, no model, or has a blob whose sizes disagree.
     """
+    if hdf5.is_hdf5(path):
+        return hdf5.read_model(path)
     net = read_message(path, NetParameter(), "model")
     found: list[tuple[str, Sequence[BlobProto]]] = [(layer.name, layer.blobs) for layer in net.layer]
     for old in net.layers:
@@ -63,7 +67,7 @@ def read_model(path: Path) -> list[LayerBlobs]:
     return [(name, _arrays(path, name, blobs)) for name, blobs in found]
 
 
-def _arrays(path: Path, layer: str, blobs: Sequence[BlobProto]) -> list[Array]:
+def _arrays(path: Path, layer: str, blobs: Sequence[BlobProto]) -> list[Array | None]:
     try:
         return [to_array(blob) for blob in blobs]
     except ValueError as error:

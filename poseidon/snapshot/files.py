@@ -13,14 +13,14 @@ from poseidon.errors import SnapshotError
 M = TypeVar("M", bound=Message)
 
 
-def model_path(prefix: Path, iteration: int) -> Path:
-    """`<prefix>_iter_<N>.caffemodel`."""
-    return prefix.with_name(f"{prefix.name}_iter_{iteration}.caffemodel")
+def model_path(prefix: Path, iteration: int, *, hdf5: bool = False) -> Path:
+    """`<prefix>_iter_<N>.caffemodel`, with `.h5` behind it for HDF5."""
+    return prefix.with_name(f"{prefix.name}_iter_{iteration}.caffemodel{'.h5' if hdf5 else ''}")
 
 
-def state_path(prefix: Path, iteration: int) -> Path:
-    """`<prefix>_iter_<N>.solverstate`."""
-    return prefix.with_name(f"{prefix.name}_iter_{iteration}.solverstate")
+def state_path(prefix: Path, iteration: int, *, hdf5: bool = False) -> Path:
+    """`<prefix>_iter_<N>.solverstate`, with `.h5` behind it for HDF5."""
+    return prefix.with_name(f"{prefix.name}_iter_{iteration}.solverstate{'.h5' if hdf5 else ''}")
 
 
 def make_folder(folder: Path) -> None:

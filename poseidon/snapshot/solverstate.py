@@ -1,7 +1,8 @@
 """`.solverstate`: where a run stands, beside its weights.
 
 Law: the file is Caffe's SolverState, so Caffe can go on from it. What Caffe has no place for (each worker's place in its
-data, random state, history at staleness > 0) is in one extra field that its reader skips.
+data, random state, history at staleness > 0) is in one extra field that its reader skips. A path that ends in `.h5` is
+written as HDF5, and either form is read, told apart by content.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from poseidon.errors import SnapshotError
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, PoseidonState, SolverState
+from poseidon.snapshot import hdf5
 from poseidon.snapshot.files import read_message, write_atomically
 
 Array = NDArray[np.float32]
@@ -51,7 +53,10 @@ def write_state(path: Path, state: RunState) -> None:
     for column in zip(*state.histories, strict=True):
         message.history.extend(from_array(array) for array in column)
     message.poseidon.CopyFrom(state.poseidon)
-    write_atomically(path, message.SerializeToString())
+    if path.suffix == hdf5.SUFFIX:
+        hdf5.write_state(path, message)
+    else:
+        write_atomically(path, message.SerializeToString())
 
 
 def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_per_blob: int) -> RunState:
@@ -65,7 +70,7 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
     Raises:
         SnapshotError: the file is missing, cut short, or of another net or kind of solver.
     """
-    message = read_message(path, SolverState(), "solver state")
+    message = _read(path)
     if not message.HasField("iter"):
         raise SnapshotError(f"{path} is not a solver state: it has no iteration")
     expected = len(blobs) * arrays_per_blob
@@ -92,8 +97,14 @@ def seed_of(path: Path) -> int | None:
     Raises:
         SnapshotError: the file is missing, or is no solver state.
     """
-    message = read_message(path, SolverState(), "solver state")
+    message = _read(path)
     return message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
+
+
+def _read(path: Path) -> SolverState:
+    if hdf5.is_hdf5(path):
+        return hdf5.read_state(path)
+    return read_message(path, SolverState(), "solver state")
 
 
 def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> Array:
@@ -115,7 +126,8 @@ def learned_net(state: RunState, path: Path) -> Path:
         SnapshotError: it is neither where the state says nor beside the state.
     """
     named = Path(state.model)
-    choices = [named, path.parent / named.name, path.with_suffix(".caffemodel")]
+    own_name = path.with_name(path.name.replace(".solverstate", ".caffemodel"))
+    choices = [named, path.parent / named.name, own_name]
     for choice in choices:
         if choice.is_file():
             return choice

@@ -78,8 +78,6 @@ def solver_settings(solver: SolverDefinition) -> SolverSettings:
     for name in ("iter_size", "average_loss"):
         if getattr(param, name) < 1:
             raise solver.error(name, f"expected 1 or more, found {getattr(param, name)}")
-    if param.snapshot_format != SolverParameter.BINARYPROTO:
-        raise solver.error("snapshot_format", "HDF5 snapshots are not there yet; expected BINARYPROTO")
     return SolverSettings(
         max_iter=param.max_iter,
         iter_size=param.iter_size,

@@ -67,3 +67,19 @@ def test_a_misfit_changes_nothing(saved: list[np.ndarray], message: str) -> None
 )
 def test_old_files_put_ones_in_front(saved: tuple[int, ...], wanted: tuple[int, ...], fits: bool) -> None:
     assert same_shape(saved, wanted) == fits
+
+
+def test_a_blob_that_another_layer_owns_may_be_left_out() -> None:
+    text = inputs(x=(1, 3)) + "".join(
+        layer(
+            "InnerProduct", "x", name, 'inner_product_param { num_output: 4 } param { name: "w" }', name=name
+        )
+        for name in ("a", "b")
+    )
+    net = build(text)
+    net.load_blobs([("a", [WEIGHT, BIAS]), ("b", [None, BIAS + 1])])
+    a, b = (dict(net.layer_modules)[name].blobs() for name in ("a", "b"))
+    assert (a[0] == b[0]).all() and a[0].any()
+    assert b[1].tolist() == (BIAS + 1).tolist()
+    with pytest.raises(SnapshotError, match="layer 'a': 1 blobs are saved, expected 2"):
+        net.load_blobs([("a", [None, BIAS])])

@@ -56,7 +56,6 @@ MISTAKES = {
     "momentum": (BASE + "momentum: 1.5", "momentum is 1.5; expected 0 <= momentum < 1"),
     "AdaGrad with momentum": (BASE + "type: 'AdaGrad' momentum: 0.9", "AdaGrad has no momentum"),
     "RMSProp with momentum": (BASE + "type: 'RMSProp' momentum: 0.9", "RMSProp has no momentum"),
-    "HDF5": (BASE + "snapshot_format: HDF5", "snapshot_format: HDF5 snapshots are not there yet"),
     "regularization": (BASE + "regularization_type: 'L3'", "expected 'L1' or 'L2', found 'L3'"),
 }
 
