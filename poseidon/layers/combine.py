@@ -108,6 +108,7 @@ class Eltwise(Layer):
 
     MIN_BOTTOMS: ClassVar[int] = 2
     MAX_BOTTOMS: ClassVar[int | None] = None
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.eltwise_param
@@ -122,6 +123,7 @@ class Eltwise(Layer):
             raise LayerError(f"has {len(param.coeff)} coeff for {len(bottoms)} bottoms, expected one each")
         self.operation = param.operation
         self.coefficients = tuple(param.coeff) or (1.0,) * len(bottoms)
+        self.is_plain_sum = self.operation == EltwiseParameter.SUM and set(self.coefficients) == {1.0}
         return [bottoms[0]]
 
     def forward(self, *bottoms: Tensor) -> Tensor:
@@ -135,6 +137,13 @@ class Eltwise(Layer):
                 if self.operation == EltwiseParameter.PROD
                 else torch.where(bottom > top, bottom, top)
             )
+        return top
+
+    def add_into(self, place: int, *bottoms: Tensor) -> Tensor:
+        """The plain sum, written over the bottom at `place`, whose values nobody else needs."""
+        top = bottoms[place]
+        for other in (*bottoms[:place], *bottoms[place + 1 :]):
+            top = top.add_(other)
         return top
 
     def _sum(self, bottoms: Sequence[Tensor]) -> Tensor:

@@ -58,7 +58,10 @@ class Power(Activation):
             inner, own = (inner.mul_(self.scale) if own else inner * self.scale), True
         if self.shift != 0:
             inner = inner.add_(self.shift) if own else inner + self.shift
-        return inner if self.power == 1 else inner.pow(self.power)
+        if self.power != 1:
+            return inner.pow(self.power)
+        # Never the bottom itself: the layer above may overwrite what this one returns.
+        return inner if own or inner is not bottom else bottom.clone()
 
 
 @register("Exp")

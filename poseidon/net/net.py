@@ -22,6 +22,7 @@ from poseidon.layers.base import Layer, LayerContext, Shape, times
 from poseidon.layers.data import Data
 from poseidon.layers.naming import unknown
 from poseidon.layers.sources import Input
+from poseidon.net.fuse import FusedStep, Run, fuse
 from poseidon.net.load import Arrays, LoadReport, load_blobs
 from poseidon.net.params import ParamInfo
 from poseidon.net.plan import NetPlan, Step
@@ -57,6 +58,7 @@ class Call:
     """One line of the flat list that `forward` walks."""
 
     layer: Layer
+    run: Run
     bottoms: tuple[int, ...]
     tops: tuple[int, ...]
     dead: tuple[int, ...]
@@ -95,11 +97,10 @@ class Net(nn.Module):
         self.blobs: dict[str, Tensor] = {}
         self._inputs = self._find_inputs(compiled)
         self.input_shapes = {name: shape for name, _, shape in self._inputs}
-        self._calls = tuple(
-            self._call(step, layer)
-            for step, layer in zip(self.plan.steps, compiled.layers, strict=True)
-            if not isinstance(layer, Input)
+        self._calls = self._list(
+            FusedStep(step, layer) for step, layer in zip(self.plan.steps, compiled.layers, strict=True)
         )
+        self._fused_calls = self._list(fuse(self.plan, compiled.layers))
 
     def _find_inputs(self, compiled: Compiled) -> tuple[tuple[str, int, Shape], ...]:
         found = []
@@ -132,12 +133,12 @@ class Net(nn.Module):
         values: list[Tensor | None] = [None] * self.plan.slots
         self._take(inputs or {}, values)
         keep = self.keep_blobs
-        for call in self._calls:
+        for call in self._calls if keep else self._fused_calls:
             arguments: list[Any] = [values[slot] for slot in call.bottoms]
             if call.cut is not None:
                 arguments = [v.detach() if cut else v for v, cut in zip(arguments, call.cut, strict=True)]
             try:
-                result = call.layer(*arguments)
+                result: Any = call.run(*arguments)
             except DataError as error:
                 raise self._placed(call, error) from error
             del arguments
@@ -214,9 +215,13 @@ class Net(nn.Module):
     def _generators(self) -> list[torch.Generator]:
         return [layer.generator for _, layer in self.layer_modules if layer.generator is not None]
 
-    def _call(self, step: Step, layer: Layer) -> Call:
+    def _list(self, steps: Iterable[FusedStep]) -> tuple[Call, ...]:
+        return tuple(self._call(fused.step, fused.run) for fused in steps if not isinstance(fused.run, Input))
+
+    def _call(self, step: Step, run: Run) -> Call:
         return Call(
-            layer=layer,
+            layer=self.layer_modules[step.layer][1],
+            run=run,
             bottoms=step.bottoms,
             tops=step.tops,
             dead=step.dead,
