@@ -1,0 +1,80 @@
+"""Models that are written here load in an independent reader, OpenCV's dnn, and compute the same there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from poseidon.proto.caffe_pb2 import TEST
+from poseidon.snapshot.caffemodel import write_model
+from tests.support import opencv
+from tests.support.nets import build, inputs, layer
+
+FILLERS = 'weight_filler { type: "gaussian" std: 0.3 } bias_filler { type: "uniform" min: -1 max: 1 }'
+
+
+def conv(bottom: str, top: str, body: str) -> str:
+    return layer("Convolution", bottom, top, f"convolution_param {{ {body} {FILLERS} }}", name=top)
+
+
+NETS = {
+    "convolutions": conv("x", "c1", "num_output: 4 kernel_size: 3 pad: 1 stride: 2")
+    + conv("c1", "c2", "num_output: 6 kernel_h: 1 kernel_w: 3 dilation: 2 group: 2")
+    + layer("ReLU", "c2", "c2", "relu_param { negative_slope: 0.1 }", name="relu"),
+    "pooling rounds up": conv("x", "c", "num_output: 4 kernel_size: 3")
+    + layer("Pooling", "c", "max", "pooling_param { kernel_size: 3 stride: 2 }", name="max")
+    + layer(
+        "Pooling", "max", "mean", "pooling_param { pool: AVE kernel_size: 2 stride: 2 pad: 1 }", name="mean"
+    ),
+    "normalization": conv("x", "c", "num_output: 6 kernel_size: 3")
+    + layer("LRN", "c", "n", "lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 }", name="n")
+    + layer(
+        "LRN",
+        "n",
+        "w",
+        "lrn_param { local_size: 3 alpha: 0.5 beta: 0.75 norm_region: WITHIN_CHANNEL }",
+        name="w",
+    ),
+    "a classifier": conv("x", "c", "num_output: 4 kernel_size: 3")
+    + layer("TanH", "c", "t", name="t")
+    + layer("InnerProduct", "t", "ip", f"inner_product_param {{ num_output: 5 {FILLERS} }}", name="ip")
+    + layer("Softmax", "ip", "prob", name="prob"),
+    "joins": conv("x", "a", "num_output: 4 kernel_size: 1")
+    + conv("x", "b", "num_output: 4 kernel_size: 1")
+    + layer("Eltwise", "a b", "sum", "eltwise_param { coeff: 1 coeff: -0.5 }", name="sum")
+    + layer("Concat", "a sum", "joined", name="joined")
+    + layer("Sigmoid", "joined", "s", name="s"),
+    "a residual block's parts": conv("x", "c", "num_output: 4 kernel_size: 3 bias_term: false")
+    + layer("BatchNorm", "c", "bn", name="bn")
+    + layer(
+        "Scale",
+        "bn",
+        "scaled",
+        'scale_param { bias_term: true filler { type: "uniform" min: 0.5 max: 2 } }',
+        name="scaled",
+    )
+    + layer("PReLU", "scaled", "p", 'prelu_param { filler { type: "uniform" } }', name="p"),
+}
+
+
+@pytest.mark.parametrize("text", NETS.values(), ids=NETS.keys())
+def test_opencv_reads_what_is_written(tmp_path: Path, text: str) -> None:
+    net = build(inputs(x=(2, 3, 13, 11)) + text, phase=TEST)
+    generator = torch.Generator().manual_seed(4)
+    for _, module in net.layer_modules:
+        if module.param.type == "BatchNorm":  # sums of means and variances, and their weight
+            mean, variance, factor = (blob.detach() for blob in module.blobs())
+            mean.normal_(generator=generator)
+            variance.uniform_(0.5, 3, generator=generator)
+            factor.fill_(1.5)
+    x = torch.randn(2, 3, 13, 11, generator=generator)
+    with torch.no_grad():
+        ours = net({"x": x})
+    path = tmp_path / "m.caffemodel"
+    write_model(path, net.definition.param, net.layer_blobs())
+    param = net.definition.param
+    theirs = opencv.outputs(param, path, {"x": x.numpy()}, opencv.makers(param, list(ours)))
+    for (name, mine), other in zip(ours.items(), theirs, strict=True):
+        assert opencv.largest_difference(mine.numpy(), other) <= 1e-4, name
