@@ -14,6 +14,7 @@ from poseidon.layers.inner_product import InnerProduct
 from poseidon.layers.normalization import LRN, MVN, Normalize
 from poseidon.layers.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.pooling import Pooling
+from poseidon.layers.python_layer import Python
 from poseidon.layers.recurrent import LSTM, RNN, LSTMUnit
 from poseidon.layers.registry import create, known_types, register
 from poseidon.layers.reshape import Flatten, Reshape
@@ -56,6 +57,7 @@ __all__ = [
     "Parameter",
     "Pooling",
     "Power",
+    "Python",
     "ReLU",
     "Reshape",
     "Scale",

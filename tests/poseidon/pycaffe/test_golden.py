@@ -1,0 +1,67 @@
+"""Every recorded case of real Caffe, run as its recorder ran it: blob by blob through pycaffe's own execution."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poseidon.pycaffe as caffe
+from poseidon.layers.registry import known_types
+from poseidon.proto.definition import read_net
+
+TOLERANCE = 1e-4
+# A sum that is zero in theory, such as the gradient of a bias below a BatchNorm.
+NOISE = 1e-6
+FOLDER = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[4] / "shared")) / "golden" / "layers"
+CASES = sorted(path.stem for path in FOLDER.glob("*.prototxt")) or [
+    pytest.param("", marks=pytest.mark.skip(reason=f"no recorded cases: {FOLDER} is absent"))
+]
+
+
+def worst(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference, relative to the value or to a hundredth of the blob's largest."""
+    assert found.shape == expected.shape
+    largest = float(np.abs(expected).max(initial=0))
+    if largest < NOISE:
+        return 0.0 if float(np.abs(found).max(initial=0)) < 10 * NOISE else 1.0
+    return float((np.abs(found - expected) / np.maximum(np.abs(expected), largest / 100)).max(initial=0))
+
+
+def of(case: Any, kind: str) -> Iterator[tuple[list[str], np.ndarray]]:
+    """The case's arrays of one kind, with the rest of their names."""
+    for key in case.files:
+        head, *rest = key.split(":")
+        if head == kind:
+            yield rest, case[key]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_caffe(name: str) -> None:
+    path = FOLDER / f"{name}.prototxt"
+    missing = {layer.type for layer in read_net(path).param.layer} - known_types()
+    if missing:
+        pytest.skip(f"no layer type {', '.join(sorted(missing))} yet")
+    case = np.load(path.with_suffix(".npz"), allow_pickle=False)
+    net = caffe.Net(str(path), getattr(caffe, str(case["phase"])))
+    for (layer, index), array in of(case, "param"):
+        net.params[layer][int(index)].data[...] = array
+    for (blob,), array in of(case, "in"):
+        net.blobs[blob].data[...] = array
+    net.forward()
+    for (blob,), array in of(case, "out"):
+        assert worst(net.blobs[blob].data, array) <= TOLERANCE, f"out:{blob}"
+    for (blob,), array in of(case, "topdiff"):
+        net.blobs[blob].diff[...] = array
+    net.clear_param_diffs()
+    net.backward()
+    for (blob,), array in of(case, "grad"):
+        assert worst(net.blobs[blob].diff, array) <= TOLERANCE, f"grad:{blob}"
+    for kind, side in (("pgrad", "diff"), ("param_after", "data")):
+        for (layer, index), array in of(case, kind):
+            found = getattr(net.params[layer][int(index)], side)
+            assert worst(found, array) <= TOLERANCE, f"{kind}:{layer}:{index}"
