@@ -42,8 +42,7 @@ class BatchNorm(Layer):
         in_test = self.context.phase == TEST
         self.reads_estimates = param.use_global_stats if param.HasField("use_global_stats") else in_test
         self.fraction, self.eps = param.moving_average_fraction, param.eps
-        self.is_line = len(shape) == 1
-        channels = 1 if self.is_line else shape[1]
+        channels = 1 if len(shape) == 1 else shape[1]
         self.declare(
             *(
                 BlobSpec(name=name, shape=(extent,), filler=FillerParameter(), learns=False)
@@ -57,8 +56,8 @@ class BatchNorm(Layer):
 
     def normalize(self, bottom: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """The top, times `weight` and plus `bias` of each channel where given, in one pass over the memory."""
-        if self.is_line:
-            return self.normalize(bottom.view(1, 1, -1), weight, bias).view(bottom.shape)
+        if bottom.dim() == 1:
+            return self.normalize(bottom.reshape(1, 1, -1), weight, bias).view(-1)
         if self.reads_estimates:
             mean, variance = self._estimates()
             return torch.batch_norm(bottom, weight, bias, mean, variance, False, 0.0, self.eps, True)

@@ -16,6 +16,9 @@ SCORES = {"x": (4, 5), "l": (4,)}
 MAPS = {"x": (2, 3, 2, 2), "l": (2, 2, 2)}
 PAIR = {"x": (2, 3, 2), "y": (2, 3, 2)}
 GAUSS = "weight_filler { type: 'gaussian' std: 0.5 } bias_filler { type: 'gaussian' }"
+FILLER = "filler { type: 'gaussian' }"
+FILLERS = f"{FILLER} bias_{FILLER}"
+MATES = {"x": (2, 3, 4, 2), "s": (3, 4)}
 
 # name: (input shapes, layer type, bottoms, tops, body, kink range around zero)
 CASES = {
@@ -141,15 +144,109 @@ CASES = {
     "flatten": (IMAGE, "Flatten", "x", "y", "", 0),
     "reshape": (IMAGE, "Reshape", "x", "y", "reshape_param { shape { dim: 0 dim: -1 dim: 3 } }", 0),
 }
+CASES |= {
+    "abs": (FLAT, "AbsVal", "x", "y", "", 1e-3),
+    "power_linear": (FLAT, "Power", "x", "y", "power_param { scale: -2 shift: 1 }", 0),
+    "power_square": (FLAT, "Power", "x", "y", "power_param { power: 2 scale: 0.5 shift: 3 }", 0),
+    "power_cube": (FLAT, "Power", "x", "y", "power_param { power: 3 }", 0),
+    "power_constant": (FLAT, "Power", "x", "y", "power_param { power: 0 scale: 2 }", 0),
+    "power_no_scale": (FLAT, "Power", "x", "y", "power_param { power: 1.5 scale: 0 shift: 2 }", 0),
+    "exp": (FLAT, "Exp", "x", "y", "", 0),
+    "exp_base": (FLAT, "Exp", "x", "y", "exp_param { base: 3 scale: 0.7 shift: -0.2 }", 0),
+    "log_base": (FLAT, "Log", "x", "y", "log_param { base: 10 scale: 0.2 shift: 3 }", 0),
+    "elu": (FLAT, "ELU", "x", "y", "elu_param { alpha: 0.5 }", 1e-3),
+    "elu_falling": (FLAT, "ELU", "x", "y", "elu_param { alpha: -0.5 }", 1e-3),
+    "prelu": (IMAGE, "PReLU", "x", "y", "", 1e-3),
+    "prelu_shared": (
+        FLAT,
+        "PReLU",
+        "x",
+        "y",
+        "prelu_param { channel_shared: true filler { value: -0.3 } }",
+        1e-3,
+    ),
+    "swish": (FLAT, "Swish", "x", "y", "", 0),
+    "swish_beta": (FLAT, "Swish", "x", "y", "swish_param { beta: 1.5 }", 0),
+    "bnll": (FLAT, "BNLL", "x", "y", "", 0),
+    "clip": (FLAT, "Clip", "x", "y", "clip_param { min: 0 max: 9 }", 1e-3),
+    "clip_crossed": (FLAT, "Clip", "x", "y", "clip_param { min: 1 max: -1 }", 0),
+    "scale": (IMAGE, "Scale", "x", "y", f"scale_param {{ bias_term: true {FILLERS} }}", 0),
+    "scale_scalar": (IMAGE, "Scale", "x", "y", f"scale_param {{ num_axes: 0 bias_term: true {FILLERS} }}", 0),
+    "scale_tail": (IMAGE, "Scale", "x", "y", f"scale_param {{ axis: -2 num_axes: -1 {FILLERS} }}", 0),
+    "scale_two": (MATES, "Scale", "x s", "y", f"scale_param {{ axis: 1 bias_term: true {FILLERS} }}", 0),
+    "bias": (IMAGE, "Bias", "x", "y", "bias_param { axis: 1 num_axes: 2 }", 0),
+    "bias_two": (MATES, "Bias", "x s", "y", "bias_param { axis: 1 }", 0),
+    "axpy": ({"a": (2, 3, 1, 1), "x": (2, 3, 2, 2), "y": (2, 3, 2, 2)}, "Axpy", "a x y", "z", "", 0),
+    "parameter": (FLAT, "Parameter", "", "y", "parameter_param { shape { dim: 2 dim: 3 } }", 0),
+    "batch_norm": (IMAGE, "BatchNorm", "x", "y", "", 0),
+    "batch_norm_flat": (FLAT, "BatchNorm", "x", "y", "batch_norm_param { eps: 0.1 }", 0),
+    "batch_norm_line": ({"x": (7,)}, "BatchNorm", "x", "y", "", 0),
+    "batch_norm_global": (
+        IMAGE,
+        "BatchNorm",
+        "x",
+        "y",
+        "batch_norm_param { use_global_stats: true eps: 1 }",
+        0,
+    ),
+    "mvn": (IMAGE, "MVN", "x", "y", "", 0),
+    "mvn_across": (IMAGE, "MVN", "x", "y", "mvn_param { across_channels: true }", 0),
+    "mvn_mean": (IMAGE, "MVN", "x", "y", "mvn_param { normalize_variance: false }", 0),
+    "normalize": (IMAGE, "Normalize", "x", "y", "norm_param { scale_filler { value: 20 } }", 0),
+    "normalize_channels": (
+        IMAGE,
+        "Normalize",
+        "x",
+        "y",
+        f"norm_param {{ across_spatial: false channel_shared: false eps: 0.1 scale_{FILLER} }}",
+        0,
+    ),
+    "lstm_unit": ({"x": (1, 2, 3), "g": (1, 2, 12), "k": (1, 2)}, "LSTMUnit", "x g k", "c h", "", 0),
+    "rnn": (
+        {"x": (3, 2, 4), "k": (3, 2)},
+        "RNN",
+        "x k",
+        "y",
+        f"recurrent_param {{ num_output: 3 {GAUSS} }}",
+        0,
+    ),
+    "rnn_static": (
+        {"x": (3, 2, 2, 2), "k": (3, 2), "s": (2, 3)},
+        "RNN",
+        "x k s",
+        "y",
+        f"recurrent_param {{ num_output: 2 {GAUSS} }}",
+        0,
+    ),
+    "lstm": (
+        {"x": (4, 2, 3), "k": (4, 2)},
+        "LSTM",
+        "x k",
+        "y",
+        f"recurrent_param {{ num_output: 2 {GAUSS} }}",
+        0,
+    ),
+    "lstm_static": (
+        {"x": (3, 2, 3), "k": (3, 2), "s": (2, 2, 2)},
+        "LSTM",
+        "x k s",
+        "y",
+        f"recurrent_param {{ num_output: 2 {GAUSS} }}",
+        0,
+    ),
+}
 
 
 def values(net: Net) -> dict[str, torch.Tensor]:
-    """Noise for each input; whole labels below three for one named l."""
+    """Noise for each input; whole labels below three for one named l; 0 or 1 for one named k, 0 at the first step."""
     generator = torch.Generator().manual_seed(7)
     found = {}
     for name, shape in net.input_shapes.items():
         if name == "l":
             found[name] = torch.randint(3, shape, generator=generator).double()
+        elif name == "k":
+            found[name] = torch.ones(shape, dtype=torch.float64)
+            found[name][0], found[name][-1, -1] = 0, 0
         else:
             found[name] = torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
     return found
@@ -161,7 +258,7 @@ def test_against_finite_differences(name: str) -> None:
     net = build(inputs(**shapes) + layer(kind, bottoms, tops, body))
     net.double()
     given = values(net)
-    variables = [value for value in given.values() if value.requires_grad] + list(net.parameters())
+    variables = [value for value in [*given.values(), *net.parameters()] if value.requires_grad]
 
     wanted = [place for place, top in enumerate(net(given).values()) if top.requires_grad]
 
