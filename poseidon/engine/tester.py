@@ -53,7 +53,6 @@ class Tester:
         self._rank = rank
         self._workers = workers
         self._with_loss = with_loss
-        self._sizes = output_sizes(net)
 
     def skip_to(self, passes: int) -> None:
         """Go on as if `passes` test passes had been made."""
@@ -84,6 +83,6 @@ class Tester:
             iteration=iteration,
             net=self._index,
             elapsed_s=elapsed_s,
-            outputs=as_outputs(numbers[1:].tolist(), self._sizes, self._net.loss_weights),
+            outputs=as_outputs(numbers[1:].tolist(), output_sizes(self._net), self._net.loss_weights),
             loss=float(numbers[0]) if self._with_loss else None,
         )

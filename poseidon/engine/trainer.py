@@ -30,11 +30,12 @@ from ps_server import SignalKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Displayed:
-    """An iteration to be shown once every worker's numbers are here."""
+    """An iteration to be shown once every worker's numbers are here; `sizes` is how many each output has."""
 
     iteration: int
     elapsed_s: float
     rate: float
+    sizes: dict[str, int]
     ask: Ask
 
 
@@ -97,7 +98,6 @@ class Trainer:
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
         self._displayed: deque[Displayed] = deque()
-        self._sizes = output_sizes(replica.train)
         self._began_s = time.monotonic()
         self._hooks = Hooks(replica.train, replica.trained, exchange, passes=solver.iter_size)
         for tester in testers:
@@ -160,7 +160,13 @@ class Trainer:
         """Ask all workers for this iteration's numbers; they are shown when the last has come."""
         ask = self._exchange.gather(pack(self._smoothed.value, outputs))
         self._displayed.append(
-            Displayed(iteration=self._iteration, elapsed_s=self._elapsed_s(), rate=rate, ask=ask)
+            Displayed(
+                iteration=self._iteration,
+                elapsed_s=self._elapsed_s(),
+                rate=rate,
+                sizes=output_sizes(self._replica.train),
+                ask=ask,
+            )
         )
 
     def _show_displayed(self, *, wait: bool) -> None:
@@ -175,7 +181,7 @@ class Trainer:
                 iteration=shown.iteration,
                 loss=float(numbers[0]),
                 elapsed_s=shown.elapsed_s,
-                outputs=as_outputs(numbers[1:].tolist(), self._sizes, self._replica.train.loss_weights),
+                outputs=as_outputs(numbers[1:].tolist(), shown.sizes, self._replica.train.loss_weights),
                 rate=shown.rate,
             )
             for sink in self._sinks:

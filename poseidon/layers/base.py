@@ -3,7 +3,8 @@
 Law: a layer checks everything the definition says in `setup`, before any data moves, and raises `LayerError` with one
 clause that the net completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps
 nothing between calls but its blobs and its random generator. The leading axis of a bottom may differ from call to
-call (the last batch of a file is smaller); every other extent is what `setup` was told.
+call (the last batch of a file is smaller); every other extent is what `setup` was told last: it may be called again
+with other shapes, computes everything that depends on them anew, and opens files once.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ class Layer(nn.Module):
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = False
     # Draws random numbers in `forward` and is given a generator of its own.
     IS_RANDOM: ClassVar[bool] = False
+    # `forward` moves the blobs itself in training; workers keep the mean of theirs.
+    STATISTICS: ClassVar[bool] = False
+    # `forward` may give tops of other shapes than `setup` said; the layers above are then set up again.
+    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = False
 
     def __init__(self, param: LayerParameter, context: LayerContext) -> None:
         super().__init__()
@@ -168,17 +173,37 @@ class Layer(nn.Module):
         """Let go of files and threads. Layers that hold none need not define it."""
 
     def declare(self, *specs: BlobSpec) -> None:
-        """State the learnable blobs; called once, from `setup`.
+        """State the learnable blobs, from `setup`. Blobs that are declared stay; a later call only compares.
 
         Raises:
-            LayerError: a filler is unknown or does not fit its blob.
+            LayerError: a filler is unknown or does not fit its blob, or a blob would change its shape.
         """
+        if self.blob_specs:
+            self._compare(specs)
+            return
         for spec in specs:
             try:
                 check(spec.filler, spec.shape)
             except FillerError as error:
                 raise LayerError(f"{spec.name}: {error}") from error
         self.blob_specs = specs
+
+    def _compare(self, specs: Sequence[BlobSpec]) -> None:
+        if len(specs) != len(self.blob_specs):
+            raise LayerError(
+                f"would have {counted(len(specs), 'blob')} for bottoms of this shape, expected {len(self.blob_specs)} as before"
+            )
+        for spec, old in zip(specs, self.blob_specs, strict=True):
+            if spec.shape != old.shape:
+                raise LayerError(
+                    f"{spec.name} would have shape {times(spec.shape)} for bottoms of this shape, expected "
+                    f"{times(old.shape)}: blobs keep their shapes"
+                )
+
+    def announce(self) -> None:
+        """Do what a call does before `forward` (wait for the blobs, say): for a layer that runs as part of a pair."""
+        for hook in tuple(self._forward_pre_hooks.values()):
+            hook(self, ())
 
     def top_count(self) -> int:
         """How many tops the layer has, counting those Caffe would add by itself."""

@@ -120,5 +120,7 @@ def _joined(first: Step, second: Step, norm: Layer, scale: Layer) -> FusedStep:
 
 def normalize_and_scale(norm: BatchNorm, scale: Scale, bottom: Tensor) -> Tensor:
     """What `scale` makes of what `norm` makes of the bottom."""
+    norm.announce()
+    scale.announce()
     weight, *bias = scale.blobs()
     return norm.normalize(bottom, weight, bias[0] if bias else None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 
 from poseidon.data.reader import BatchReader
 from poseidon.errors import DataError, SnapshotError, UsageError
-from poseidon.layers.base import Layer, LayerContext, Shape, times
+from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, times
 from poseidon.layers.data import Data
 from poseidon.layers.naming import unknown
 from poseidon.layers.sources import Input
+from poseidon.net.fit import Fit, check_known
 from poseidon.net.fuse import FusedStep, Run, fuse
 from poseidon.net.load import Arrays, LoadReport, load_blobs
 from poseidon.net.params import ParamInfo
@@ -73,8 +75,6 @@ class Net(nn.Module):
         plan: how the layers are joined.
         parameters_info: the learnable tensors in Caffe's order.
         layer_modules: (name, layer) in order.
-        blob_shapes: each blob's shape as compiled.
-        input_shapes: the blobs that `forward` must be given.
         loss_weights: weight of each blob that is an output or weighs in the loss.
         loss: after `forward`, the weighted sum of the losses, a scalar.
         keep_blobs: fill `blobs` in each forward pass; costs the memory of all of them.
@@ -90,34 +90,59 @@ class Net(nn.Module):
         self.layers = nn.ModuleList(compiled.layers)
         names = [param.name for param in compiled.definition.param.layer]
         self.layer_modules: tuple[tuple[str, Layer], ...] = tuple(zip(names, compiled.layers, strict=True))
-        self.blob_shapes = {name: compiled.shapes[slot] for name, slot in self.plan.names.items()}
+        self._fit = Fit(compiled.definition, compiled.plan, compiled.layers, compiled.shapes)
         self.loss_weights = dict(self.plan.loss_weights)
         self.loss = torch.zeros((), device=self.context.device)
         self.keep_blobs = False
         self.blobs: dict[str, Tensor] = {}
-        self._inputs = self._find_inputs(compiled)
-        self.input_shapes = {name: shape for name, _, shape in self._inputs}
-        self._calls = self._list(
-            FusedStep(step, layer) for step, layer in zip(self.plan.steps, compiled.layers, strict=True)
-        )
-        self._fused_calls = self._list(fuse(self.plan, compiled.layers))
+        self._inputs = self._find_inputs()
+        steps = [FusedStep(step, self._runner(place)) for place, step in enumerate(self.plan.steps)]
+        self._calls = self._list(steps)
+        # Layers whose shapes may change run one by one.
+        self._fused_calls = self._calls if self._fit.watched else self._list(fuse(self.plan, compiled.layers))
 
-    def _find_inputs(self, compiled: Compiled) -> tuple[tuple[str, int, Shape], ...]:
-        found = []
-        for step, layer in zip(self.plan.steps, compiled.layers, strict=True):
-            if isinstance(layer, Input):
-                found += [
-                    (name, slot, compiled.shapes[slot])
-                    for name, slot in zip(layer.param.top, step.tops, strict=True)
-                ]
-        return tuple(found)
+    @property
+    def blob_shapes(self) -> dict[str, Shape]:
+        """Each blob's shape: as compiled, as told to `reshape`, or, where shapes change by themselves, as it was last."""
+        return self._fit.blob_shapes()
+
+    @property
+    def input_shapes(self) -> dict[str, Shape]:
+        """The blobs that `forward` must be given."""
+        return {name: self._fit.shapes[slot] for name, slot in self._inputs}
+
+    def _find_inputs(self) -> tuple[tuple[str, int], ...]:
+        return tuple(
+            (name, slot)
+            for step, (_, layer) in zip(self.plan.steps, self.layer_modules, strict=True)
+            if isinstance(layer, Input)
+            for name, slot in zip(layer.param.top, step.tops, strict=True)
+        )
+
+    def _runner(self, place: int) -> Run:
+        return partial(self._fit.run, place) if place in self._fit.watched else self.layer_modules[place][1]
+
+    def reshape(self, input_shapes: Mapping[str, Shape]) -> None:
+        """Make the net ready for inputs of other shapes; all layers that this reaches are set up again.
+
+        Args:
+            input_shapes: new shapes of some or all inputs.
+
+        Raises:
+            UsageError: no such input.
+            DefinitionError: a layer cannot take the shapes that follow, or a blob would change its shape; the net is
+                then as it was.
+        """
+        check_known(input_shapes, self.input_shapes)
+        slots = dict(self._inputs)
+        self._fit.reshape({slots[name]: tuple(shape) for name, shape in input_shapes.items()})
 
     def forward(self, inputs: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Run every layer once.
 
         Args:
-            inputs: a float tensor for the top of each Input layer; only its first extent may differ from the
-                definition's. None for a net that reads its own data.
+            inputs: a float tensor for the top of each Input layer; only its first extent may differ from
+                `input_shapes` (`reshape` changes them). None for a net that reads its own data.
 
         Returns:
             the blobs that no layer uses up, by name as Caffe lists them.
@@ -125,6 +150,7 @@ class Net(nn.Module):
         Raises:
             UsageError: an input is missing, unknown or of another shape.
             DataError: what the data could not give, or a label outside the range of its scores.
+            DefinitionError: a layer cannot take the shape that a bottom has this time.
         """
         self.loss = (
             torch.zeros((), device=self.context.device) if not self.plan.losses else self.loss.detach()
@@ -141,6 +167,8 @@ class Net(nn.Module):
                 result: Any = call.run(*arguments)
             except DataError as error:
                 raise self._placed(call, error) from error
+            except LayerError as error:
+                raise self.definition.error(call.layer.param.name, str(error)) from error
             del arguments
             if len(call.tops) == 1:
                 values[call.tops[0]] = result
@@ -234,7 +262,8 @@ class Net(nn.Module):
         for name in inputs:
             if name not in self.input_shapes:
                 raise UsageError(unknown("input", name, self.input_shapes))
-        for name, slot, shape in self._inputs:
+        for name, slot in self._inputs:
+            shape = self._fit.shapes[slot]
             if name not in inputs:
                 raise UsageError(f"input '{name}' was not given, expected a tensor of shape {times(shape)}")
             value = inputs[name]
