@@ -62,13 +62,14 @@ class ELU(Activation):
     Bottom: any shape. Top: the same. Fields (elu_param): alpha.
     """
 
+    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.alpha = self.param.elu_param.alpha
         return super().setup(bottoms)
 
     def forward(self, bottom: Tensor) -> Tensor:
-        # Overwritten values tell the sign of x only while alpha keeps it.
-        return functional.elu(bottom, self.alpha, inplace=self.overwrites_bottom and self.alpha >= 0)
+        return functional.elu(bottom, self.alpha)
 
 
 @register("PReLU")
