@@ -15,16 +15,22 @@ from poseidon.cli import (
     compute_image_mean,
     convert_cifar,
     convert_mnist,
+    device_query,
     kill,
     partition_data,
     prepare_cifar10,
     ps,
+    test,
+    time,
     train,
 )
 from poseidon.errors import PoseidonError
 
 COMMANDS = (
     train,
+    test,
+    time,
+    device_query,
     kill,
     ps,
     partition_data,

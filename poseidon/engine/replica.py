@@ -8,14 +8,13 @@ from pathlib import Path
 from torch import Tensor
 
 from poseidon.engine.preflight import require_loss
-from poseidon.errors import SnapshotError
+from poseidon.engine.solo import load_models
 from poseidon.exchange.base import Trained
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.net.params import ParamInfo
 from poseidon.proto.definition import SolverDefinition, TestNet
-from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import SolverSettings
 
 
@@ -37,9 +36,11 @@ class Replica:
             for test in solver.test_nets():
                 net = compile_net(test.definition, context, state=test.state, share_with=self.train)
                 self.tests.append((test, net))
-            self.learned = [info for info in self.train.parameters_info if info.parameter.requires_grad]
+            self.moving = [
+                info for info in self.train.parameters_info if info.parameter.requires_grad or info.statistics
+            ]
             require_loss(definition, self.train.plan, settings)
-            self.trained = [_trained(info, settings) for info in self.learned]
+            self.trained = [_trained(info, settings) for info in self.moving]
         except BaseException:
             self.close()
             raise
@@ -53,14 +54,7 @@ class Replica:
         Raises:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
         """
-        notes = []
-        for path in models:
-            try:
-                report = self.train.load_blobs(read_model(path))
-            except SnapshotError as error:
-                raise SnapshotError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-            notes.append(f"{path}: {report}")
-        return notes
+        return [f"{path}: {report}" for path, report in load_models(self.train, models)]
 
     def forward_backward(
         self, passes: int, after_pass: Callable[[], None]
@@ -99,4 +93,5 @@ def _trained(info: ParamInfo, settings: SolverSettings) -> Trained:
         tensor=info.parameter,
         rule=settings.rule(info.lr_mult, info.decay_mult),
         factors=info.factors,
+        statistics=info.statistics,
     )

@@ -95,7 +95,7 @@ def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
 def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine, ...]:
     return tuple(
         GlogLine(
-            text=f"    {phase} net output #{index}: {output.name} = {number(output.value)}{_loss_words(output)}",
+            text=f"    {phase} net output #{index}: {output.name} = {number(output.value)}{loss_words(output)}",
             file=_SOLVER,
             line=line,
         )
@@ -103,7 +103,8 @@ def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine
     )
 
 
-def _loss_words(output: Output) -> str:
+def loss_words(output: Output) -> str:
+    """What follows the value of an output that weighs in the loss; nothing for the others."""
     if not output.loss_weight:
         return ""
     weighted = output.loss_weight * output.value

@@ -1,0 +1,54 @@
+"""`poseidon test`: score a trained net on its own test data, as `caffe test` does."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+import torch
+
+from poseidon import log
+from poseidon.cli.net_flags import add_net_flags, net_request
+from poseidon.engine.scoring import score
+from poseidon.engine.solo import open_net
+from poseidon.errors import UsageError
+from poseidon.metrics.caffe_lines import running, using
+from poseidon.metrics.glog_lines import GlogSink
+
+LOGGER = logging.getLogger("poseidon.test")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `test` to the commands."""
+    parser = subparsers.add_parser(
+        "test",
+        help="score a trained net",
+        description="Runs a net in phase TEST over its own data and prints each batch's outputs and their means.",
+    )
+    add_net_flags(
+        parser, phase="TEST", weights_help="models, binary or HDF5, parted by commas; later ones win"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Score; 0 when all batches have been.
+
+    Raises:
+        PoseidonError: a mistake in the definition, the flags, the models or the data.
+    """
+    request = net_request(arguments)
+    if not request.weights:
+        raise UsageError("-weights is missing, expected the model to score")
+    sink = GlogSink(LOGGER)
+    with log.setup(stream=sys.stderr):
+        name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
+        sink.write(*using(str(request.device), gpu_name=name))
+        net = open_net(request)
+        try:
+            sink.write(running(arguments.iterations))
+            score(net, arguments.iterations, sink.write)
+        finally:
+            net.close()
+    return 0

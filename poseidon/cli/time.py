@@ -1,0 +1,48 @@
+"""`poseidon time`: how long each layer of a net takes, forward and backward, as `caffe time` does."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+import torch
+
+from poseidon import log
+from poseidon.cli.net_flags import add_net_flags, net_request
+from poseidon.engine.benchmark import time_net
+from poseidon.engine.solo import open_net
+from poseidon.metrics.caffe_lines import using
+from poseidon.metrics.glog_lines import GlogSink
+
+LOGGER = logging.getLogger("poseidon.time")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `time` to the commands."""
+    parser = subparsers.add_parser(
+        "time",
+        help="measure a net layer by layer",
+        description="Runs a net forward and backward and prints each layer's mean milliseconds.",
+    )
+    add_net_flags(parser, phase="TRAIN", weights_help="models to fill it with first, parted by commas")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure; 0 when done.
+
+    Raises:
+        PoseidonError: a mistake in the definition, the flags, the models or the data.
+    """
+    request = net_request(arguments)
+    sink = GlogSink(LOGGER)
+    with log.setup(stream=sys.stderr):
+        name = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else ""
+        sink.write(*using(str(request.device), gpu_name=name))
+        net = open_net(request)
+        try:
+            time_net(net, arguments.iterations, sink.write)
+        finally:
+            net.close()
+    return 0

@@ -1,0 +1,86 @@
+"""One net in one process, for commands that do not train: built from its definition, filled from models.
+
+Law: what `caffe test` and `caffe time` do, Net(file, phase, level, stages) and CopyTrainedLayersFrom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from poseidon.errors import SnapshotError
+from poseidon.layers.base import CPU, LayerContext
+from poseidon.net.compile import compile_net
+from poseidon.net.load import LoadReport
+from poseidon.net.net import Net
+from poseidon.proto.caffe_pb2 import NetState
+from poseidon.proto.definition import read_net
+from poseidon.snapshot.caffemodel import read_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetRequest:
+    """Which net to build, and what to fill it with.
+
+    Attributes:
+        model: path of the definition.
+        weights: models, later ones over earlier ones; none leaves what the fillers gave.
+        phase: TRAIN or TEST of the schema.
+        level: for rules of the definition.
+        stages: for rules of the definition.
+        device: where it runs.
+        seed: of fillers, and of random crops and mirrors.
+    """
+
+    model: Path
+    phase: int
+    weights: tuple[Path, ...] = ()
+    level: int = 0
+    stages: tuple[str, ...] = ()
+    device: torch.device = CPU
+    seed: int = 1
+
+
+def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
+    """Build and fill a net; its `close` is the caller's.
+
+    Args:
+        request: which net.
+        context: this worker among those of a job; None: alone. Phase, seed and device are the request's.
+
+    Raises:
+        DefinitionError: a mistake in the definition.
+        DataError: its data is missing or broken.
+        SnapshotError: a model cannot be read, or does not fit.
+    """
+    state = NetState(phase=request.phase, level=request.level, stage=request.stages)  # type: ignore[arg-type]
+    if context is None:
+        context = LayerContext(phase=request.phase, seed=request.seed, device=request.device)
+    net = compile_net(read_net(request.model), context, state=state)
+    try:
+        load_models(net, request.weights)
+    except BaseException:
+        net.close()
+        raise
+    return net
+
+
+def load_models(net: Net, models: Sequence[Path]) -> list[tuple[Path, LoadReport]]:
+    """Take over the weights of models by layer name, later ones over earlier ones.
+
+    Returns:
+        What was and was not taken over from each.
+
+    Raises:
+        SnapshotError: a model cannot be read, or a layer's blobs have other shapes; the text names the model.
+    """
+    reports = []
+    for path in models:
+        try:
+            reports.append((path, net.load_blobs(read_model(path))))
+        except SnapshotError as error:
+            raise SnapshotError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    return reports

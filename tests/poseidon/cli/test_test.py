@@ -1,0 +1,132 @@
+"""`poseidon test`, `time` and `device_query`: what they print, their exit codes, their errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from poseidon.cli.main import main
+from poseidon.engine.solo import NetRequest, open_net
+from poseidon.proto.caffe_pb2 import TEST, TRAIN
+from poseidon.snapshot import hdf5
+from poseidon.snapshot.caffemodel import write_model
+from tests.support.databases import make_pictures
+
+NET = """
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST stage: "small" }
+  data_param { source: "db" backend: LMDB batch_size: 2 } }
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST not_stage: "small" }
+  data_param { source: "db" backend: LMDB batch_size: 4 } }
+layer { name: "data" type: "DummyData" top: "data" top: "label" include { phase: TRAIN }
+  dummy_data_param { shape { dim: 3 dim: 60 } shape { dim: 3 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10
+  weight_filler { type: "gaussian" std: 1 } } }
+layer { name: "fix" type: "InnerProduct" bottom: "data" top: "fix" inner_product_param { num_output: 1 } }
+layer { name: "quiet" type: "Silence" bottom: "fix" }
+layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" include { phase: TEST } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_pictures(tmp_path / "db", 8)
+    (tmp_path / "net.prototxt").write_text(NET, encoding="utf-8")
+    net = open_net(NetRequest(model=tmp_path / "net.prototxt", phase=TEST))
+    with torch.no_grad():
+        blobs = net.layer_blobs()
+    net.close()
+    write_model(tmp_path / "m.caffemodel", net.definition.param, blobs)
+    hdf5.write_model(tmp_path / "m.caffemodel.h5", blobs, owned=net.owned_blobs())
+    return tmp_path
+
+
+def texts(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_both_forms_of_a_model_score_alike(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = []
+    for weights in ("m.caffemodel", "m.caffemodel.h5", "m.caffemodel.h5,{0}/m.caffemodel"):
+        model = f"{folder}/{weights.format(folder)}"
+        assert main(["test", "-model", f"{folder}/net.prototxt", "-weights", model, "-iterations", "2"]) == 0
+        scores.append(texts(capsys))
+    assert scores[0] == scores[1] == scores[2]
+    assert scores[0][:2] == ["Use CPU.", "Running for 2 iterations."]
+    assert scores[0][2].startswith("Batch 0, accuracy = ")
+    assert scores[0][-3].startswith("Loss: ")
+    assert scores[0][-1].endswith(" loss)")
+
+
+def test_stages_choose_layers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["test", f"--model={folder}/net.prototxt", f"--weights={folder}/m.caffemodel", "-iterations=1"]
+    outputs = []
+    for extra in ([], ["-stage=small,other"]):
+        assert main([*command, *extra]) == 0
+        outputs.append(texts(capsys))
+    assert outputs[0] != outputs[1]
+
+
+def test_time_prints_every_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["time", f"-model={folder}/net.prototxt", "-iterations=2"]) == 0
+    found = texts(capsys)
+    assert sum(line.startswith("Iteration: ") for line in found) == 2
+    assert sum("\tbackward: " in line for line in found) == 5
+    assert found[-1] == "*** Benchmark ends ***"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["test", "-model=net.prototxt"], 2, "-weights is missing"),
+        (["test", "-model=net.prototxt", "-weights=no.caffemodel"], 1, "there is no file no.caffemodel"),
+        (["time", "-model=net.prototxt", "-iterations=0"], 2, "-iterations is 0, expected 1 or more"),
+        (["time", "-model=absent.prototxt"], 1, "absent.prototxt"),
+        (["time", "-model=net.prototxt", "-gpu=x"], 2, "--gpu must be 'all' or device numbers"),
+        (["test", "-model=net.prototxt", "-weights=net.prototxt"], 1, "net.prototxt is not a model"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(words) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert message in last
+
+
+def test_device_query_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main(["device_query", "-gpu", "all"]) == 1
+    assert "there is no CUDA device on this machine" in capsys.readouterr().err
+
+
+def test_device_query(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Found:
+        name, major, minor, total_memory = "K20", 3, 5, 5 << 30
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Found)
+    assert main(["device_query"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "Querying GPUs all",
+        "Device id:                     0",
+        "Major revision number:         3",
+    ]
+    assert lines.count("Name:                          K20") == 2
+
+
+def test_the_phase_of_a_net_is_train_for_time(folder: Path) -> None:
+    net = open_net(NetRequest(model=folder / "net.prototxt", phase=TRAIN))
+    assert net.blob_shapes["data"] == (3, 60)
+    net.close()
