@@ -4,7 +4,10 @@ from poseidon import __version__ as __version__
 from poseidon.layers.blob import Blob
 from poseidon.layers.python_layer import CaffeLayer as Layer
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
+from poseidon.pycaffe import io, proto
 from poseidon.pycaffe.alias import install
+from poseidon.pycaffe.classifier import Classifier
+from poseidon.pycaffe.detector import Detector
 from poseidon.pycaffe.mode import (
     has_nccl,
     init_log,
@@ -21,18 +24,41 @@ from poseidon.pycaffe.mode import (
     solver_rank,
 )
 from poseidon.pycaffe.net import Net
+from poseidon.pycaffe.parallel import NCCL, Gloo
+from poseidon.pycaffe.solver import (
+    AdaDeltaSolver,
+    AdaGradSolver,
+    AdamSolver,
+    NesterovSolver,
+    RMSPropSolver,
+    SGDSolver,
+    get_solver,
+)
 
 __all__ = [
+    "NCCL",
     "TEST",
     "TRAIN",
+    "AdaDeltaSolver",
+    "AdaGradSolver",
+    "AdamSolver",
     "Blob",
+    "Classifier",
+    "Detector",
+    "Gloo",
     "Layer",
+    "NesterovSolver",
     "Net",
+    "RMSPropSolver",
+    "SGDSolver",
+    "get_solver",
     "has_nccl",
     "init_log",
     "install",
+    "io",
     "layer_type_list",
     "log",
+    "proto",
     "set_device",
     "set_mode_cpu",
     "set_mode_gpu",

@@ -189,6 +189,10 @@ class DummyDataNode(Node):
 class SplitNode(Node):
     """Split: its tops are its bottom's own memory; their diffs add up."""
 
+    def __init__(self, joined: Joined) -> None:
+        super().__init__(joined)
+        self.fit()
+
     def fit(self) -> None:
         for top in self.tops:
             top.reshape(*self.bottoms[0].shape)

@@ -1,0 +1,322 @@
+"""Caffe's solvers, step by step, on nets whose blobs lie open.
+
+Law: Caffe's Solver::Step and Solve, in one process. Weights after n iterations are those of `poseidon train` on one
+worker from the same start. Test nets share the train net's weights from the beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from poseidon.engine.averages import SmoothedLoss, as_outputs
+from poseidon.errors import UsageError
+from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
+from poseidon.metrics.record import TestRecord, TrainRecord
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
+from poseidon.pycaffe.net import FileMissing, Net
+from poseidon.pycaffe.update import Updater
+from poseidon.snapshot.files import make_folder, model_path, state_path
+from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
+from poseidon.solvers.settings import solver_settings
+from ps_server import RuleKind
+
+Callback = Callable[[], Any]
+LOG = GlogSink(logging.getLogger("poseidon.solver"))
+
+
+class Solver:
+    """A solver of the type that its file names; see `get_solver`.
+
+    Args:
+        solver_file: the solver's definition.
+
+    Attributes:
+        net: the train net.
+        test_nets: the test nets.
+        iter: iterations finished.
+        param: the definition; changing its rates changes the next steps.
+    """
+
+    KIND: ClassVar[RuleKind | None] = None
+
+    def __init__(self, solver_file: str | os.PathLike[str]) -> None:
+        path = Path(solver_file)
+        if not path.is_file():
+            raise FileMissing("there is no such solver definition", source=str(path))
+        definition = read_solver(path)
+        if self.KIND is not None:
+            # The class decides, whatever the file says, as in pycaffe.
+            definition.param.type = self.KIND.value
+            definition.param.ClearField("solver_type")
+        self._definition = definition
+        self._settings = solver_settings(definition)
+        self.param: SolverParameter = definition.param
+        self.iter = 0
+        train = definition.net_definition()
+        self.net = Net.of(train, definition.train_state(train))
+        self._tests: tuple[TestNet, ...] = definition.test_nets()
+        for weights in self.param.weights:
+            for part in filter(None, weights.split(",")):
+                self.net.copy_from(definition.resolve(part))
+        self.test_nets = [Net.of(test.definition, test.state) for test in self._tests]
+        for net in self.test_nets:
+            net.share_with(self.net)
+        self._updater = Updater(self.net._built, self._settings)
+        self._smoothed = SmoothedLoss(self._settings.average_loss)
+        self._callbacks: list[tuple[Callback, Callback]] = []
+        self._began_s = time.monotonic()
+
+    @property
+    def type(self) -> str:
+        """The solver's type, as a definition names it."""
+        return self._settings.base_rule.kind.value
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next iteration."""
+        return self._settings.rate(self.iter)
+
+    def step(self, iterations: int) -> None:
+        """Train for so many iterations, with the tests, displays and snapshots that fall due.
+
+        Raises:
+            UsageError: the number is negative.
+        """
+        if iterations < 0:
+            raise UsageError(f"step({iterations}): expected 0 or more iterations")
+        self._smoothed = SmoothedLoss(self._settings.average_loss)
+        for _ in range(iterations):
+            self._iterate()
+
+    def solve(self, resume_file: str | os.PathLike[str] | None = None) -> None:
+        """Train to max_iter.
+
+        Args:
+            resume_file: a `.solverstate` to go on from.
+
+        Raises:
+            SnapshotError: a snapshot cannot be read or written.
+        """
+        settings = self._settings
+        LOG.write(solving(self.net.name))
+        if resume_file is not None:
+            self.restore(resume_file)
+        self.step(max(0, settings.max_iter - self.iter))
+        if settings.snapshot_after_train and not (settings.snapshot and self.iter % settings.snapshot == 0):
+            self.snapshot()
+        if settings.display and self.iter % settings.display == 0:
+            loss = self.net._forward(0, len(self.net.layers) - 1)
+            LOG.write(last(self.iter, loss, self._elapsed_s()))
+        if self._test_is_due(first=True):
+            self.test_all()
+        LOG.write(done())
+
+    def apply_update(self) -> None:
+        """Update the weights from the diffs, as iteration `iter` does; `iter` stays."""
+        self._updater.apply(self.iter)
+
+    def add_callback(self, on_start: Any, on_gradients_ready: Callback | None = None) -> None:
+        """Have functions called in each iteration: before its forward pass, and before its update.
+
+        Args:
+            on_start: a function; or one object with methods `on_start` and `on_gradients_ready`.
+            on_gradients_ready: the other function.
+        """
+        if on_gradients_ready is None:
+            on_start, on_gradients_ready = on_start.on_start, on_start.on_gradients_ready
+        self._callbacks.append((on_start, on_gradients_ready))
+
+    def share_weights(self, net: Net) -> None:
+        """Let a net use this solver's weights: one memory from now on."""
+        net.share_with(self.net)
+
+    def test_all(self) -> None:
+        """Run every test net for its test_iter batches and log the averages."""
+        for index in range(len(self.test_nets)):
+            self._test(index)
+
+    def snapshot(self) -> None:
+        """Write `<prefix>_iter_<iter>.caffemodel` and `.solverstate`, in HDF5 if the solver says so.
+
+        Raises:
+            SnapshotError: they cannot be written.
+        """
+        hdf5 = self.param.snapshot_format == SolverParameter.HDF5
+        prefix = _prefix(self._definition)
+        model, state = model_path(prefix, self.iter, hdf5=hdf5), state_path(prefix, self.iter, hdf5=hdf5)
+        LOG.write(*snapshotting(str(model), str(state)))
+        make_folder(prefix.parent)
+        if hdf5:
+            self.net.save_hdf5(model, write_diff=self.param.snapshot_diff)
+        else:
+            self.net.save(model)
+        run = RunState(
+            iteration=self.iter,
+            model=str(model),
+            histories=self._updater.histories(),
+            current_step=sum(self.iter >= value for value in self.param.stepvalue),
+        )
+        write_state(state, run)
+
+    def restore(self, state_file: str | os.PathLike[str]) -> None:
+        """Go on from a snapshot: weights, history, iteration. Data layers go on from where they are.
+
+        Raises:
+            SnapshotError: the state or its weights are missing, broken or of another net; nothing is changed if it is
+                the state.
+        """
+        path = Path(state_file)
+        state = read_state(path, self._updater.specs, self._updater.arrays_per_blob)
+        self.net.copy_from(learned_net(state, path))
+        self._updater.set_histories(state.histories)
+        self.iter = state.iteration
+
+    # -- one iteration -------------------------------------------------------------------------------------
+
+    def _iterate(self) -> None:
+        settings, net = self._settings, self.net
+        net.clear_param_diffs()
+        if self._test_is_due(first=settings.test_initialization):
+            self.test_all()
+        for on_start, _ in self._callbacks:
+            on_start()
+        end = len(net.layers) - 1
+        loss = 0.0
+        for _ in range(settings.iter_size):
+            loss += net._forward(0, end)
+            net._backward(end, 0)
+        self._smoothed.add(torch.tensor(loss / settings.iter_size))
+        if settings.display and self.iter % settings.display == 0:
+            self._display()
+        for _, on_gradients_ready in self._callbacks:
+            on_gradients_ready()
+        self.apply_update()
+        self.iter += 1
+        if settings.snapshot and self.iter % settings.snapshot == 0:
+            self.snapshot()
+
+    def _test_is_due(self, *, first: bool) -> bool:
+        interval = self._settings.test_interval
+        due = bool(interval) and bool(self.test_nets) and self.iter % interval == 0
+        return due and (self.iter > 0 or first)
+
+    def _test(self, index: int) -> None:
+        net, iterations = self.test_nets[index], self._tests[index].iterations
+        net.share_with(self.net)
+        LOG.begin_test(self.iter, index)
+        total = np.zeros(0)
+        loss = 0.0
+        for _ in range(iterations):
+            loss += net._forward(0, len(net.layers) - 1)
+            numbers = _numbers(net)
+            total = total + numbers if total.size else numbers
+        LOG.on_test(
+            TestRecord(
+                iteration=self.iter,
+                net=index,
+                elapsed_s=self._elapsed_s(),
+                outputs=as_outputs((total / iterations).tolist(), _sizes(net), net.blob_loss_weights),
+                loss=loss / iterations if self.param.test_compute_loss else None,
+            )
+        )
+
+    def _display(self) -> None:
+        net = self.net
+        LOG.on_train(
+            TrainRecord(
+                iteration=self.iter,
+                loss=self._smoothed.value,
+                elapsed_s=self._elapsed_s(),
+                outputs=as_outputs(_numbers(net).tolist(), _sizes(net), net.blob_loss_weights),
+                rate=self.lr,
+            )
+        )
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+
+class SGDSolver(Solver):
+    """Stochastic gradient descent with momentum."""
+
+    KIND = RuleKind.SGD
+
+
+class NesterovSolver(Solver):
+    """Nesterov's accelerated gradient."""
+
+    KIND = RuleKind.NESTEROV
+
+
+class AdaGradSolver(Solver):
+    """AdaGrad (Duchi et al., 2011)."""
+
+    KIND = RuleKind.ADAGRAD
+
+
+class RMSPropSolver(Solver):
+    """RMSProp (Tieleman and Hinton, 2012)."""
+
+    KIND = RuleKind.RMSPROP
+
+
+class AdaDeltaSolver(Solver):
+    """AdaDelta (Zeiler, 2012)."""
+
+    KIND = RuleKind.ADADELTA
+
+
+class AdamSolver(Solver):
+    """Adam (Kingma and Ba, 2015)."""
+
+    KIND = RuleKind.ADAM
+
+
+_CLASSES: dict[RuleKind, type[Solver]] = {
+    RuleKind.SGD: SGDSolver,
+    RuleKind.NESTEROV: NesterovSolver,
+    RuleKind.ADAGRAD: AdaGradSolver,
+    RuleKind.RMSPROP: RMSPropSolver,
+    RuleKind.ADADELTA: AdaDeltaSolver,
+    RuleKind.ADAM: AdamSolver,
+}
+
+
+def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
+    """The solver that a file describes, of the class of its type.
+
+    Raises:
+        DefinitionError: a mistake in the solver or its nets.
+    """
+    path = Path(solver_file)
+    if not path.is_file():
+        raise FileMissing("there is no such solver definition", source=str(path))
+    return _CLASSES[solver_settings(read_solver(path)).base_rule.kind](path)
+
+
+def _prefix(definition: SolverDefinition) -> Path:
+    """The snapshots' prefix, from the current folder as in Caffe; made up from the solver's file where none is given."""
+    given = definition.param.snapshot_prefix
+    if not given:
+        return definition.snapshot_prefix()
+    prefix = Path(given).absolute()
+    return prefix / Path(definition.source).stem if prefix.is_dir() else prefix
+
+
+def _numbers(net: Net) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Every number of the net's outputs."""
+    parts = [net.blobs[name].data.astype(np.float64).ravel() for name in net.outputs]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _sizes(net: Net) -> dict[str, int]:
+    return {name: net.blobs[name].count for name in net.outputs}

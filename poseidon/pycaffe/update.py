@@ -1,0 +1,103 @@
+"""The step from diffs to new values, in one process: Caffe's ApplyUpdate on a net's blobs.
+
+Law: the formulas are `ps_server.rules`, the multipliers and rates those of `poseidon.solvers`; here is only the order
+(clip, divide by iter_size, decay, rule). Values and diffs are taken from the blobs in each step, so what the user wrote
+there counts. Afterwards a diff holds what was taken from its value, as in Caffe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from poseidon.layers.blob import Blob
+from poseidon.net.params import ParamInfo
+from poseidon.pycaffe.build import Built
+from poseidon.solvers.settings import SolverSettings
+from ps_server import Rule
+from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+
+Array = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Learned:
+    """One learnable tensor: its blob, its rule and its history."""
+
+    info: ParamInfo
+    blob: Blob
+    rule: Rule
+    history: list[Tensor] = field(default_factory=list)
+
+
+class Updater:
+    """Applies updates to a net.
+
+    Args:
+        net: the train net.
+        settings: the checked solver.
+    """
+
+    def __init__(self, net: Built, settings: SolverSettings) -> None:
+        self._settings = settings
+        places = {name: place for place, (name, _) in enumerate(net.compiled.layer_modules)}
+        self._learned = [
+            _learned(info, net.nodes[places[info.layer]].blobs, settings)
+            for info in net.compiled.parameters_info
+        ]
+
+    @property
+    def specs(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each tensor, in Caffe's order."""
+        return [(learned.info.name, learned.info.shape) for learned in self._learned]
+
+    @property
+    def arrays_per_blob(self) -> int:
+        """History arrays of each tensor."""
+        return history_count(self._settings.base_rule.kind)
+
+    def apply(self, iteration: int) -> None:
+        """Update every tensor that learns.
+
+        Args:
+            iteration: of this update, from 0.
+        """
+        learned = [entry for entry in self._learned if entry.info.parameter.requires_grad]
+        gradients = [entry.blob.write_diff().view(-1) for entry in learned]
+        settings = self._settings
+        scale = 1.0 / settings.iter_size
+        if settings.clip is not None:
+            scale *= clip_factor(sum(map(sum_of_squares, gradients)), settings.clip)
+        rate = settings.rate(iteration)
+        for entry, gradient in zip(learned, gradients, strict=True):
+            if scale != 1.0:
+                gradient.mul_(scale)
+            value = entry.blob.write_data().view(-1)
+            value.add_(change(entry.rule, gradient, entry.history, value, rate=rate, step=iteration))
+            gradient.neg_()
+
+    def histories(self) -> tuple[tuple[Array, ...], ...]:
+        """Copies of each tensor's history."""
+        return tuple(
+            tuple(tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history)
+            for entry in self._learned
+        )
+
+    def set_histories(self, histories: Sequence[Sequence[Array]]) -> None:
+        """Put back what `histories` gave."""
+        for entry, arrays in zip(self._learned, histories, strict=True):
+            for tensor, array in zip(entry.history, arrays, strict=True):
+                tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(-1))
+
+
+def _learned(info: ParamInfo, blobs: Sequence[Blob], settings: SolverSettings) -> Learned:
+    rule = settings.rule(info.lr_mult, info.decay_mult)
+    # The name is `<layer>.<index of the blob>`.
+    blob = blobs[int(info.name.rpartition(".")[2])]
+    flat = info.parameter.data.view(-1)
+    return Learned(info, blob, rule, [torch.zeros_like(flat) for _ in range(history_count(rule.kind))])
