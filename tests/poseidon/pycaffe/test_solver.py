@@ -1,0 +1,217 @@
+"""The solvers, step by step, against recorded trajectories and closed forms."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poseidon.pycaffe as caffe
+from poseidon.errors import DefinitionError, SnapshotError, UsageError
+from tests.poseidon.pycaffe.conftest import Write
+
+SETTINGS = """
+test_iter: 3 test_interval: 10 base_lr: 0.01 momentum: 0.9 weight_decay: 0.0005 lr_policy: "inv" gamma: 0.0001 power: 0.75
+display: 5 max_iter: 20 snapshot_after_train: false snapshot_prefix: "model"
+"""
+CASES = [
+    "adadelta", "adagrad", "adam", "nesterov", "rmsprop", "sgd", "sgd_clip", "sgd_exp", "sgd_inv", "sgd_iter_size", "sgd_l1",
+    "sgd_l2", "sgd_momentum", "sgd_multistep", "sgd_poly", "sgd_sigmoid", "sgd_step",
+]  # fmt: skip
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(write: Write, simple: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+    """Makes a solver of the little net, its labels filled in; snapshots go to the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(settings: str = SETTINGS, kind: Callable[..., Any] = caffe.get_solver) -> Any:
+        solver = kind(str(write(f'net: "{simple}" {settings}', "solver.prototxt")))
+        for net in (solver.net, *solver.test_nets):
+            net.blobs["label"].data[...] = np.arange(5).reshape(5, 1, 1, 1)
+        return solver
+
+    return make
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_caffe(shared: Path, write: Write, case: str) -> None:
+    recorded = np.load(shared / "golden" / "solvers" / f"{case}.npz", allow_pickle=False)
+    net = shared / "golden" / "solvers" / "net.prototxt"
+    solver = caffe.get_solver(write(f'{recorded["solver"]}\nnet: "{net}"'))
+    for key in recorded.files:
+        kind, *place = key.split(":")
+        if kind == "start":
+            solver.net.params[place[0]][int(place[1])].data[...] = recorded[key]
+    for step, (x, labels) in enumerate(zip(recorded["x"], recorded["l"], strict=True)):
+        solver.net.blobs["x"].data[...] = x
+        solver.net.blobs["l"].data[...] = labels
+        solver.step(1)
+        assert float(solver.net.blobs["loss"].data) == pytest.approx(recorded["loss"][step], rel=1e-4)
+        for key in recorded.files:
+            kind, *place = key.split(":")
+            if kind == f"step{step}":
+                found, expected = solver.net.params[place[0]][int(place[1])].data, recorded[key]
+                scale = np.maximum(np.abs(expected), np.abs(expected).max() / 100)
+                assert float((np.abs(found - expected) / scale).max()) <= 1e-4, key
+
+
+def test_every_recorded_case_is_listed(shared: Path) -> None:
+    assert sorted(path.stem for path in (shared / "golden" / "solvers").glob("*.npz")) == CASES
+
+
+@pytest.mark.parametrize("case", ["sgd_momentum", "adam", "adadelta"])
+def test_goes_on_from_what_caffe_wrote(shared: Path, write: Write, case: str) -> None:
+    recorded = np.load(shared / "golden" / "solvers" / f"{case}.npz", allow_pickle=False)
+    net = shared / "golden" / "solvers" / "net.prototxt"
+    solver = caffe.get_solver(write(f'{recorded["solver"]}\nnet: "{net}"'))
+    solver.restore(shared / "golden" / "files" / f"{case}_iter_12.solverstate")
+    assert solver.iter == 12
+    np.testing.assert_array_equal(solver.net.params["ip1"][0].data, recorded["step11:ip1:0"])
+
+
+def test_classes_and_types(make: Make) -> None:
+    kinds = {
+        caffe.SGDSolver: "SGD",
+        caffe.NesterovSolver: "Nesterov",
+        caffe.AdaDeltaSolver: "AdaDelta",
+        caffe.AdamSolver: "Adam",
+        caffe.AdaGradSolver: "AdaGrad",
+        caffe.RMSPropSolver: "RMSProp",
+    }
+    for kind, name in kinds.items():
+        settings = SETTINGS + " rms_decay: 0.9"
+        if name in ("AdaGrad", "RMSProp"):
+            settings = settings.replace("momentum: 0.9", "")
+        assert make(settings, kind).type == name
+        assert type(make(f'{settings} type: "{name}"')) is kind
+
+
+def test_solve_ends_at_max_iter_and_tests_on_the_way(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    solver = make()
+    with caplog.at_level(logging.INFO, logger="poseidon.solver"):
+        solver.solve()
+    assert solver.iter == 20
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("Testing net (#0)" in line for line in lines) == 3  # at 0, 10 and the end
+    assert sum(line.startswith("Iteration") and ", lr = " in line for line in lines) == 4
+    assert lines[-1] == "Optimization Done."
+    solver.solve()
+    assert solver.iter == 20
+
+
+def test_apply_update_takes_the_diffs_as_they_are(make: Make) -> None:
+    solver = make()
+    blob = solver.net.layers[1].blobs[0]
+    blob.data[...] = 0
+    blob.diff[...] = 1
+    solver.apply_update()
+    np.testing.assert_allclose(blob.data, -0.01, rtol=1e-6)
+    np.testing.assert_allclose(blob.diff, 0.01, rtol=1e-6)
+    assert solver.iter == 0
+
+
+def test_rates_of_param_count_while_running(make: Make) -> None:
+    solver = make(SETTINGS.replace("0.01", "0.5"))
+    solver.param.base_lr = 0.0
+    before = solver.net.params["ip"][0].data.copy()
+    solver.step(1)
+    np.testing.assert_array_equal(solver.net.params["ip"][0].data, before)
+    assert solver.lr == 0.0 and solver.param.max_iter == 20
+
+
+def test_test_nets_share_the_weights(make: Make) -> None:
+    solver = make()
+    (test,) = solver.test_nets
+    solver.step(1)
+    assert np.shares_memory(test.params["ip"][0].data, solver.net.params["ip"][0].data)
+    other = caffe.Net(str(Path(solver.param.net)), caffe.TEST)
+    solver.share_weights(other)
+    solver.net.params["ip"][0].data[...] = 2
+    assert (other.params["ip"][0].data == 2).all()
+
+
+def test_nets_outlive_the_solver(make: Make) -> None:
+    solver = make()
+    nets = [solver.net, *solver.test_nets]
+    assert len(nets) == 2
+    del solver
+    assert np.isfinite(sum(float(blob.data.sum()) for net in nets for blob in net.blobs.values()))
+
+
+@pytest.mark.parametrize(("form", "ending"), [("BINARYPROTO", ""), ("HDF5", ".h5")])
+def test_snapshot_and_restore(make: Make, form: str, ending: str) -> None:
+    caffe.set_random_seed(3)
+    solver = make(f"{SETTINGS} snapshot_format: {form}")
+    solver.step(3)
+    solver.snapshot()
+    model, state = Path(f"model_iter_3.caffemodel{ending}"), Path(f"model_iter_3.solverstate{ending}")
+    assert model.is_file() and state.is_file()
+    # Data are drawn anew in each pass: two solvers go on alike only with data of their own.
+    other = make()
+    other.restore(str(state))
+    assert other.iter == 3
+    for one in (solver, other):
+        one.net.clear_param_diffs()
+        for blobs in one.net.params.values():
+            for blob in blobs:
+                blob.diff[...] = 1
+        one.apply_update()
+    for name, blobs in solver.net.params.items():
+        for mine, theirs in zip(blobs, other.net.params[name], strict=True):
+            np.testing.assert_allclose(mine.data, theirs.data, rtol=1e-6)
+
+
+def test_solve_resumes(make: Make) -> None:
+    solver = make()
+    solver.step(18)
+    solver.snapshot()
+    other = make()
+    other.solve("model_iter_18.solverstate")
+    assert other.iter == 20
+
+
+def test_callbacks(make: Make) -> None:
+    solver = make("iter_size: 2 " + SETTINGS)
+    seen = []
+    solver.add_callback(
+        lambda: seen.append(("start", solver.iter)), lambda: seen.append(("ready", solver.iter))
+    )
+    solver.step(2)
+    assert seen == [("start", 0), ("ready", 0), ("start", 1), ("ready", 1)]
+
+
+def test_weights_of_the_solver_file(make: Make, tmp_path: Path) -> None:
+    first = make()
+    path = tmp_path / "start.caffemodel"
+    first.net.save(path)
+    second = make(f'{SETTINGS} weights: "{path}"')
+    np.testing.assert_array_equal(first.net.params["ip"][0].data, second.net.params["ip"][0].data)
+
+
+def test_the_same_seed_gives_the_same_weights(make: Make) -> None:
+    found = []
+    for seed in (7, 7, 8):
+        caffe.set_random_seed(seed)
+        solver = make()
+        solver.step(2)
+        found.append(solver.net.params["ip"][0].data.copy())
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[2]).max() > 0
+
+
+def test_errors(make: Make, tmp_path: Path) -> None:
+    solver = make()
+    with pytest.raises(UsageError, match="expected 0 or more iterations"):
+        solver.step(-1)
+    with pytest.raises(SnapshotError, match="cannot read the solver state"):
+        solver.restore(tmp_path / "none")
+    with pytest.raises(DefinitionError, match="no such solver"):
+        caffe.SGDSolver(tmp_path / "none")
+    with pytest.raises(DefinitionError, match="did you mean"):
+        make(SETTINGS + 'type: "Adan"')
