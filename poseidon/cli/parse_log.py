@@ -1,0 +1,70 @@
+"""`poseidon parse_log`: the numbers of a training log as two tables, in the form of Caffe's parse_log.py."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from pathlib import Path
+
+from poseidon.cli.net_flags import add_flag
+from poseidon.errors import DataError, UsageError
+from poseidon.metrics.training_log import TrainingLog, as_csv, parse_log
+from poseidon.snapshot.files import make_folder, write_atomically
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `parse_log` to the commands."""
+    parser = subparsers.add_parser(
+        "parse_log",
+        help="make tables of a training log",
+        description="Writes <OUTPUT_DIR>/<log>.train and <log>.test, tables (CSV) of a log of Caffe or of `poseidon train`.",
+    )
+    parser.add_argument("logfile_path", metavar="LOG", type=Path, help="the log; of a job, its worker_0.log")
+    parser.add_argument(
+        "output_dir", metavar="OUTPUT_DIR", type=Path, nargs="?", help="default: the log's folder"
+    )
+    add_flag(parser, "delimiter", default=",", metavar="SIGN", help="between columns (,)")
+    add_flag(parser, "verbose", action="store_true", help="say what is written")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the tables that have rows; 0 when done.
+
+    Raises:
+        UsageError: the delimiter is not one sign.
+        DataError: the log cannot be read, or has no iteration.
+        SnapshotError: a table cannot be written.
+    """
+    if len(arguments.delimiter) != 1:
+        raise UsageError(f"--delimiter is '{arguments.delimiter}', expected one sign")
+    log = read_log(arguments.logfile_path)
+    folder = arguments.output_dir or arguments.logfile_path.parent
+    make_folder(folder)
+    for ending, rows in (("train", log.train), ("test", log.test)):
+        path = folder / f"{arguments.logfile_path.name}.{ending}"
+        if rows:
+            write_atomically(path, as_csv(rows, delimiter=arguments.delimiter).encode())
+        if arguments.verbose:
+            print(f"Wrote {path}" if rows else f"Not writing {path}; no lines to write")
+    return 0
+
+
+def read_log(path: Path) -> TrainingLog:
+    """The tables of a log file, which began in the year in which the file was last written, or before.
+
+    Raises:
+        DataError: it cannot be read, or has no output of any iteration.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        year = datetime.fromtimestamp(path.stat().st_mtime).year
+    except OSError as error:
+        raise DataError(f"cannot read the log {path}: {error.strerror}") from error
+    log = parse_log(text.splitlines(), year)
+    if not log.train and not log.test:
+        raise DataError(
+            f"{path} has no line of a net's output, expected a log of Caffe or of `poseidon train` "
+            "(output/<job>/worker_0.log)"
+        )
+    return log

@@ -1,0 +1,87 @@
+"""`poseidon plot`: curves of loss and scores of one or more training logs, as PNG, SVG or PDF."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from poseidon.cli.net_flags import add_flag
+from poseidon.cli.parse_log import read_log
+from poseidon.errors import UsageError
+from poseidon.metrics.curves import CHARTS, KINDS, Against, Panel, curves, draw
+from poseidon.snapshot.files import make_folder, write_atomically
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `plot` to the commands."""
+    charts = "; ".join(f"{number} {panel.value} over {x.value}" for number, (panel, x) in CHARTS.items())
+    parser = subparsers.add_parser(
+        "plot",
+        help="draw a training log",
+        description="Draws losses and scores of logs of Caffe or of `poseidon train`, all in one picture.",
+    )
+    parser.add_argument("logs", metavar="LOG", type=Path, nargs="+", help="a log; of a job, its worker_0.log")
+    parser.add_argument(
+        "-o",
+        "--output",
+        "-output",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="PNG, SVG or PDF by its ending",
+    )
+    add_flag(
+        parser,
+        "x",
+        default=Against.ITERATIONS.value,
+        choices=[x.value for x in Against],
+        help="the horizontal axis (iterations)",
+    )
+    add_flag(
+        parser,
+        "chart",
+        type=int,
+        choices=list(CHARTS),
+        help=f"one chart, by Caffe's number: {charts}; default: loss and accuracy side by side",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw; 0 when the file is there.
+
+    Raises:
+        UsageError: the file has no ending that can be drawn, or the logs have nothing for the chart.
+        DataError: a log cannot be read, or has no output.
+        SnapshotError: the file cannot be written.
+    """
+    kind = arguments.output.suffix.lower().lstrip(".")
+    if kind not in KINDS:
+        raise UsageError(f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(KINDS)}")
+    panels, against = _panels(arguments)
+    names = _short_names(arguments.logs)
+    logs = [(name, read_log(path)) for name, path in zip(names, arguments.logs, strict=True)]
+    shown = [panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)]
+    if not shown:
+        raise UsageError(f"the logs have no {panels[0].value} to draw")
+    make_folder(arguments.output.parent)
+    write_atomically(arguments.output, draw(logs, shown, against, kind))
+    print(f"Wrote {arguments.output}")
+    return 0
+
+
+def _panels(arguments: argparse.Namespace) -> tuple[Sequence[Panel], Against]:
+    if arguments.chart is None:
+        return (Panel.LOSS, Panel.ACCURACY), Against(arguments.x)
+    panel, against = CHARTS[arguments.chart]
+    return (panel,), against
+
+
+def _short_names(logs: Sequence[Path]) -> list[str]:
+    """Names for the legend: the file's, with its folder where two files are called alike (worker_0.log)."""
+    names = [path.name for path in logs]
+    return [
+        f"{path.absolute().parent.name}/{path.name}" if names.count(path.name) > 1 else path.name
+        for path in logs
+    ]

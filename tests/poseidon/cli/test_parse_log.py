@@ -1,0 +1,69 @@
+"""`poseidon parse_log` and `poseidon plot`: files written, and errors."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.main import main
+
+
+@pytest.fixture
+def log(tmp_path: Path, repository: Path) -> Path:
+    path = tmp_path / "train.log"
+    shutil.copy(repository / "docs" / "logs" / "cifar10_quick_lr1_4000-5000.log", path)
+    return path
+
+
+def test_tables_lie_beside_the_log_or_where_asked(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["parse_log", str(log)]) == 0
+    assert main(["parse_log", str(log), str(log.parent / "out"), "--delimiter=;", "--verbose"]) == 0
+    assert f"Wrote {log.parent}/out/train.log.test" in capsys.readouterr().out
+    table = (log.parent / "train.log.test").read_bytes()
+    assert table.startswith(b"NumIters,Seconds,LearningRate,accuracy,loss\r\n")
+    assert (log.parent / "out" / "train.log.test").read_bytes() == table.replace(b",", b";")
+    assert (log.parent / "train.log.train").is_file()
+
+
+@pytest.mark.parametrize("name", ["curves.png", "new/curves.svg"])
+@pytest.mark.parametrize("flags", [[], ["-x", "seconds"], ["--chart=4"]])
+def test_plot(log: Path, name: str, flags: list[str]) -> None:
+    twin = log.parent / "second" / "train.log"
+    twin.parent.mkdir()
+    shutil.copy(log, twin)
+    target = log.parent / name
+    assert main(["plot", str(log), str(twin), "-o", str(target), *flags]) == 0
+    content = target.read_bytes()
+    assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+    assert [path.name for path in target.parent.iterdir() if "partial" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["parse_log", "absent.log"], 1, "cannot read the log absent.log: No such file"),
+        (["parse_log", "empty.log"], 1, "empty.log has no line of a net's output"),
+        (["parse_log", "train.log", "--delimiter=ab"], 2, "--delimiter is 'ab', expected one sign"),
+        (["plot", "train.log", "-o", "c.jpg"], 2, "ends in '.jpg', expected .png, .svg, .pdf"),
+        (["plot", "empty.log", "-o", "c.png"], 1, "empty.log has no line"),
+        (["plot", "silent.log", "-o", "c.png", "-chart=0"], 2, "the logs have no accuracy to draw"),
+    ],
+)
+def test_mistakes(
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(log.parent)
+    Path("empty.log").write_text("hello\n", encoding="utf-8")
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if "Test net" not in line]
+    Path("silent.log").write_text("\n".join(lines), encoding="utf-8")
+    before = sorted(Path().iterdir())
+    assert main(words) == code
+    assert message in capsys.readouterr().err
+    assert sorted(Path().iterdir()) == before
