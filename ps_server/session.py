@@ -85,7 +85,7 @@ class Session:
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
         self._gathered: dict[int, tuple[bytes, ...]] = {}
         self._next_tag = 0
-        bulk = {c.shard for row, t in self._rows() if t.staleness == 0 for c in row}
+        bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
         self._norm_shards = frozenset(bulk)
         self._clocked = sorted({c.shard for row, t in self._rows() if t.staleness > 0 for c in row})
 

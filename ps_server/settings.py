@@ -100,6 +100,8 @@ class TableSpec:
             gradient. > 0: each worker applies the rule and the shard adds the changes.
         rows: number of equal pieces to cut the table into; 0: pieces of `CHUNK_ELEMENTS`.
         rule: how values follow from gradients.
+        averaged: no rule moves this table; at staleness 0 each worker pushes the value it has come to by itself, and
+            their average is the table's next value. Limit and scale of gradients are not for it.
     """
 
     name: str
@@ -107,6 +109,12 @@ class TableSpec:
     staleness: int = 0
     rows: int = 0
     rule: Rule = field(default_factory=Rule)
+    averaged: bool = False
+
+    @property
+    def follows_gradients(self) -> bool:
+        """Whether the shards apply the rule to gradients here, whose norm may be limited."""
+        return self.staleness == 0 and not self.averaged
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= MAX_TABLE_ELEMENTS:

@@ -4,7 +4,7 @@ Laws:
 
 * A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration `clock` from
   every worker, adds them in worker order (so that the sum has the same bits in every run), applies the rule
-  once to their average, and only then becomes `clock + 1`.
+  once to their average, and only then becomes `clock + 1`. A chunk of an averaged table takes values in their place.
 * A chunk of staleness > 0 is a sum. Changes are added as they arrive; what a worker may read is bounded by
   the vector clock (`clock.py`). Under `SSPPush` a worker gets what the others changed when the slowest clock
   moves, and also, once between two pushes of its own, as soon as it is there: values are then mostly fresher than
@@ -289,16 +289,16 @@ class Shard:
         assert self._store is not None
         if self._workers > 1:
             cell.sum.div_(self._workers)
-        if self._store.clip is None:
+        if self._store.clip is None or cell.spec.averaged:
             yield from self._apply(cell, 1.0)
             return
-        cells = [other for other in self._cells.values() if other.spec.staleness == 0]
+        cells = [other for other in self._cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
             sums = tuple((other.chunk.table, other.chunk.index, sum_of_squares(other.sum)) for other in cells)
             yield Outgoing(self._peers[0], m.PartialNorm(cell.clock, sums))
 
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
-        cells = [cell for cell in self._cells.values() if cell.spec.staleness == 0]
+        cells = [cell for cell in self._cells.values() if cell.spec.follows_gradients]
         if rank != 0 or not all(cell.complete and cell.clock == norm.clock for cell in cells):
             raise RemoteProtocolError(f"a norm of iteration {norm.clock} is not awaited from worker {rank}")
         assert self._store is not None
@@ -309,11 +309,14 @@ class Shard:
     def _apply(self, cell: _Cell, factor: float) -> Iterator[Outgoing]:
         assert self._store is not None
         assert cell.value is not None
-        scale = factor * self._store.gradient_scale
-        if scale != 1.0:
-            cell.sum.mul_(scale)
-        step = change(cell.spec.rule, cell.sum, cell.history, cell.value, rate=cell.rate, step=cell.clock)
-        cell.value.add_(step)
+        if cell.spec.averaged:
+            cell.value.copy_(cell.sum)
+        else:
+            scale = factor * self._store.gradient_scale
+            if scale != 1.0:
+                cell.sum.mul_(scale)
+            step = change(cell.spec.rule, cell.sum, cell.history, cell.value, rate=cell.rate, step=cell.clock)
+            cell.value.add_(step)
         cell.clock += 1
         cell.summed = 0
         cell.complete = False

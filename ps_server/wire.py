@@ -208,7 +208,9 @@ def _member(kind: Callable[[Any], T], value: object) -> T:
 
 
 def _write_store(store: StoreSpec) -> Header:
-    tables = [[t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule)] for t in store.tables]
+    tables = [
+        [t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), int(t.averaged)] for t in store.tables
+    ]
     return [
         store.workers,
         store.shards,
@@ -226,7 +228,10 @@ def _read_store(f: _Fields) -> StoreSpec:
     tables = []
     for t in f.items():
         name, size, staleness, rows = t.text(), t.integer(2**62), t.integer(2**31), t.integer(2**31)
-        tables.append(TableSpec(name=name, size=size, staleness=staleness, rows=rows, rule=_read_rule(t)))
+        rule, averaged = _read_rule(t), bool(t.integer(2))
+        tables.append(
+            TableSpec(name=name, size=size, staleness=staleness, rows=rows, rule=rule, averaged=averaged)
+        )
         t.end()
     return StoreSpec(
         workers=workers,

@@ -164,7 +164,7 @@ class Checkpoint:
 
     def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
         """Caffe keeps a history for frozen blobs too; theirs is zero."""
-        given = dict(zip((info.name for info in self._replica.learned), histories, strict=True))
+        given = dict(zip((info.name for info in self._replica.moving), histories, strict=True))
         return [
             given.get(info.name, [np.zeros(info.shape, np.float32)] * self._arrays_per_blob)
             for info in self._replica.train.parameters_info
@@ -181,10 +181,9 @@ class Checkpoint:
         """
         infos = self._replica.train.parameters_info
         state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
+        moving = {info.name for info in self._replica.moving}
         histories: list[History] = [
-            history
-            for info, history in zip(infos, state.histories, strict=True)
-            if info.parameter.requires_grad
+            history for info, history in zip(infos, state.histories, strict=True) if info.name in moving
         ]
         own = self._own_state(path, state)
         if own is not None:
@@ -229,6 +228,6 @@ class Checkpoint:
             arrays = [to_array(blob) for blob in own.history]
         except ValueError as error:
             raise SnapshotError(f"{path}: the history of worker {self._rank} is damaged: {error}") from error
-        if len(arrays) != n * len(self._replica.learned):
+        if len(arrays) != n * len(self._replica.moving):
             raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]

@@ -21,13 +21,14 @@ def net_table(net: Net, trained: Sequence[str], store: StoreSpec | None) -> list
         store: None when one process trains alone.
     """
     homes = _homes(trained, store)
+    shapes = net.blob_shapes
     rows = [HEAD]
     total = 0
     for (name, layer), step in zip(net.layer_modules, net.plan.steps, strict=True):
         mine = [info for info in net.parameters_info if info.layer == name]
         count = sum(prod(info.shape) for info in mine)
         total += count
-        tops = [net.blob_shapes[top] for top in layer.param.top if top in net.blob_shapes]
+        tops = [shapes[top] for top in layer.param.top if top in shapes]
         where = sorted({home for info in mine for home in homes.get(info.name, ())})
         rows.append(
             (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, total
@@ -230,8 +230,16 @@ class Trainer:
         self._say(done())
 
     def _last_loss(self) -> None:
-        """Caffe shows the loss of one more forward pass, with the final weights."""
+        """Caffe shows the loss of one more forward pass, with the final weights.
+
+        The pass moves statistics once more, and the test that follows reads them: all workers take the mean.
+        """
         self._replica.train()
-        payload = np.array([float(self._replica.train.loss.detach())]).tobytes()
-        losses = total(self._exchange.gathered(self._exchange.gather(payload)))
-        self._say(last(self._iteration, float(losses[0]) / self._settings.workers, self._elapsed_s()))
+        statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
+        numbers = [self._replica.train.loss.detach().view(1).double(), *(s.double() for s in statistics)]
+        payload = torch.cat(numbers).cpu().numpy().tobytes()
+        means = total(self._exchange.gathered(self._exchange.gather(payload))) / self._settings.workers
+        sizes = [tensor.numel() for tensor in statistics]
+        for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
+            tensor.copy_(mean)
+        self._say(last(self._iteration, float(means[0]), self._elapsed_s()))

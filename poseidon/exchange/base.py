@@ -11,6 +11,10 @@ Law: after `wait(k)` in iteration t, tensor k holds every replica's updates of i
 staleness, and this replica's own. `begin` returns at once; the gradient is read in the background and must not
 be written to before the tensor's next `wait`. A tensor that got no gradient in an iteration counts as zero.
 The tensors' own memory is updated in place, so modules never see a new tensor.
+
+Statistics are tensors that the module's own forward moves (BatchNorm): they have no gradient and never `begin`.
+`finish` takes what they have become; after the next `wait` they hold the mean over the replicas, at staleness > 0 what
+the replicas moved them, each by 1/W. Rates, rules, scales and limits do not touch them.
 """
 
 from __future__ import annotations
@@ -37,12 +41,14 @@ class Trained:
         tensor: the parameter; float32; updated in place.
         rule: how its values follow from its gradients.
         factors: its gradient is u^T v of one layer's output gradient and input.
+        statistics: the module's forward moves it.
     """
 
     name: str
     tensor: nn.Parameter
     rule: Rule = field(default_factory=Rule)
     factors: bool = False
+    statistics: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,9 @@ class Hooks:
         self._begun: set[int] = set()
         self._indices = {trained.tensor: index for index, trained in enumerate(tensors)}
         self._handles: list[RemovableHandle] = []
-        for trained in tensors:
-            self._handles.append(trained.tensor.register_post_accumulate_grad_hook(self._gradient_is_there))
+        self._by_gradient = {t.tensor: index for index, t in enumerate(tensors) if not t.statistics}
+        for tensor in self._by_gradient:
+            self._handles.append(tensor.register_post_accumulate_grad_hook(self._gradient_is_there))
         for child in module.modules():
             owned = [self._indices[p] for p in child.parameters(recurse=False) if p in self._indices]
             if owned:
@@ -53,7 +54,7 @@ class Hooks:
 
     def finish(self) -> None:
         """The last backward pass has ended: send what earlier passes left, and drop the gradients."""
-        for tensor, index in self._indices.items():
+        for tensor, index in self._by_gradient.items():
             if index not in self._begun and tensor.grad is not None:
                 self._exchange.begin(index, tensor.grad)
             tensor.grad = None

@@ -49,16 +49,13 @@ class LocalExchange:
 
     def finish(self) -> None:
         """See `Exchange`."""
-        gradients = [
-            self._begun[i] if i in self._begun else torch.zeros_like(flat)
-            for i, flat in enumerate(self._flat)
-        ]
+        moved = [i for i, trained in enumerate(self._tensors) if not trained.statistics]
+        gradients = [self._begun[i] if i in self._begun else torch.zeros_like(self._flat[i]) for i in moved]
         scale = self._settings.gradient_scale
         if self._settings.clip is not None:
             scale *= clip_factor(sum(map(sum_of_squares, gradients)), self._settings.clip)
-        for trained, flat, history, gradient in zip(
-            self._tensors, self._flat, self._histories, gradients, strict=True
-        ):
+        for i, gradient in zip(moved, gradients, strict=True):
+            trained, flat, history = self._tensors[i], self._flat[i], self._histories[i]
             if scale != 1.0:
                 gradient.mul_(scale)
             flat.add_(change(trained.rule, gradient, history, flat, rate=self._rate, step=self._iteration))

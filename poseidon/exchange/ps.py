@@ -7,6 +7,9 @@ process with the average gradient does.
 
 With a limit on the gradients' norm at staleness > 0, changes can only be made once the whole gradient is
 known, so they leave in `finish`.
+
+Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of how
+far this worker has moved them since it last read them.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ def store_spec(
             staleness=staleness,
             rows=rows,
             rule=trained.rule,
+            averaged=trained.statistics,
         )
         for trained in tensors
     )
@@ -130,7 +134,9 @@ class ServerExchange:
     def finish(self) -> None:
         """See `Exchange`."""
         for index, slot in enumerate(self._slots):
-            if not slot.begun:
+            if slot.statistics:
+                self._push_moved(index)
+            elif not slot.begun:
                 self.begin(index, torch.zeros(slot.value.size))
         self._push_limited()
         self._client.clock()
@@ -183,6 +189,16 @@ class ServerExchange:
         self._client.read(index, slot.value, staleness=staleness)
         slot.publish()
 
+    def _push_moved(self, index: int) -> None:
+        slot = self._slots[index]
+        moved = slot.take_moved()
+        if slot.staleness == 0:
+            self._client.push(index, moved)
+            return
+        step = (moved - slot.read) / np.float32(self._store.workers)
+        np.add(slot.read, step, out=slot.value)
+        self._client.push(index, step)
+
     def _push_change(self, index: int, gradient: Tensor, scale: float) -> None:
         slot = self._slots[index]
         if scale != 1.0:
@@ -214,6 +230,7 @@ class _Slot:
     def __init__(self, trained: Trained, staleness: int) -> None:
         self.rule = trained.rule
         self.staleness = staleness
+        self.statistics = trained.statistics
         self.shape = tuple(trained.tensor.shape)
         self._tensor = trained.tensor
         self._on_host = trained.tensor.device.type == "cpu"
@@ -224,6 +241,8 @@ class _Slot:
         self.sent_history: list[Tensor] = []
         self.begun = False
         self.kept: Tensor | None = None
+        self.read: Array = self.value.copy() if self.statistics else self.value
+        """What statistics were when they were last read."""
 
     def set_history(self, history: History) -> None:
         """Go on from this history: here at staleness > 0, on the shards at 0."""
@@ -236,7 +255,13 @@ class _Slot:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
 
+    def take_moved(self) -> Array:
+        """A copy of what the module has made of these statistics."""
+        return self._tensor.detach().reshape(-1).cpu().numpy().copy()
+
     def publish(self) -> None:
-        """Bring a GPU tensor up to date with its host copy."""
+        """Note what was read of statistics; bring a GPU tensor up to date with its host copy."""
+        if self.statistics:
+            np.copyto(self.read, self.value)
         if not self._on_host:
             self._tensor.detach().reshape(-1).copy_(torch.from_numpy(self.value), non_blocking=True)

@@ -113,6 +113,8 @@ class Layer(nn.Module):
         # Set by `setup` where the first blob is an outputs x inputs matrix whose gradient is u^T v, with v the bottom
         # and u the gradient at the top.
         self.offers_factors = False
+        # Cleared by `setup` where a layer that has statistics leaves them as they are.
+        self.moves_statistics = self.STATISTICS
         self.generator: torch.Generator | None = None
         self._views: dict[str, nn.Parameter] = {}
 

@@ -134,7 +134,9 @@ class _Compiler:
         return layer
 
     def _give_blobs(self, layer: Layer) -> None:
-        entries = self.table.add_layer(layer.param, layer.blob_specs, factors=layer.offers_factors)
+        entries = self.table.add_layer(
+            layer.param, layer.blob_specs, factors=layer.offers_factors, statistics=layer.moves_statistics
+        )
         donated = self._donated(layer)
         for index, entry in enumerate(entries):
             if entry.parameter is None:
@@ -160,11 +162,17 @@ class _Compiler:
         return donor.sources()
 
     def _choose_gradients(self) -> None:
-        """A blob that does not learn gets no gradient, unless force_backward asks for all."""
+        """A blob that does not learn gets no gradient, unless force_backward asks for all; statistics never do."""
         if self.donors:
             return
+        forced = self.definition.param.force_backward
+        learns = {
+            f"{layer.param.name}.{index}": spec.learns
+            for layer in self.layers
+            for index, spec in enumerate(layer.blob_specs)
+        }
         for info in self.table.infos():
-            info.parameter.requires_grad_(info.lr_mult != 0 or self.definition.param.force_backward)
+            info.parameter.requires_grad_(learns[info.name] and (info.lr_mult != 0 or forced))
 
     @contextmanager
     def _naming(self, index: int) -> Iterator[None]:

@@ -29,6 +29,7 @@ class ParamInfo:
         layer: the layer that owns it.
         layer_type: that layer's type.
         factors: its gradient is u^T v of one layer, so it may travel as sufficient factors.
+        statistics: its layer's forward moves it in training, no solver does.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ParamInfo:
     layer: str
     layer_type: str
     factors: bool
+    statistics: bool = False
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Owned:
     lr_mult: float | None
     decay_mult: float | None
     factors: bool
+    statistics: bool
     parameter: nn.Parameter | None = None
 
     @property
@@ -68,13 +71,16 @@ class ParamTable:
         self._by_name: dict[str, Owned] = {}
         self._layers: set[str] = set()
 
-    def add_layer(self, param: LayerParameter, specs: tuple[BlobSpec, ...], *, factors: bool) -> list[Owned]:
+    def add_layer(
+        self, param: LayerParameter, specs: tuple[BlobSpec, ...], *, factors: bool, statistics: bool = False
+    ) -> list[Owned]:
         """Take in the blobs of the next layer.
 
         Args:
             param: its definition.
             specs: the blobs it declared.
             factors: whether its first blob may travel as factors.
+            statistics: whether it moves the blobs that do not learn.
 
         Returns:
             for each blob its entry: a new one, or the one it shares.
@@ -91,10 +97,13 @@ class ParamTable:
         if specs:
             self._layers.add(param.name)
         unset = ParamSpec()
-        return [
-            self._add(param, index, spec, param.param[index] if index < len(param.param) else unset, factors)
-            for index, spec in enumerate(specs)
-        ]
+        entries = []
+        for index, spec in enumerate(specs):
+            given = param.param[index] if index < len(param.param) else unset
+            entry = self._add(param, index, spec, given, factors)
+            entry.statistics |= statistics and not spec.learns
+            entries.append(entry)
+        return entries
 
     def _add(
         self, param: LayerParameter, index: int, spec: BlobSpec, given: ParamSpec, factors: bool
@@ -116,6 +125,7 @@ class ParamTable:
             lr_mult=(given.lr_mult if given.HasField("lr_mult") else None) if spec.learns else 0.0,
             decay_mult=given.decay_mult if given.HasField("decay_mult") else None,
             factors=factors and index == 0,
+            statistics=False,
         )
         self.owned.append(entry)
         if given.name:
@@ -143,6 +153,7 @@ def _info(entry: Owned) -> ParamInfo:
         layer=entry.layer,
         layer_type=entry.layer_type,
         factors=entry.factors,
+        statistics=entry.statistics,
     )
 
 

@@ -45,6 +45,15 @@ layer { name: "ip" type: "InnerProduct" bottom: "pool" top: "ip" inner_product_p
 layer { name: "accuracy" type: "Accuracy" bottom: "ip" bottom: "label" top: "accuracy" include { phase: TEST } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
 """
+NORM = """
+layer { name: "norm" type: "BatchNorm" bottom: "pool" top: "norm" batch_norm_param { moving_average_fraction: 0.9 } }
+layer { name: "scale" type: "Scale" bottom: "norm" top: "pool2" scale_param { bias_term: true } }
+layer { name: "again" type: "ReLU" bottom: "pool2" top: "pool2" }
+layer { name: "back" type: "Eltwise" bottom: "pool" bottom: "pool2" top: "sum" }
+layer { name: "ip0" type: "InnerProduct" bottom: "sum" top: "ip0" inner_product_param { num_output: 10
+  weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "loss0" type: "SoftmaxWithLoss" bottom: "ip0" bottom: "label" top: "loss0" }
+"""
 DROPOUT = 'layer { name: "drop" type: "Dropout" bottom: "pool" top: "pool" }'
 SOLVER = """
 net: "net.prototxt" base_lr: 0.1 lr_policy: "inv" gamma: 0.01 power: 0.75 momentum: 0.9 weight_decay: 0.004
@@ -52,9 +61,12 @@ test_iter: 5 test_interval: 8 display: 4 average_loss: 3 random_seed: 3 snapshot
 """
 
 
-def write_definitions(folder: Path, *, batch: int, extra: str = "", dropout: bool = False) -> Path:
+def write_definitions(
+    folder: Path, *, batch: int, extra: str = "", dropout: bool = False, norm: bool = False
+) -> Path:
     """A small net and its solver in `folder`; fields in `extra` win."""
-    (folder / "net.prototxt").write_text(SMALL_NET % (batch, DROPOUT if dropout else ""), encoding="utf-8")
+    more = (DROPOUT if dropout else "") + (NORM if norm else "")
+    (folder / "net.prototxt").write_text(SMALL_NET % (batch, more), encoding="utf-8")
     given = {line.split(":")[0].strip() for line in extra.splitlines()}
     text = SOLVER
     for name in given:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from poseidon.exchange.base import Exchange
+from poseidon.snapshot.caffemodel import read_model
 from ps_server import SignalKind
 from tests.support.training import Ended, Job, largest_difference, run, weights, write_definitions
 from tests.support.trainings import make_data
@@ -35,10 +37,12 @@ def folder(tmp_path: Path, databases: Path) -> Path:
     return tmp_path
 
 
-def train(folder: Path, job: Job, *, batch: int, extra: str = "", dropout: bool = False) -> Ended:
+def train(
+    folder: Path, job: Job, *, batch: int, extra: str = "", dropout: bool = False, norm: bool = False
+) -> Ended:
     """Run a job in `folder`; its final weights and what was heard."""
     extra = extra if "max_iter" in extra else extra + f"\nmax_iter: {ITERATIONS}"
-    return run(write_definitions(folder, batch=batch, extra=extra, dropout=dropout), job)
+    return run(write_definitions(folder, batch=batch, extra=extra, dropout=dropout, norm=norm), job)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
@@ -66,6 +70,43 @@ def test_two_runs_of_the_same_job_are_bit_identical(folder: Path) -> None:
         train(folder, Job(workers=2, shards=2), batch=5, dropout=True)
         contents.append((folder / f"snap_iter_{ITERATIONS}.caffemodel").read_bytes())
     assert contents[0] == contents[1]
+
+
+STATISTICS_JOBS = [Job(), Job(workers=1, shards=2), Job(workers=2, shards=2), Job(workers=3, shards=1)]
+
+
+@pytest.mark.parametrize("job", STATISTICS_JOBS)
+def test_normalized_runs_repeat_and_resume_bit_for_bit(folder: Path, job: Job) -> None:
+    """A net with statistics, which no solver moves: clipped, with several passes an iteration, tested on the way."""
+    extra = "snapshot: 8\nmax_iter: 16\nclip_gradients: 0.5\niter_size: 2\ntest_interval: 4"
+
+    def end(resume: Path | None) -> tuple[bytes, object]:
+        ended = train(
+            folder,
+            Job(workers=job.workers, shards=job.shards, resume=resume),
+            batch=6,
+            extra=extra,
+            norm=True,
+        )
+        model = (folder / "snap_iter_16.caffemodel").read_bytes()
+        return model, [(r.iteration, r.outputs) for r in ended.heard.tests if r.iteration > 8]
+
+    whole = end(None)
+    assert end(None) == whole
+    assert end(folder / "snap_iter_8.solverstate") == whole
+
+
+def test_statistics_are_the_mean_over_the_workers(folder: Path) -> None:
+    """At rate 0 each worker sees its own half; the mean of both halves is what two runs of one worker average to."""
+    extra = "base_lr: 0\nmax_iter: 1\nclip_gradients: 0.01\nsnapshot: 1"
+    train(folder, Job(workers=2, shards=2), batch=5, extra=extra, norm=True)
+    mean, variance, factor = dict(read_model(folder / "snap_iter_1.caffemodel"))["norm"]
+    train(folder, Job(workers=1, shards=1), batch=10, extra=extra, norm=True)
+    whole = dict(read_model(folder / "snap_iter_1.caffemodel"))["norm"]
+    assert factor == 1 == whole[2]
+    np.testing.assert_allclose(mean, whole[0], rtol=1e-4)
+    # Variances within the halves; those of the whole have what lies between the halves on top.
+    assert np.all(variance > 0.5 * whole[1]) and np.all(variance < 1.1 * whole[1])
 
 
 @pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2), Job(workers=3, shards=1)])
