@@ -47,7 +47,9 @@ def test_the_example_of_the_server_is_short_and_trains(repository: Path, tmp_pat
                 process.stdout.close()
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/results.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/results.md", "docs/own_layers.md"]
+)
 def test_every_link_and_path_named_is_there(repository: Path, name: str) -> None:
     text = (repository / name).read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)", text)

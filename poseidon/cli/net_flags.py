@@ -10,6 +10,7 @@ import torch
 from poseidon.cluster.plan import devices_from_flag
 from poseidon.engine.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import Phase
 
 
@@ -18,8 +19,20 @@ def add_flag(parser: argparse.ArgumentParser, name: str, **settings: object) -> 
     parser.add_argument(f"--{name}", f"-{name}", dest=name, **settings)  # type: ignore[arg-type]
 
 
+def add_import_flag(parser: argparse.ArgumentParser) -> None:
+    """Declare -import."""
+    parser.add_argument(
+        "--import",
+        "-import",
+        dest="imports",
+        metavar="MODULES",
+        default="",
+        help="Python modules that register layers of your own, parted by commas; see docs/own_layers.md",
+    )
+
+
 def add_net_flags(parser: argparse.ArgumentParser, *, phase: str, weights_help: str) -> None:
-    """Declare -model, -weights, -iterations, -gpu, -phase, -level and -stage."""
+    """Declare -model, -weights, -iterations, -gpu, -phase, -level, -stage and -import."""
     add_flag(parser, "model", metavar="FILE", required=True, help="the net definition (prototxt)")
     add_flag(parser, "weights", metavar="FILES", default="", help=weights_help)
     add_flag(parser, "iterations", type=int, default=50, metavar="N", help="batches (50)")
@@ -29,17 +42,19 @@ def add_net_flags(parser: argparse.ArgumentParser, *, phase: str, weights_help: 
     add_flag(
         parser, "stage", default="", metavar="NAMES", help="stages for rules of the net, parted by commas"
     )
+    add_import_flag(parser)
 
 
 def net_request(arguments: argparse.Namespace) -> NetRequest:
-    """What the flags ask for.
+    """What the flags ask for; the modules that they name are imported.
 
     Raises:
-        UsageError: fewer than one iteration, or a GPU that is not there.
+        UsageError: fewer than one iteration, a GPU that is not there, or a module that fails.
         SnapshotError: there is no such model.
     """
     if arguments.iterations < 1:
         raise UsageError(f"-iterations is {arguments.iterations}, expected 1 or more")
+    import_modules(module_names(arguments.imports))
     return NetRequest(
         model=Path(arguments.model),
         weights=weight_files(arguments.weights),

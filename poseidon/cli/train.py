@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from poseidon.cli.net_flags import add_import_flag
 from poseidon.cli.terminal import Terminal
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.local import LocalLauncher
@@ -28,10 +29,11 @@ from poseidon.cluster.supervise import run_job
 from poseidon.engine.document import JobDocument
 from poseidon.engine.preflight import check_nets, check_snapshot_prefix, obstacle_to
 from poseidon.errors import JobError, PoseidonError, SnapshotError, UsageError
+from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.proto.paths import repository_root
-from poseidon.settings import read_settings
+from poseidon.settings import inherited_environment, read_settings
 from poseidon.snapshot.solverstate import seed_of
 from poseidon.solvers.settings import solver_settings
 
@@ -121,6 +123,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help="a process silent this long has failed (120)",
     )
+    add_import_flag(parser)
     flag("background", action="store_true", help="return once the job runs")
     flag("job", metavar="ID", help=argparse.SUPPRESS)
     flag("svb", metavar="X", default="false", help=argparse.SUPPRESS)
@@ -160,6 +163,8 @@ class _Job:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._flags = arguments
+        self._imports = module_names(arguments.imports)
+        import_modules(self._imports)
         self._solver = read_solver(arguments.solver)
         self._settings = solver_settings(self._solver)
         self._net_name = check_nets(self._solver, self._settings).param.name or Path(arguments.solver).stem
@@ -289,6 +294,7 @@ class _Job:
             snapshot=str(Path(flags.snapshot).absolute()) if flags.snapshot else "",
             weights=tuple(str(Path(part).absolute()) for part in flags.weights.split(",") if part),
             net_outputs=str(self._net_outputs),
+            imports=self._imports,
         )
 
 
@@ -352,6 +358,7 @@ def _environment() -> dict[str, str]:
     root = repository_root()
     paths = [str(root)] if root is not None else []
     paths += [path for path in sys.path if path.endswith("site-packages")]
+    paths += filter(None, inherited_environment().get("PYTHONPATH", "").split(os.pathsep))
     return {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",

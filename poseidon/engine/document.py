@@ -38,6 +38,7 @@ class JobDocument:
         snapshot: solver state to go on from, or empty.
         weights: models to start from, later ones over earlier ones.
         net_outputs: prefix of the net outputs' file.
+        imports: Python modules to import before any net is read: they register layers.
     """
 
     job: str
@@ -60,6 +61,7 @@ class JobDocument:
     snapshot: str = ""
     weights: tuple[str, ...] = ()
     net_outputs: str = ""
+    imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("clients", 1), ("local_workers", 1), ("threads", 1)):
@@ -100,7 +102,8 @@ def read_document(line: str | bytes) -> JobDocument:
         kind: type = {"int": int, "str": str}.get(str(known[name].type), list)
         if type(content) is not kind:
             raise UsageError(f"the job document's {name} is {content!r:.60}; expected {kind.__name__}")
-    value["weights"] = tuple(value.get("weights", ()))
+    for name in ("weights", "imports"):
+        value[name] = tuple(value.get(name, ()))
     try:
         return JobDocument(**value)
     except TypeError as error:

@@ -37,6 +37,7 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, History
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.layers.base import LayerContext
+from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.netoutputs import NetOutputs
 from poseidon.metrics.sinks import Sink
@@ -201,6 +202,7 @@ class Worker:
     def run(self) -> None:
         """Build, train, leave."""
         document = self._document
+        import_modules(document.imports)
         solver = read_solver(document.solver)
         settings = solver_settings(solver)
         context = LayerContext(

@@ -19,6 +19,16 @@ def once_or(count: int) -> str:
     return "once" if count == 1 else f"once or {count} times"
 
 
+def unknown_type(name: str, types: Iterable[str]) -> str:
+    """A clause for a layer type that nobody registered, with all near names, and what to do about a type of one's own."""
+    names = sorted(set(types))
+    lowered = {choice.lower(): choice for choice in names}
+    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3)]
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    also = f"near too: {', '.join(near[1:])}; " if len(near) > 1 else ""
+    return f"unknown layer type '{name}'; {hint} ({also}for a type of your own see --import)"
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """A clause such as `unknown layer type 'Convolutoin'; did you mean 'Convolution'?`."""
     names = sorted(set(choices))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from poseidon.layers.base import Layer, LayerContext, LayerError
-from poseidon.layers.naming import unknown
+from poseidon.layers.naming import unknown_type
 from poseidon.proto.caffe_pb2 import LayerParameter
 
 Class = TypeVar("Class", bound=type[Layer])
@@ -42,13 +42,12 @@ def layer_class(name: str) -> type[Layer]:
     """The class of a type.
 
     Raises:
-        LayerError: no such type; the text has the nearest one.
+        LayerError: no such type; the text has those of like names.
     """
     if not name:
         raise LayerError("has no type")
     if name not in _CLASSES:
-        near = unknown("layer type", name, _CLASSES)
-        raise LayerError(near if "did you mean" in near else f"{near}; known: {', '.join(sorted(_CLASSES))}")
+        raise LayerError(unknown_type(name, _CLASSES))
     return _CLASSES[name]
 
 

@@ -1,0 +1,65 @@
+"""docs/own_layers.md, word for word: from a class to a trained net; and what may go wrong on the way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from poseidon.snapshot.caffemodel import read_model
+from tests.support.trainings import machinefile, poseidon
+
+FILE = re.compile(r"^Save as `([^`]+)`:\n\n```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^poseidon (train .*)$", re.MULTILINE)
+LOSS = re.compile(r"Train net output #0: loss = (\S+)")
+
+
+@pytest.fixture
+def page(repository: Path, tmp_path: Path) -> str:
+    """The page's text; its files are in `tmp_path`."""
+    text = (repository / "docs" / "own_layers.md").read_text(encoding="utf-8")
+    files = dict(FILE.findall(text))
+    assert sorted(files) == ["net.prototxt", "softplus.py", "solver.prototxt"]
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    return text
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_the_page_trains(page: str, tmp_path: Path, clients: int) -> None:
+    (words,) = COMMAND.findall(page)
+    done = poseidon(tmp_path, *words.split(), f"--hostfile={machinefile(tmp_path, clients)}")
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in LOSS.findall(done.stderr)]
+    assert len(losses) == 4 and losses[-1] < 0.05 * losses[0]
+    (gain,) = dict(read_model(tmp_path / "soft_iter_200.caffemodel"))["soft"]
+    assert gain.shape == (8,) and (gain != 1).all()
+
+
+def test_time_takes_the_module_too(page: str, tmp_path: Path) -> None:
+    done = poseidon(tmp_path, "time", "-model=net.prototxt", "-iterations=1", "-import", "softplus")
+    assert done.returncode == 0 and "soft" in done.stderr
+
+
+@pytest.mark.usefixtures("page")
+@pytest.mark.parametrize(
+    ("module", "code", "message"),
+    [
+        ("", "", "net.prototxt:7: layer 'soft' (SoftPlus): unknown layer type 'SoftPlus'"),
+        ("nowhere", "", "--import nowhere: there is no module 'nowhere' in"),
+        ("broken", "x = 1\ny = undefined\n", r"broken.py:2: NameError: name 'undefined' is not defined"),
+        ("broken", "def x(:\n", r"broken.py:1: invalid syntax"),
+        (
+            "broken",
+            "from poseidon.layers.base import Layer\nfrom poseidon.layers.registry import register\n\n"
+            "@register('ReLU')\nclass Mine(Layer): pass\n",
+            "broken.py:4: ValueError: layer type 'ReLU' is already registered by ReLU",
+        ),
+    ],
+)
+def test_one_sentence_for_each_mistake(tmp_path: Path, module: str, code: str, message: str) -> None:
+    (tmp_path / "broken.py").write_text(code, encoding="utf-8")
+    done = poseidon(tmp_path, "train", "--solver=solver.prototxt", f"--import={module}")
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+    assert message in done.stderr, done.stderr
