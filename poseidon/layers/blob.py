@@ -32,6 +32,11 @@ class Newer(Enum):
     DEVICE = "the device's"
 
 
+def lies_apart(tensor: Tensor) -> bool:
+    """Whether numpy cannot see a tensor's memory, so that the host needs a copy."""
+    return tensor.device.type != "cpu"
+
+
 class Memory:
     """Flat float32 numbers that a host and a device may both hold.
 
@@ -41,7 +46,7 @@ class Memory:
 
     def __init__(self, device: Tensor) -> None:
         self._device = device
-        self._host = device if device.device.type == "cpu" else None
+        self._host = None if lies_apart(device) else device
         self._newer = Newer.NEITHER
 
     @property
@@ -54,7 +59,7 @@ class Memory:
         if self._host is self._device:
             return self._device
         if self._host is None:
-            self._host = self._device.cpu()
+            self._host = self._device.to("cpu", copy=True)
         elif self._newer is Newer.DEVICE:
             self._host.copy_(self._device)
         self._newer = Newer.HOST

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import poseidon.pycaffe as caffe
+from poseidon.layers import blob as blob_module
 from poseidon.layers.registry import known_types
 from poseidon.proto.definition import read_net
 
@@ -42,6 +43,22 @@ def of(case: Any, kind: str) -> Iterator[tuple[list[str], np.ndarray]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_caffe(name: str) -> None:
+    run(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["bn_train", "conv_1d_axis2", "eltwise_prod", "lstm", "residual", "shared_params"]
+)
+def test_as_caffe_with_memory_apart_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: layers and users each have a copy of every blob."""
+    if not (FOLDER / f"{name}.npz").exists():
+        pytest.skip(f"no recorded case {name} in {FOLDER}")
+    monkeypatch.setattr(blob_module, "lies_apart", lambda _: True)
+    run(name)
+
+
+def run(name: str) -> None:
+    """Set, run forward and backward, compare."""
     path = FOLDER / f"{name}.prototxt"
     missing = {layer.type for layer in read_net(path).param.layer} - known_types()
     if missing:

@@ -1,0 +1,73 @@
+"""The process-wide settings."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import poseidon.pycaffe as caffe
+from poseidon.errors import UsageError
+from poseidon.pycaffe import mode
+
+
+def test_layer_types_are_listed() -> None:
+    kinds = caffe.layer_type_list()
+    assert kinds == sorted(kinds)
+    assert {"Data", "Convolution", "Python", "SoftmaxWithLoss"} <= set(kinds)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_gpu_is_an_error() -> None:
+    caffe.set_mode_cpu()
+    for call in (caffe.set_mode_gpu, lambda: caffe.set_device(0)):
+        with pytest.raises(UsageError, match="there is no GPU 0: 0 CUDA devices were found"):
+            call()
+    assert mode.MODE.device.type == "cpu"
+
+
+def test_seeds_make_nets_alike_and_each_net_its_own(simple: Path) -> None:
+    def weights() -> np.ndarray:
+        return caffe.Net(str(simple), caffe.TRAIN).params["ip"][0].data.copy()
+
+    caffe.set_random_seed(5)
+    first, second = weights(), weights()
+    caffe.set_random_seed(5)
+    np.testing.assert_array_equal(first, weights())
+    np.testing.assert_array_equal(second, weights())
+    assert np.abs(first - second).max() > 0
+
+
+def test_ranks() -> None:
+    assert (caffe.solver_count(), caffe.solver_rank(), caffe.has_nccl()) == (1, 0, False)
+    caffe.set_solver_count(3)
+    caffe.set_solver_rank(2)
+    caffe.set_multiprocess(True)
+    context = mode.next_context(caffe.TRAIN)
+    assert (context.rank, context.workers) == (2, 3)
+    caffe.set_solver_rank(3)
+    with pytest.raises(UsageError, match="solver rank 3 of 3"):
+        mode.next_context(caffe.TRAIN)
+    for call in (lambda: caffe.set_solver_count(0), lambda: caffe.set_solver_rank(-1)):
+        with pytest.raises(UsageError, match="expected"):
+            call()
+
+
+def test_the_log_has_glogs_form(capsys: pytest.CaptureFixture[str]) -> None:
+    caffe.init_log(0, True)
+    try:
+        caffe.log("hello")
+        caffe.init_log(2)
+        caffe.log("not this")
+    finally:
+        while mode._LOG:
+            mode._LOG.pop().close()
+        for name in ("poseidon", "ps_server"):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("I") and lines[0].endswith("] hello")
+    with pytest.raises(UsageError, match="log level 9"):
+        caffe.init_log(9)
