@@ -1,0 +1,29 @@
+"""The examples of docs/pycaffe.md run, in order, in one folder."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_examples_run(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (repository / "docs" / "pycaffe.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 5
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scope: dict[str, object] = {"__name__": "example"}
+    for block in blocks:
+        exec(block.replace("29511", str(free_port())), scope)
+    assert (tmp_path / "model_iter_20.caffemodel").is_file()
+    sys.modules.pop("scaling")
