@@ -190,6 +190,11 @@ class Layer(nn.Module):
                 raise LayerError(f"{spec.name}: {error}") from error
         self.blob_specs = specs
 
+    def allow_absent(self, name: str) -> None:
+        """Let the attribute of a blob that the definition may leave out be None until it is installed."""
+        if name not in self._parameters:
+            self.register_parameter(name, None)
+
     def _compare(self, specs: Sequence[BlobSpec]) -> None:
         if len(specs) != len(self.blob_specs):
             raise LayerError(

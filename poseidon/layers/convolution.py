@@ -140,7 +140,7 @@ class Convolution(Layer):
         check_groups(channels, outputs, self.group)
         extents = self.window.extents(spatial)
         self._choose_call(len(spatial))
-        self.register_parameter("bias", None)
+        self.allow_absent("bias")
         weight = (outputs, channels // self.group, *self.window.kernel)
         self.declare(
             BlobSpec(name="weight", shape=weight, filler=param.weight_filler),

@@ -39,7 +39,7 @@ class InnerProduct(Layer):
         self.transpose = param.transpose
         inputs, outputs = math.prod(shape[self.axis :]), param.num_output
         self.offers_factors = self.axis == 1 and not self.transpose
-        self.register_parameter("bias", None)
+        self.allow_absent("bias")
         weight = (inputs, outputs) if self.transpose else (outputs, inputs)
         self.declare(
             BlobSpec(name="weight", shape=weight, filler=param.weight_filler),

@@ -16,8 +16,9 @@ from poseidon.layers.sources import Source
 from poseidon.net.net import Net
 from tests.support.nets import build, inputs, layer, noise
 
-CONV = "convolution_param { num_output: 3 kernel_size: 3 weight_filler { type: 'xavier' } }"
-IP = "inner_product_param { num_output: 2 weight_filler { type: 'xavier' } }"
+BIAS = "bias_filler { type: 'constant' value: 3 }"
+CONV = f"convolution_param {{ num_output: 3 kernel_size: 3 weight_filler {{ type: 'xavier' }} {BIAS} }}"
+IP = f"inner_product_param {{ num_output: 2 weight_filler {{ type: 'xavier' }} {BIAS} }}"
 MAPS = layer("Convolution", "x", "c", CONV, name="conv") + layer("ReLU", "c", "c", name="relu")
 POOL = layer("Pooling", "c", "p", "pooling_param { kernel_size: 2 stride: 2 }", name="pool")
 SCORES = layer("InnerProduct", "p", "y", IP, name="ip")
