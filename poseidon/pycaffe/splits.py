@@ -27,6 +27,9 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
     """The net with its Split layers; it has been filtered for its phase.
 
     A bottom that nobody makes is left for the planner to complain about.
+
+    Raises:
+        DefinitionError: a layer runs in place on a blob that others read too.
     """
     sources, readers, weights = _readers(definition.param)
     param = NetParameter()
@@ -40,6 +43,11 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
         for place, blob in enumerate(old.bottom):
             top = sources.get((index, place))
             if top is not None and readers[top] > 1:
+                if place < len(old.top) and old.top[place] == blob:
+                    raise definition.error(
+                        index,
+                        f"runs in place on '{blob}', which others read too; expected a top of another name",
+                    )
                 maker = definition.param.layer[top[0]].name
                 layer.bottom[place] = f"{split_name(maker, blob, top[1])}_{used[top]}"
                 used[top] += 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from poseidon.errors import DefinitionError
 from poseidon.pycaffe.splits import insert_splits
 from tests.support.nets import definition, inputs, layer
 
@@ -59,3 +62,11 @@ def test_each_split_has_the_line_of_its_layer() -> None:
         inputs(x=(1, 2)) + "\n" + layer("ReLU", "x", "y", name="a") + "\n" + layer("ReLU", "x", "z", name="b")
     )
     assert insert_splits(definition(text)).layer_lines == (1, 1, 2, 3)
+
+
+def test_in_place_on_what_others_read_is_refused_as_by_caffe() -> None:
+    text = inputs(x=(1, 2)) + layer("Power", "x", "y", name="p") + layer("ReLU", "y", "a", name="a")
+    with pytest.raises(
+        DefinitionError, match=r"layer 'b' \(ReLU\): runs in place on 'y', which others read too"
+    ):
+        lines(text + layer("ReLU", "y", "y", name="b"))
