@@ -70,6 +70,7 @@ class Replica:
             outputs = self.train()
             loss = self.train.loss
             loss.backward()
+            self.train.tell_backward()
             total = loss.detach() if total is None else total + loss.detach()
             after_pass()
         assert total is not None

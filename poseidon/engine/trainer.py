@@ -136,6 +136,8 @@ class Trainer:
         rate = solver.rate(self._iteration)
         exchange.start(self._iteration, rate)
         self._hooks.start()
+        if solver.debug_info:
+            self._replica.train.set_debug_info(bool(solver.display) and self._iteration % solver.display == 0)
         loss, outputs = self._replica.forward_backward(solver.iter_size, self._hooks.next_pass)
         self._hooks.finish()
         exchange.finish()

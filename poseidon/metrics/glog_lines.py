@@ -22,6 +22,7 @@ from poseidon.log import at
 from poseidon.metrics.record import Output, TestRecord, TrainRecord
 
 _SOLVER = "solver.cpp"
+_NET = "net.cpp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,39 @@ def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
         GlogLine(text=f"Snapshotting to {model}", file=_SOLVER, line=317),
         GlogLine(text=f"Snapshotting solver state to {state}", file=_SOLVER, line=324),
     )
+
+
+def forward_top(layer: str, blob: str, mean: float) -> GlogLine:
+    """debug_info: the mean absolute value of a top."""
+    text = f"    [Forward] Layer {layer}, top blob {blob} data: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=560)
+
+
+def forward_param(layer: str, blob: str, mean: float) -> GlogLine:
+    """debug_info: the mean absolute value of a learnable blob."""
+    text = f"    [Forward] Layer {layer}, param blob {blob} data: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=571)
+
+
+def backward_bottom(layer: str, blob: str, mean: float) -> GlogLine:
+    """debug_info: the mean absolute diff of a bottom."""
+    text = f"    [Backward] Layer {layer}, bottom blob {blob} diff: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=587)
+
+
+def backward_param(layer: str, index: int, mean: float) -> GlogLine:
+    """debug_info: the mean absolute diff of a learnable blob."""
+    text = f"    [Backward] Layer {layer}, param blob {index} diff: {number(mean)}"
+    return GlogLine(text=text, file=_NET, line=598)
+
+
+def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -> GlogLine:
+    """debug_info: the norms of all learnable blobs together."""
+    text = (
+        "    [Backward] All net params (data, diff): "
+        f"L1 norm = ({number(data_l1)}, {number(diff_l1)}); L2 norm = ({number(data_l2)}, {number(diff_l2)})"
+    )
+    return GlogLine(text=text, file=_NET, line=547)
 
 
 def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine, ...]:

@@ -7,7 +7,7 @@ the same definition, context and inputs compute the same bits.
 
 from __future__ import annotations
 
-import struct
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poseidon.data.reader import BatchReader
-from poseidon.errors import DataError, SnapshotError, UsageError
+from poseidon.errors import DataError, UsageError
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, times
 from poseidon.layers.data import Data
 from poseidon.layers.naming import unknown
 from poseidon.layers.sources import Input
+from poseidon.metrics.glog_lines import GlogSink
+from poseidon.net.debug import DebugTrace
 from poseidon.net.fit import Fit, check_known
 from poseidon.net.fuse import FusedStep, Run, fuse
 from poseidon.net.load import Arrays, LoadReport, load_blobs
 from poseidon.net.params import ParamInfo
 from poseidon.net.plan import NetPlan, Step
+from poseidon.net.random_state import pack_states, unpack_states
 from poseidon.proto.definition import NetDefinition
-
-# A random state is a run of (length, bytes), one for each layer that draws.
-LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +96,30 @@ class Net(nn.Module):
         self.keep_blobs = False
         self.blobs: dict[str, Tensor] = {}
         self._inputs = self._find_inputs()
-        steps = [FusedStep(step, self._runner(place)) for place, step in enumerate(self.plan.steps)]
+        steps = [FusedStep(step, run) for step, run in zip(self.plan.steps, self._runs(), strict=True)]
         self._calls = self._list(steps)
+        self._traced_calls: tuple[Call, ...] = ()
+        self._trace: DebugTrace | None = None
         # Layers whose shapes may change run one by one.
         self._fused_calls = self._calls if self._fit.watched else self._list(fuse(self.plan, compiled.layers))
+        self.set_debug_info(self.definition.param.debug_info)
+
+    def set_debug_info(self, on: bool) -> None:
+        """From now on log the mean absolute values of all blobs in every pass, or no longer."""
+        if not on or self.context.rank != 0:
+            self._trace = None
+            return
+        layers = [layer for _, layer in self.layer_modules]
+        sink = GlogSink(logging.getLogger("poseidon.net"))
+        self._trace = DebugTrace(
+            self.plan, layers, [info.parameter for info in self.parameters_info], sink.write
+        )
+        self._traced_calls = self._list(self._trace.steps(self._runs()))
+
+    def tell_backward(self) -> None:
+        """After a backward pass: log what it gave, where `set_debug_info` asked for it."""
+        if self._trace is not None:
+            self._trace.tell_backward()
 
     @property
     def blob_shapes(self) -> dict[str, Shape]:
@@ -119,8 +139,16 @@ class Net(nn.Module):
             for name, slot in zip(layer.param.top, step.tops, strict=True)
         )
 
-    def _runner(self, place: int) -> Run:
-        return partial(self._fit.run, place) if place in self._fit.watched else self.layer_modules[place][1]
+    def _runs(self) -> list[Run]:
+        return [
+            partial(self._fit.run, place) if place in self._fit.watched else layer
+            for place, (_, layer) in enumerate(self.layer_modules)
+        ]
+
+    def _chosen_calls(self) -> tuple[Call, ...]:
+        if self._trace is not None:
+            return self._traced_calls
+        return self._calls if self.keep_blobs else self._fused_calls
 
     def reshape(self, input_shapes: Mapping[str, Shape]) -> None:
         """Make the net ready for inputs of other shapes; all layers that this reaches are set up again.
@@ -159,7 +187,7 @@ class Net(nn.Module):
         values: list[Tensor | None] = [None] * self.plan.slots
         self._take(inputs or {}, values)
         keep = self.keep_blobs
-        for call in self._calls if keep else self._fused_calls:
+        for call in self._chosen_calls():
             arguments: list[Any] = [values[slot] for slot in call.bottoms]
             if call.cut is not None:
                 arguments = [v.detach() if cut else v for v, cut in zip(arguments, call.cut, strict=True)]
@@ -216,8 +244,7 @@ class Net(nn.Module):
 
     def random_state(self) -> bytes:
         """The state of every layer that draws random numbers."""
-        states = [generator.get_state().numpy().tobytes() for generator in self._generators()]
-        return b"".join(LENGTH.pack(len(state)) + state for state in states)
+        return pack_states(self._generators())
 
     def set_random_state(self, state: bytes) -> None:
         """Put back what `random_state` gave.
@@ -225,20 +252,7 @@ class Net(nn.Module):
         Raises:
             SnapshotError: the state is of a net with other random layers, or on another kind of device.
         """
-        parts, rest = [], state
-        while len(rest) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(rest)
-            parts.append(rest[LENGTH.size : LENGTH.size + length])
-            rest = rest[LENGTH.size + length :]
-        generators = self._generators()
-        lengths = [generator.get_state().numel() for generator in generators]
-        if rest or [len(part) for part in parts] != lengths:
-            raise SnapshotError(
-                f"the random state is that of {len(parts)} layers ({len(state)} bytes), expected that of the "
-                f"{len(generators)} random layers of this net"
-            )
-        for generator, part in zip(generators, parts, strict=True):
-            generator.set_state(torch.frombuffer(bytearray(part), dtype=torch.uint8))
+        unpack_states(self._generators(), state)
 
     def _generators(self) -> list[torch.Generator]:
         return [layer.generator for _, layer in self.layer_modules if layer.generator is not None]

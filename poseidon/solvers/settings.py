@@ -29,6 +29,7 @@ class SolverSettings:
         test_initialization: test before the first iteration too.
         snapshot: iterations between snapshots; 0: never.
         snapshot_after_train: write a snapshot at the end.
+        debug_info: log the mean absolute values of all blobs in displayed iterations.
         random_seed: the seed; None: take a new one each run.
     """
 
@@ -43,6 +44,7 @@ class SolverSettings:
     test_initialization: bool
     snapshot: int
     snapshot_after_train: bool
+    debug_info: bool
     random_seed: int | None
 
     def rule(self, lr_mult: float, decay_mult: float) -> Rule:
@@ -90,6 +92,7 @@ def solver_settings(solver: SolverDefinition) -> SolverSettings:
         test_initialization=param.test_initialization,
         snapshot=param.snapshot,
         snapshot_after_train=param.snapshot_after_train,
+        debug_info=param.debug_info,
         random_seed=param.random_seed if param.random_seed >= 0 else None,
     )
 

@@ -207,3 +207,28 @@ def test_another_number_of_workers_goes_on_and_says_so(
     with caplog.at_level("WARNING"):
         train(folder, Job(resume=folder / "snap_iter_20.solverstate"), batch=10, extra="snapshot: 20")
     assert "was written by 2 workers and this job has 1" in caplog.text
+
+
+def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(workers=2, shards=1)
+    train(folder, job, batch=5, extra="max_iter: 6\ntest_interval: 5", norm=True)
+    plain = (folder / "snap_iter_6.caffemodel").read_bytes()
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        train(folder, job, batch=5, extra="max_iter: 6\ntest_interval: 5\ndebug_info: true", norm=True)
+    lines = [record.getMessage() for record in caplog.records]
+    # Display is 4: iterations 0 and 4.
+    assert sum("[Forward] Layer conv, top blob conv data: " in line for line in lines) == 2
+    assert sum("[Backward] Layer norm, bottom blob pool diff: " in line for line in lines) == 2
+    assert sum("[Backward] All net params" in line for line in lines) == 2
+    again = read_model(folder / "snap_iter_6.caffemodel")
+    for (_, new), (_, old) in zip(again, read_model_bytes(folder, plain), strict=True):
+        for a, b in zip(new, old, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def read_model_bytes(folder: Path, content: bytes) -> list[tuple[str, list[np.ndarray]]]:
+    (folder / "plain.caffemodel").write_bytes(content)
+    return read_model(folder / "plain.caffemodel")
