@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from poseidon.cluster.job_selection import jobs_of_machinefile
 from poseidon.cluster.kill import KillPatience, job_processes, kill_job
 from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
-from poseidon.cluster.registry import JobRecord, Registry, check_job_id
+from poseidon.cluster.registry import EXTRACTION, JobRecord, Registry, check_job_id
 from poseidon.errors import JobError, MachinefileError, PoseidonError, UsageError
 from poseidon.settings import read_settings
 
@@ -67,23 +67,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 def kill_caffe(arguments: Sequence[str]) -> int:
     """What `scripts/kill_caffe.py <hostfile>` does; returns its exit code. Nothing to stop is no error."""
+    return _kill_script("kill_caffe.py", "jobs", arguments, lambda job: not job.startswith(EXTRACTION))
+
+
+def kill_feature_extractor(arguments: Sequence[str]) -> int:
+    """What `scripts/kill_feature_extractor.py <hostfile>` does; leaves training alone."""
+    return _kill_script(
+        "kill_feature_extractor.py",
+        "feature extractions",
+        arguments,
+        lambda job: job.startswith(EXTRACTION),
+    )
+
+
+def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callable[[str], bool]) -> int:
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
         print(
-            "usage: kill_caffe.py <hostfile>\nStops the jobs that were started from this machinefile.",
+            f"usage: {name} <hostfile>\nStops the {what} that were started from this machinefile.",
             file=sys.stderr,
         )
         return 2
     hostfile = Path(arguments[0])
     try:
         registry = Registry(read_settings().state_folder)
-        jobs = _jobs_of(hostfile, registry)
+        jobs = [job for job in _jobs_of(hostfile, registry) if wanted(job)]
         if not jobs:
             read_machinefile(hostfile)
-            print(f"no job that was started from {hostfile} is running on this machine")
+            print(f"no {what.removesuffix('s')} that was started from {hostfile} is running on this machine")
         else:
             _kill(jobs, registry, KillPatience())
     except PoseidonError as error:
-        print(f"kill_caffe.py: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -13,17 +13,16 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-import psutil
 import torch
 
+from poseidon.cli.launching import child_environment, read_clients, register_job
 from poseidon.cli.net_flags import add_import_flag
 from poseidon.cli.terminal import Terminal
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry, new_job_id
+from poseidon.cluster.registry import new_job_id
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.supervise import run_job
 from poseidon.engine.document import JobDocument
@@ -32,8 +31,7 @@ from poseidon.errors import JobError, PoseidonError, SnapshotError, UsageError
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
-from poseidon.proto.paths import repository_root
-from poseidon.settings import inherited_environment, read_settings
+from poseidon.settings import read_settings
 from poseidon.snapshot.solverstate import seed_of
 from poseidon.solvers.settings import solver_settings
 
@@ -192,16 +190,7 @@ class _Job:
     def _make_plan(self) -> JobPlan:
         flags = self._flags
         channels = flags.num_comm_channels_per_client
-        if flags.hostfile:
-            clients = read_machinefile(Path(flags.hostfile), channels=channels)
-        else:
-            clients = (Client(id=0, host="127.0.0.1", port=0),)
-        for client in clients:
-            if not is_loopback(client.host):
-                raise JobError(
-                    f"{flags.hostfile}: client {client.id} is on {client.host}; this version starts jobs on "
-                    "this machine only (127.0.0.1, ::1, localhost)"
-                )
+        clients = read_clients(flags.hostfile, channels)
         plan = plan_job(clients, devices_per_client=_devices(flags.gpu, self._solver), channels=channels)
         # A worker that is alone needs no server: it applies the update rule itself.
         return plan if plan.worker_count > 1 else replace(plan, shards=())
@@ -230,26 +219,12 @@ class _Job:
                 LocalLauncher(),
                 callbacks=terminal,
                 settings=self._patience,
-                registration=self._register(),
+                registration=register_job(self._id, self._flags.hostfile, self._plan.clients, self._output),
             )
         finally:
             terminal.close()
         terminal.say(f"job {self._id} {result.outcome.value} at iteration {result.iteration}")
         return 0
-
-    def _register(self) -> Registration:
-        me = psutil.Process()
-        record = JobRecord(
-            job=self._id,
-            launcher=RecordedProcess(
-                name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time()
-            ),
-            hostfile=str(Path(self._flags.hostfile).resolve()) if self._flags.hostfile else None,
-            clients=self._plan.clients,
-            output=str(self._output),
-            started_s=datetime.now().timestamp(),
-        )
-        return Registration(Registry(read_settings().state_folder), record)
 
     def _spec(self, role: WorkerPlan | ShardPlan) -> ProcessSpec:
         marks: tuple[str, ...]
@@ -262,7 +237,7 @@ class _Job:
         return ProcessSpec(
             name=role.process,
             argv=(sys.executable, "-m", module, "--job", self._id, *marks),
-            environment=_environment(),
+            environment=child_environment(),
             first_line=first_line,
         )
 
@@ -347,25 +322,6 @@ def _devices(gpu: str, solver: SolverDefinition) -> tuple[str, ...]:
             "solver_mode", f"GPU, but this machine has {available} GPUs; expected CPU, or another device_id"
         )
     return (f"cuda:{param.device_id}",)
-
-
-def _environment() -> dict[str, str]:
-    """What a child needs beyond our own environment.
-
-    The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
-    iteration, and giving them back to the system means touching fresh pages every time.
-    """
-    root = repository_root()
-    paths = [str(root)] if root is not None else []
-    paths += [path for path in sys.path if path.endswith("site-packages")]
-    paths += filter(None, inherited_environment().get("PYTHONPATH", "").split(os.pathsep))
-    return {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONUNBUFFERED": "1",
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
-        "MALLOC_TRIM_THRESHOLD_": str(2**34),
-        "MALLOC_TOP_PAD_": str(2**26),
-    }
 
 
 def _in_words(plan: JobPlan) -> str:

@@ -21,6 +21,8 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName
 from poseidon.errors import JobError, UsageError
 
+EXTRACTION = "extract_features"
+"""How the ids of feature extractions begin."""
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", re.ASCII)
 
 

@@ -98,6 +98,12 @@ class BatchMaker:
             labels = self._any_batch(places, draws, data)
         return data, np.array(labels, np.float32)
 
+    def fresh_records(self, number: int) -> int:
+        """How many records of batch `number`, from its front, belong to the first pass through the database."""
+        plan = self._plan
+        records = plan.share.records(number * plan.batch_size, plan.batch_size)
+        return int((records < len(self._cursor)).sum())
+
     def close(self) -> None:
         """Close the cursor and end the decoding threads; no `make` may be under way."""
         if self._pool is not None:

@@ -23,12 +23,19 @@ RANGE_NOT_SATISFIABLE = 416
 
 
 def download(
-    url: str, target: Path, *, md5: str, report: Report = silent, timeout_s: float = TIMEOUT_S
+    url: str,
+    target: Path,
+    *,
+    md5: str = "",
+    sha1: str = "",
+    report: Report = silent,
+    timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Fetch `url` to `target`, which need not have a folder yet.
 
     Args:
-        md5: checksum of the whole file, in hex.
+        md5: checksum of the whole file, in hex; or
+        sha1: that one.
         report: told how many bytes have come, of how many (0 when the server does not say).
         timeout_s: for connecting, and for every wait for more bytes.
 
@@ -46,17 +53,23 @@ def download(
         except (OSError, http.client.HTTPException) as error:
             if left == 0 or _size(part) <= before:
                 raise ConnectionError(f"{url} cannot be fetched: {_reason(error)}") from error
-    found = file_md5(part)
-    if found != md5:
+    kind, expected = ("sha1", sha1) if sha1 else ("md5", md5)
+    found = file_digest(part, kind)
+    if found != expected:
         part.unlink()
-        raise ConnectionError(f"{url} is not the published file: its md5 is {found}, not {md5}")
+        raise ConnectionError(f"{url} is not the published file: its {kind} is {found}, not {expected}")
     part.replace(target)
 
 
 def file_md5(path: Path) -> str:
     """The md5 of a file, in hex."""
+    return file_digest(path, "md5")
+
+
+def file_digest(path: Path, kind: str) -> str:
+    """A checksum of a file, in hex; `kind` is `md5` or `sha1`."""
     with path.open("rb") as file:
-        digest = hashlib.md5(usedforsecurity=False)
+        digest = hashlib.new(kind, usedforsecurity=False)
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

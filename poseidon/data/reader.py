@@ -89,6 +89,13 @@ class BatchReader:
         """Batches that `next` has handed out, those skipped included; not those made ahead."""
         return self._batches_done
 
+    def fresh_records(self, number: int) -> int:
+        """How many records of batch `number`, from its front, are read for the first time by anyone.
+
+        Zero says that the data has ended. To be asked before the first `next`, for LevelDB counts by reading.
+        """
+        return self._maker.fresh_records(number)
+
     @property
     def ready(self) -> int:
         """Batches that `next` would hand out without waiting."""

@@ -1,0 +1,73 @@
+"""What the commands that start jobs have in common: the children's environment, and the job's record."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
+from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry
+from poseidon.errors import JobError
+from poseidon.proto.paths import repository_root
+from poseidon.settings import inherited_environment, read_settings
+
+
+def read_clients(hostfile: str | None, channels: int) -> tuple[Client, ...]:
+    """The clients of a machinefile; this machine alone without one.
+
+    Raises:
+        MachinefileError: a line is wrong.
+        JobError: a client is another machine.
+    """
+    if not hostfile:
+        return (Client(id=0, host="127.0.0.1", port=0),)
+    clients = read_machinefile(Path(hostfile), channels=channels)
+    for client in clients:
+        if not is_loopback(client.host):
+            raise JobError(
+                f"{hostfile}: client {client.id} is on {client.host}; this version starts jobs on "
+                "this machine only (127.0.0.1, ::1, localhost)"
+            )
+    return clients
+
+
+def register_job(job: str, hostfile: str | None, clients: tuple[Client, ...], output: Path) -> Registration:
+    """Put a job that this process launches on record, for `poseidon ps` and `poseidon kill`.
+
+    Raises:
+        JobError: the record cannot be written.
+    """
+    me = psutil.Process()
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time())
+    record = JobRecord(
+        job=job,
+        launcher=launcher,
+        hostfile=str(Path(hostfile).resolve()) if hostfile else None,
+        clients=clients,
+        output=str(output),
+        started_s=datetime.now().timestamp(),
+    )
+    return Registration(Registry(read_settings().state_folder), record)
+
+
+def child_environment() -> dict[str, str]:
+    """What a child needs beyond our own environment.
+
+    The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
+    iteration, and giving them back to the system means touching fresh pages every time.
+    """
+    root = repository_root()
+    paths = [str(root)] if root is not None else []
+    paths += [path for path in sys.path if path.endswith("site-packages")]
+    paths += filter(None, inherited_environment().get("PYTHONPATH", "").split(os.pathsep))
+    return {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONUNBUFFERED": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
+        "MALLOC_TOP_PAD_": str(2**26),
+    }
