@@ -69,6 +69,23 @@ class Counting(caffe.Layer):  # type: ignore[misc]
         pass
 
 
+class Growing(caffe.Layer):  # type: ignore[misc]
+    """A data layer whose pictures are one larger each time."""
+
+    def setup(self, bottom, top):  # type: ignore[no-untyped-def]
+        self.side = 4
+
+    def reshape(self, bottom, top):  # type: ignore[no-untyped-def]
+        top[0].reshape(1, 2, self.side, self.side)
+
+    def forward(self, bottom, top):  # type: ignore[no-untyped-def]
+        top[0].data[...] = self.side
+        self.side += 1
+
+    def backward(self, top, propagate_down, bottom):  # type: ignore[no-untyped-def]
+        pass
+
+
 class HalfSquare(caffe.Layer):  # type: ignore[misc]
     """A loss: half the mean squared difference of two bottoms."""
 

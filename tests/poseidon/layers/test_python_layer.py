@@ -88,6 +88,15 @@ def test_reshape_is_called_in_each_pass() -> None:
     assert net({"x": noise(5, 3)})["y"].shape == (5, 3)
 
 
+def test_tops_of_other_shapes_reach_the_layers_above() -> None:
+    pool = layer("Pooling", "x", "y", "pooling_param { pool: AVE global_pooling: true }", name="pool")
+    net = build(python("Growing", "", "x") + pool + layer("Flatten", "x", "z", name="flat"))
+    for side in (4, 5, 6):
+        tops = net()
+        assert tops["z"].shape == (1, 2 * side * side)
+        assert tops["y"].tolist() == [[[[side]], [[side]]]]
+
+
 @pytest.mark.parametrize("method", ["setup", "reshape"])
 def test_what_setup_raises_is_one_sentence_with_its_place(method: str) -> None:
     with pytest.raises(DefinitionError) as caught:

@@ -169,3 +169,11 @@ def test_python_layers_learn_in_a_solver(write: Write) -> None:
     solver.step(2)
     assert np.abs(solver.net.params["affine"][1].data - before).max() > 0
     assert solver.net.layer_dict["data"].next == 8  # type: ignore[union-attr]
+
+
+def test_tops_of_other_shapes_reach_the_layers_above(write: Write) -> None:
+    text = python("data", "", "x", "Growing")
+    text += 'layer { name: "flat" type: "Flatten" bottom: "x" top: "z" }'
+    net = caffe.Net(str(write(text)), caffe.TEST)
+    for side in (4, 5, 6):
+        assert net.forward()["z"].shape == (1, 2 * side * side)
