@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.engine.replica import Replica
+from poseidon.engine.replica import Replica, Values
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Exchange, History
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState, SolverParameter
 from poseidon.snapshot import hdf5
-from poseidon.snapshot.caffemodel import write_model
+from poseidon.snapshot.caffemodel import NamedBlobs, write_model
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from ps_server.rules import history_count
@@ -89,7 +89,15 @@ class Checkpoint:
         self._workers = workers
         self._worker_history = worker_history
 
-    def save(self, prefix: Path, progress: Progress, exchange: Exchange, log: GlogSink) -> None:
+    def save(
+        self,
+        prefix: Path,
+        progress: Progress,
+        exchange: Exchange,
+        log: GlogSink,
+        *,
+        before: Values | None = None,
+    ) -> None:
         """Write a snapshot. Every worker calls this after the same iteration.
 
         Args:
@@ -97,6 +105,7 @@ class Checkpoint:
             progress: where the loop stands.
             exchange: to meet the other workers.
             log: where Caffe's lines about it go.
+            before: the blobs before the last iteration, whose changes the model gets as diffs; None: no diffs.
 
         Raises:
             SnapshotError: on rank 0, the files cannot be written; earlier snapshots are untouched.
@@ -108,7 +117,8 @@ class Checkpoint:
             return
         states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
         histories = self._averaged(states) if self._worker_history else exchange.histories()
-        self._write(prefix, progress, states, histories, log)
+        diffs = None if before is None else self._replica.changes_since(before)
+        self._write(prefix, progress, states, histories, log, diffs)
 
     def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
         state = PoseidonWorkerState(rank=self._rank, torch_rng=self._replica.train.random_state())
@@ -134,6 +144,7 @@ class Checkpoint:
         states: Sequence[PoseidonWorkerState],
         histories: Sequence[History],
         log: GlogSink,
+        diffs: NamedBlobs | None,
     ) -> None:
         in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
         model = model_path(prefix, progress.iteration, hdf5=in_hdf5)
@@ -148,9 +159,9 @@ class Checkpoint:
         )
         make_folder(prefix.parent)
         if in_hdf5:
-            hdf5.write_model(model, train.layer_blobs(), owned=train.owned_blobs())
+            hdf5.write_model(model, train.layer_blobs(), owned=train.owned_blobs(), diffs=diffs)
         else:
-            write_model(model, train.definition.param, train.layer_blobs())
+            write_model(model, train.definition.param, train.layer_blobs(), diffs=diffs)
         write_state(
             state,
             RunState(

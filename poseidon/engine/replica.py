@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from poseidon.engine.preflight import require_loss
 from poseidon.engine.solo import load_models
@@ -16,6 +18,8 @@ from poseidon.net.net import Net
 from poseidon.net.params import ParamInfo
 from poseidon.proto.definition import SolverDefinition, TestNet
 from poseidon.solvers.settings import SolverSettings
+
+Values = Mapping[nn.Parameter, Tensor]
 
 
 class Replica:
@@ -69,12 +73,31 @@ class Replica:
         for _ in range(passes):
             outputs = self.train()
             loss = self.train.loss
-            loss.backward()
+            if loss.requires_grad:  # not where nothing below the loss learns
+                loss.backward()
             self.train.tell_backward()
             total = loss.detach() if total is None else total + loss.detach()
             after_pass()
         assert total is not None
         return total / passes, outputs
+
+    def values(self) -> Values:
+        """Copies of all blobs."""
+        return {info.parameter: info.parameter.detach().clone() for info in self.train.parameters_info}
+
+    def changes_since(self, before: Values) -> list[tuple[str, str, list[NDArray[Any]]]]:
+        """What came off each blob of each layer since; what Caffe calls its diff. All zero since nothing."""
+        return [
+            (
+                name,
+                layer.param.type,
+                [
+                    (before.get(source, source) - source).detach().cpu().numpy().reshape(spec.shape)
+                    for source, spec in zip(layer.sources(), layer.blob_specs, strict=True)
+                ],
+            )
+            for name, layer in self.train.layer_modules
+        ]
 
     @property
     def batch_records(self) -> int:

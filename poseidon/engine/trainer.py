@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, total
 from poseidon.engine.checkpoint import Checkpoint, Progress
-from poseidon.engine.replica import Replica
+from poseidon.engine.replica import Replica, Values
 from poseidon.engine.tester import Tester
 from poseidon.exchange.base import Ask, Exchange
 from poseidon.exchange.hooks import Hooks
@@ -97,6 +97,7 @@ class Trainer:
         self._iteration = start.iteration
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
+        self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
         self._hooks = Hooks(replica.train, replica.trained, exchange, passes=solver.iter_size)
@@ -134,6 +135,9 @@ class Trainer:
     def _step(self) -> None:
         solver, exchange = self._solver, self._exchange
         rate = solver.rate(self._iteration)
+        if solver.snapshot_diff:
+            exchange.settle()
+            self._before = self._replica.values()
         exchange.start(self._iteration, rate)
         self._hooks.start()
         if solver.debug_info:
@@ -214,7 +218,8 @@ class Trainer:
         progress = Progress(
             iteration=self._iteration, tests_done=self._tests_done, losses=tuple(self._smoothed.losses)
         )
-        self._checkpoint.save(self._settings.prefix, progress, self._exchange, self._log)
+        before = self._before if self._solver.snapshot_diff else None
+        self._checkpoint.save(self._settings.prefix, progress, self._exchange, self._log, before=before)
 
     def _end(self, *, stopped: bool) -> None:
         solver = self._solver

@@ -15,6 +15,7 @@ from poseidon.proto.caffe_pb2 import BlobProto
 
 # Wire tag of BlobProto.data: field 5, length-delimited (packed).
 _DATA_TAG = bytes([5 << 3 | 2])
+_DIFF_TAG = bytes([6 << 3 | 2])
 
 
 def to_array(blob: BlobProto) -> npt.NDArray[np.float32]:
@@ -49,14 +50,22 @@ def blob_shape(blob: BlobProto) -> tuple[int, ...]:
     return shape
 
 
+def only_diff(array: npt.ArrayLike) -> BlobProto:
+    """A blob that has nothing but a diff, to be merged into one with data."""
+    return BlobProto.FromString(_packed(_DIFF_TAG, np.ascontiguousarray(array, dtype="<f4")))
+
+
+def _packed(tag: bytes, numbers: npt.NDArray[np.float32]) -> bytes:
+    return tag + _varint(numbers.nbytes) + numbers.tobytes() if numbers.size else b""
+
+
 def from_array(array: npt.ArrayLike) -> BlobProto:
     """A blob of `array`: its shape in the new form, its numbers as float32 in C order."""
     numbers = np.ascontiguousarray(array, dtype="<f4")
     blob = BlobProto()
     blob.shape.dim.extend(np.shape(array))
-    if numbers.size:
-        # As wire bytes: filling `data` number by number takes 100 times as long.
-        blob.MergeFromString(_DATA_TAG + _varint(numbers.nbytes) + numbers.tobytes())
+    # As wire bytes: filling `data` number by number takes 100 times as long.
+    blob.MergeFromString(_packed(_DATA_TAG, numbers))
     return blob
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poseidon.errors import SnapshotError
-from poseidon.proto.blob import from_array, to_array
+from poseidon.proto.blob import from_array, only_diff, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.snapshot import hdf5
 from poseidon.snapshot.files import read_message, write_atomically
@@ -23,28 +23,36 @@ LayerBlobs = tuple[str, list[Array | None]]
 """A layer's name and blobs; None for one that the file leaves to the layer that shares it (HDF5)."""
 
 
-def to_message(net: NetParameter, blobs: Iterable[tuple[str, str, Sequence[Array]]]) -> NetParameter:
+NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
+"""Layer name, layer type and arrays of every layer, in order."""
+
+
+def to_message(net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None) -> NetParameter:
     """The net with its blobs.
 
     Args:
         net: the definition, filtered for its phase.
-        blobs: (layer name, layer type, arrays) of every layer of `net`, in order.
+        blobs: of every layer of `net`.
+        diffs: in the same form (snapshot_diff); None: none.
     """
     message = NetParameter()
     message.CopyFrom(net)
     for layer, (_, _, arrays) in zip(message.layer, blobs, strict=True):
         del layer.blobs[:]
         layer.blobs.extend(from_array(array) for array in arrays)
+    for layer, (_, _, arrays) in zip(message.layer, diffs or (), strict=diffs is not None):
+        for blob, array in zip(layer.blobs, arrays, strict=True):
+            blob.MergeFrom(only_diff(array))
     return message
 
 
-def write_model(path: Path, net: NetParameter, blobs: Iterable[tuple[str, str, Sequence[Array]]]) -> None:
+def write_model(path: Path, net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None) -> None:
     """Write a model, atomically.
 
     Raises:
         SnapshotError: it cannot be written.
     """
-    write_atomically(path, to_message(net, blobs).SerializeToString())
+    write_atomically(path, to_message(net, blobs, diffs=diffs).SerializeToString())
 
 
 def read_model(path: Path) -> list[LayerBlobs]:

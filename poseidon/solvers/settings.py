@@ -29,6 +29,7 @@ class SolverSettings:
         test_initialization: test before the first iteration too.
         snapshot: iterations between snapshots; 0: never.
         snapshot_after_train: write a snapshot at the end.
+        snapshot_diff: models get the last change of each blob too.
         debug_info: log the mean absolute values of all blobs in displayed iterations.
         random_seed: the seed; None: take a new one each run.
     """
@@ -44,6 +45,7 @@ class SolverSettings:
     test_initialization: bool
     snapshot: int
     snapshot_after_train: bool
+    snapshot_diff: bool
     debug_info: bool
     random_seed: int | None
 
@@ -92,6 +94,7 @@ def solver_settings(solver: SolverDefinition) -> SolverSettings:
         test_initialization=param.test_initialization,
         snapshot=param.snapshot,
         snapshot_after_train=param.snapshot_after_train,
+        snapshot_diff=param.snapshot_diff,
         debug_info=param.debug_info,
         random_seed=param.random_seed if param.random_seed >= 0 else None,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from poseidon.exchange.base import Exchange
+from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
 from ps_server import SignalKind
 from tests.support.training import Ended, Job, largest_difference, run, weights, write_definitions
@@ -227,6 +229,57 @@ def test_debug_info_shows_the_displayed_iterations_of_the_first_worker(
     for (_, new), (_, old) in zip(again, read_model_bytes(folder, plain), strict=True):
         for a, b in zip(new, old, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["BINARYPROTO", "HDF5"])
+@pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2), Job(workers=2, shards=1, staleness=1)])
+def test_snapshot_diff_saves_the_last_change(folder: Path, job: Job, form: str) -> None:
+    extra = f"max_iter: 7\nsnapshot: 6\nsnapshot_diff: true\nsnapshot_format: {form}"
+    train(folder, job, batch=5, extra=extra, norm=True)
+    end = ".h5" if form == "HDF5" else ""
+    first, last = (read_model(folder / f"snap_iter_{n}.caffemodel{end}") for n in (6, 7))
+    diffs = saved_diffs(folder / f"snap_iter_7.caffemodel{end}")
+    expected = {
+        f"{name}.{i}": np.asarray(old) - np.asarray(new)
+        for (name, before), (_, after) in zip(first, last, strict=True)
+        for i, (old, new) in enumerate(zip(before, after, strict=True))
+    }
+    assert diffs.keys() == expected.keys() and "norm.2" in diffs and "conv.0" in diffs
+    for name, diff in diffs.items():
+        assert np.array_equal(diff, expected[name].reshape(-1)), name
+    assert np.any(diffs["conv.0"])
+
+
+def saved_diffs(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".h5":
+        with h5py.File(path) as file:
+            return {
+                f"{name}.{index}": data[()].reshape(-1)
+                for name, group in file["diff"].items()
+                for index, data in group.items()
+            }
+    net = NetParameter.FromString(path.read_bytes())
+    return {
+        f"{layer.name}.{index}": np.array(blob.diff, np.float32)
+        for layer in net.layer
+        for index, blob in enumerate(layer.blobs)
+    }
+
+
+@pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=1)])
+def test_a_net_of_which_nothing_learns_runs_as_in_caffe(folder: Path, job: Job) -> None:
+    solver = write_definitions(folder, batch=5, extra="max_iter: 3")
+    net = folder / "net.prototxt"
+    text = (
+        net.read_text(encoding="utf-8")
+        .replace("lr_mult: 1", "lr_mult: 0")
+        .replace("lr_mult: 2", "lr_mult: 0")
+    )
+    frozen = "param { lr_mult: 0 } param { lr_mult: 0 } inner_product_param"
+    net.write_text(text.replace("inner_product_param", frozen), encoding="utf-8")
+    ended = run(solver, job)
+    assert ended.iterations == dict.fromkeys(range(job.workers), 3)
+    assert (folder / "snap_iter_3.caffemodel").is_file()
 
 
 def read_model_bytes(folder: Path, content: bytes) -> list[tuple[str, list[np.ndarray]]]:
