@@ -149,10 +149,11 @@ def log(text: str) -> None:
     LOGGER.info(text)
 
 
-def next_context(phase: int) -> LayerContext:
-    """Where the next net lives, with a seed of its own."""
-    seed = secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
-    MODE.nets += 1
+def next_context(phase: int, seed: int | None = None) -> LayerContext:
+    """Where the next net lives, with a seed of its own unless one is given."""
+    if seed is None:
+        seed = secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
+        MODE.nets += 1
     return LayerContext(
         phase=phase,
         seed=seed,

@@ -99,15 +99,15 @@ class Net:
             self.copy_from(weights)
 
     @classmethod
-    def of(cls, definition: NetDefinition, state: NetState) -> Net:
-        """A net of a definition that is read already."""
+    def of(cls, definition: NetDefinition, state: NetState, seed: int | None = None) -> Net:
+        """A net of a definition that is read already, drawn from `seed` if given."""
         net = cls.__new__(cls)
-        net._take(definition, state)
+        net._take(definition, state, seed)
         return net
 
-    def _take(self, definition: NetDefinition, state: NetState) -> None:
+    def _take(self, definition: NetDefinition, state: NetState, seed: int | None = None) -> None:
         try:
-            self._built = build(definition, next_context(state.phase), state)
+            self._built = build(definition, next_context(state.phase, seed), state)
         except PoseidonError as error:
             raise _users_own(error) from None
         built = self._built

@@ -13,6 +13,8 @@ import pytest
 import poseidon.pycaffe as caffe
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
 from tests.poseidon.pycaffe.conftest import Write
+from tests.support import training
+from tests.support.trainings import make_data
 
 SETTINGS = """
 test_iter: 3 test_interval: 10 base_lr: 0.01 momentum: 0.9 weight_decay: 0.0005 lr_policy: "inv" gamma: 0.0001 power: 0.75
@@ -203,6 +205,21 @@ def test_the_same_seed_gives_the_same_weights(make: Make) -> None:
         found.append(solver.net.params["ip"][0].data.copy())
     np.testing.assert_array_equal(found[0], found[1])
     assert np.abs(found[0] - found[2]).max() > 0
+
+
+@pytest.mark.parametrize("extra", ["", "iter_size: 2\nclip_gradients: 0.5", 'type: "Adam"\nmomentum: 0.8'])
+def test_weights_are_those_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str) -> None:
+    """Random seed, first weights, records, crops, mirrors, statistics, two losses and all."""
+    make_data(tmp_path)
+    path = training.write_definitions(tmp_path, batch=10, norm=True, extra=f"max_iter: 9\n{extra}")
+    training.run(path, training.Job())
+    engines = training.weights(tmp_path, 9)
+    (tmp_path / "snap_iter_9.caffemodel").unlink()
+    monkeypatch.chdir(tmp_path)
+    solver = caffe.get_solver(path)
+    solver.solve()
+    assert training.largest_difference(training.weights(tmp_path, 9), engines) < 1e-5
+    del solver
 
 
 def test_errors(make: Make, tmp_path: Path) -> None:
