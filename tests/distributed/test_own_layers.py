@@ -10,6 +10,8 @@ import pytest
 from poseidon.snapshot.caffemodel import read_model
 from tests.support.trainings import machinefile, poseidon
 
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+
 FILE = re.compile(r"^Save as `([^`]+)`:\n\n```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^poseidon (train .*)$", re.MULTILINE)
 LOSS = re.compile(r"Train net output #0: loss = (\S+)")
