@@ -11,7 +11,7 @@ import argparse
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from poseidon.data.writer import refuse_existing
 from poseidon.engine.extraction import Extraction
 from poseidon.engine.extractor import run_extraction
 from poseidon.engine.preflight import obstacle_to
-from poseidon.errors import DataError, UsageError
+from poseidon.errors import DataError, JobError, UsageError
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.net.compile import plan_phase
 from poseidon.proto.caffe_pb2 import TEST, NetState
@@ -247,9 +247,17 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
             settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
             registration=register_job(first.job, hostfile, plan.clients, output),
         )
+    except JobError:
+        _tell_ready(extractions, terminal, "is complete, and in the way of another try until it is removed")
+        raise
     finally:
         terminal.close()
-    for extraction in extractions.values():
-        for path in extraction.paths():
-            terminal.say(f"{path} is ready")
+    _tell_ready(extractions, terminal, "is ready")
     return 0
+
+
+def _tell_ready(extractions: Mapping[int, Extraction], terminal: Terminal, words: str) -> None:
+    """Name the databases that are there."""
+    for path in (path for extraction in extractions.values() for path in extraction.paths()):
+        if path.exists():
+            terminal.say(f"{path} {words}")

@@ -41,6 +41,14 @@ NETS = {
     + layer("TanH", "c", "t", name="t")
     + layer("InnerProduct", "t", "ip", f"inner_product_param {{ num_output: 5 {FILLERS} }}", name="ip")
     + layer("Softmax", "ip", "prob", name="prob"),
+    "one value at a time": layer("AbsVal", "x", "a", name="a")
+    + layer("Power", "a", "p", "power_param { power: 1.5 scale: 2 shift: 0.1 }", name="p")
+    + layer("ELU", "x", "e", "elu_param { alpha: 0.7 }", name="e")
+    + layer("BNLL", "x", "b", name="b"),
+    "shapes": layer("Slice", "x", "s1 s2", "slice_param { slice_point: 1 }", name="slice")
+    + layer("Flatten", "s1", "f", name="f")
+    + layer("Reshape", "s2", "r", "reshape_param { shape { dim: 0 dim: -1 dim: 11 } }", name="r")
+    + layer("MVN", "x", "m", name="m"),
     "joins": conv("x", "a", "num_output: 4 kernel_size: 1")
     + conv("x", "b", "num_output: 4 kernel_size: 1")
     + layer("Eltwise", "a b", "sum", "eltwise_param { coeff: 1 coeff: -0.5 }", name="sum")

@@ -1,0 +1,45 @@
+"""What launching commands share: clients, the job's record, the children's environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.launching import child_environment, read_clients, register_job
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.registry import Registry
+from poseidon.errors import JobError
+
+
+def test_clients(tmp_path: Path) -> None:
+    assert read_clients(None, 1) == (Client(id=0, host="127.0.0.1", port=0),)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("0 127.0.0.1 9999\n1 localhost 0\n", encoding="utf-8")
+    assert [client.port for client in read_clients(str(hosts), 1)] == [9999, 0]
+    hosts.write_text("0 10.0.0.7 9999\n", encoding="utf-8")
+    with pytest.raises(
+        JobError, match=r"client 0 is on 10\.0\.0\.7; this version starts jobs on this machine only"
+    ):
+        read_clients(str(hosts), 1)
+
+
+def test_a_job_is_on_record_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
+    registration = register_job("j-1", str(tmp_path / "hosts"), read_clients(None, 1), tmp_path / "out")
+    record = Registry(tmp_path / "home").read("j-1")
+    assert record is not None
+    assert (record.launcher.pid, record.hostfile) == (os.getpid(), str(tmp_path / "hosts"))
+    registration.remove()
+    assert Registry(tmp_path / "home").read("j-1") is None
+
+
+def test_children_find_the_project_and_the_users_modules(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"/mine{os.pathsep}{repository}")
+    paths = child_environment()["PYTHONPATH"].split(os.pathsep)
+    assert paths[0] == str(repository)
+    assert "/mine" in paths
+    assert len(paths) == len(set(paths))
