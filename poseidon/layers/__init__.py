@@ -5,22 +5,33 @@ from poseidon.layers.activation import BNLL, ELU, Clip, PReLU, ReLU, Sigmoid, Sw
 from poseidon.layers.affine import Axpy, Bias, Parameter, Scale
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError
 from poseidon.layers.batch_norm import BatchNorm
+from poseidon.layers.classification_loss import (
+    HingeLoss,
+    InfogainLoss,
+    MultinomialLogisticLoss,
+    SigmoidCrossEntropyLoss,
+)
 from poseidon.layers.combine import Concat, Eltwise, Slice, Split
 from poseidon.layers.convolution import Convolution
 from poseidon.layers.data import Data
-from poseidon.layers.distance_loss import EuclideanLoss
+from poseidon.layers.deconvolution import Deconvolution, Im2col
+from poseidon.layers.distance_loss import ContrastiveLoss, EuclideanLoss
 from poseidon.layers.dropout import Dropout
+from poseidon.layers.embed import Embed
 from poseidon.layers.inner_product import InnerProduct
 from poseidon.layers.normalization import LRN, MVN, Normalize
 from poseidon.layers.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.pooling import Pooling
 from poseidon.layers.python_layer import Python
+from poseidon.layers.rearrange import BatchReindex, Crop, Filter, Tile
 from poseidon.layers.recurrent import LSTM, RNN, LSTMUnit
+from poseidon.layers.reduction import ArgMax, Reduction
 from poseidon.layers.registry import create, known_types, register
 from poseidon.layers.reshape import Flatten, Reshape
 from poseidon.layers.sinks import Silence
 from poseidon.layers.softmax import Softmax, SoftmaxWithLoss
 from poseidon.layers.sources import DummyData, Input
+from poseidon.layers.spp import SPP
 
 __all__ = [
     "BNLL",
@@ -29,22 +40,33 @@ __all__ = [
     "LSTM",
     "MVN",
     "RNN",
+    "SPP",
     "AbsVal",
     "Accuracy",
+    "ArgMax",
     "Axpy",
     "BatchNorm",
+    "BatchReindex",
     "Bias",
     "BlobSpec",
     "Clip",
     "Concat",
+    "ContrastiveLoss",
     "Convolution",
+    "Crop",
     "Data",
+    "Deconvolution",
     "Dropout",
     "DummyData",
     "Eltwise",
+    "Embed",
     "EuclideanLoss",
     "Exp",
+    "Filter",
     "Flatten",
+    "HingeLoss",
+    "Im2col",
+    "InfogainLoss",
     "InnerProduct",
     "Input",
     "LSTMUnit",
@@ -52,6 +74,7 @@ __all__ = [
     "LayerContext",
     "LayerError",
     "Log",
+    "MultinomialLogisticLoss",
     "Normalize",
     "PReLU",
     "Parameter",
@@ -59,9 +82,11 @@ __all__ = [
     "Power",
     "Python",
     "ReLU",
+    "Reduction",
     "Reshape",
     "Scale",
     "Sigmoid",
+    "SigmoidCrossEntropyLoss",
     "Silence",
     "Slice",
     "Softmax",
@@ -70,6 +95,7 @@ __all__ = [
     "Swish",
     "TanH",
     "Threshold",
+    "Tile",
     "create",
     "known_types",
     "register",

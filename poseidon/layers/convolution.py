@@ -54,6 +54,24 @@ class Window:
             raise LayerError(f"kernel {times(self.kernel)}{spread} larger than padded input {times(padded)}")
         return tuple((e - r) // s + 1 for e, r, s in zip(padded, reach, self.stride, strict=True))
 
+    def spread(self, spatial: Sequence[int]) -> Shape:
+        """Extents of the input that gives `spatial`, as Deconvolution makes them: stride (S - 1) + reach - 2 pad.
+
+        Raises:
+            LayerError: nothing would be left within the pad.
+        """
+        extents = tuple(
+            s * (extent - 1) + d * (k - 1) + 1 - 2 * p
+            for extent, k, s, p, d in zip(
+                spatial, self.kernel, self.stride, self.pad, self.dilation, strict=True
+            )
+        )
+        if min(extents, default=1) < 1:
+            raise LayerError(
+                f"pad {times(self.pad)} leaves nothing of the output: its extents are {list(extents)}"
+            )
+        return extents
+
 
 def window(param: ConvolutionParameter, axes: int) -> Window:
     """Read kernel, stride, pad and dilation for `axes` spatial axes: each given once, once an axis, or as _h and _w.

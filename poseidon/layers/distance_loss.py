@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from poseidon.layers.base import Layer, LayerError, Shape, times
 from poseidon.layers.registry import register
@@ -33,3 +36,65 @@ class EuclideanLoss(Layer):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return (a - b.reshape(a.shape)).square().sum() / (2 * a.shape[0])
+
+
+@register("ContrastiveLoss")
+class ContrastiveLoss(Layer):
+    """loss = 1/(2N) sum of y d^2 + (1 - y) max(margin - d, 0)^2, with d = |a - b| (Hadsell et al., 2006).
+
+    With `legacy_version` the second term is max(margin - d^2, 0).
+
+    Bottoms: a and b, both N x C (x 1 x 1); y, N values, 1 where the pair is alike and 0 where it is not, without a
+    gradient. Top: a scalar. Fields (contrastive_loss_param): margin, legacy_version.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 3
+    MAX_BOTTOMS: ClassVar[int | None] = 3
+    IS_LOSS: ClassVar[bool] = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        a, b, alike = bottoms
+        for shape in (a, b):
+            if len(shape) < 2 or shape[:2] != a[:2] or any(extent != 1 for extent in shape[2:]):
+                raise LayerError(
+                    f"bottoms have shapes {times(a)} and {times(b)}, expected NxC, or NxCx1x1, for both"
+                )
+        if math.prod(alike) != a[0]:
+            raise LayerError(f"bottom 2 has shape {times(alike)}, expected {a[0]} values: one a pair")
+        param = self.param.contrastive_loss_param
+        self.margin, self.legacy = param.margin, param.legacy_version
+        return [()]
+
+    def forward(self, a: Tensor, b: Tensor, alike: Tensor) -> Tensor:
+        difference_NC = a.flatten(1) - b.flatten(1)
+        squared_N = difference_NC.square().sum(1)
+        far_N = self._too_near(squared_N)
+        # Caffe reads the label as a truth value.
+        is_alike_N = alike.detach().flatten().trunc() != 0
+        return torch.where(is_alike_N, squared_N, far_N).sum() / (2 * a.shape[0])
+
+    def _too_near(self, squared_N: Tensor) -> Tensor:
+        if self.legacy:
+            return functional.relu(self.margin - squared_N)
+        pushed: Tensor = Pushed.apply(squared_N, self.margin)  # type: ignore[no-untyped-call]
+        return pushed
+
+
+class Pushed(torch.autograd.Function):
+    """max(margin - d, 0)^2 of a squared distance d^2.
+
+    Its gradient by d^2 is -max(margin - d, 0) / (d + 1e-4): Caffe keeps away from 0 / 0 so.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, squared_N: Tensor, margin: float) -> Tensor:
+        distance_N = squared_N.sqrt()
+        short_N = (margin - distance_N).clamp_(min=0)
+        ctx.save_for_backward(short_N, distance_N)
+        return short_N.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        short_N, distance_N = ctx.saved_tensors
+        return -g * short_N / (distance_N + 1e-4), None

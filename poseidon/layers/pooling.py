@@ -11,21 +11,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from poseidon.layers.base import Layer, LayerError, Shape, times
 from poseidon.layers.registry import register
-from poseidon.proto.caffe_pb2 import PoolingParameter
+from poseidon.proto.caffe_pb2 import TEST, PoolingParameter
 
 Pair = tuple[int, int]
 
 
-def pooled_extents(image: Pair, kernel: Pair, stride: Pair, pad: Pair, *, ceil: bool) -> Pair:
+def pooled_extents(
+    image: Pair, kernel: Pair, stride: Pair, pad: Pair, *, ceil: bool, empty: bool = False
+) -> Pair:
     """Height and width of Caffe's pooled image.
 
+    Args:
+        image: height and width.
+        kernel: of a window.
+        stride: from window to window.
+        pad: on either side.
+        ceil: count a window that hangs over the end.
+        empty: a last window wholly outside the image has a value (it has none in an average, where Caffe gives 0 / 0).
+
     Raises:
-        LayerError: no window fits, or the last one would lie wholly outside the image (Caffe reads garbage there).
+        LayerError: no window fits, or the last one lies wholly outside the image and has no value.
     """
     extents = []
     for size, k, s, p in zip(image, kernel, stride, pad, strict=True):
@@ -37,7 +48,7 @@ def pooled_extents(image: Pair, kernel: Pair, stride: Pair, pad: Pair, *, ceil: 
         if count < 1:
             padded = tuple(i + 2 * j for i, j in zip(image, pad, strict=True))
             raise LayerError(f"kernel {times(kernel)} larger than padded input {times(padded)}")
-        if (count - 1) * s - p >= size:
+        if (count - 1) * s - p >= size and not empty:
             raise LayerError(
                 f"stride {times(stride)} with kernel {times(kernel)} puts the last window wholly outside the "
                 f"{times(image)} input; use round_mode: FLOOR"
@@ -48,10 +59,14 @@ def pooled_extents(image: Pair, kernel: Pair, stride: Pair, pad: Pair, *, ceil: 
 
 @register("Pooling")
 class Pooling(Layer):
-    """The maximum or the mean of each window of each channel.
+    """The maximum or the mean of each window of each channel, or one of its values drawn at random.
+
+    STOCHASTIC (Zeiler and Fergus, 2013), for values that are not negative: in TRAIN a value is drawn with a probability
+    in proportion to itself, in TEST the window gives their mean under these probabilities, sum x^2 / sum x.
 
     Bottom: N x C x H x W. Top: N x C x H' x W'; for MAX an optional second top of the same shape holds the index
-    y W + x of each maximum (the first of equals) and has no gradient.
+    y W + x of each maximum (the first of equals) and has no gradient. A window wholly outside the image has the
+    maximum -FLT_MAX, and the index -1.
 
     Fields (pooling_param): pool, kernel_size | kernel_h and kernel_w, stride | stride_h and stride_w,
     pad | pad_h and pad_w, global_pooling, round_mode. `engine` changes nothing here.
@@ -59,21 +74,21 @@ class Pooling(Layer):
 
     MAX_TOPS: ClassVar[int | None] = 2
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
+    IS_RANDOM: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.pooling_param, bottoms[0]
         if len(shape) != 4:
             raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)")
-        if param.pool == PoolingParameter.STOCHASTIC:
-            raise LayerError("pool: STOCHASTIC is not supported yet; use MAX or AVE")
+        self.is_stochastic = param.pool == PoolingParameter.STOCHASTIC
         self.is_max = param.pool == PoolingParameter.MAX
         self.with_mask = len(self.param.top) > 1
         if self.with_mask and not self.is_max:
             raise LayerError("has 2 tops, expected 1: only pool: MAX has a mask")
         image = (shape[2], shape[3])
         self._read_window(param, image)
-        ceil = param.round_mode == PoolingParameter.CEIL
-        self.extents = pooled_extents(image, self.kernel, self.stride, self.pad, ceil=ceil)
+        ceil, empty = param.round_mode == PoolingParameter.CEIL, self.is_max
+        self.extents = pooled_extents(image, self.kernel, self.stride, self.pad, ceil=ceil, empty=empty)
         self._choose_call(image)
         return [(*shape[:2], *self.extents)] * len(self.param.top)
 
@@ -92,6 +107,8 @@ class Pooling(Layer):
             raise LayerError(
                 f"kernel {times(self.kernel)} and stride {times(self.stride)} must be at least 1"
             )
+        if self.is_stochastic and any(self.pad):
+            raise LayerError("pool: STOCHASTIC allows no pad")
         if any(p and p >= k for p, k in zip(self.pad, self.kernel, strict=True)):
             raise LayerError(f"pad {times(self.pad)} must be smaller than the kernel {times(self.kernel)}")
 
@@ -111,6 +128,8 @@ class Pooling(Layer):
         self.by_hand = True
 
     def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if self.is_stochastic:
+            return self._pool_at_random(bottom)
         if self.by_hand:
             return self._pool_padded(bottom)
         window = (self.kernel, self.stride, self.pad)
@@ -122,18 +141,47 @@ class Pooling(Layer):
         return top, where.to(bottom.dtype)
 
     def _pool_padded(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Pad in the open, pool without padding, and drop the windows that Caffe leaves out."""
+        """Pad in the open, as far as the windows reach or further, pool without padding, and drop what Caffe leaves out."""
         (pad_h, pad_w), (high, wide) = self.pad, self.extents
-        value = float("-inf") if self.is_max else 0.0
-        padded = functional.pad(bottom, (pad_w, pad_w, pad_h, pad_h), value=value)
         if not self.is_max:
+            padded = functional.pad(bottom, (pad_w, pad_w, pad_h, pad_h))
             return functional.avg_pool2d(padded, self.kernel, self.stride, 0, True)[:, :, :high, :wide]
-        top, where = functional.max_pool2d(padded, self.kernel, self.stride, 0, 1, True, return_indices=True)
+        more_h, more_w = self._overhang(bottom)
+        around = (pad_w, max(pad_w, more_w), pad_h, max(pad_h, more_h))
+        padded = functional.pad(bottom, around, value=float("-inf"))
+        top, where = functional.max_pool2d(padded, self.kernel, self.stride, return_indices=True)
         top, where = top[:, :, :high, :wide], where[:, :, :high, :wide]
+        empty = top.detach() == float("-inf")
+        top = top.masked_fill(empty, torch.finfo(top.dtype).min)
         if not self.with_mask:
             return top
         row, column = where // padded.shape[3] - pad_h, where % padded.shape[3] - pad_w
-        return top, (row * bottom.shape[3] + column).to(bottom.dtype)
+        return top, (row * bottom.shape[3] + column).masked_fill(empty, -1).to(bottom.dtype)
+
+    def _overhang(self, bottom: Tensor) -> Pair:
+        """How far the last windows reach past the end of the image."""
+        high, wide = (
+            (count - 1) * s + k - p - size
+            for count, s, k, p, size in zip(
+                self.extents, self.stride, self.kernel, self.pad, bottom.shape[2:], strict=True
+            )
+        )
+        return max(high, 0), max(wide, 0)
+
+    def _pool_at_random(self, bottom: Tensor) -> Tensor:
+        """A value of each window drawn in proportion to itself; in TEST, their mean under these probabilities."""
+        more_h, more_w = self._overhang(bottom)
+        padded = functional.pad(bottom, (0, more_w, 0, more_h))
+        (high, wide), (step_h, step_w) = self.kernel, self.stride
+        windows = padded.unfold(2, high, step_h).unfold(3, wide, step_w).flatten(4)
+        if self.context.phase == TEST:
+            return windows.square().sum(-1) / (windows.sum(-1) + torch.finfo(bottom.dtype).tiny)
+        reached = windows.detach().cumsum(-1)
+        draw = torch.rand(reached.shape[:-1], generator=self.generator, device=bottom.device)
+        threshold = draw.to(bottom.dtype) * reached[..., -1]
+        # The first value with which the sum reaches the threshold.
+        chosen = (reached >= threshold.unsqueeze(-1)).int().argmax(-1, keepdim=True)
+        return windows.gather(-1, chosen).squeeze(-1)
 
 
 def pair(param: PoolingParameter, name: str, stem: str, default: int | None) -> Pair:

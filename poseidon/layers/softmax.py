@@ -141,20 +141,27 @@ class SoftmaxWithLoss(Layer):
         outer, classes = math.prod(shape[: self.axis]), shape[self.axis]
         folded = scores.reshape(outer, classes, -1)
         index, ignored = to_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
-        normalizer = self._normalizer(outer, index, ignored)
+        divisor = normalizer(self.normalization, outer, index, ignored)
         loss: Tensor
-        loss, log_probability = NegativeLogLikelihood.apply(folded, index, ignored, normalizer)  # type: ignore[no-untyped-call]
+        loss, log_probability = NegativeLogLikelihood.apply(folded, index, ignored, divisor)  # type: ignore[no-untyped-call]
         return (loss, log_probability.exp().reshape(shape)) if self.with_softmax else loss
 
-    def _normalizer(self, outer: int, index: Tensor, ignored: Tensor | None) -> float:
-        if self.normalization == LossParameter.NONE:
-            return 1.0
-        if self.normalization == LossParameter.BATCH_SIZE:
-            return max(1.0, float(outer))
-        left_out = 0
-        if self.normalization == LossParameter.VALID and ignored is not None:
-            left_out = int(ignored.sum())
-        return max(1.0, float(index.numel() - left_out))
+
+def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None) -> float:
+    """What a loss over labels is divided by.
+
+    Args:
+        mode: one of LossParameter's NormalizationMode.
+        items: the batch size, in Caffe's sense: all axes before the class axis.
+        label: all labels.
+        ignored: which of them count for nothing.
+    """
+    if mode == LossParameter.NONE:
+        return 1.0
+    if mode == LossParameter.BATCH_SIZE:
+        return max(1.0, float(items))
+    left_out = int(ignored.sum()) if mode == LossParameter.VALID and ignored is not None else 0
+    return max(1.0, float(label.numel() - left_out))
 
 
 def normalization(param: LossParameter) -> int:

@@ -119,8 +119,8 @@ WRONG = {
         "has both stride and stride_h/stride_w",
     ),
     "pool stochastic": (
-        pool("pool: STOCHASTIC kernel_size: 2"),
-        "pool: STOCHASTIC is not supported yet; use MAX or AVE",
+        pool("pool: STOCHASTIC kernel_size: 2 pad: 1"),
+        "pool: STOCHASTIC allows no pad",
     ),
     "pool axes": (
         FLAT + layer("Pooling", "x", "y", "pooling_param { kernel_size: 1 }"),

@@ -1,0 +1,151 @@
+"""Layers that choose or repeat parts of a blob: BatchReindex, Crop, Filter, Tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from poseidon.errors import DataError
+from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.registry import register
+
+
+@register("BatchReindex")
+class BatchReindex(Layer):
+    """y_i = x_(p_i): items of the batch chosen, repeated or put into another order by an index blob.
+
+    Bottoms: x, N x ...; p, M whole numbers in 0 .. N - 1, which have no gradient. Top: M x ... . No fields.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        x, index = bottoms
+        if not x:
+            raise LayerError("bottom 0 is a scalar, expected items along a first axis")
+        if len(index) != 1:
+            raise LayerError(f"bottom 1 has shape {times(index)}, expected one axis of indices")
+        return [(index[0], *x[1:])]
+
+    def forward(self, bottom: Tensor, index: Tensor) -> Tensor:
+        chosen = index.detach().long()
+        check_range(chosen, bottom.shape[0])
+        return bottom.index_select(0, chosen)
+
+
+@register("Filter")
+class Filter(Layer):
+    """The items whose selector is not 0, of every other bottom.
+
+    Bottoms: one or more of N x ..., then the selector, N (N x 1 x ... ) of zeros and others; it has no gradient. Tops:
+    one a bottom but the selector, M x ..., with M the selected items of this pass; where none is selected Caffe gives
+    the first item, and so does this layer. No fields.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = None
+    MAX_TOPS: ClassVar[int | None] = None
+    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+
+    def check_counts(self) -> None:
+        super().check_counts()
+        if len(self.param.top) != len(self.param.bottom) - 1:
+            raise LayerError(
+                f"has {len(self.param.top)} tops, expected {len(self.param.bottom) - 1}: one a bottom but the selector"
+            )
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        *items, selector = bottoms
+        if not selector or any(extent != 1 for extent in selector[1:]):
+            raise LayerError(
+                f"selector has shape {times(selector)}, expected one value for each item of the batch"
+            )
+        for name, shape in zip(self.param.bottom, items, strict=False):
+            if not shape or shape[0] != selector[0]:
+                raise LayerError(
+                    f"bottom '{name}' has shape {times(shape)}, expected {selector[0]} items as the selector has"
+                )
+        return list(items)
+
+    def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
+        *items, selector = bottoms
+        chosen = selector.detach().flatten().nonzero().flatten()
+        if not chosen.numel():
+            chosen = chosen.new_zeros(1)
+        tops = tuple(item.index_select(0, chosen) for item in items)
+        return tops if len(tops) > 1 else tops[0]
+
+
+@register("Crop")
+class Crop(Layer):
+    """The part of x that is as large as a second blob, from `axis` on.
+
+    Bottoms: x; a blob with as many axes, whose extents from `axis` on the top has; it has no gradient. Top: x cropped.
+
+    Fields (crop_param): axis, the first that is cropped; offset, where the part begins: none (0), one for all cropped
+    axes, or one each.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, (shape, like) = self.param.crop_param, bottoms
+        axis = canonical_axis(param.axis, shape)
+        if len(like) != len(shape):
+            raise LayerError(f"bottoms have shapes {times(shape)} and {times(like)}, expected as many axes")
+        cropped = len(shape) - axis
+        if len(param.offset) > 1 and len(param.offset) != cropped:
+            raise LayerError(
+                f"offset is given {len(param.offset)} times, expected once, or {cropped} times: once for each axis "
+                f"from {axis} on"
+            )
+        offsets = list(param.offset) or [0]
+        self.axis = axis
+        self.offsets = offsets * (cropped if len(offsets) == 1 else 1)
+        self.extents = like[axis:]
+        for place, (offset, extent) in enumerate(zip(self.offsets, self.extents, strict=True), axis):
+            if offset + extent > shape[place]:
+                raise LayerError(
+                    f"offset {offset} and extent {extent} reach past axis {place} of a bottom of shape {times(shape)}"
+                )
+        return [(*shape[:axis], *self.extents)]
+
+    def forward(self, bottom: Tensor, like: Tensor) -> Tensor:
+        for place, offset in enumerate(self.offsets, self.axis):
+            bottom = bottom.narrow(place, offset, like.shape[place])
+        return bottom
+
+
+@register("Tile")
+class Tile(Layer):
+    """The bottom, `tiles` times one after the other along `axis`.
+
+    Bottom: any shape. Top: `tiles` times as long on that axis. Fields (tile_param): axis, tiles.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.tile_param, bottoms[0]
+        self.axis = canonical_axis(param.axis, shape)
+        if not param.HasField("tiles"):
+            raise LayerError("missing tiles")
+        if param.tiles < 1:
+            raise LayerError(f"tiles is {param.tiles}, expected at least 1")
+        self.repeats = tuple(param.tiles if axis == self.axis else 1 for axis in range(len(shape)))
+        return [tuple(extent * count for extent, count in zip(shape, self.repeats, strict=True))]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.repeat(self.repeats)
+
+
+def check_range(index: Tensor, count: int) -> None:
+    """Raise `DataError` unless every index lies in 0 .. count - 1. On the CPU only, where looking costs no wait."""
+    if index.device.type != "cpu" or not index.numel():
+        return
+    low, high = (int(value) for value in torch.aminmax(index))
+    if low < 0 or high >= count:
+        raise DataError(f"index {low if low < 0 else high} is outside 0..{count - 1}")
