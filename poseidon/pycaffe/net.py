@@ -7,8 +7,7 @@ own `Net` is the fast path for training; this one keeps every blob for the user'
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from poseidon.errors import DefinitionError, PoseidonError, UsageError
-from poseidon.layers.base import LayerError, times
-from poseidon.layers.blob import Blob, Blobs
+from poseidon.errors import DefinitionError, UsageError
+from poseidon.layers.base import times
 from poseidon.layers.naming import unknown
-from poseidon.layers.python_layer import CaffeLayer, Python, PythonLayerError
-from poseidon.layers.sources import Input
 from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import NetDefinition, read_net
-from poseidon.pycaffe.batches import Array, batches, count_of, joined
-from poseidon.pycaffe.build import Built, build
-from poseidon.pycaffe.mode import next_context
-from poseidon.pycaffe.nodes import Node
+from poseidon.pycaffe.batches import Array, count_of, joined
+from poseidon.pycaffe.walk import Walk
 from poseidon.pycaffe.weights import load_weights, save_weights, save_weights_hdf5, share_weights
 
 Arrays = dict[str, Array]
-Callback = Callable[[int], Any]
 
 
 class UnknownLayer(UsageError, ValueError):
@@ -42,15 +35,7 @@ class FileMissing(DefinitionError, RuntimeError):
     """There is no such file."""
 
 
-class NetLayer:
-    """A layer of a net: its type and its learnable blobs."""
-
-    def __init__(self, kind: str, blobs: Blobs) -> None:
-        self.type = kind
-        self.blobs = blobs
-
-
-class Net:
+class Net(Walk):
     """A net.
 
     Called as pycaffe's: `Net(file, phase)`, `Net(file, weights, phase)`, or by keyword.
@@ -104,39 +89,6 @@ class Net:
         net = cls.__new__(cls)
         net._take(definition, state, seed)
         return net
-
-    def _take(self, definition: NetDefinition, state: NetState, seed: int | None = None) -> None:
-        try:
-            self._built = build(definition, next_context(state.phase, seed), state)
-        except PoseidonError as error:
-            raise _users_own(error) from None
-        built = self._built
-        params = built.compiled.definition.param.layer
-        self.name = definition.param.name
-        self.phase = int(state.phase)
-        self.blobs: OrderedDict[str, Blob] = built.blobs
-        self.bottom_names: OrderedDict[str, list[str]] = built.bottoms
-        self.top_names: OrderedDict[str, list[str]] = built.tops
-        self.blob_loss_weights: OrderedDict[str, float] = built.loss_weights
-        self.layers: list[NetLayer | CaffeLayer] = [
-            _shown(node, param.type) for node, param in zip(built.nodes, params, strict=True)
-        ]
-        self._layer_names = [param.name for param in params]
-        self._blob_names = list(self.blobs)
-        self.layer_dict: OrderedDict[str, NetLayer | CaffeLayer] = OrderedDict(
-            zip(self._layer_names, self.layers, strict=True)
-        )
-        self.params: OrderedDict[str, Blobs] = OrderedDict(
-            (name, layer.blobs) for name, layer in self.layer_dict.items() if layer.blobs
-        )
-        self.inputs = [
-            name
-            for node, param in zip(built.nodes, params, strict=True)
-            if isinstance(node.layer, Input)
-            for name in param.top
-        ]
-        self.outputs = [name for name, _ in built.compiled.plan.outputs]
-        self._callbacks: dict[str, list[Callback]] = {}
 
     # -- running -------------------------------------------------------------------------------------------
 
@@ -243,32 +195,11 @@ class Net:
                 grads[name].extend(rows.copy())
         return joined(datas, count), joined(grads, count)
 
-    def reshape(self) -> None:
-        """Give every blob the shape that follows from the inputs' shapes."""
-        for index, node in enumerate(self._built.nodes):
-            self._guarded(index, node.fit)
-
     def clear_param_diffs(self) -> None:
         """Set the parameters' diffs to zero."""
         for blobs in self.params.values():
             for blob in blobs:
                 blob.write_diff().zero_()
-
-    def before_forward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called before each layer's forward."""
-        self._callbacks.setdefault("before_forward", []).append(callback)
-
-    def after_forward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called after each layer's forward."""
-        self._callbacks.setdefault("after_forward", []).append(callback)
-
-    def before_backward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called before each layer's backward."""
-        self._callbacks.setdefault("before_backward", []).append(callback)
-
-    def after_backward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called after each layer's backward."""
-        self._callbacks.setdefault("after_backward", []).append(callback)
 
     # -- weights -------------------------------------------------------------------------------------------
 
@@ -330,67 +261,6 @@ class Net:
         reset: Callable[[Array, Array], None] = getattr(layer, "reset")  # noqa: B009 - it has no other face
         self._guarded(0, lambda: reset(np.asarray(data, np.float32), np.asarray(labels, np.float32)))
 
-    # -- the parts that pycaffe shows under an underscore ----------------------------------------------------
-
-    def _forward(self, start: int, end: int) -> float:
-        """Run layers by index, both included; gives what they add to the loss."""
-        loss = 0.0
-        for index in range(start, end + 1):
-            self._call("before_forward", index)
-            loss += self._guarded(index, self._built.nodes[index].forward)
-            self._call("after_forward", index)
-        return loss
-
-    def _backward(self, start: int, end: int) -> None:
-        """Propagate back by index, from `start` down to `end`."""
-        for index in range(start, end - 1, -1):
-            self._call("before_backward", index)
-            node = self._built.nodes[index]
-            if node.need.backward:
-                self._guarded(index, node.backward)
-            self._call("after_backward", index)
-
-    def _batch(self, arrays: Mapping[str, Array]) -> Iterator[Arrays]:
-        """Cut arrays into batches of the net's size."""
-        if not arrays:
-            return iter(())
-        return batches(arrays, next(iter(self.blobs.values())).shape[0])
-
-    @property
-    def _blobs(self) -> list[Blob]:
-        return list(self.blobs.values())
-
-    @property
-    def _blob_loss_weights(self) -> list[float]:
-        return list(self.blob_loss_weights.values())
-
-    @property
-    def _inputs(self) -> list[int]:
-        return [self._blob_names.index(name) for name in self.inputs]
-
-    @property
-    def _outputs(self) -> list[int]:
-        return [self._blob_names.index(name) for name in self.outputs]
-
-    def _bottom_ids(self, layer: int) -> list[int]:
-        return [self._blob_names.index(name) for name in self.bottom_names[self._layer_names[layer]]]
-
-    def _top_ids(self, layer: int) -> list[int]:
-        return [self._blob_names.index(name) for name in self.top_names[self._layer_names[layer]]]
-
-    def _guarded(self, index: int, run: Callable[[], Any]) -> Any:
-        """Run a part of a layer; its error gets file, line and name, and a user's own comes out as it is."""
-        try:
-            return run()
-        except PythonLayerError as error:
-            raise _users_own(error) from None
-        except LayerError as error:
-            raise self._built.compiled.definition.error(index, str(error)) from error
-
-    def _call(self, when: str, index: int) -> None:
-        for callback in self._callbacks.get(when, ()):
-            callback(index)
-
     def _index(self, layer: str) -> int:
         if layer not in self.layer_dict:
             raise UnknownLayer(unknown("layer", layer, self.layer_dict))
@@ -425,31 +295,9 @@ class Net:
                     f"{what} '{name}' has shape {times(array.shape)}, expected {times(target.shape)}"
                 ) from error
 
-    def __del__(self) -> None:
-        built: Built | None = getattr(self, "_built", None)
-        if built is not None:
-            built.compiled.close()
-
-
-def _shown(node: Node, kind: str) -> NetLayer | CaffeLayer:
-    if isinstance(node.layer, Python):
-        assert node.layer.instance is not None
-        return node.layer.instance
-    return NetLayer(kind, node.blobs)
-
 
 def _merged(definition: NetDefinition, state: NetState) -> NetState:
     merged = NetState()
     merged.CopyFrom(definition.param.state)
     merged.MergeFrom(state)
     return merged
-
-
-def _users_own(error: BaseException) -> BaseException:
-    """What the code of a user's layer raised, if that is behind an error; else the error."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, PythonLayerError) and found.__cause__ is not None:
-            return found.__cause__
-        found = found.__cause__
-    return error
