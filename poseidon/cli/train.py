@@ -121,6 +121,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help="a process silent this long has failed (120)",
     )
+    flag("level", type=int, metavar="L", help="level of the train net, for rules of its definition (0)")
+    flag("stage", default="", metavar="NAMES", help="stages of the train net, parted by commas")
     add_import_flag(parser)
     flag("background", action="store_true", help="return once the job runs")
     flag("job", metavar="ID", help=argparse.SUPPRESS)
@@ -163,7 +165,10 @@ class _Job:
         self._flags = arguments
         self._imports = module_names(arguments.imports)
         import_modules(self._imports)
-        self._solver = read_solver(arguments.solver)
+        self._stages = tuple(stage for stage in arguments.stage.split(",") if stage)
+        self._solver = read_solver(arguments.solver).with_train_state(
+            level=arguments.level, stages=self._stages
+        )
         self._settings = solver_settings(self._solver)
         self._net_name = check_nets(self._solver, self._settings).param.name or Path(arguments.solver).stem
         check_snapshot_prefix(self._solver)
@@ -269,6 +274,8 @@ class _Job:
             snapshot=str(Path(flags.snapshot).absolute()) if flags.snapshot else "",
             weights=tuple(str(Path(part).absolute()) for part in flags.weights.split(",") if part),
             net_outputs=str(self._net_outputs),
+            level="" if flags.level is None else str(flags.level),
+            stages=self._stages,
             imports=self._imports,
         )
 

@@ -38,6 +38,8 @@ class JobDocument:
         snapshot: solver state to go on from, or empty.
         weights: models to start from, later ones over earlier ones.
         net_outputs: prefix of the net outputs' file.
+        level: of the train net, for rules of the definition, or empty: that of the solver.
+        stages: of the train net, beyond those of the solver.
         imports: Python modules to import before any net is read: they register layers.
     """
 
@@ -61,6 +63,8 @@ class JobDocument:
     snapshot: str = ""
     weights: tuple[str, ...] = ()
     net_outputs: str = ""
+    level: str = ""
+    stages: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -102,7 +106,7 @@ def read_document(line: str | bytes) -> JobDocument:
         kind: type = {"int": int, "str": str}.get(str(known[name].type), list)
         if type(content) is not kind:
             raise UsageError(f"the job document's {name} is {content!r:.60}; expected {kind.__name__}")
-    for name in ("weights", "imports"):
+    for name in ("weights", "imports", "stages"):
         value[name] = tuple(value.get(name, ()))
     try:
         return JobDocument(**value)

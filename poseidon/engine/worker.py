@@ -203,7 +203,9 @@ class Worker:
         """Build, train, leave."""
         document = self._document
         import_modules(document.imports)
-        solver = read_solver(document.solver)
+        solver = read_solver(document.solver).with_train_state(
+            level=int(document.level) if document.level else None, stages=document.stages
+        )
         settings = solver_settings(solver)
         context = LayerContext(
             phase=TRAIN,

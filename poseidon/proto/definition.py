@@ -7,7 +7,7 @@ It keeps its file and lines, so that whoever finds a mistake later can still nam
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poseidon.errors import DefinitionError
@@ -127,6 +127,17 @@ class SolverDefinition:
     def train_state(self, definition: NetDefinition) -> NetState:
         """The state to build the train net for: TRAIN, then the net's own state, then train_state."""
         return _merged(TRAIN, definition.param.state, self.param.train_state)
+
+    def with_train_state(self, *, level: int | None, stages: Sequence[str]) -> SolverDefinition:
+        """This solver with another level and more stages in its train_state; as it is where none are given."""
+        if level is None and not stages:
+            return self
+        param = SolverParameter()
+        param.CopyFrom(self.param)
+        if level is not None:
+            param.train_state.level = level
+        param.train_state.stage.extend(stages)
+        return replace(self, param=param)
 
     def test_nets(self) -> tuple[TestNet, ...]:
         """The test nets in Caffe's order: each test_net_param, each test_net, then the common net.

@@ -30,6 +30,15 @@ def solver(folder: Path, text: str) -> SolverDefinition:
     return read_solver(path)
 
 
+def test_a_solver_with_another_train_state(folder: Path) -> None:
+    (folder / "s.prototxt").write_text('net: "net.prototxt" train_state { level: 2 stage: "a" }')
+    solver = read_solver(folder / "s.prototxt")
+    assert solver.with_train_state(level=None, stages=()) is solver
+    changed = solver.with_train_state(level=5, stages=("b", "c"))
+    assert (changed.param.train_state.level, list(changed.param.train_state.stage)) == (5, ["a", "b", "c"])
+    assert list(solver.param.train_state.stage) == ["a"] and changed.source == solver.source
+
+
 @pytest.mark.parametrize(
     "layer, expected",
     [

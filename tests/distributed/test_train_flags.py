@@ -1,0 +1,71 @@
+"""Flags of `poseidon train` that choose the net and what it starts from, through true jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poseidon.snapshot.caffemodel import read_model
+from tests.support.trainings import machinefile, poseidon
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+
+NET = """
+layer { name: "data" type: "DummyData" top: "x" top: "t"
+  dummy_data_param { shape { dim: 4 dim: 3 } shape { dim: 4 dim: 2 }
+    data_filler { type: "gaussian" } data_filler { type: "constant" value: 1 } } }
+layer { name: "low" type: "InnerProduct" bottom: "x" top: "h" inner_product_param { num_output: 5
+  weight_filler { type: "constant" value: 1 } } include { stage: "small" } }
+layer { name: "wide" type: "InnerProduct" bottom: "x" top: "h" inner_product_param { num_output: 9
+  weight_filler { type: "constant" value: 1 } } include { not_stage: "small" } }
+layer { name: "deep" type: "ReLU" bottom: "h" top: "h" include { min_level: 2 } }
+layer { name: "top" type: "InnerProduct" bottom: "h" top: "y" inner_product_param { num_output: 2
+  weight_filler { type: "constant" value: 0.5 } } }
+layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
+"""
+SOLVER = (
+    'net: "net.prototxt" base_lr: 0 lr_policy: "fixed" max_iter: 1 random_seed: 1 snapshot_prefix: "end" '
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.prototxt").write_text(NET, encoding="utf-8")
+    (tmp_path / "solver.prototxt").write_text(SOLVER, encoding="utf-8")
+    return tmp_path
+
+
+def train(folder: Path, *flags: str) -> dict[str, list[np.ndarray]]:
+    """The saved layers of a job at rate 0."""
+    done = poseidon(folder, "train", "--solver=solver.prototxt", *flags)
+    assert done.returncode == 0, done.stderr
+    return dict(read_model(folder / "end_iter_1.caffemodel"))
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_level_and_stage_choose_layers(folder: Path, clients: int) -> None:
+    hosts = f"--hostfile={machinefile(folder, clients)}"
+    assert list(train(folder, hosts)) == ["data", "wide", "top", "loss"]
+    assert list(train(folder, hosts, "--stage=other,small", "-level", "2")) == [
+        "data", "low", "deep", "top", "loss",
+    ]  # fmt: skip
+
+
+def test_models_of_the_solver_and_of_the_flag_in_order(folder: Path) -> None:
+    """weights, repeated and with commas, then --weights; what comes later wins layer by layer."""
+    for value in (1, 2, 3, 4):
+        (folder / "net.prototxt").write_text(
+            NET.replace("value: 1 }", f"value: {value} }}").replace('name: "top"', f'name: "top{value}"'),
+            encoding="utf-8",
+        )
+        train(folder)
+        (folder / "end_iter_1.caffemodel").rename(folder / f"m{value}.caffemodel")
+    fresh = NET.replace('name: "top"', 'name: "top3"')
+    (folder / "net.prototxt").write_text(fresh, encoding="utf-8")
+    (folder / "solver.prototxt").write_text(
+        SOLVER + 'weights: "m1.caffemodel,m3.caffemodel" weights: "m2.caffemodel"', encoding="utf-8"
+    )
+    assert train(folder)["wide"][0].max() == 2
+    assert train(folder, "--weights=m3.caffemodel,m4.caffemodel")["wide"][0].max() == 4
