@@ -63,7 +63,8 @@ class BatchNorm(Layer):
             mean, variance = self._estimates()
             return torch.batch_norm(bottom, weight, bias, mean, variance, False, 0.0, self.eps, True)
         # With a momentum of 1 torch's running statistics become those of this batch.
-        mean, variance = self.mean.detach().new_zeros(2, self.mean.numel())
+        mean = torch.zeros_like(self.mean, requires_grad=False)
+        variance = torch.zeros_like(mean)
         top = torch.batch_norm(bottom, weight, bias, mean, variance, True, 1.0, self.eps, True)
         if bottom.numel() == bottom.shape[1]:
             variance.zero_()  # n / (n - 1) of one value counts as 1
