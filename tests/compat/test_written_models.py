@@ -49,6 +49,13 @@ NETS = {
     + layer("Flatten", "s1", "f", name="f")
     + layer("Reshape", "s2", "r", "reshape_param { shape { dim: 0 dim: -1 dim: 11 } }", name="r")
     + layer("MVN", "x", "m", name="m"),
+    "deconvolution": layer(
+        "Deconvolution",
+        "x",
+        "d",
+        f"convolution_param {{ num_output: 4 kernel_size: 4 stride: 2 pad: 1 {FILLERS} }}",
+        name="d",
+    ),
     "joins": conv("x", "a", "num_output: 4 kernel_size: 1")
     + conv("x", "b", "num_output: 4 kernel_size: 1")
     + layer("Eltwise", "a b", "sum", "eltwise_param { coeff: 1 coeff: -0.5 }", name="sum")
