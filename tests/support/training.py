@@ -210,7 +210,15 @@ def _run_worker(path: Path, job: Job, rank: int, connect: Connect | None, ended:
             ),
             checkpoint=checkpoint,
             testers=[
-                Tester(i, test, net, exchange, rank=rank, workers=job.workers, with_loss=False)
+                Tester(
+                    i,
+                    test,
+                    net,
+                    exchange,
+                    rank=rank,
+                    workers=job.workers,
+                    with_loss=solver.param.test_compute_loss,
+                )
                 for i, (test, net) in enumerate(replica.tests)
             ],
             log=GlogSink(logging.getLogger("poseidon.test")),

@@ -285,3 +285,28 @@ def test_a_net_of_which_nothing_learns_runs_as_in_caffe(folder: Path, job: Job) 
 def read_model_bytes(folder: Path, content: bytes) -> list[tuple[str, list[np.ndarray]]]:
     (folder / "plain.caffemodel").write_bytes(content)
     return read_model(folder / "plain.caffemodel")
+
+
+def test_several_test_nets_each_with_its_own_state_and_batches(folder: Path) -> None:
+    """Two from the common net, told apart by test_state, after one of its own; they do not depend on the workers."""
+    extra = 'test_iter: 2\ntest_iter: 3\ntest_iter: 4\ntest_net: "other.prototxt"\nmax_iter: 8\ntest_compute_loss: true'
+    states = 'test_state { stage: "x" }\ntest_state { stage: "a" }\ntest_state { stage: "b" }\n'
+    found = {}
+    for job in (Job(), Job(workers=2, shards=1)):
+        batch = 10 // job.workers
+        solver = write_definitions(folder, batch=batch, extra=extra)
+        solver.write_text(solver.read_text(encoding="utf-8") + states, encoding="utf-8")
+        net = (folder / "net.prototxt").read_text(encoding="utf-8")
+        accuracy = 'top: "accuracy" include { phase: TEST }'
+        only_b = 'top: "accuracy" include { phase: TEST stage: "b" }'
+        (folder / "other.prototxt").write_text(net, encoding="utf-8")
+        (folder / "net.prototxt").write_text(net.replace(accuracy, only_b), encoding="utf-8")
+        ended = run(solver, job)
+        found[job.workers] = [
+            (r.iteration, r.net, [(o.name, round(o.value, 3)) for o in r.outputs], round(r.loss or 0, 3))
+            for r in ended.heard.tests
+        ]
+    names = [(iteration, index, [name for name, _ in scores]) for iteration, index, scores, _ in found[1]]
+    both = ["accuracy", "loss"]
+    assert names == [(i, n, outputs) for i in (0, 8) for n, outputs in enumerate((both, ["loss"], both))]
+    assert found[1] == found[2]
