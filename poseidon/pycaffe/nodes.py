@@ -85,6 +85,8 @@ class Node:
         if not self._leaves and not self._results:
             self.fit()
             self._compute()
+        for blob in (*self.bottoms, *self.tops, *self.blobs):
+            blob.read_data()  # what was written on the host since then is to count
         parameters = self.layer.sources()
         wanted: list[Tensor] = [leaf for leaf in self._leaves if leaf.requires_grad]
         wanted += [parameter for parameter in parameters if parameter.requires_grad]

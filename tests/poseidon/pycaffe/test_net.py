@@ -10,6 +10,7 @@ import pytest
 
 import poseidon.pycaffe as caffe
 from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, UsageError
+from poseidon.layers import blob as blob_module
 from tests.poseidon.pycaffe.conftest import SIMPLE, Write
 
 TWO_READERS = """
@@ -155,7 +156,11 @@ def test_param_diffs_add_up_and_are_cleared(simple: Path) -> None:
     assert all(not blob.diff.any() for blobs in net.params.values() for blob in blobs)
 
 
-def test_backward_sees_weights_changed_after_forward(write: Write) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_backward_sees_weights_changed_after_forward(
+    write: Write, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    monkeypatch.setattr(blob_module, "lies_apart", lambda _: apart)  # as on a GPU
     net = caffe.Net(str(write("force_backward: true\n" + DEPLOY)), caffe.TEST)
     net.params["conv"][0].data[...] = 1
     net.blobs["x"].data[...] = 1
