@@ -80,7 +80,7 @@ class ResidualNet:
 def measure(path: Path) -> tuple[float, float, float, int]:
     """Seconds of reading, of building without the blobs, and of the blobs; and the number of layers."""
     blobs_s = 0.0
-    new_blob = compiling.new_blob
+    new_blob = compiling.new_blob  # type: ignore[attr-defined]
 
     def timed(spec: BlobSpec, seed: int) -> torch.Tensor:
         nonlocal blobs_s

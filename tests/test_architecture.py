@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.snapshot": {"poseidon.proto"},
     "poseidon.metrics": {"poseidon.proto"},
     "poseidon.layers": {"poseidon.proto", "poseidon.data"},
-    "poseidon.net": {"poseidon.proto", "poseidon.data", "poseidon.layers"},
+    "poseidon.net": {"poseidon.proto", "poseidon.data", "poseidon.metrics", "poseidon.layers"},
     "poseidon.exchange": {"poseidon.net", "poseidon.solvers", "ps_server"},
     "poseidon.engine": {
         "poseidon.proto",
