@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from poseidon.proto.caffe_pb2 import TEST
+from poseidon.proto.blob import to_array
+from poseidon.proto.caffe_pb2 import TEST, NetParameter
 from poseidon.snapshot.caffemodel import write_model
 from tests.support import opencv
 from tests.support.nets import build, inputs, layer
@@ -93,3 +94,16 @@ def test_opencv_reads_what_is_written(tmp_path: Path, text: str) -> None:
     theirs = opencv.outputs(param, path, {"x": x.numpy()}, opencv.makers(param, list(ours)))
     for (name, mine), other in zip(ours.items(), theirs, strict=True):
         assert opencv.largest_difference(mine.numpy(), other) <= 1e-4, name
+
+
+@pytest.mark.parametrize("case", ["sgd_momentum", "adam", "adadelta"])
+def test_a_model_that_caffe_wrote_is_written_again_byte_for_byte(
+    shared: Path, tmp_path: Path, case: str
+) -> None:
+    """Fields in the order of Caffe's writer, shapes in its new form, numbers packed."""
+    theirs = shared / "golden" / "files" / f"{case}_iter_12.caffemodel"
+    net = NetParameter.FromString(theirs.read_bytes())
+    blobs = [(layer.name, layer.type, [to_array(blob) for blob in layer.blobs]) for layer in net.layer]
+    ours = tmp_path / "m.caffemodel"
+    write_model(ours, net, blobs)
+    assert ours.read_bytes() == theirs.read_bytes()
