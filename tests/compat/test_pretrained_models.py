@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.cli.main import main
+from poseidon.data.database import Backend
+from poseidon.data.datum import encode_datum
 from poseidon.data.mean import read_mean
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
@@ -22,6 +26,7 @@ from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.proto.text import parse
 from poseidon.snapshot.caffemodel import read_model, write_model
 from tests.support import opencv
+from tests.support.databases import make_database
 from tests.support.nets import inputs
 
 PHOTOGRAPHS = ("cat.jpg", "dog.jpg", "eagle.jpg", "giraffe.jpg", "horses.jpg", "person.jpg", "fish-bike.jpg")
@@ -170,3 +175,28 @@ def test_cifar10_full_from_hdf5(shared: Path, models: Path, tmp_path: Path) -> N
     model = tmp_path / "full.caffemodel"
     write_model(model, net.definition.param, net.layer_blobs())
     compare(net, None, model, cifar10_images(shared, 64))
+
+
+def test_scores_over_lmdb_are_those_of_opencv(
+    repository: Path, shared: Path, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LeNet on the first 500 images of MNIST's test set, by `poseidon test` and its own definition."""
+    images = mnist_images(shared, 500)
+    with gzip.open(shared / "data" / "mnist" / "t10k-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(508), np.uint8, offset=8)
+    raw = (images * 256).astype(np.uint8)
+    entries = (
+        (b"%08d" % number, encode_datum(image, int(labels[number]))) for number, image in enumerate(raw)
+    )
+    make_database(tmp_path / "mnist_test_lmdb", Backend.LMDB, entries)
+    text = (repository / "prototxt" / "lenet" / "lenet_train_test.prototxt").read_text(encoding="utf-8")
+    (tmp_path / "net.prototxt").write_text(text.replace("examples/mnist/", ""), encoding="utf-8")
+    case = MODELS["lenet"]
+    words = [f"-model={tmp_path}/net.prototxt", f"-weights={models / case.model}", "-iterations=5"]
+    assert main(["test", *words]) == 0
+    found = dict(re.findall(r"\] (accuracy|loss) = (\S+)", capsys.readouterr().err))
+    (scores,) = opencv.outputs(models / case.prototxt, models / case.model, {"data": images}, ["prob"])
+    right = float((scores.argmax(axis=1) == labels).mean())
+    assert float(found["accuracy"]) == pytest.approx(right, abs=1e-6)
+    loss = -np.log(scores[np.arange(500), labels]).mean()
+    assert float(found["loss"]) == pytest.approx(loss, rel=1e-4)
