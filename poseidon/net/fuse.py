@@ -39,14 +39,25 @@ class FusedStep:
     run: Run
 
 
-def fuse(plan: NetPlan, layers: Sequence[Layer]) -> tuple[FusedStep, ...]:
+def fuse(
+    plan: NetPlan,
+    layers: Sequence[Layer],
+    runs: Sequence[Run] | None = None,
+    *,
+    apart: frozenset[int] = frozenset(),
+) -> tuple[FusedStep, ...]:
     """The plan's steps in order, with the pairs joined.
 
     Args:
         plan: how the layers are joined.
         layers: one a step, set up.
+        runs: what runs each step that stays by itself; None: its layer.
+        apart: places of steps that must stay so.
     """
-    scales, sums = norm_scale_pairs(plan, layers), sums_in_place(plan, layers)
+    pairs = norm_scale_pairs(plan, layers).items()
+    scales = {norm: scale for norm, scale in pairs if apart.isdisjoint((norm, scale))}
+    sums = {place: index for place, index in sums_in_place(plan, layers).items() if place not in apart}
+    runs = layers if runs is None else runs
     joined = set(scales.values())
     fused = []
     for place, (step, layer) in enumerate(zip(plan.steps, layers, strict=True)):
@@ -56,7 +67,7 @@ def fuse(plan: NetPlan, layers: Sequence[Layer]) -> tuple[FusedStep, ...]:
             assert isinstance(layer, Eltwise)
             fused.append(FusedStep(step, partial(layer.add_into, sums[place])))
         elif place not in joined:
-            fused.append(FusedStep(step, layer))
+            fused.append(FusedStep(step, runs[place]))
     return tuple(fused)
 
 

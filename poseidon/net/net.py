@@ -101,7 +101,8 @@ class Net(nn.Module):
         self._traced_calls: tuple[Call, ...] = ()
         self._trace: DebugTrace | None = None
         # Layers whose shapes may change run one by one.
-        self._fused_calls = self._calls if self._fit.watched else self._list(fuse(self.plan, compiled.layers))
+        fused = fuse(self.plan, compiled.layers, self._runs(), apart=self._fit.watched)
+        self._fused_calls = self._list(fused)
         self.set_debug_info(self.definition.param.debug_info)
 
     def set_debug_info(self, on: bool) -> None:

@@ -22,6 +22,7 @@ STORE = StoreSpec(
     tables=(
         TableSpec(name="conv1.0", size=12, rule=Rule(kind=RuleKind.ADAM, momentum=0.9, decay=0.1)),
         TableSpec(name="ip", size=5, staleness=2, rows=4, rule=Rule(regularization=Regularization.L1)),
+        TableSpec(name="seen", size=7, averaged=True),
     ),
     consistency=Consistency.SSP,
     clip=35.0,

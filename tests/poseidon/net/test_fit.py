@@ -115,6 +115,23 @@ def test_only_layers_above_a_changing_top_are_watched() -> None:
 
 
 @pytest.mark.usefixtures("growing")
+def test_what_no_changing_shape_reaches_is_fused_all_the_same() -> None:
+    norm = layer("BatchNorm", "%s", "%s_n", name="%s_norm")
+    scale = layer("Scale", "%s_n", "%s_s", name="%s_scale")
+    text = layer("Growing", "", "x", name="source") + inputs(z=(2, 3, 4, 4))
+    text += "".join((norm + scale).replace("%s", blob) for blob in "xz")
+    net = build(text)
+    for _ in range(2):
+        tops = net({"z": noise(2, 3, 4, 4)})
+    assert {name: tuple(top.shape) for name, top in tops.items()} == {
+        "x_s": (1, 2, 6, 6),
+        "z_s": (2, 3, 4, 4),
+    }
+    ran = [call.layer.param.name for call in net._fused_calls]
+    assert ran == ["source", "x_norm", "x_scale", "z_norm"]
+
+
+@pytest.mark.usefixtures("growing")
 def test_a_changed_shape_that_a_layer_cannot_take_names_the_layer() -> None:
     net = build(layer("Growing", "", "p", name="source") + SCORES)
     with pytest.raises(DefinitionError, match=r"layer 'ip'.*expected 2x32"):
