@@ -2,9 +2,10 @@
 
 Law: a layer checks everything the definition says in `setup`, before any data moves, and raises `LayerError` with one
 clause that the net completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps
-nothing between calls but its blobs and its random generator. The leading axis of a bottom may differ from call to
-call (the last batch of a file is smaller); every other extent is what `setup` was told last: it may be called again
-with other shapes, computes everything that depends on them anew, and opens files once.
+nothing between calls but its blobs and its random generator (recurrent layers say what more they keep). The leading
+axis of a bottom may differ from call to call (the last batch of a file is smaller); every other extent is what `setup`
+was told last: it may be called again with other shapes, computes everything that depends on them anew, and opens files
+once.
 """
 
 from __future__ import annotations

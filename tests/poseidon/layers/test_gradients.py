@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from poseidon.layers.registry import layer_class
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST
 from tests.support.gradient_check import check_gradients
@@ -267,6 +268,29 @@ def test_against_finite_differences(name: str) -> None:
         return [found[place] for place in wanted]
 
     check_gradients(tops_with_gradients, variables, kink_range=kink_range)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if layer_class(case[1]).TOPS_MAY_BE_OVERWRITTEN]
+)
+def test_tops_that_may_be_overwritten(name: str) -> None:
+    """The layer above may write over the tops: neither the bottoms nor the gradients change."""
+    shapes, kind, bottoms, tops, body, _ = CASES[name]
+    results = []
+    for value in (None, 1e6):
+        net = build(inputs(**shapes) + layer(kind, bottoms, tops, body))
+        net.double()
+        given = values(net)
+        before = {key: tensor.detach().clone() for key, tensor in given.items()}
+        found = [top for top in net(given).values() if top.requires_grad]
+        for top in found if value else []:
+            top.data.fill_(value)
+        assert all(torch.equal(before[key], tensor) for key, tensor in given.items())
+        leaves = [tensor for tensor in [*given.values(), *net.parameters()] if tensor.requires_grad]
+        weights = [torch.ones_like(top) for top in found]
+        results.append(torch.autograd.grad(found, leaves, weights, allow_unused=True) if found else ())
+    for plain, overwritten in zip(*results, strict=True):
+        assert (plain is None and overwritten is None) or torch.equal(plain, overwritten)
 
 
 def test_dropout_scales_its_gradient_by_its_mask() -> None:
