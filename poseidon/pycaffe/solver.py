@@ -22,6 +22,7 @@ from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solv
 from poseidon.metrics.record import TestRecord, TrainRecord
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
+from poseidon.proto.paths import PLACEHOLDERS
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.update import Updater
 from poseidon.snapshot.files import make_folder, model_path, state_path
@@ -307,7 +308,7 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
 def _prefix(definition: SolverDefinition) -> Path:
     """The snapshots' prefix, from the current folder as in Caffe; made up from the solver's file where none is given."""
     given = definition.param.snapshot_prefix
-    if not given:
+    if not given or Path(given).parts[0] in PLACEHOLDERS:
         return definition.snapshot_prefix()
     prefix = Path(given).absolute()
     return prefix / Path(definition.source).stem if prefix.is_dir() else prefix
