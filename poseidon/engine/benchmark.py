@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poseidon.engine.solo import zero_inputs
 from poseidon.metrics import caffe_lines as lines
 from poseidon.metrics.glog_lines import GlogLine
 from poseidon.net.net import Net
@@ -31,11 +32,6 @@ def clock_of(device: torch.device) -> Clock:
         return time.perf_counter()
 
     return now
-
-
-def zero_inputs(net: Net) -> Mapping[str, Tensor]:
-    """Zeros for the inputs of a net that has some."""
-    return {name: torch.zeros(shape, device=net.context.device) for name, shape in net.input_shapes.items()}
 
 
 def time_net(

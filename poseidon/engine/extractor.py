@@ -29,7 +29,7 @@ from poseidon.data.database import Backend
 from poseidon.data.datum import encode_datum
 from poseidon.data.writer import DatabaseWriter, write_database
 from poseidon.engine.extraction import Extraction, read_extraction
-from poseidon.engine.solo import NetRequest, open_net
+from poseidon.engine.solo import NetRequest, open_net, zero_inputs
 from poseidon.engine.worker import Control
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.layers.base import LayerContext
@@ -103,10 +103,10 @@ def _write(
     net: Net, extraction: Extraction, counts: Iterable[int], writers: Sequence[DatabaseWriter]
 ) -> Iterator[int]:
     """Run and store batch after batch; yields how many records are stored."""
-    done = 0
+    done, inputs = 0, zero_inputs(net)
     for count in counts:
         with torch.no_grad():
-            net()
+            net(inputs)
         labels = _labels(net, count)
         for name, writer in zip(extraction.blobs, writers, strict=True):
             for index, datum in enumerate(datums(_rows(net, name, count), labels)):

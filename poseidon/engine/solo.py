@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from poseidon.errors import SnapshotError
 from poseidon.layers.base import CPU, LayerContext
@@ -66,6 +67,11 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
         net.close()
         raise
     return net
+
+
+def zero_inputs(net: Net) -> dict[str, Tensor]:
+    """What the inputs of a net hold when nobody sets them: zeros, as Caffe's memory starts. Empty for a net without inputs."""
+    return {name: torch.zeros(shape, device=net.context.device) for name, shape in net.input_shapes.items()}
 
 
 def load_models(net: Net, models: Sequence[Path]) -> list[tuple[Path, LoadReport]]:

@@ -42,3 +42,16 @@ def test_means_of_every_number(net_file: Path) -> None:
         "twice = 2 (* 0.5 = 1 loss)",
         "twice = 4 (* 0.5 = 2 loss)",
     ]
+
+
+def test_inputs_that_nothing_fills_are_zeros(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(
+        'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 } } }'
+        'layer { name: "p" type: "Power" bottom: "x" top: "p" power_param { shift: 3 } }',
+        encoding="utf-8",
+    )
+    with caplog.at_level("WARNING"):
+        scores = score(open_net(NetRequest(model=path, phase=TEST)), 2, lambda line: None)
+    assert [output.value for output in scores.outputs] == [3, 3]
+    assert "inputs that nothing fills (x)" in caplog.text
