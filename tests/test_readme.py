@@ -48,7 +48,15 @@ def test_the_example_of_the_server_is_short_and_trains(repository: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/results.md", "docs/own_layers.md"]
+    "name",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/results.md",
+        "docs/own_layers.md",
+        "docs/pycaffe.md",
+    ],
 )
 def test_every_link_and_path_named_is_there(repository: Path, name: str) -> None:
     text = (repository / name).read_text(encoding="utf-8")

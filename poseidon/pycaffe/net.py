@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.layers.base import times
 from poseidon.layers.naming import unknown
-from poseidon.proto.caffe_pb2 import NetState
+from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.pycaffe.batches import Array, count_of, joined
 from poseidon.pycaffe.walk import Walk
@@ -69,9 +69,9 @@ class Net(Walk):
     ) -> None:
         if isinstance(phase, (str, os.PathLike)):
             phase, level, weights = level, 0, phase
-        if phase is None:
+        if phase not in (TRAIN, TEST):
             raise UsageError(
-                "Net needs a phase: expected Net(file, caffe.TEST) or Net(file, weights, caffe.TEST)"
+                f"phase is {phase}: expected Net(file, phase) or Net(file, weights, phase), the phase TRAIN or TEST"
             )
         path = Path(network_file)
         if not path.is_file():

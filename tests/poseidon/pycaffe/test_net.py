@@ -367,7 +367,8 @@ def test_errors_are_sentences(write: Write, simple: Path, tmp_path: Path) -> Non
         (UsageError, lambda: net.backward(x=np.zeros(3)), "every output of the net: pool"),
         (UsageError, lambda: net.set_input_arrays(np.zeros(1), np.zeros(1)), "expected a MemoryData layer"),
         (UsageError, net.forward_all, "expected arrays of equally many records"),
-        (UsageError, lambda: caffe.Net(str(simple)), "needs a phase"),
+        (UsageError, lambda: caffe.Net(str(simple)), "phase is None: expected"),
+        (UsageError, lambda: caffe.Net(str(simple), 7), "phase is 7: expected"),
         (DefinitionError, lambda: caffe.Net(str(tmp_path / "none"), caffe.TEST), "no such net definition"),
         (SnapshotError, lambda: net.copy_from(tmp_path / "none"), "cannot read the model"),
     ]
