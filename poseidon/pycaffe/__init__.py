@@ -4,7 +4,7 @@ from poseidon import __version__ as __version__
 from poseidon.layers.blob import Blob
 from poseidon.layers.python_layer import CaffeLayer as Layer
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
-from poseidon.pycaffe import io, proto
+from poseidon.pycaffe import coord_map, draw, io, net_spec, proto
 from poseidon.pycaffe.alias import install
 from poseidon.pycaffe.classifier import Classifier
 from poseidon.pycaffe.detector import Detector
@@ -24,6 +24,7 @@ from poseidon.pycaffe.mode import (
     solver_rank,
 )
 from poseidon.pycaffe.net import Net
+from poseidon.pycaffe.net_spec import NetSpec, layers, params, to_proto
 from poseidon.pycaffe.parallel import NCCL, Gloo
 from poseidon.pycaffe.solver import (
     AdaDeltaSolver,
@@ -49,15 +50,21 @@ __all__ = [
     "Layer",
     "NesterovSolver",
     "Net",
+    "NetSpec",
     "RMSPropSolver",
     "SGDSolver",
+    "coord_map",
+    "draw",
     "get_solver",
     "has_nccl",
     "init_log",
     "install",
     "io",
     "layer_type_list",
+    "layers",
     "log",
+    "net_spec",
+    "params",
     "proto",
     "set_device",
     "set_mode_cpu",
@@ -68,4 +75,5 @@ __all__ = [
     "set_solver_rank",
     "solver_count",
     "solver_rank",
+    "to_proto",
 ]

@@ -144,10 +144,9 @@ class Function:
         """The layer's definition."""
         layer = LayerParameter(name=name, type=self.type_name, bottom=bottoms, top=tops)
         own = _FIELDS.get(self.type_name)
+        known = getattr(layer, own).DESCRIPTOR.fields_by_name if own else {}
         for key, value in self.params.items():
-            target: Message = layer
-            if own is not None and key in layer.DESCRIPTOR.fields_by_name[own].message_type.fields_by_name:
-                target = getattr(layer, own)
+            target: Message = getattr(layer, own) if own and key in known else layer
             # Settings that layers share (`param`, `transform_param`) are never the layer's own.
             assign_proto(layer if key.endswith("param") else target, key, value)
         return layer

@@ -1,0 +1,168 @@
+"""Where a point of one blob lies in another, to crop one to the other: as fully convolutional nets need it.
+
+Law: a layer that slides a window maps the coordinate x of its top's pixel to (x - b) / a of its bottom: a is 1 / stride
+for a convolution, the stride for a deconvolution, and b follows from pad and kernel. Maps compose along a path of
+layers; two blobs are compared through an ancestor of both. A map is (axis, a, b): the last axis that is no coordinate
+(None where any will do), and scale and offset, one number for all coordinates or one each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poseidon.pycaffe.net_spec import Function, Top, layers
+
+Numbers = NDArray[np.float64]
+CoordMap = tuple[int | None, Any, Any]
+IDENTITY: CoordMap = (None, 1, 0)
+
+SLIDING = frozenset({"Convolution", "Pooling", "Im2col"})
+POINTWISE = frozenset(
+    {
+        *(
+            "AbsVal",
+            "BatchNorm",
+            "Bias",
+            "BNLL",
+            "Clip",
+            "Dropout",
+            "Eltwise",
+            "ELU",
+            "Exp",
+            "Log",
+            "LRN",
+            "MVN",
+        ),
+        *("Power", "PReLU", "ReLU", "Scale", "Sigmoid", "Split", "Swish", "TanH", "Threshold"),
+    }
+)
+LEGACY = ("pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w")
+
+
+class UndefinedMapException(Exception):
+    """The layer does not map coordinates: InnerProduct, say."""
+
+
+class AxisMismatchException(Exception):
+    """Two maps are of different axes."""
+
+
+def coord_map(fn: Function) -> CoordMap:
+    """The map from a layer's bottom to its top.
+
+    Raises:
+        UndefinedMapException: there is none.
+        ValueError: the layer states its window by _h and _w.
+    """
+    if fn.type_name in SLIDING:
+        axis, stride, reach, pad = _window(fn)
+        return axis, 1 / stride, (pad - (reach - 1) / 2) / stride
+    if fn.type_name == "Deconvolution":
+        axis, stride, reach, pad = _window(fn)
+        return axis, stride, (reach - 1) / 2 - pad
+    if fn.type_name == "Crop":
+        param = fn.params.get("crop_param", fn.params)
+        return int(param.get("axis", 2)) - 1, 1, -_numbers(param.get("offset", 0))
+    if fn.type_name in POINTWISE:
+        return IDENTITY
+    raise UndefinedMapException(f"{fn.type_name} maps no coordinates")
+
+
+def _window(fn: Function) -> tuple[int, Numbers, Numbers, Numbers]:
+    """Axis, stride, reach of the kernel, and pad."""
+    field = "pooling_param" if fn.type_name == "Pooling" else "convolution_param"
+    param: Mapping[str, Any] = fn.params.get(field, fn.params)
+    wrong = [name for name in LEGACY if name in param]
+    if wrong:
+        raise ValueError(
+            f"{fn.type_name} has {wrong[0]}, expected kernel_size, stride and pad, which also take lists"
+        )
+    kernel, dilation = _numbers(param.get("kernel_size", 1)), _numbers(param.get("dilation", 1))
+    return (
+        int(param.get("axis", 1)),
+        _numbers(param.get("stride", 1)),
+        (kernel - 1) * dilation + 1,
+        _numbers(param.get("pad", 0)),
+    )
+
+
+def _numbers(value: Any) -> Numbers:
+    return np.array(value, dtype=np.float64, ndmin=1)
+
+
+def compose(base_map: CoordMap, next_map: CoordMap) -> CoordMap:
+    """The map that does `next_map` first and `base_map` after it.
+
+    Raises:
+        AxisMismatchException: they are of different axes.
+    """
+    (axis, a, b), (other, next_a, next_b) = base_map, next_map
+    if axis is not None and other is not None and axis != other:
+        raise AxisMismatchException(
+            f"one map has its coordinates after axis {axis}, the other after axis {other}"
+        )
+    return other if axis is None else axis, a * next_a, a * next_b + b
+
+
+def inverse(coord_map: CoordMap) -> CoordMap:
+    """The map of the other direction."""
+    axis, a, b = coord_map
+    return axis, 1 / a, -b / a
+
+
+def coord_map_from_to(top_from: Top, top_to: Top) -> CoordMap:
+    """The map from the coordinates of one blob to those of another.
+
+    Raises:
+        RuntimeError: no blob is an ancestor of both through layers that map coordinates.
+        AxisMismatchException: layers on the way have different axes.
+    """
+    known = _ancestors(top_from)
+    for top, to_map in _ancestors(top_to).items():
+        if top in known:
+            return compose(to_map, inverse(known[top]))
+    raise RuntimeError("the two blobs have no common ancestor through layers that map coordinates")
+
+
+def _ancestors(top: Top) -> dict[Top, CoordMap]:
+    """Each blob that `top` is computed from by layers that map coordinates, nearest first, with the map from it."""
+    maps: dict[Top, CoordMap] = {top: IDENTITY}
+    waiting = [top]
+    while waiting:
+        current = waiting.pop(0)
+        try:
+            step = coord_map(current.fn)
+        except UndefinedMapException:
+            continue
+        # The second bottom of Crop gives only extents.
+        inputs = current.fn.inputs[:1] if current.fn.type_name == "Crop" else current.fn.inputs
+        for bottom in inputs:
+            if bottom not in maps:
+                maps[bottom] = compose(maps[current], step)
+                waiting.append(bottom)
+    return maps
+
+
+def crop(top_from: Top, top_to: Top) -> Top:
+    """A Crop layer that cuts `top_from` to the extents of `top_to`, so that their pixels lie on each other.
+
+    Raises:
+        AssertionError: the blobs differ in scale, or the part would begin before the first pixel or between two.
+        RuntimeError: the blobs are not connected.
+    """
+    axis, a, b = coord_map_from_to(top_from, top_to)
+    scale, offset = _numbers(a), -_numbers(b)
+    # As pycaffe: its users catch AssertionError.
+    if not (scale == 1).all():
+        raise AssertionError(f"cannot crop between scales (a = {scale})")
+    if not (offset >= 0).all():
+        raise AssertionError(f"cannot crop at a negative offset (b = {-offset})")
+    if not (np.round(offset) == offset).all():
+        raise AssertionError(f"cannot crop between two pixels (b = {-offset})")
+    begin = 2 if axis is None else axis + 1
+    top: Top = layers.Crop(top_from, top_to, crop_param={"axis": begin, "offset": [int(o) for o in offset]})
+    return top

@@ -1,0 +1,81 @@
+"""Drawings of nets."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.main import main
+from poseidon.errors import UsageError
+from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter
+from poseidon.proto.definition import read_net
+from poseidon.pycaffe.draw import draw_net_to_file, get_edge_label, get_layer_label, get_pydot_graph
+
+ALEXNET = Path("prototxt/alexnet/train_val.prototxt")
+needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz's dot is absent")
+
+
+@pytest.fixture(scope="module")
+def alexnet() -> NetParameter:
+    return read_net(Path(__file__).parents[3] / ALEXNET).param
+
+
+def labels(net: NetParameter, **how: object) -> list[str]:
+    return [node.get_label() for node in get_pydot_graph(net, "LR", **how).get_nodes()]  # type: ignore[arg-type]
+
+
+def test_every_definition_of_the_repository_has_a_graph(repository: Path) -> None:
+    for path in repository.glob("prototxt/**/*.prototxt"):
+        if "solver" not in path.name:
+            net = read_net(path).param
+            nodes = {layer.name for layer in net.layer}
+            assert len(get_pydot_graph(net, "TB", phase=TEST).get_nodes()) > len(nodes) / 2, path
+
+
+def test_boxes_say_what_the_layers_are(alexnet: NetParameter) -> None:
+    conv2 = next(layer for layer in alexnet.layer if layer.name == "conv2")
+    assert get_layer_label(conv2, "LR") == "conv2 | (Convolution) | kernel size: 5 | stride: 1 | pad: 2"
+    assert get_layer_label(conv2, "TB").startswith("conv2\\n(Convolution)\\n")
+    assert get_layer_label(conv2, "LR", True).endswith("lr mult: 1, 2")
+    assert get_edge_label(conv2) == "256"
+
+
+def test_phases(alexnet: NetParameter) -> None:
+    assert sum("accuracy" in label for label in labels(alexnet, phase=TEST)) > 0
+    assert sum("accuracy" in label for label in labels(alexnet, phase=TRAIN)) == 0
+    assert sum("(Data)" in label for label in labels(alexnet)) == 2
+
+
+def test_signs_of_the_dot_language_are_only_letters() -> None:
+    net = NetParameter()
+    net.layer.add(name='a"b{c}<d>|', type="ReLU", bottom=["x"], top=["y"])
+    assert '"a\\"b\\{c\\}\\<d\\>/' in labels(net)[0]
+
+
+@needs_dot
+@pytest.mark.parametrize(("extension", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: Path) -> None:
+    target = tmp_path / f"net.{extension}"
+    assert (
+        main(["draw_net", str(repository / ALEXNET), str(target), "--rankdir", "TB", "--phase", "TEST"]) == 0
+    )
+    assert target.read_bytes().startswith(magic)
+
+
+@needs_dot
+def test_an_unknown_format(alexnet: NetParameter, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="format 'nosuch', expected png, svg or pdf"):
+        draw_net_to_file(alexnet, tmp_path / "net.nosuch")
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes(alexnet: NetParameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="missing extension"):
+        draw_net_to_file(alexnet, tmp_path / "net")
+    with pytest.raises(UsageError, match="rankdir is 'UP', expected one of LR"):
+        get_pydot_graph(alexnet, "UP")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="install the package graphviz"):
+        draw_net_to_file(alexnet, tmp_path / "net.png")
