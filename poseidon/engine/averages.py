@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from poseidon.errors import DataError
+from poseidon.layers.base import times
 from poseidon.metrics.record import Output
 from poseidon.net.net import Net
 
@@ -48,7 +50,17 @@ def pack(loss: float, outputs: Mapping[str, Tensor]) -> bytes:
 
 
 def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
-    """The sum over workers of what `pack` made, in worker order."""
+    """The sum over workers of what `pack` made, in worker order.
+
+    Raises:
+        DataError: the outputs of one iteration have different sizes, so there is no mean of them.
+    """
+    if len({len(payload) for payload in payloads}) > 1:
+        counts = ", ".join(str(len(payload) // 8 - 1) for payload in payloads)
+        raise DataError(
+            f"the net's outputs have {counts} numbers on the workers, expected as many on each; "
+            "an output whose shape changes can be hidden with a Silence layer"
+        )
     numbers: NDArray[np.float64] = np.stack([np.frombuffer(payload, dtype="<f8") for payload in payloads])
     return np.asarray(numbers.sum(axis=0))
 
@@ -76,7 +88,16 @@ def output_sizes(net: Net) -> dict[str, int]:
 
 
 def accumulate(into: dict[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Add one pass's outputs to a running sum."""
+    """Add one pass's outputs to a running sum.
+
+    Raises:
+        DataError: an output has another shape than in the passes before.
+    """
     for name, tensor in outputs.items():
         value = tensor.detach().to(torch.float64)
+        if name in into and into[name].shape != value.shape:
+            raise DataError(
+                f"output '{name}' has shape {times(value.shape)} after {times(into[name].shape)}, expected one shape in "
+                "all batches of a test; an output whose shape changes can be hidden with a Silence layer"
+            )
         into[name] = into[name] + value if name in into else value

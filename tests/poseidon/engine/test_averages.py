@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from poseidon.engine.averages import SmoothedLoss, accumulate, as_outputs, pack, total
+from poseidon.errors import DataError
 
 
 def test_the_window_is_caffes() -> None:
@@ -34,3 +35,12 @@ def test_sums_are_kept_in_double() -> None:
     for _ in range(1000):
         accumulate(sums, {"x": torch.tensor(0.1)})
     assert float(sums["x"]) == pytest.approx(1000 * float(torch.tensor(0.1)), rel=1e-12)
+
+
+def test_outputs_that_change_their_shape_have_no_mean() -> None:
+    payloads = [pack(1.0, {"a": torch.zeros(size)}) for size in (3, 4)]
+    with pytest.raises(DataError, match="have 3, 4 numbers on the workers, expected as many on each"):
+        total(payloads)
+    sums = {"a": torch.zeros(2, 3, dtype=torch.float64)}
+    with pytest.raises(DataError, match="output 'a' has shape 2x1 after 2x3, expected one shape"):
+        accumulate(sums, {"a": torch.zeros(2, 1)})

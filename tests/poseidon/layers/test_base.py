@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from poseidon.layers.base import LayerError, canonical_axis, check_count, times
+from poseidon.layers.base import (
+    BlobSpec,
+    Layer,
+    LayerContext,
+    LayerError,
+    Shape,
+    canonical_axis,
+    check_count,
+    times,
+)
+from poseidon.proto.caffe_pb2 import TRAIN, FillerParameter, LayerParameter
 
 
 @pytest.mark.parametrize(("axis", "expected"), [(0, 0), (2, 2), (-1, 2), (-3, 0)])
@@ -35,3 +47,29 @@ def test_counts(count: int, least: int, most: int | None, message: str) -> None:
 
 def test_shapes_as_people_write_them() -> None:
     assert (times((2, 3)), times(())) == ("2x3", "scalar")
+
+
+class Sized(Layer):
+    """One blob as large as the second axis."""
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        extra = [BlobSpec(name="more", shape=(1,), filler=FillerParameter())] if len(bottoms[0]) > 2 else []
+        self.declare(BlobSpec(name="weight", shape=bottoms[0][1:2], filler=FillerParameter()), *extra)
+        return list(bottoms)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((2, 4), "weight would have shape 4 for bottoms of this shape, expected 3: blobs keep their shapes"),
+        ((2, 3, 1), "would have 2 blobs for bottoms of this shape, expected 1 as before"),
+    ],
+)
+def test_blobs_keep_their_shapes(shape: Shape, message: str) -> None:
+    sized = Sized(LayerParameter(), LayerContext(phase=TRAIN, seed=0))
+    sized.setup([(5, 3)])
+    specs = sized.blob_specs
+    sized.setup([(7, 3)])
+    with pytest.raises(LayerError) as caught:
+        sized.setup([shape])
+    assert str(caught.value) == message and sized.blob_specs is specs
