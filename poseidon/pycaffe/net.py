@@ -22,7 +22,7 @@ from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.pycaffe.batches import Array, count_of, joined
 from poseidon.pycaffe.walk import Walk
-from poseidon.pycaffe.weights import load_weights, save_weights, save_weights_hdf5, share_weights
+from poseidon.pycaffe.weights import load_weights, save_weights, share_weights
 
 Arrays = dict[str, Array]
 
@@ -215,13 +215,17 @@ class Net(Walk):
         """Take over weights saved by `save_hdf5`."""
         self.copy_from(weights)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], write_diff: bool = False) -> None:
         """Write a `.caffemodel`.
+
+        Args:
+            path: the file.
+            write_diff: the diffs too.
 
         Raises:
             SnapshotError: it cannot be written.
         """
-        save_weights(self._built, Path(path))
+        save_weights(self._built, Path(path), diffs=write_diff)
 
     def save_hdf5(self, path: str | os.PathLike[str], write_diff: bool = False) -> None:
         """Write a `.caffemodel.h5`.
@@ -233,7 +237,7 @@ class Net(Walk):
         Raises:
             SnapshotError: it cannot be written.
         """
-        save_weights_hdf5(self._built, Path(path), diffs=write_diff)
+        save_weights(self._built, Path(path), hdf5=True, diffs=write_diff)
 
     def share_with(self, other: Net) -> None:
         """Use another net's weights, layer by layer where names are equal: one memory from now on.

@@ -157,10 +157,8 @@ class Solver:
         model, state = model_path(prefix, self.iter, hdf5=hdf5), state_path(prefix, self.iter, hdf5=hdf5)
         LOG.write(*snapshotting(str(model), str(state)))
         make_folder(prefix.parent)
-        if hdf5:
-            self.net.save_hdf5(model, write_diff=self.param.snapshot_diff)
-        else:
-            self.net.save(model)
+        save = self.net.save_hdf5 if hdf5 else self.net.save
+        save(model, self.param.snapshot_diff)
         run = RunState(
             iteration=self.iter,
             model=str(model),

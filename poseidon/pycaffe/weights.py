@@ -13,8 +13,8 @@ from poseidon.errors import UsageError
 from poseidon.layers.base import times
 from poseidon.layers.blob import Blob
 from poseidon.pycaffe.build import Built
-from poseidon.snapshot import hdf5
 from poseidon.snapshot.caffemodel import read_model, write_model
+from poseidon.snapshot.hdf5 import write_model as write_hdf5
 
 Array = NDArray[np.float32]
 
@@ -33,27 +33,23 @@ def load_weights(net: Built, path: Path) -> None:
     net.compiled.load_blobs(saved)
 
 
-def save_weights(net: Built, path: Path) -> None:
+def save_weights(net: Built, path: Path, *, hdf5: bool = False, diffs: bool = False) -> None:
     """Write a `.caffemodel`.
 
-    Raises:
-        SnapshotError: it cannot be written.
-    """
-    write_model(path, net.compiled.definition.param, _arrays(net))
-
-
-def save_weights_hdf5(net: Built, path: Path, *, diffs: bool) -> None:
-    """Write a `.caffemodel.h5`, with the gradients if `diffs`.
+    Args:
+        net: the net.
+        path: the file.
+        hdf5: write a `.caffemodel.h5`.
+        diffs: the gradients too.
 
     Raises:
         SnapshotError: it cannot be written.
     """
-    hdf5.write_model(
-        path,
-        _arrays(net),
-        owned=net.compiled.owned_blobs(),
-        diffs=_arrays(net, diffs=True) if diffs else None,
-    )
+    gradients = _arrays(net, diffs=True) if diffs else None
+    if hdf5:
+        write_hdf5(path, _arrays(net), owned=net.compiled.owned_blobs(), diffs=gradients)
+    else:
+        write_model(path, net.compiled.definition.param, _arrays(net), diffs=gradients)
 
 
 def share_weights(net: Built, other: Built) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import poseidon.pycaffe as caffe
 from poseidon.errors import DefinitionError, SnapshotError, UsageError
+from poseidon.proto import caffe_pb2
 from tests.poseidon.pycaffe.conftest import Write
 from tests.support import training
 from tests.support.trainings import make_data
@@ -167,6 +168,18 @@ def test_snapshot_and_restore(make: Make, form: str, ending: str) -> None:
     for name, blobs in solver.net.params.items():
         for mine, theirs in zip(blobs, other.net.params[name], strict=True):
             np.testing.assert_allclose(mine.data, theirs.data, rtol=1e-6)
+
+
+def test_snapshot_diff(make: Make) -> None:
+    solver = make(SETTINGS + "snapshot_diff: true")
+    before = solver.net.params["ip"][1].data.copy()
+    solver.step(1)
+    solver.snapshot()
+    saved = caffe_pb2.NetParameter.FromString(Path("model_iter_1.caffemodel").read_bytes())
+    (bias,) = (layer.blobs[1] for layer in saved.layer if layer.name == "ip")
+    values, diffs = (caffe.io.blobproto_to_array(bias, return_diff=diff) for diff in (False, True))
+    np.testing.assert_allclose(values, before - diffs, rtol=1e-6)
+    assert np.abs(diffs).max() > 0
 
 
 def test_solve_resumes(make: Make) -> None:
