@@ -21,6 +21,7 @@ from poseidon.errors import DataError
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError, Shape
 from poseidon.layers.blob import Blob, Blobs
 from poseidon.layers.registry import register
+from poseidon.layers.user_modules import look_here_too
 from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
 
 # Where `import caffe` of the users' modules leads. By name, because that room is above this one.
@@ -148,6 +149,7 @@ class Python(Layer):
         """A new object of the user's class."""
         param = self.param.python_param
         offer_front_end(self.context)
+        look_here_too()
         with self._user_code("import"):
             module = importlib.import_module(param.module)
         kind = getattr(module, param.layer, None)

@@ -20,6 +20,13 @@ def module_names(text: str) -> tuple[str, ...]:
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
+def look_here_too() -> None:
+    """Let `import` find modules in the working directory, as `python -m` does."""
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+
+
 def import_modules(names: Sequence[str]) -> None:
     """Import modules that register layers.
 
@@ -27,9 +34,8 @@ def import_modules(names: Sequence[str]) -> None:
         UsageError: there is no such module, or its code fails.
     """
     folder = os.getcwd()
-    if names and folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)
     for name in names:
+        look_here_too()
         try:
             importlib.import_module(name)
         except Exception as error:

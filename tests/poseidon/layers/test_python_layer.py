@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -130,3 +133,14 @@ def test_a_class_that_is_not_there(kind: str, module: str, words: str) -> None:
     body = f'python_param {{ module: "{module}" layer: "{kind}" }}'
     with pytest.raises(DefinitionError, match=words):
         build(inputs(x=(2, 3)) + layer("Python", "x", "y", body))
+
+
+def test_modules_of_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lying_here.py").write_text("from tests.support.python_layers import Scaled as Here\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    body = 'python_param { module: "lying_here" layer: "Here" }'
+    net = build(inputs(x=(2, 3)) + layer("Python", "x", "y", body))
+    x = noise(2, 3)
+    torch.testing.assert_close(net({"x": x})["y"], 10 * x)
+    sys.modules.pop("lying_here")
