@@ -26,7 +26,7 @@ from poseidon.pycaffe.mode import (
 from poseidon.pycaffe.net import Net
 from poseidon.pycaffe.net_spec import NetSpec, layers, params, to_proto
 from poseidon.pycaffe.parallel import NCCL, Gloo
-from poseidon.pycaffe.solver import (
+from poseidon.pycaffe.solvers import (
     AdaDeltaSolver,
     AdaGradSolver,
     AdamSolver,

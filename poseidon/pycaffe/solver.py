@@ -245,64 +245,6 @@ class Solver:
         return time.monotonic() - self._began_s
 
 
-class SGDSolver(Solver):
-    """Stochastic gradient descent with momentum."""
-
-    KIND = RuleKind.SGD
-
-
-class NesterovSolver(Solver):
-    """Nesterov's accelerated gradient."""
-
-    KIND = RuleKind.NESTEROV
-
-
-class AdaGradSolver(Solver):
-    """AdaGrad (Duchi et al., 2011)."""
-
-    KIND = RuleKind.ADAGRAD
-
-
-class RMSPropSolver(Solver):
-    """RMSProp (Tieleman and Hinton, 2012)."""
-
-    KIND = RuleKind.RMSPROP
-
-
-class AdaDeltaSolver(Solver):
-    """AdaDelta (Zeiler, 2012)."""
-
-    KIND = RuleKind.ADADELTA
-
-
-class AdamSolver(Solver):
-    """Adam (Kingma and Ba, 2015)."""
-
-    KIND = RuleKind.ADAM
-
-
-_CLASSES: dict[RuleKind, type[Solver]] = {
-    RuleKind.SGD: SGDSolver,
-    RuleKind.NESTEROV: NesterovSolver,
-    RuleKind.ADAGRAD: AdaGradSolver,
-    RuleKind.RMSPROP: RMSPropSolver,
-    RuleKind.ADADELTA: AdaDeltaSolver,
-    RuleKind.ADAM: AdamSolver,
-}
-
-
-def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
-    """The solver that a file describes, of the class of its type.
-
-    Raises:
-        DefinitionError: a mistake in the solver or its nets.
-    """
-    path = Path(solver_file)
-    if not path.is_file():
-        raise FileMissing("there is no such solver definition", source=str(path))
-    return _CLASSES[solver_settings(read_solver(path)).base_rule.kind](path)
-
-
 def _prefix(definition: SolverDefinition) -> Path:
     """The snapshots' prefix, from the current folder as in Caffe; made up from the solver's file where none is given."""
     given = definition.param.snapshot_prefix
