@@ -262,8 +262,14 @@ class Net(Walk):
             raise UsageError(
                 f"set_input_arrays: the first layer is {layer.param.type}, expected a MemoryData layer"
             )
+        records, numbers = np.asarray(data, np.float32), np.asarray(labels, np.float32).reshape(-1)
+        if len(records) != len(numbers):
+            raise UsageError(
+                f"set_input_arrays: {len(records)} records and {len(numbers)} labels, expected as many"
+            )
+        # The layer keeps both: records N x C x H x W, and N labels.
         reset: Callable[[Array, Array], None] = getattr(layer, "reset")  # noqa: B009 - it has no other face
-        self._guarded(0, lambda: reset(np.asarray(data, np.float32), np.asarray(labels, np.float32)))
+        self._guarded(0, lambda: reset(records, numbers))
 
     def _index(self, layer: str) -> int:
         if layer not in self.layer_dict:
