@@ -175,4 +175,4 @@ def _decode_picture(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]
         raise DataError("the encoded picture has more than 8 bits a channel")
     if pixels.ndim == 2:
         return pixels[np.newaxis]  # type: ignore[return-value]
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # type: ignore[arg-type]
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -19,6 +19,7 @@ from poseidon.layers.distance_loss import ContrastiveLoss, EuclideanLoss
 from poseidon.layers.dropout import Dropout
 from poseidon.layers.embed import Embed
 from poseidon.layers.inner_product import InnerProduct
+from poseidon.layers.memory_data import MemoryData
 from poseidon.layers.normalization import LRN, MVN, Normalize
 from poseidon.layers.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.pooling import Pooling
@@ -74,6 +75,7 @@ __all__ = [
     "LayerContext",
     "LayerError",
     "Log",
+    "MemoryData",
     "MultinomialLogisticLoss",
     "Normalize",
     "PReLU",
