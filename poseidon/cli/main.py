@@ -28,6 +28,9 @@ from poseidon.cli import (
     test,
     time,
     train,
+    upgrade_net_proto_binary,
+    upgrade_net_proto_text,
+    upgrade_solver_proto_text,
 )
 from poseidon.errors import PoseidonError
 
@@ -48,6 +51,9 @@ COMMANDS = (
     convert_cifar,
     convert_mnist,
     compute_image_mean,
+    upgrade_net_proto_binary,
+    upgrade_net_proto_text,
+    upgrade_solver_proto_text,
 )
 
 

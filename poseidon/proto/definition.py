@@ -13,10 +13,11 @@ from pathlib import Path
 from poseidon.errors import DefinitionError
 from poseidon.proto import paths
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
-from poseidon.proto.text import parse, read_text
+from poseidon.proto.text import M, decode, parse, parse_binary, read_content
 from poseidon.proto.tokens import Setting, settings
 from poseidon.proto.upgrade.driver import upgrade_net, upgrade_solver
 from poseidon.proto.upgrade.errors import UpgradeError
+from poseidon.proto.upgrade.v0 import is_v0, kept_layers
 
 _TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 
@@ -210,17 +211,14 @@ class SolverDefinition:
 
 
 def read_net(path: str | Path) -> NetDefinition:
-    """Reads a net definition, of any grammar that Caffe ever had, into today's.
+    """Reads a net definition, of any grammar that Caffe ever had, in text or in binary, into today's.
 
     Raises:
         DefinitionError: the file cannot be read or the definition is wrong.
     """
     path = Path(path)
-    text = read_text(path)
-    param = parse(text, NetParameter(), source=str(path))
-    if not param.ListFields():
-        raise DefinitionError("the file is empty: it holds no net", source=str(path))
-    return _net_definition(param, source=str(path), lines=settings(text), folder=path.absolute().parent)
+    param, lines = _read(path, NetParameter(), "net")
+    return _net_definition(param, source=str(path), lines=lines, folder=path.absolute().parent)
 
 
 def read_solver(path: str | Path) -> SolverDefinition:
@@ -230,17 +228,25 @@ def read_solver(path: str | Path) -> SolverDefinition:
         DefinitionError: the file cannot be read or the definition is wrong.
     """
     path = Path(path)
-    text = read_text(path)
-    param = parse(text, SolverParameter(), source=str(path))
-    if not param.ListFields():
-        raise DefinitionError("the file is empty: it holds no solver", source=str(path))
+    param, lines = _read(path, SolverParameter(), "solver")
     try:
         param = upgrade_solver(param)
     except UpgradeError as error:
         raise DefinitionError(error.message, source=str(path)) from error
-    return SolverDefinition(
-        param=param, source=str(path), folder=path.absolute().parent, lines=tuple(settings(text))
-    )
+    return SolverDefinition(param=param, source=str(path), folder=path.absolute().parent, lines=tuple(lines))
+
+
+def _read(path: Path, message: M, kind: str) -> tuple[M, list[Setting]]:
+    """A message from its text or its binary form, and the line of each setting of a text."""
+    content, source = read_content(path), str(path)
+    binary = parse_binary(content, type(message)())
+    if binary is not None:
+        return binary, []
+    text = decode(content, source=source)
+    parse(text, message, source=source)
+    if not message.ListFields():
+        raise DefinitionError(f"the file is empty: it holds no {kind}", source=source)
+    return message, list(settings(text))
 
 
 def _net_definition(
@@ -252,9 +258,11 @@ def _net_definition(
     try:
         upgraded = upgrade_net(param)
     except UpgradeError as error:
-        line = None if error.layer is None else layer_lines[error.layer]
+        line = None if error.layer is None or not layer_lines else layer_lines[error.layer]
         raise DefinitionError(error.message, source=source, line=line) from error
-    if len(upgraded.layer) > len(layer_lines):
+    if is_v0(param) and layer_lines:
+        layer_lines = tuple(layer_lines[index] for index in kept_layers(param))
+    if layer_lines and len(upgraded.layer) > len(layer_lines):
         # The net's inputs have become a layer of their own.
         layer_lines = (next(line for path, line in found if path == ("input",)), *layer_lines)
     return NetDefinition(param=upgraded, source=source, layer_lines=layer_lines, folder=folder)

@@ -6,18 +6,21 @@ with file, line and column, in the words of the schema.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from poseidon.errors import DefinitionError
 from poseidon.proto.diagnosis import diagnose
 from poseidon.proto.tokens import settings
 
 M = TypeVar("M", bound=Message)
+# Bytes that no prototxt has: control characters, and the first byte of the tag of NetParameter.layer where no text goes on.
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]|[\x80-\xff]")
 
 
 def parse(text: str, message: M, *, source: str) -> M:
@@ -62,15 +65,32 @@ def read_text(path: Path) -> str:
     Raises:
         DefinitionError: there is no such file, it is a folder, it may not be read, or it is no text.
     """
+    return decode(read_content(path), source=str(path))
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of a definition file.
+
+    Raises:
+        DefinitionError: there is no such file, it is a folder, or it may not be read.
+    """
     source = str(path)
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise DefinitionError("there is no such file", source=source) from None
     except IsADirectoryError:
         raise DefinitionError("this is a folder; a prototxt file is expected", source=source) from None
     except OSError as error:
         raise DefinitionError(f"the file cannot be read: {error.strerror}", source=source) from error
+
+
+def decode(content: bytes, *, source: str) -> str:
+    """The text that a file holds.
+
+    Raises:
+        DefinitionError: it holds no text.
+    """
     if b"\0" in content:
         raise DefinitionError("this is a binary file; prototxt text is expected", source=source)
     try:
@@ -81,6 +101,20 @@ def read_text(path: Path) -> str:
         raise DefinitionError(
             f"the file is no UTF-8 text (byte {byte}); prototxt text is expected", source=source, line=line
         ) from error
+
+
+def parse_binary(content: bytes, message: M) -> M | None:
+    """`message` filled from its binary form; None if the content is text, or no such message.
+
+    A net in binary form cannot be taken for text: the tag of its layers is no UTF-8.
+    """
+    if not _NO_TEXT.search(content):
+        return None
+    try:
+        message.ParseFromString(content)
+    except DecodeError:
+        return None
+    return message if message.ListFields() else None
 
 
 def to_text(message: Message) -> str:

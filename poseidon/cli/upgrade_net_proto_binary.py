@@ -1,0 +1,19 @@
+"""`poseidon upgrade_net_proto_binary`: a binary net or a .caffemodel of any grammar, in today's, with its blobs."""
+
+from __future__ import annotations
+
+from poseidon.cli.upgrading import Upgrade
+from poseidon.proto.caffe_pb2 import NetParameter
+from poseidon.proto.upgrade.driver import needs_upgrade, upgrade_net
+from poseidon.snapshot.files import read_message
+
+COMMAND = Upgrade(
+    name="upgrade_net_proto_binary",
+    help="bring a binary net or a .caffemodel to today's grammar",
+    what="a net in binary form",
+    read=lambda path: read_message(path, NetParameter(), "binary net"),
+    needed=needs_upgrade,
+    upgrade=upgrade_net,
+    write=NetParameter.SerializeToString,
+)
+add_parser = COMMAND.add_parser

@@ -1,0 +1,19 @@
+"""`poseidon upgrade_net_proto_text`: a prototxt net of any grammar, in today's."""
+
+from __future__ import annotations
+
+from poseidon.cli.upgrading import Upgrade
+from poseidon.proto.caffe_pb2 import NetParameter
+from poseidon.proto.text import read, to_text
+from poseidon.proto.upgrade.driver import needs_upgrade, upgrade_net
+
+COMMAND = Upgrade(
+    name="upgrade_net_proto_text",
+    help="bring a prototxt net to today's grammar",
+    what="a net in text",
+    read=lambda path: read(path, NetParameter()),
+    needed=needs_upgrade,
+    upgrade=upgrade_net,
+    write=lambda net: to_text(net).encode(),
+)
+add_parser = COMMAND.add_parser

@@ -1,0 +1,19 @@
+"""`poseidon upgrade_solver_proto_text`: a prototxt solver of any grammar, in today's."""
+
+from __future__ import annotations
+
+from poseidon.cli.upgrading import Upgrade
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.text import read, to_text
+from poseidon.proto.upgrade.driver import solver_needs_upgrade, upgrade_solver
+
+COMMAND = Upgrade(
+    name="upgrade_solver_proto_text",
+    help="bring a prototxt solver to today's grammar",
+    what="a solver in text",
+    read=lambda path: read(path, SolverParameter()),
+    needed=solver_needs_upgrade,
+    upgrade=upgrade_solver,
+    write=lambda solver: to_text(solver).encode(),
+)
+add_parser = COMMAND.add_parser

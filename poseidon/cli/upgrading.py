@@ -1,0 +1,66 @@
+"""What the three upgrade commands share: read a file, upgrade it, write it, and say what was done.
+
+Law: as Caffe's tools of these names, the output is written also when nothing was to be done; when the upgrade fails nothing
+is written, and an earlier file is as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from poseidon.errors import DefinitionError
+from poseidon.proto.upgrade.errors import UpgradeError
+from poseidon.snapshot.files import write_atomically
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade(Generic[M]):
+    """One of the commands.
+
+    Attributes:
+        name: of the command.
+        help: a line on it.
+        what: what a file holds, with its form.
+        read: the message of a file.
+        needed: whether there is anything to do.
+        upgrade: the message in today's grammar.
+        write: a message as the bytes of a file.
+    """
+
+    name: str
+    help: str
+    what: str
+    read: Callable[[Path], M]
+    needed: Callable[[M], bool]
+    upgrade: Callable[[M], M]
+    write: Callable[[M], bytes]
+
+    def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        """Declare the command."""
+        parser = subparsers.add_parser(self.name, help=self.help, description=self.help.capitalize() + ".")
+        parser.add_argument("input", metavar="INPUT", type=Path, help=f"file of any grammar: {self.what}")
+        parser.add_argument("output", metavar="OUTPUT", type=Path, help="file to write in today's grammar")
+        parser.set_defaults(run=self.run)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Upgrade; 0 when it is written."""
+        message = self.read(arguments.input)
+        if self.needed(message):
+            try:
+                message = self.upgrade(message)
+            except UpgradeError as error:
+                layer = "" if error.layer is None else f"layer {error.layer + 1} of the file: "
+                raise DefinitionError(f"{layer}{error.message}", source=str(arguments.input)) from error
+        else:
+            print(f"{arguments.input} is already in today's grammar.")
+        write_atomically(arguments.output, self.write(message))
+        print(f"Wrote {self.what} to {arguments.output}.")
+        return 0
