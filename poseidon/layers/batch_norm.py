@@ -67,7 +67,7 @@ class BatchNorm(Layer):
         variance = torch.zeros_like(mean)
         top = torch.batch_norm(bottom, weight, bias, mean, variance, True, 1.0, self.eps, True)
         if bottom.numel() == bottom.shape[1]:
-            variance.zero_()  # n / (n - 1) of one value counts as 1
+            variance = torch.zeros_like(variance)  # n / (n - 1) of one value counts as 1
         self._accumulate(mean, variance)
         return top
 

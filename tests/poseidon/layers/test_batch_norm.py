@@ -76,6 +76,13 @@ def test_one_value_a_channel_has_no_variance() -> None:
     assert [blob.tolist() for blob in blobs(net)] == [[1, 2, 3], [0, 0, 0], [1]]
 
 
+def test_one_value_a_channel_goes_backward() -> None:
+    net = norm((1, 3, 1, 1), "eps: 0.1")
+    x = noise(1, 3, 1, 1).requires_grad_()
+    net({"x": x})["y"].sum().backward()
+    assert x.grad is not None and not x.grad.any()
+
+
 def test_no_solver_moves_the_statistics() -> None:
     assert BatchNorm.STATISTICS
     for params in ("", "param { lr_mult: 0 } param { lr_mult: 0 } param { lr_mult: 0 }"):
