@@ -1,7 +1,7 @@
 """Caffe's layer types as torch modules, by family; importing this package registers them all."""
 
 from poseidon.layers.accuracy import Accuracy
-from poseidon.layers.activation import BNLL, ELU, Clip, PReLU, ReLU, Sigmoid, Swish, TanH, Threshold
+from poseidon.layers.activation import BNLL, ELU, Clip, PReLU, ReLU, ReLU6, Sigmoid, Swish, TanH, Threshold
 from poseidon.layers.affine import Axpy, Bias, Parameter, Scale
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError
 from poseidon.layers.batch_norm import BatchNorm
@@ -12,9 +12,10 @@ from poseidon.layers.classification_loss import (
     SigmoidCrossEntropyLoss,
 )
 from poseidon.layers.combine import Concat, Eltwise, Slice, Split
-from poseidon.layers.convolution import Convolution
+from poseidon.layers.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
 from poseidon.layers.data import Data
 from poseidon.layers.deconvolution import Deconvolution, Im2col
+from poseidon.layers.detection import Permute, PriorBox
 from poseidon.layers.distance_loss import ContrastiveLoss, EuclideanLoss
 from poseidon.layers.dropout import Dropout
 from poseidon.layers.embed import Embed
@@ -24,11 +25,12 @@ from poseidon.layers.normalization import LRN, MVN, Normalize
 from poseidon.layers.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.pooling import Pooling
 from poseidon.layers.python_layer import Python
-from poseidon.layers.rearrange import BatchReindex, Crop, Filter, Tile
+from poseidon.layers.rearrange import BatchReindex, Crop, Filter, ShuffleChannel, Tile
 from poseidon.layers.recurrent import LSTM, RNN, LSTMUnit
 from poseidon.layers.reduction import ArgMax, Reduction
 from poseidon.layers.registry import create, known_types, register
 from poseidon.layers.reshape import Flatten, Reshape
+from poseidon.layers.resize import Interp
 from poseidon.layers.sinks import Silence
 from poseidon.layers.softmax import Softmax, SoftmaxWithLoss
 from poseidon.layers.sources import DummyData, Input
@@ -54,9 +56,11 @@ __all__ = [
     "Concat",
     "ContrastiveLoss",
     "Convolution",
+    "ConvolutionDepthwise",
     "Crop",
     "Data",
     "Deconvolution",
+    "DepthwiseConvolution",
     "Dropout",
     "DummyData",
     "Eltwise",
@@ -70,6 +74,7 @@ __all__ = [
     "InfogainLoss",
     "InnerProduct",
     "Input",
+    "Interp",
     "LSTMUnit",
     "Layer",
     "LayerContext",
@@ -80,13 +85,17 @@ __all__ = [
     "Normalize",
     "PReLU",
     "Parameter",
+    "Permute",
     "Pooling",
     "Power",
+    "PriorBox",
     "Python",
     "ReLU",
+    "ReLU6",
     "Reduction",
     "Reshape",
     "Scale",
+    "ShuffleChannel",
     "Sigmoid",
     "SigmoidCrossEntropyLoss",
     "Silence",

@@ -161,3 +161,11 @@ class Threshold(Activation):
 
     def forward(self, bottom: Tensor) -> Tensor:
         return (bottom > self.threshold).to(bottom.dtype)
+
+
+@register("ReLU6")
+class ReLU6(Activation):
+    """y = min(max(0, x), 6). Bottom: any shape. Top: the same. No fields. From MobileNet (Howard et al., 2017)."""
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return functional.relu6(bottom)

@@ -154,7 +154,8 @@ class Convolution(Layer):
                 f"bottom of shape {times(shape)} has {len(spatial)} spatial axes, expected at most 3"
             )
         self.window = window(param, len(spatial))
-        self.group, outputs, channels = param.group, param.num_output, shape[self.axis]
+        outputs, channels = param.num_output, shape[self.axis]
+        self.group = self._groups(channels)
         check_groups(channels, outputs, self.group)
         extents = self.window.extents(spatial)
         self._choose_call(len(spatial))
@@ -165,6 +166,10 @@ class Convolution(Layer):
             *([BlobSpec(name="bias", shape=(outputs,), filler=param.bias_filler)] if param.bias_term else []),
         )
         return [(*shape[: self.axis], outputs, *extents)] * len(bottoms)
+
+    def _groups(self, channels: int) -> int:
+        """How many groups the channels fall into."""
+        return self.param.convolution_param.group
 
     def _choose_call(self, axes: int) -> None:
         """Settle once how torch is called, so that forward decides nothing."""
@@ -189,6 +194,22 @@ class Convolution(Layer):
             folded, weight = folded.unsqueeze(-1), weight.unsqueeze(-1)
         top = self.convolve(folded, weight, self.bias, *self.arguments, self.group)
         return top.reshape(*lead, *(top.shape[1:2] if self.pointwise else top.shape[1:]))
+
+
+@register("DepthwiseConvolution")
+class DepthwiseConvolution(Convolution):
+    """Convolution under the name that branches of Caffe gave to a faster implementation for many groups."""
+
+
+@register("ConvolutionDepthwise")
+class ConvolutionDepthwise(Convolution):
+    """Convolution of each channel by itself (MobileNet, Howard et al., 2017); `group` is the number of channels.
+
+    Blobs: weight O x 1 x K; bias O unless bias_term is false.
+    """
+
+    def _groups(self, channels: int) -> int:
+        return channels
 
 
 def check_groups(channels: int, outputs: int, group: int) -> None:

@@ -149,3 +149,23 @@ def check_range(index: Tensor, count: int) -> None:
     low, high = (int(value) for value in torch.aminmax(index))
     if low < 0 or high >= count:
         raise DataError(f"index {low if low < 0 else high} is outside 0..{count - 1}")
+
+
+@register("ShuffleChannel")
+class ShuffleChannel(Layer):
+    """Channels dealt out: of `group` groups first the first of each, then the second (ShuffleNet, Zhang et al., 2017).
+
+    Bottom: N x C x ... . Top: the same shape. Fields (shuffle_channel_param): group, which divides C.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        shape, self.group = bottoms[0], self.param.shuffle_channel_param.group
+        if len(shape) < 2:
+            raise LayerError(f"bottom has shape {times(shape)}, expected channels along axis 1")
+        if self.group < 1 or shape[1] % self.group:
+            raise LayerError(f"group is {self.group}, expected a divisor of the {shape[1]} channels")
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        grouped: Tensor = bottom.unflatten(1, (self.group, -1))
+        return grouped.transpose(1, 2).flatten(1, 2)

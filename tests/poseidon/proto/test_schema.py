@@ -23,7 +23,16 @@ ADDITIONS = {
     ("SolverState", "poseidon"),
 }
 # Messages and settings of other branches of Caffe, under the numbers that they have there.
-OF_BRANCHES = {"NormalizeParameter", "norm_param"}
+OF_BRANCHES = {
+    *(
+        "InterpParameter",
+        "NormalizeParameter",
+        "PermuteParameter",
+        "PriorBoxParameter",
+        "ShuffleChannelParameter",
+    ),
+    *("interp_param", "norm_param", "permute_param", "prior_box_param", "shuffle_channel_param"),
+}
 SCALARS = {
     number: name.removeprefix("TYPE_").lower()
     for name, number in vars(FieldDescriptor).items()
