@@ -10,6 +10,7 @@ import torch
 
 from poseidon.layers.base import LayerError
 from poseidon.layers.pooling import pooled_extents
+from poseidon.proto.caffe_pb2 import TEST
 from tests.support.nets import build, inputs, layer, noise
 
 
@@ -93,3 +94,41 @@ def test_a_last_window_outside_the_input_is_refused() -> None:
     with pytest.raises(LayerError, match="last window wholly outside"):
         pooled_extents((4, 4), (1, 1), (2, 2), (0, 0), ceil=True)
     assert pooled_extents((4, 4), (1, 1), (2, 2), (0, 0), ceil=False) == (2, 2)
+
+
+def test_a_window_wholly_outside_has_the_lowest_value_and_no_place() -> None:
+    """Kernel 1, stride 2 on an even extent: Caffe counts one window too many."""
+    net = build(
+        inputs(x=(1, 1, 4, 4)) + layer("Pooling", "x", "y m", "pooling_param { kernel_size: 1 stride: 2 }")
+    )
+    x = noise(1, 1, 4, 4).requires_grad_()
+    tops = net({"x": x})
+    y, mask = tops["y"].detach(), tops["m"]
+    assert tuple(y.shape) == (1, 1, 3, 3) == net.blob_shapes["y"]
+    assert torch.equal(y[:, :, :2, :2], x.detach()[:, :, ::2, ::2])
+    assert (y[:, :, 2] == torch.finfo(torch.float32).min).all() and (mask[:, :, 2] == -1).all()
+    tops["y"].sum().backward()
+    assert x.grad is not None and float(x.grad.sum()) == 4
+
+
+STOCHASTIC = "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }"
+
+
+def test_stochastic_draws_in_proportion() -> None:
+    x = torch.tensor([[1.0, 3], [0, 4]]).expand(1, 2000, 2, 2).contiguous().requires_grad_()
+    net = build(inputs(x=(1, 2000, 2, 2)) + layer("Pooling", "x", "y", STOCHASTIC))
+    y = net({"x": x})["y"]
+    counts = [float((y.detach() == value).float().mean()) for value in (0, 1, 3, 4)]
+    assert counts == pytest.approx([0, 1 / 8, 3 / 8, 4 / 8], abs=0.04)
+    y.sum().backward()
+    # The gradient goes to the value that was drawn.
+    assert x.grad is not None and float((x.grad * x.detach()).sum()) == float(y.detach().sum())
+
+
+def test_stochastic_in_test_is_the_mean_of_what_would_be_drawn() -> None:
+    x = noise(2, 3, 5, 5).abs()
+    net = build(inputs(x=(2, 3, 5, 5)) + layer("Pooling", "x", "y", STOCHASTIC), phase=TEST)
+    y = net({"x": x})["y"]
+    window = x[0, 0, 2:4, 4:5]
+    assert tuple(y.shape) == (2, 3, 3, 3)
+    torch.testing.assert_close(y[0, 0, 1, 2], window.square().sum() / window.sum())

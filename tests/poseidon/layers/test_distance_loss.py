@@ -1,0 +1,62 @@
+"""EuclideanLoss and ContrastiveLoss by their formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from poseidon.errors import DefinitionError
+from poseidon.net.net import Net
+from tests.support.nets import build, inputs, layer, noise
+
+PAIRS = {"a": (4, 3), "b": (4, 3), "y": (4,)}
+ALIKE = torch.tensor([1.0, 0, 0, 1])
+
+
+def one(kind: str, body: str = "", **shapes: tuple[int, ...]) -> Net:
+    return build(inputs(**shapes) + layer(kind, " ".join(shapes), "loss", body))
+
+
+def test_euclidean() -> None:
+    a, b = noise(2, 3), noise(2, 3, seed=1)
+    loss = one("EuclideanLoss", a=(2, 3), b=(2, 3))({"a": a, "b": b})["loss"]
+    torch.testing.assert_close(loss, (a - b).square().sum() / 4)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_contrastive(legacy: bool) -> None:
+    a, b = noise(4, 3), noise(4, 3, seed=1)
+    distance = (a - b).norm(dim=1)
+    far = (3 - distance**2).clamp(min=0) if legacy else (3 - distance).clamp(min=0) ** 2
+    expected = torch.where(ALIKE == 1, distance**2, far).sum() / 8
+    body = f"contrastive_loss_param {{ margin: 3 legacy_version: {str(legacy).lower()} }}"
+    loss = one("ContrastiveLoss", body, **PAIRS)({"a": a, "b": b, "y": ALIKE})["loss"]
+    torch.testing.assert_close(loss, expected)
+
+
+def test_the_gradient_of_pairs_that_are_not_alike_is_caffes() -> None:
+    """-(margin - d) / (d + 1e-4) (a - b) / N while the margin is not reached; nothing at a distance of 0."""
+    a, b = noise(4, 3).requires_grad_(), noise(4, 3, seed=1)
+    with torch.no_grad():
+        a[1] = b[1]
+    net = one("ContrastiveLoss", "contrastive_loss_param { margin: 2.5 }", **PAIRS)
+    net({"a": a, "b": b, "y": torch.zeros(4)})["loss"].backward()
+    difference = a.detach() - b
+    distance = difference.norm(dim=1, keepdim=True)
+    expected = -(2.5 - distance).clamp(min=0) / (distance + 1e-4) * difference / 4
+    assert a.grad is not None and not a.grad[1].any()
+    torch.testing.assert_close(a.grad, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "message"),
+    [
+        ("EuclideanLoss", {"a": (2, 3), "b": (2, 2)}, "expected the same number of values per item"),
+        ("ContrastiveLoss", {"a": (2, 3), "b": (2, 2), "y": (2,)}, "expected NxC"),
+        ("ContrastiveLoss", {"a": (2, 3, 2, 1), "b": (2, 3, 2, 1), "y": (2,)}, "expected NxC"),
+        ("ContrastiveLoss", {"a": (2, 3), "b": (2, 3), "y": (3,)}, "expected 2 values: one a pair"),
+    ],
+)
+def test_mistakes(kind: str, shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        one(kind, **shapes)
