@@ -10,6 +10,7 @@ once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from poseidon.layers.naming import counted
 from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
 
 Shape = tuple[int, ...]
+# Caffe counts the values of a blob in an int.
+LARGEST_BLOB = 2**31 - 1
 CPU = torch.device("cpu")
 
 
@@ -179,12 +182,13 @@ class Layer(nn.Module):
         """State the learnable blobs, from `setup`. Blobs that are declared stay; a later call only compares.
 
         Raises:
-            LayerError: a filler is unknown or does not fit its blob, or a blob would change its shape.
+            LayerError: a filler is unknown or does not fit its blob, a blob is too large, or would change its shape.
         """
         if self.blob_specs:
             self._compare(specs)
             return
         for spec in specs:
+            check_size(spec.name, spec.shape)
             try:
                 check(spec.filler, spec.shape)
             except FillerError as error:
@@ -248,6 +252,14 @@ def check_count(kind: str, count: int, least: int, most: int | None) -> None:
     else:
         expected = f"{least} to {most}"
     raise LayerError(f"has {counted(count, kind)}, expected {expected}")
+
+
+def check_size(name: str, shape: Shape) -> None:
+    """Raise `LayerError` if a blob of this shape has more values than Caffe can count."""
+    if math.prod(shape) > LARGEST_BLOB:
+        raise LayerError(
+            f"{name} would be {times(shape)} = {math.prod(shape)} values, more than the {LARGEST_BLOB} that a blob can have"
+        )
 
 
 def canonical_axis(axis: int, shape: Shape, *, name: str = "axis") -> int:

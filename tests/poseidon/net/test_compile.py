@@ -57,6 +57,14 @@ WRONG = {
     ),
     "too few bottoms": (FLAT + layer("SoftmaxWithLoss", "x", "y"), "has 1 bottom, expected exactly 2"),
     "too many tops": (FLAT + layer("ReLU", "x", "y z"), "has 2 tops, expected exactly 1"),
+    "a blob too large": (
+        FLAT + layer("InnerProduct", "x", "y", "inner_product_param { num_output: 2000000000 }"),
+        "weight would be 2000000000x6 = 12000000000 values, more than the 2147483647 that a blob can have",
+    ),
+    "a top too large": (
+        layer("Input", "", "y", f"input_param {{ shape {{ dim: {10**18} dim: {10**18} }} }}"),
+        f"top 1 would be {10**18}x{10**18} = {10**36} values, more than the 2147483647 that a blob can have",
+    ),
     "no top": (FLAT + layer("ReLU", "x", ""), "has 0 tops, expected exactly 1"),
     "bottoms for a source": (FLAT + layer("DummyData", "x", "y"), "has 1 bottom, expected none"),
     "conv tops": (
