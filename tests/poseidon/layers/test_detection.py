@@ -56,6 +56,17 @@ def test_steps_offsets_and_clipping() -> None:
     assert boxes("min_size: 4 step: 5 offset: 0 clip: true")[1, 0].tolist() == pytest.approx([3, 0, 7, 2])
 
 
+def test_the_size_of_the_picture_may_be_given() -> None:
+    plain = boxes("min_size: 4 img_h: 20 img_w: 30")
+    assert torch.equal(plain, boxes("min_size: 4"))
+    # Of a picture of 60 x 60 the boxes take a part half, or a third, as large; cells lie further apart.
+    assert boxes("min_size: 4 img_size: 60")[0, 0].tolist() == pytest.approx([4, 13 / 3, 6, 17 / 3])
+
+
+def test_without_flip_each_shape_lies_one_way() -> None:
+    assert boxes("min_size: 4 aspect_ratio: 2 flip: false").shape == (6, 2, 4)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -1,0 +1,195 @@
+"""Writes docs/caffe_compatibility.md: every layer type, each of its fields, and what holds it to Caffe.
+
+    python -m tests.support.compatibility          # needs the recorded results of real Caffe
+
+A field is held by recorded cases that set it, or else by the test files that name it. A field that is read by nobody must
+be in `WITHOUT_EFFECT`, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from poseidon.layers.registry import known_types
+from poseidon.proto.caffe_pb2 import LayerParameter
+from poseidon.pycaffe.net_spec import param_name_dict
+from tests.support import golden
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "caffe_compatibility.md"
+ROOMS = ("layers", "data", "net", "pycaffe", "proto", "engine")
+
+# The blocks that a type reads besides, or in place of, the one of its own name.
+BLOCKS = {
+    "ConvolutionDepthwise": ("convolution_param",),
+    "Data": ("data_param", "transform_param"),
+    "Deconvolution": ("convolution_param",),
+    "DepthwiseConvolution": ("convolution_param",),
+    "ImageData": ("image_data_param", "transform_param"),
+    "Im2col": ("convolution_param",),
+    "InfogainLoss": ("infogain_loss_param", "loss_param"),
+    "LSTM": ("recurrent_param",),
+    "MemoryData": ("memory_data_param", "transform_param"),
+    "RNN": ("recurrent_param",),
+    "SigmoidCrossEntropyLoss": ("loss_param",),
+    "SoftmaxWithLoss": ("softmax_param", "loss_param"),
+    "WindowData": ("window_data_param", "transform_param"),
+}
+_UPGRADED = "moved to transform_param when the file is read"
+WITHOUT_EFFECT = {
+    ("ConvolutionParameter", "force_nd_im2col"): "chooses between Caffe's own implementations",
+    ("EltwiseParameter", "stable_prod_grad"): "the stable gradient is the only one",
+    ("PythonParameter", "share_in_parallel"): "every worker is a process with a layer of its own",
+    ("RecurrentParameter", "debug_info"): "prints nothing",
+    **{
+        (f"{block}Parameter", name): _UPGRADED
+        for block in ("Data", "ImageData", "WindowData")
+        for name in ("scale", "mean_file", "crop_size", "mirror")
+    },
+}
+# Fields of a block that a type does not read, as in Caffe.
+NOT_OF_TYPE = {
+    "Im2col": {"num_output", "bias_term", "group", "weight_filler", "bias_filler"},
+    "ConvolutionDepthwise": {"group"},
+}
+# Types whose fields are read by the code of another type.
+SAME_CODE = dict.fromkeys(
+    ("ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "Im2col"), "Convolution"
+)
+HEAD = """# What is kept of Caffe, layer by layer
+
+Written by `python -m tests.support.compatibility`; do not edit. "Recorded" names the cases of real Caffe 1.0 (BVLC, CPU) that
+set a field: their outputs, gradients of bottoms and of parameters agree here, to 1e-4 relative (1e-5 where nothing is added
+up). Where no case sets a field the tests that name it are given; they hold it by formula, by an equivalence, or against
+finite differences ([test_gradients.py](../tests/poseidon/layers/test_gradients.py) has every differentiable type). "Worst" is
+the largest relative difference over all blobs of all cases that have the layer.
+
+All types: `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name, share_mode, lr_mult, decay_mult),
+`blobs`, `loss_weight`, `propagate_down`; see [test_plan.py](../tests/poseidon/net/test_plan.py) and
+[test_params.py](../tests/poseidon/net/test_params.py).
+
+| layer | field | recorded | own tests | worst |
+|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table; the field of a type's own line is empty."""
+
+    kind: str
+    field: str
+    cases: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    note: str = ""
+    worst: float | None = None
+
+    def line(self) -> str:
+        recorded = ", ".join(self.cases[:6]) + (
+            f" and {len(self.cases) - 6} more" if len(self.cases) > 6 else ""
+        )
+        kind = "" if self.field else f"**{self.kind}**"
+        worst = "" if self.worst is None else f"{self.worst:.1e}"
+        return f"| {kind} | {self.field} | {recorded} | {self.note or ', '.join(self.tests)} | {worst} |"
+
+
+def fields_of(kind: str) -> Iterator[tuple[str, FieldDescriptor]]:
+    """Each field that a type may have, with the name of its block."""
+    own = param_name_dict()
+    for block in BLOCKS.get(kind, (own[kind],) if kind in own else ()):
+        message: Descriptor = LayerParameter.DESCRIPTOR.fields_by_name[block].message_type
+        for field in message.fields:
+            if field.name not in NOT_OF_TYPE.get(kind, ()):
+                yield block, field
+
+
+def effect(field: FieldDescriptor) -> str:
+    """Why a field changes nothing; empty if it does."""
+    if field.name == "engine":
+        return "no effect: chooses between Caffe's own implementations"
+    reason = WITHOUT_EFFECT.get((field.containing_type.name, field.name))
+    return f"no effect: {reason}" if reason else ""
+
+
+def tests_that_name(word: str, among: dict[str, str]) -> tuple[str, ...]:
+    """The test files with this word in them."""
+    return tuple(name for name, text in among.items() if re.search(rf"\b{word}\b", text))
+
+
+def test_texts() -> dict[str, str]:
+    """Every test file of the rooms that know layers, with its text."""
+    paths = [path for room in ROOMS for path in sorted((ROOT / "tests/poseidon" / room).glob("test_*.py"))]
+    return {f"{path.parent.name}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
+
+
+def cases_by_field() -> dict[tuple[str, str], list[str]]:
+    """(type, field or nothing) -> the recorded cases that have it."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for case in golden.cases():
+        seen = set()
+        for layer in golden.definition_of(case).param.layer:
+            seen.add((layer.type, ""))
+            for block, value in layer.ListFields():
+                if block.name.endswith("_param"):
+                    seen.update((layer.type, field.name) for field, _ in value.ListFields())
+        for key in seen:
+            found[key].append(case)
+    return found
+
+
+def table() -> list[Row]:
+    """All lines, without the figures."""
+    cases, texts = cases_by_field(), test_texts()
+    of_data = {name: text for name, text in texts.items() if name.startswith("data/")}
+    rows = []
+    for kind in sorted(known_types(), key=str.lower):
+        of_kind = {
+            name: text
+            for name, text in texts.items()
+            if re.search(rf"\b({kind}|{SAME_CODE.get(kind, kind)})\b", text)
+        }
+        rows.append(Row(kind=kind, field="", cases=tuple(cases[kind, ""]), tests=tuple(of_kind)[:3]))
+        for block, field in fields_of(kind):
+            recorded = tuple(cases[kind, field.name])
+            # How records are read and transformed is tested in the room that does it.
+            among = of_kind | of_data if block in ("transform_param", "data_param") else of_kind
+            named = () if recorded else tests_that_name(field.name, among)[:3]
+            rows.append(Row(kind=kind, field=field.name, cases=recorded, tests=named, note=effect(field)))
+    return rows
+
+
+def page(worst: dict[str, float]) -> str:
+    """The page.
+
+    Args:
+        worst: the largest difference of each case.
+    """
+    lines = []
+    for row in table():
+        figure = max((worst[case] for case in row.cases), default=None) if not row.field else None
+        lines.append(
+            Row(
+                kind=row.kind, field=row.field, cases=row.cases, tests=row.tests, note=row.note, worst=figure
+            ).line()
+        )
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    cases = golden.cases()
+    if not cases:
+        raise SystemExit(
+            f"no recorded cases in {golden.FOLDER}; set POSEIDON_SHARED to the folder that has them"
+        )
+    PAGE.write_text(page({case: max(golden.differences(case).values()) for case in cases}), encoding="utf-8")
+    print(f"Wrote {PAGE} from {len(cases)} cases.")
+
+
+if __name__ == "__main__":
+    main()
