@@ -15,8 +15,8 @@ from poseidon.layers.combine import Concat, Eltwise, Slice, Split
 from poseidon.layers.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
 from poseidon.layers.data import Data
 from poseidon.layers.deconvolution import Deconvolution, Im2col
-from poseidon.layers.detection import Permute, PriorBox
-from poseidon.layers.distance_loss import ContrastiveLoss, EuclideanLoss
+from poseidon.layers.detection import Permute, PriorBox, ROIPooling
+from poseidon.layers.distance_loss import ContrastiveLoss, EuclideanLoss, SmoothL1Loss
 from poseidon.layers.dropout import Dropout
 from poseidon.layers.embed import Embed
 from poseidon.layers.inner_product import InnerProduct
@@ -90,6 +90,7 @@ __all__ = [
     "Power",
     "PriorBox",
     "Python",
+    "ROIPooling",
     "ReLU",
     "ReLU6",
     "Reduction",
@@ -100,6 +101,7 @@ __all__ = [
     "SigmoidCrossEntropyLoss",
     "Silence",
     "Slice",
+    "SmoothL1Loss",
     "Softmax",
     "SoftmaxWithLoss",
     "Split",

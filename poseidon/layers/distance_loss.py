@@ -38,6 +38,44 @@ class EuclideanLoss(Layer):
         return (a - b.reshape(a.shape)).square().sum() / (2 * a.shape[0])
 
 
+@register("SmoothL1Loss")
+class SmoothL1Loss(Layer):
+    """loss = 1/N sum of v f(w (a - b)), f(d) = (sigma d)^2 / 2 where |d| < 1 / sigma^2, else |d| - 1 / (2 sigma^2).
+
+    From Fast R-CNN (Girshick, 2015).
+
+    Bottoms: a and b; inside weights w and outside weights v, both or neither; all of one shape. Only a and b have
+    gradients. Top: a scalar. Fields (smooth_l1_loss_param): sigma.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 4
+    IS_LOSS: ClassVar[bool] = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        if len(bottoms) == 3:
+            raise LayerError("has 3 bottoms, expected 2, or 4: inside and outside weights go together")
+        if not bottoms[0] or any(shape != bottoms[0] for shape in bottoms):
+            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal ones")
+        self.sigma = self.param.smooth_l1_loss_param.sigma
+        if not self.sigma > 0:
+            raise LayerError(f"sigma is {self.sigma:g}, expected a positive number")
+        return [()]
+
+    def forward(
+        self, a: Tensor, b: Tensor, inside: Tensor | None = None, outside: Tensor | None = None
+    ) -> Tensor:
+        difference = a - b
+        if inside is not None:
+            difference = difference * inside.detach()
+        losses = functional.smooth_l1_loss(
+            difference, torch.zeros_like(difference), reduction="none", beta=1 / self.sigma**2
+        )
+        if outside is not None:
+            losses = losses * outside.detach()
+        return losses.sum() / a.shape[0]
+
+
 @register("ContrastiveLoss")
 class ContrastiveLoss(Layer):
     """loss = 1/(2N) sum of y d^2 + (1 - y) max(margin - d, 0)^2, with d = |a - b| (Hadsell et al., 2006).

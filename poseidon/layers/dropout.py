@@ -17,7 +17,9 @@ from poseidon.proto.caffe_pb2 import TRAIN
 class Dropout(Layer):
     """TRAIN: y = m x / (1 - r), each m drawn 0 with probability r, else 1. TEST: y = x.
 
-    Bottom: any shape. Top: the same; may be in place. Fields (dropout_param): dropout_ratio r, 0 <= r < 1.
+    With `scale_train: false`, of Fast R-CNN's branch, TRAIN: y = m x, and TEST: y = (1 - r) x.
+
+    Bottom: any shape. Top: the same; may be in place. Fields (dropout_param): dropout_ratio r, 0 <= r < 1; scale_train.
     """
 
     IS_RANDOM: ClassVar[bool] = True
@@ -27,12 +29,17 @@ class Dropout(Layer):
         if not 0 <= ratio < 1:
             raise LayerError(f"dropout_ratio is {ratio:g}, expected at least 0 and below 1")
         self.keep = 1.0 - ratio
-        self.active = self.context.phase == TRAIN and ratio > 0
+        in_train = self.context.phase == TRAIN
+        self.active = in_train and ratio > 0
+        self.scales = self.param.dropout_param.scale_train
+        self.factor = 1.0 if in_train or self.scales else self.keep
         return [bottoms[0]]
 
     def forward(self, bottom: Tensor) -> Tensor:
         if not self.active:
-            return bottom
+            return bottom if self.factor == 1 else bottom * self.factor
         mask = torch.empty_like(bottom, requires_grad=False)
-        mask.bernoulli_(self.keep, generator=self.generator).div_(self.keep)
+        mask.bernoulli_(self.keep, generator=self.generator)
+        if self.scales:
+            mask.div_(self.keep)
         return bottom.mul_(mask) if self.overwrites_bottom else bottom * mask

@@ -100,3 +100,40 @@ def test_mistakes(body: str, message: str) -> None:
 def test_an_order_that_is_none() -> None:
     with pytest.raises(DefinitionError, match="different axes"):
         build(inputs(x=(2, 3)) + layer("Permute", "x", "y", "permute_param { order: 1 order: 1 }"))
+
+
+def roi(body: str = "pooled_h: 2 pooled_w: 3", regions: int = 2) -> Net:
+    shapes = {"x": (2, 3, 8, 9), "r": (regions, 5)}
+    return build(inputs(**shapes) + layer("ROIPooling", "x r", "y", f"roi_pooling_param {{ {body} }}"))
+
+
+def test_a_region_inside_is_pooled_as_a_picture_of_its_own() -> None:
+    x = noise(2, 3, 8, 9).requires_grad_()
+    regions = torch.tensor([[1.0, 2, 1, 8, 6], [0, 0, 0, 16, 14]])
+    y = roi("pooled_h: 2 pooled_w: 3 spatial_scale: 0.5", 2)({"x": x, "r": regions})["y"]
+    # 2..8 and 1..6 by a half, rounded half up: columns 1..4, rows 1..3 of picture 1.
+    expected = [x[1:2, :, 1:4, 1:5], x[:1]]
+    for found, part in zip(y, expected, strict=True):
+        torch.testing.assert_close(found, torch.nn.functional.adaptive_max_pool2d(part, (2, 3))[0])
+    y.sum().backward()
+    assert x.grad is not None and float(x.grad.sum()) == y.numel()
+
+
+def test_what_lies_outside_gives_nothing() -> None:
+    x = noise(2, 3, 8, 9).abs()
+    y = roi(regions=1)({"x": x, "r": torch.tensor([[0.0, 6, 2, 11, 5]])})["y"]
+    torch.testing.assert_close(y[0, :, 0, 0], x[0, :, 2:4, 6:8].amax((1, 2)))
+    assert not y[0, :, :, 2].any()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "body", "message"),
+    [
+        ({"x": (2, 3, 8, 9), "r": (2, 4)}, "pooled_h: 1 pooled_w: 1", "expected 5 values for each region"),
+        ({"x": (2, 3, 8), "r": (2, 5)}, "pooled_h: 1 pooled_w: 1", "expected 4 axes"),
+        ({"x": (2, 3, 8, 9), "r": (2, 5)}, "pooled_h: 1", "missing pooled_h or pooled_w"),
+    ],
+)
+def test_regions_that_are_none(shapes: dict[str, tuple[int, ...]], body: str, message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        build(inputs(**shapes) + layer("ROIPooling", "x r", "y", f"roi_pooling_param {{ {body} }}"))

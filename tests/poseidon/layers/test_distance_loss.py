@@ -48,10 +48,23 @@ def test_the_gradient_of_pairs_that_are_not_alike_is_caffes() -> None:
     torch.testing.assert_close(a.grad, expected)
 
 
+@pytest.mark.parametrize("sigma", [1.0, 3.0])
+def test_smooth_l1(sigma: float) -> None:
+    shapes = {"a": (4, 3), "b": (4, 3), "w": (4, 3), "v": (4, 3)}
+    given = {name: noise(4, 3, seed=seed) for seed, name in enumerate(shapes)}
+    d = given["w"] * (given["a"] - given["b"])
+    near = d.abs() < 1 / sigma**2
+    f = torch.where(near, (sigma * d) ** 2 / 2, d.abs() - 0.5 / sigma**2)
+    loss = one("SmoothL1Loss", f"smooth_l1_loss_param {{ sigma: {sigma} }}", **shapes)(given)["loss"]
+    torch.testing.assert_close(loss, (given["v"] * f).sum() / 4)
+
+
 @pytest.mark.parametrize(
     ("kind", "shapes", "message"),
     [
         ("EuclideanLoss", {"a": (2, 3), "b": (2, 2)}, "expected the same number of values per item"),
+        ("SmoothL1Loss", {"a": (2, 3), "b": (2, 3), "w": (2, 3)}, "weights go together"),
+        ("SmoothL1Loss", {"a": (2, 3), "b": (2, 2)}, "expected equal ones"),
         ("ContrastiveLoss", {"a": (2, 3), "b": (2, 2), "y": (2,)}, "expected NxC"),
         ("ContrastiveLoss", {"a": (2, 3, 2, 1), "b": (2, 3, 2, 1), "y": (2,)}, "expected NxC"),
         ("ContrastiveLoss", {"a": (2, 3), "b": (2, 3), "y": (3,)}, "expected 2 values: one a pair"),

@@ -253,6 +253,14 @@ CASES |= {
     "permute": (IMAGE, "Permute", "x", "y", "permute_param { order: 0 order: 2 order: 3 }", 0),
     "interp": (IMAGE, "Interp", "x", "y", "interp_param { height: 9 width: 4 pad_beg: -1 }", 0),
     "relu6": (FLAT, "ReLU6", "x", "y", "", 1e-3),
+    "smooth_l1": (
+        {"x": (2, 3), "z": (2, 3), "h": (2, 3), "k": (2, 3)},
+        "SmoothL1Loss",
+        "x z h k",
+        "y",
+        "smooth_l1_loss_param { sigma: 3 }",
+        0,
+    ),
     "embed": (
         {"l": (2, 3)},
         "Embed",
@@ -339,6 +347,7 @@ HELD_ELSEWHERE = {
     "MultinomialLogisticLoss": "of probabilities: test_classification_loss.py",
     "PriorBox": "has no gradient",
     "Python": "the user's: test_python_layer.py",
+    "ROIPooling": "against pooling: test_detection.py",
     "Silence": "has no top",
     "Threshold": "has no gradient",
     "WindowData": "a source",
@@ -425,3 +434,13 @@ def test_dropout_in_test_passes_everything() -> None:
     net = build(inputs(x=(3, 4)) + layer("Dropout", "x", "y"), phase=TEST)
     x = noise(3, 4)
     assert net({"x": x})["y"] is x
+
+
+def test_dropout_may_scale_in_test_instead() -> None:
+    text = inputs(x=(50, 40)) + layer(
+        "Dropout", "x", "y", "dropout_param { dropout_ratio: 0.25 scale_train: false }"
+    )
+    x = noise(50, 40)
+    kept = build(text)({"x": x})["y"]
+    assert torch.equal(kept[kept != 0], x[kept != 0])
+    torch.testing.assert_close(build(text, phase=TEST)({"x": x})["y"], 0.75 * x)

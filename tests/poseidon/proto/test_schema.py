@@ -26,12 +26,14 @@ ADDITIONS = {
 OF_BRANCHES = {
     *(
         "InterpParameter",
+        "interp_param",
         "NormalizeParameter",
+        "norm_param",
         "PermuteParameter",
-        "PriorBoxParameter",
-        "ShuffleChannelParameter",
+        "permute_param",
     ),
-    *("interp_param", "norm_param", "permute_param", "prior_box_param", "shuffle_channel_param"),
+    *("PriorBoxParameter", "prior_box_param", "ROIPoolingParameter", "roi_pooling_param", "scale_train"),
+    *("ShuffleChannelParameter", "shuffle_channel_param", "SmoothL1LossParameter", "smooth_l1_loss_param"),
 }
 SCALARS = {
     number: name.removeprefix("TYPE_").lower()
