@@ -14,6 +14,9 @@ The library raises; only `poseidon.cli` exits.
 
 from __future__ import annotations
 
+# A name in a damaged file can be as long as the file; a sentence cannot.
+_LONGEST = 1000
+
 
 class PoseidonError(Exception):
     """Base of every error a user can cause or should read. The text is a full sentence."""
@@ -40,20 +43,26 @@ class DefinitionError(PoseidonError):
     def __init__(
         self, message: str, *, source: str | None = None, line: int | None = None, column: int | None = None
     ) -> None:
-        self.message = message
+        self.message = message = shown(message)
         self.source = source
         self.line = line
         self.column = column
-        place = ":".join(str(part) for part in (source, line, column) if part is not None)
+        place = ":".join(shown(str(part)) for part in (source, line, column) if part is not None)
         super().__init__(f"{place}: {message}" if place else message)
 
 
 class DataError(PoseidonError):
     """A database, image, list or mean file is missing, broken or misused."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(shown(message))
+
 
 class SnapshotError(PoseidonError):
     """A .caffemodel or .solverstate cannot be read, written or matched to the net."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shown(message))
 
 
 class MachinefileError(PoseidonError):
@@ -62,3 +71,11 @@ class MachinefileError(PoseidonError):
 
 class JobError(PoseidonError):
     """A job could not start, or one of its processes failed."""
+
+
+def shown(text: str) -> str:
+    """The text of an error that quotes a file: in one line, what cannot be printed as its escape, the middle of much left out."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"

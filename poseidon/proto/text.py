@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from poseidon.errors import DefinitionError
 from poseidon.proto.diagnosis import diagnose
+from poseidon.proto.strings import strings_are_text
 from poseidon.proto.tokens import settings
 
 M = TypeVar("M", bound=Message)
@@ -114,7 +115,7 @@ def parse_binary(content: bytes, message: M) -> M | None:
         message.ParseFromString(content)
     except DecodeError:
         return None
-    return message if message.ListFields() else None
+    return message if strings_are_text(message) and message.ListFields() else None
 
 
 def to_text(message: Message) -> str:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from poseidon.errors import SnapshotError
+from poseidon.proto.strings import strings_are_text
 
 M = TypeVar("M", bound=Message)
 
@@ -75,4 +76,6 @@ def read_message(path: Path, message: M, kind: str) -> M:
         raise SnapshotError(
             f"{path} is not a {kind}, or it is cut short: {len(content)} bytes that do not parse as one"
         ) from error
+    if not strings_are_text(message):
+        raise SnapshotError(f"{path} is damaged: a name in it is no UTF-8 text")
     return message
