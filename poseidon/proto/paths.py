@@ -9,10 +9,12 @@ this project's ancestor ask the user to replace, stand for the repository root.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from poseidon.errors import DefinitionError
 
+LONGEST_NAME = 255  # bytes of a file's name on every system that this runs on
 PLACEHOLDERS = ("POSEIDON_ROOT", "CAFFE_ROOT")
 
 
@@ -33,7 +35,7 @@ def resolve(path: str, *, folder: Path) -> Path:
         folder: the folder of the file that names it.
 
     Raises:
-        DefinitionError: the path is empty.
+        DefinitionError: the path is empty, or no file can have it.
     """
     candidates = _candidates(path, folder)
     return next((candidate for candidate in candidates if candidate.exists()), candidates[-1])
@@ -52,6 +54,8 @@ def _candidates(path: str, folder: Path) -> list[Path]:
     """The absolute places that `path` can mean, best first; the last is for what exists nowhere."""
     if not path:
         raise DefinitionError("an empty path is given where a file or folder is expected")
+    if "\0" in path or max(len(os.fsencode(part)) for part in path.split("/")) > LONGEST_NAME:
+        raise DefinitionError(f"'{path[:LONGEST_NAME]}' is a path that no file can have")
     written = Path(path)
     if written.is_absolute():
         return [written]

@@ -23,12 +23,22 @@ from poseidon.proto.definition import SolverDefinition
 Policy = Callable[[SolverParameter, int], float]
 
 
+def _power(base: float, exponent: float) -> float:
+    """As C's pow, which never fails: inf beyond all numbers and for 0 to a negative power, nan for a root of a negative."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.copysign(math.inf, base) if exponent % 2 == 1 else math.inf
+    except ValueError:
+        return math.inf if base == 0 else math.nan
+
+
 def _step(solver: SolverParameter, t: int) -> float:
-    return float(solver.base_lr * solver.gamma ** (t // solver.stepsize))
+    return float(solver.base_lr * _power(solver.gamma, t // solver.stepsize))
 
 
 def _multistep(solver: SolverParameter, t: int) -> float:
-    return float(solver.base_lr * solver.gamma ** sum(t >= value for value in solver.stepvalue))
+    return float(solver.base_lr * _power(solver.gamma, sum(t >= value for value in solver.stepvalue)))
 
 
 def _sigmoid(solver: SolverParameter, t: int) -> float:
@@ -39,14 +49,14 @@ def _sigmoid(solver: SolverParameter, t: int) -> float:
 
 
 def _poly(solver: SolverParameter, t: int) -> float:
-    return float(solver.base_lr * max(0.0, 1 - t / solver.max_iter) ** solver.power)
+    return float(solver.base_lr * _power(max(0.0, 1 - t / solver.max_iter), solver.power))
 
 
 POLICIES: dict[str, Policy] = {
     "fixed": lambda solver, t: solver.base_lr,
     "step": _step,
-    "exp": lambda solver, t: float(solver.base_lr * solver.gamma**t),
-    "inv": lambda solver, t: float(solver.base_lr * (1 + solver.gamma * t) ** -solver.power),
+    "exp": lambda solver, t: float(solver.base_lr * _power(solver.gamma, t)),
+    "inv": lambda solver, t: float(solver.base_lr * _power(1 + solver.gamma * t, -solver.power)),
     "multistep": _multistep,
     "poly": _poly,
     "sigmoid": _sigmoid,

@@ -25,13 +25,24 @@ from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.proto.blob import from_array
-from poseidon.proto.caffe_pb2 import TEST, TRAIN, Datum, NetParameter, NetState, SolverParameter
+from poseidon.proto.caffe_pb2 import (
+    TEST,
+    TRAIN,
+    BlobProto,
+    Datum,
+    NetParameter,
+    NetState,
+    SolverParameter,
+    SolverState,
+)
 from poseidon.proto.definition import NetDefinition, read_net, read_solver
 from poseidon.proto.text import parse, to_text
 from poseidon.snapshot import caffemodel, hdf5
 from poseidon.snapshot.solverstate import RunState, read_state, seed_of, write_state
 from poseidon.solvers.settings import solver_settings
 from tests.fuzz import mutation
+from tests.fuzz.fields import Fields
+from tests.fuzz.mutation import BINARY, MODEL, TEXT
 from tests.support.nets import build
 
 ROOT = Path(__file__).parents[2]
@@ -78,15 +89,21 @@ def kinds(scratch: Path, shared: Path | None) -> dict[str, Kind]:
     nets, solvers = _texts(shared)
     net = build(NET)
     models, states, images = _snapshots(scratch, net, shared)
+    text_net, text_solver = Fields(NetParameter, "text"), Fields(SolverParameter, "text")
+    model, state, datum = (Fields(kind, "binary") for kind in (NetParameter, SolverState, Datum))
     return {
-        "prototxt": Kind(seeds=nets, mutations=mutation.TEXT, load=_load_net, suffix=".prototxt"),
-        "solver": Kind(seeds=solvers, mutations=mutation.TEXT, load=_load_solver, suffix=".prototxt"),
-        "binary": Kind(seeds=[_binary(text) for text in nets], mutations=mutation.BINARY, load=_load_net),
-        "caffemodel": Kind(seeds=models, mutations=mutation.MODEL, load=_ModelLoader(net)),
-        "solverstate": Kind(seeds=states, mutations=mutation.MODEL, load=_StateLoader(net)),
-        "hdf5": Kind(seeds=images, mutations=mutation.BINARY, load=_Hdf5Loader(net), suffix=".h5"),
-        "datum": Kind(seeds=_data(), mutations=mutation.BINARY, load=_load_datum),
-        "mean": Kind(seeds=[_mean()], mutations=mutation.MODEL, load=_load_mean),
+        "prototxt": Kind(seeds=nets, mutations=(*TEXT, *[text_net] * 32), load=_load_net, suffix=".prototxt"),
+        "solver": Kind(
+            seeds=solvers, mutations=(*TEXT, *[text_solver] * 16), load=_load_solver, suffix=".prototxt"
+        ),
+        "binary": Kind(
+            seeds=[_binary(text) for text in nets], mutations=(*BINARY, *[model] * 4), load=_load_net
+        ),
+        "caffemodel": Kind(seeds=models, mutations=(*MODEL, *[model] * 10), load=_ModelLoader(net)),
+        "solverstate": Kind(seeds=states, mutations=(*MODEL, *[state] * 10), load=_StateLoader(net)),
+        "hdf5": Kind(seeds=images, mutations=BINARY, load=_Hdf5Loader(net), suffix=".h5"),
+        "datum": Kind(seeds=_data(), mutations=(*BINARY, *[datum] * 3), load=_load_datum),
+        "mean": Kind(seeds=[_mean()], mutations=(*MODEL, Fields(BlobProto, "binary")), load=_load_mean),
     }
 
 

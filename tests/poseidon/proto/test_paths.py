@@ -65,6 +65,12 @@ def test_an_empty_path_is_an_error(places: Path) -> None:
         resolve("", folder=places)
 
 
+@pytest.mark.parametrize("path", ("folder/" + "n" * 256, "a\0b", "é" * 130))
+def test_a_path_that_no_file_can_have_is_an_error(places: Path, path: str) -> None:
+    with pytest.raises(DefinitionError, match="is a path that no file can have"):
+        resolve(path, folder=places)
+
+
 def test_repository_root_is_the_checkout_or_the_current_folder(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

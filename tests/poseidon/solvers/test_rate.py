@@ -43,6 +43,19 @@ def test_policy_follows_its_formula(text: str, expected: list[float]) -> None:
     assert [rate(t) for t in (0, 2, 3, 10)] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("text", "iteration", "expected"),
+    (
+        ("lr_policy: 'exp' gamma: 10", 10**6, math.inf),
+        ("lr_policy: 'exp' gamma: -10", 10**6 + 1, -math.inf),
+        ("lr_policy: 'poly' power: -1 max_iter: 5", 5, math.inf),
+        ("lr_policy: 'inv' gamma: -1 power: 0.5", 3, math.nan),
+    ),
+)
+def test_what_no_number_holds_is_as_in_c(text: str, iteration: int, expected: float) -> None:
+    assert rate_policy(solver("base_lr: 0.1 " + text))(iteration) == pytest.approx(expected, nan_ok=True)
+
+
 def test_sigmoid_does_not_overflow_late_or_early() -> None:
     rate = rate_policy(solver("base_lr: 1 lr_policy: 'sigmoid' gamma: -10 stepsize: 500"))
     assert rate(0) == 1
