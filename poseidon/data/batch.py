@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from poseidon.data.buffers import BufferPool
 from poseidon.data.cursor import Cursor
@@ -41,6 +43,7 @@ class BatchPlan:
         share: which records.
         seed: of random crops, mirrors and the skip; the same on all workers of a job.
         rand_skip: start at a random stream record below this; 0 starts at the first.
+        label: False when nobody wants labels; they are then an empty tensor.
         force_color: encoded pictures become three channels, as by DataParameter.force_encoded_color.
     """
 
@@ -49,6 +52,7 @@ class BatchPlan:
     share: Share
     seed: int
     rand_skip: int = 0
+    label: bool = True
     force_color: bool = False
 
     @property
@@ -97,6 +101,11 @@ class BatchMaker:
         if labels is None:
             labels = self._any_batch(places, draws, data)
         return data, np.array(labels, np.float32)
+
+    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
+        """Batch `number` >= 0 as tensors."""
+        data, labels = self.make(number)
+        return torch.from_numpy(data), torch.from_numpy(labels) if self._plan.label else torch.empty(0)
 
     def fresh_records(self, number: int) -> int:
         """How many records of batch `number`, from its front, belong to the first pass through the database."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from poseidon.data.claimed_size import check_claim
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
 
@@ -165,6 +166,7 @@ def _checked_count(shape: tuple[int, int, int]) -> int:
 
 
 def _decode_picture(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
+    check_claim(encoded)
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), FLAGS[decoding])
     except cv2.error as error:

@@ -19,6 +19,8 @@ from poseidon.layers.detection import Permute, PriorBox, ROIPooling
 from poseidon.layers.distance_loss import ContrastiveLoss, EuclideanLoss, SmoothL1Loss
 from poseidon.layers.dropout import Dropout
 from poseidon.layers.embed import Embed
+from poseidon.layers.hdf5_data import HDF5Data, HDF5Output
+from poseidon.layers.image_data import ImageData
 from poseidon.layers.inner_product import InnerProduct
 from poseidon.layers.memory_data import MemoryData
 from poseidon.layers.normalization import LRN, MVN, Normalize
@@ -69,8 +71,11 @@ __all__ = [
     "Exp",
     "Filter",
     "Flatten",
+    "HDF5Data",
+    "HDF5Output",
     "HingeLoss",
     "Im2col",
+    "ImageData",
     "InfogainLoss",
     "InnerProduct",
     "Input",

@@ -120,6 +120,8 @@ class Layer(nn.Module):
         # Cleared by `setup` where a layer that has statistics leaves them as they are.
         self.moves_statistics = self.STATISTICS
         self.generator: torch.Generator | None = None
+        # Set by `setup` where the definition rules out what the class allows.
+        self.tops_may_change_shape = self.TOPS_MAY_CHANGE_SHAPE
         self._views: dict[str, nn.Parameter] = {}
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

@@ -1,13 +1,16 @@
-"""Layers without bottoms: Input and DummyData. (Data has its own module.)"""
+"""Layers without bottoms: Input and DummyData, and what those share that read records (in modules of their own)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from poseidon.data.numbered import NumberedReader
+from poseidon.data.partition import Share, share_for, source_for
 from poseidon.layers.base import Layer, LayerError, Shape, times
 from poseidon.layers.fillers import FillerError, check, fill
 from poseidon.layers.naming import once_or
@@ -21,6 +24,55 @@ class Source(Layer):
     MIN_BOTTOMS: ClassVar[int] = 0
     MAX_BOTTOMS: ClassVar[int | None] = 0
     MAX_TOPS: ClassVar[int | None] = None
+
+
+class ReadingSource(Source):
+    """A source whose records a reader makes ahead of their use. `setup` sets `reader`, once."""
+
+    reader: NumberedReader | None = None
+
+    def forward(self) -> Tensor | tuple[Tensor, ...]:
+        assert self.reader is not None
+        device = self.context.device
+        tops = tuple(top.to(device, non_blocking=True) for top in self.reader.next())
+        tops = tops[: len(self.param.top)]
+        return tops if len(tops) > 1 else tops[0]
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+
+    def share(self, *, shared_file_system: bool, batch: int) -> Share:
+        """The records of this worker."""
+        context = self.context
+        return share_for(
+            phase=context.phase,
+            shared_file_system=shared_file_system,
+            client=context.client,
+            clients=context.clients,
+            local_rank=context.local_rank,
+            local_workers=context.local_workers,
+            rank=context.rank,
+            workers=context.workers,
+            batch=batch,
+        )
+
+    def source(self, name: str, *, shared_file_system: bool) -> Path:
+        """The database or list of this client.
+
+        Raises:
+            LayerError: none is named.
+            DataError: this client's part is missing.
+        """
+        if not name:
+            raise LayerError("missing source")
+        context = self.context
+        return source_for(
+            context.resolve(name),
+            shared_file_system=shared_file_system,
+            client=context.client,
+            clients=context.clients,
+        )
 
 
 @register("Input")

@@ -102,7 +102,7 @@ def watched_steps(plan: NetPlan, layers: Sequence[Layer]) -> frozenset[int]:
     changing: set[int] = set()
     watched = set()
     for place, (step, layer) in enumerate(zip(plan.steps, layers, strict=True)):
-        if layer.TOPS_MAY_CHANGE_SHAPE or not changing.isdisjoint(step.bottoms):
+        if layer.tops_may_change_shape or not changing.isdisjoint(step.bottoms):
             watched.add(place)
             changing.update(step.tops)
     return frozenset(watched)

@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from poseidon.data.reader import BatchReader
+from poseidon.data.numbered import NumberedReader
 from poseidon.errors import DataError, UsageError
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, times
-from poseidon.layers.data import Data
 from poseidon.layers.naming import unknown
-from poseidon.layers.sources import Input
+from poseidon.layers.sources import Input, ReadingSource
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.net.debug import DebugTrace
 from poseidon.net.fit import Fit, check_known
@@ -217,9 +216,13 @@ class Net(nn.Module):
         for _, layer in self.layer_modules:
             layer.close()
 
-    def readers(self) -> list[tuple[str, BatchReader]]:
-        """Name and reader of each Data layer, in order."""
-        return [(name, layer.reader) for name, layer in self.layer_modules if isinstance(layer, Data)]
+    def readers(self) -> list[tuple[str, NumberedReader]]:
+        """Name and reader of each layer that reads records, in order."""
+        return [
+            (name, layer.reader)
+            for name, layer in self.layer_modules
+            if isinstance(layer, ReadingSource) and layer.reader is not None
+        ]
 
     def load_blobs(self, saved: Iterable[tuple[str, Arrays]]) -> LoadReport:
         """Take over saved blobs by layer name; see `poseidon.net.load`.

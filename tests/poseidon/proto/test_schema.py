@@ -19,7 +19,9 @@ SCHEMA = "poseidon/proto/caffe.proto"
 # What Poseidon adds to Caffe's messages; everything of it is numbered from 1001.
 ADDITIONS = {
     ("DataParameter", "shared_file_system"),
+    ("HDF5DataParameter", "shared_file_system"),
     ("ImageDataParameter", "shared_file_system"),
+    ("WindowDataParameter", "shared_file_system"),
     ("SolverState", "poseidon"),
 }
 # Messages and settings of other branches of Caffe, under the numbers that they have there.
