@@ -19,11 +19,13 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def check_claim(encoded: bytes) -> None:
-    """Refuse a picture whose header claims more pixels than its bytes can hold.
+    """Refuse a picture that claims more pixels than its bytes can hold, or a chunk longer than itself.
 
     Raises:
         DataError: it does. The text names no place.
     """
+    if encoded.startswith(PNG):
+        _check_chunks(encoded)
     width, height = claimed_size(encoded)
     if width * height > max(ALWAYS, PIXELS_A_BYTE * len(encoded)):
         raise DataError(
@@ -43,6 +45,16 @@ def claimed_size(encoded: bytes) -> tuple[int, int]:
     if encoded.startswith(b"\xff\xd8"):
         return _jpeg(encoded)
     return 0, 0
+
+
+def _check_chunks(encoded: bytes) -> None:
+    place = len(PNG)
+    while place + 8 <= len(encoded) and encoded[place + 4 : place + 8] != b"IEND":
+        place += 12 + _number(encoded, place, 4)
+    if place > len(encoded):
+        raise DataError(
+            "the encoded picture is damaged or cut short: its last chunk is longer than what is left"
+        )
 
 
 def _jpeg(encoded: bytes) -> tuple[int, int]:

@@ -59,3 +59,12 @@ def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: s
         DataError, match=r"claims to be \d+ wide and \d+ high, more than its \d+ bytes can hold"
     ):
         decode(record)
+
+
+def test_a_chunk_longer_than_the_picture_is_refused() -> None:
+    picture = encoded(".png", 8, 8)
+    at = picture.index(b"IDAT") - 4
+    with pytest.raises(DataError, match="its last chunk is longer than what is left"):
+        check_claim(picture[:at] + b"\x40" + picture[at + 1 :])
+    with pytest.raises(DataError, match="its last chunk is longer than what is left"):
+        check_claim(picture[: at + 10])
