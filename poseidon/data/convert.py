@@ -8,7 +8,9 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +69,60 @@ def convert_mnist(
     Raises:
         DataError: a file is missing or damaged, or a database exists already.
     """
-    targets = [folder / f"mnist_{part}_{backend.suffix}" for part in MNIST_FILES]
+    return _convert_mnist(source, folder, "mnist", backend, _as_published, report)
+
+
+def convert_mnist_siamese(
+    source: Path, folder: Path, backend: Backend, *, seed: int = 0, report: Report = silent
+) -> tuple[Path, Path]:
+    """Databases `mnist_siamese_train_<kind>` and `mnist_siamese_test_<kind>` of pairs in `folder`, both or none.
+
+    Args:
+        source: as for `convert_mnist`.
+        seed: of the random pairs.
+
+    Returns:
+        paths of the training and the test database.
+
+    Raises:
+        DataError: as for `convert_mnist`.
+    """
+    pair = partial(random_pairs, seed=seed)
+    return _convert_mnist(source, folder, "mnist_siamese", backend, pair, report)
+
+
+def random_pairs(labelled: Labelled, *, seed: int) -> Labelled:
+    """As many pairs as there are pictures: two random pictures as channels; the label is 1 where their labels agree.
+
+    Raises:
+        DataError: there is no picture.
+    """
+    if not len(labelled):
+        raise DataError("there is no picture to make pairs of")
+    first, second = np.random.default_rng(seed).integers(0, len(labelled), (2, len(labelled)))
+    images, labels = labelled.images, labelled.labels
+    return Labelled(
+        images=np.concatenate([images[first], images[second]], axis=1),
+        labels=(labels[first] == labels[second]).astype(np.uint8),
+    )
+
+
+def _convert_mnist(
+    source: Path,
+    folder: Path,
+    name: str,
+    backend: Backend,
+    change: Callable[[Labelled], Labelled],
+    report: Report,
+) -> tuple[Path, Path]:
+    """Databases `<name>_<part>_<kind>` of what `change` makes of the training and the test set."""
+    targets = [folder / f"{name}_{part}_{backend.suffix}" for part in MNIST_FILES]
     for target in targets:
         refuse_existing(target)
-    sets = [read_mnist(*(_mnist_file(source, name) for name in names)) for names in MNIST_FILES.values()]
-    with translated_writes(folder), staging(folder / "mnist") as stage:
+    sets = [
+        change(read_mnist(*(_mnist_file(source, file) for file in files))) for files in MNIST_FILES.values()
+    ]
+    with translated_writes(folder), staging(folder / name) as stage:
         for part, target, labelled in zip(MNIST_FILES, targets, sets, strict=True):
             write_labelled(
                 stage.folder / target.name,
@@ -83,6 +134,10 @@ def convert_mnist(
             )
         stage.publish([target.name for target in targets])
     return targets[0], targets[1]
+
+
+def _as_published(labelled: Labelled) -> Labelled:
+    return labelled
 
 
 def _mnist_file(source: Path, name: str) -> Path:

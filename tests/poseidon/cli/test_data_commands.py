@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.cli import compute_image_mean, convert_cifar, convert_mnist, prepare_cifar10
+from poseidon.cli import (
+    compute_image_mean,
+    convert_cifar,
+    convert_mnist,
+    convert_mnist_siamese,
+    prepare_cifar10,
+)
 from poseidon.data import cifar10, cifar10_source
 from poseidon.data.cifar10_source import TEST_BATCH, TRAIN_BATCHES
 from poseidon.data.convert import MNIST_FILES
@@ -42,7 +48,7 @@ def real(tmp_path: Path) -> Path:
 def run(*words: str) -> int:
     parser = argparse.ArgumentParser()
     subparsers = parser.add_subparsers()
-    for module in (compute_image_mean, convert_cifar, convert_mnist, prepare_cifar10):
+    for module in (compute_image_mean, convert_cifar, convert_mnist, convert_mnist_siamese, prepare_cifar10):
         module.add_parser(subparsers)
     arguments = parser.parse_args(words)
     return int(arguments.run(arguments))
@@ -128,3 +134,11 @@ def test_convert_mnist(tmp_path: Path) -> None:
         (tmp_path / f"{labels}.gz").write_bytes(gzip.compress(struct.pack(">2I", 0x801, 2) + b"\1\2"))
     assert run("convert_mnist", str(tmp_path), "--folder", str(tmp_path / "out")) == 0
     assert detect(tmp_path / "out" / "mnist_train_lmdb") is Backend.LMDB
+    assert run("convert_mnist_siamese", str(tmp_path), "--folder", str(tmp_path / "out"), "--seed=2") == 0
+    assert detect(tmp_path / "out" / "mnist_siamese_test_lmdb") is Backend.LMDB
+
+
+def test_pairs_of_a_seed_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("convert_mnist_siamese", str(tmp_path), "--seed=-1")
+    assert "-1 is no seed, expected 0 or more" in capsys.readouterr().err

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.data.convert import MNIST_FILES, convert_mnist, read_mnist
+from poseidon.data.convert import MNIST_FILES, convert_mnist, convert_mnist_siamese, random_pairs, read_mnist
 from poseidon.data.cursor import open_cursor, records
 from poseidon.data.database import Backend
 from poseidon.data.datum import decode
+from poseidon.data.labelled import Labelled
 from poseidon.errors import DataError
 from tests.support.databases import BACKENDS
 
@@ -47,6 +48,34 @@ def test_both_databases(tmp_path: Path, source: Path, backend: Backend) -> None:
         assert [label for _, _, label in found] == LABELS.tolist()
     with pytest.raises(DataError, match="exists already"):
         convert_mnist(source, tmp_path / "out", backend)
+
+
+def test_pairs(tmp_path: Path, source: Path) -> None:
+    made = convert_mnist_siamese(source, tmp_path / "out", Backend.LMDB, seed=1)
+    assert [path.name for path in made] == ["mnist_siamese_train_lmdb", "mnist_siamese_test_lmdb"]
+    with closing(open_cursor(made[0], Backend.LMDB)) as cursor:
+        found = [decode(value) for _, value in records(cursor)]
+    expected = random_pairs(Labelled(images=PICTURES[:, None], labels=LABELS), seed=1)
+    np.testing.assert_array_equal([image for image, _ in found], expected.images)
+    assert [label for _, label in found] == expected.labels.tolist()
+
+
+def test_a_pair_is_of_one_class_where_its_label_says_so() -> None:
+    labels = np.arange(200, dtype=np.uint8) % 10
+    images = np.broadcast_to(labels[:, None, None, None], (200, 1, 2, 3))
+    made = random_pairs(Labelled(images=images, labels=labels), seed=3)
+    assert made.images.shape == (200, 2, 2, 3)
+    assert made.labels.tolist() == (made.images[:, 0, 0, 0] == made.images[:, 1, 0, 0]).tolist()
+    assert 5 < made.labels.sum() < 40
+    again, other = (random_pairs(Labelled(images=images, labels=labels), seed=seed) for seed in (3, 4))
+    assert np.array_equal(again.images, made.images)
+    assert not np.array_equal(other.images, made.images)
+
+
+def test_no_pairs_of_nothing() -> None:
+    nothing = Labelled(images=np.zeros((0, 1, 2, 3), np.uint8), labels=np.zeros(0, np.uint8))
+    with pytest.raises(DataError, match="no picture"):
+        random_pairs(nothing, seed=0)
 
 
 @pytest.mark.parametrize(
