@@ -96,3 +96,13 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
         output("")
     with pytest.raises(DefinitionError, match="there is no folder"):
         output(f"{tmp_path}/no/such/out.h5")
+
+
+def test_a_shuffle_reaches_the_reader(folder: Path) -> None:
+    compiled = net(folder, "y", "batch_size: 5 shuffle: true")
+    try:
+        passes = [compiled()["y"].tolist() for _ in range(4)]
+    finally:
+        compiled.close()
+    assert all(sorted(found) == [0, 1, 2, 3, 4] for found in passes)
+    assert len({tuple(found) for found in passes}) > 1

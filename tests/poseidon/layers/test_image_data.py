@@ -99,3 +99,15 @@ def test_mistakes(folder: Path, body: str, message: str) -> None:
 def test_a_crop_that_is_too_large(folder: Path) -> None:
     with pytest.raises(DataError, match=r"list:1: crop_size 6 is larger"):
         net(folder, "batch_size: 1", "transform_param { crop_size: 6 }")
+
+
+def test_fields_reach_the_reader(folder: Path) -> None:
+    """is_color, shuffle and rand_skip; tests/poseidon/data/test_pictures.py has what they do."""
+    compiled = net(folder, "batch_size: 4 new_height: 4 new_width: 4 is_color: false shuffle: true")
+    assert compiled.blob_shapes["data"] == (4, 1, 4, 4)
+    assert sorted(labels(compiled, 1)) == [0, 1, 2, 3]
+    starts = {
+        labels(net(folder, f"batch_size: 1 new_height: 4 new_width: 4 rand_skip: {n}"), 1)[0]
+        for n in (1, 2, 3, 4)
+    }
+    assert 0 in starts and len(starts) > 1
