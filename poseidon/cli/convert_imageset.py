@@ -28,16 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ),
     )
     for name, text in SWITCHES.items():
-        parser.add_argument(
-            f"--{name}",
-            f"-{name}",
-            type=truth,
-            nargs="?",
-            const=True,
-            default=False,
-            metavar="BOOL",
-            help=text,
-        )
+        add_switch(parser, name, text)
     parser.add_argument(
         "--backend",
         "-backend",
