@@ -37,6 +37,7 @@ from poseidon.layers.sinks import Silence
 from poseidon.layers.softmax import Softmax, SoftmaxWithLoss
 from poseidon.layers.sources import DummyData, Input
 from poseidon.layers.spp import SPP
+from poseidon.layers.window_data import WindowData
 
 __all__ = [
     "BNLL",
@@ -114,6 +115,7 @@ __all__ = [
     "TanH",
     "Threshold",
     "Tile",
+    "WindowData",
     "create",
     "known_types",
     "register",
