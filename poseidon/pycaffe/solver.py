@@ -59,7 +59,7 @@ class Solver:
             definition.param.type = self.KIND.value
             definition.param.ClearField("solver_type")
         self._definition = definition
-        self._settings = solver_settings(definition)
+        self._settings = solver_settings(definition, endless=True)
         self.param: SolverParameter = definition.param
         self.iter = 0
         train = definition.net_definition()

@@ -67,4 +67,4 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
     path = Path(solver_file)
     if not path.is_file():
         raise FileMissing("there is no such solver definition", source=str(path))
-    return _CLASSES[solver_settings(read_solver(path)).base_rule.kind](path)
+    return _CLASSES[solver_settings(read_solver(path), endless=True).base_rule.kind](path)

@@ -49,7 +49,8 @@ def _sigmoid(solver: SolverParameter, t: int) -> float:
 
 
 def _poly(solver: SolverParameter, t: int) -> float:
-    return float(solver.base_lr * _power(max(0.0, 1 - t / solver.max_iter), solver.power))
+    left = max(0.0, 1 - t / solver.max_iter) if solver.max_iter else math.nan
+    return float(solver.base_lr * _power(left, solver.power))
 
 
 POLICIES: dict[str, Policy] = {
@@ -62,12 +63,13 @@ POLICIES: dict[str, Policy] = {
     "sigmoid": _sigmoid,
 }
 
+# Numbers whose absence can only be a mistake. A power that is not given is 0, as in Caffe: the rate then stays.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "step": ("gamma", "stepsize"),
     "exp": ("gamma",),
-    "inv": ("gamma", "power"),
+    "inv": ("gamma",),
     "multistep": ("gamma",),
-    "poly": ("power", "max_iter"),
+    "poly": ("max_iter",),
     "sigmoid": ("gamma", "stepsize"),
 }
 

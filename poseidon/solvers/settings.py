@@ -64,14 +64,18 @@ class SolverSettings:
         )
 
 
-def solver_settings(solver: SolverDefinition) -> SolverSettings:
+def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> SolverSettings:
     """Check a solver definition.
+
+    Args:
+        solver: the definition.
+        endless: its user decides how many iterations there are, so that max_iter may be missing.
 
     Raises:
         DefinitionError: a number or a name is out of range, or does not go with the solver's type.
     """
     param = solver.param
-    if not param.HasField("max_iter"):
+    if not param.HasField("max_iter") and not endless:
         raise solver.error("max_iter", "not given; expected the number of iterations to train for")
     for field, value in param.ListFields():
         if isinstance(value, float) and not math.isfinite(value):

@@ -108,6 +108,12 @@ def test_solve_ends_at_max_iter_and_tests_on_the_way(make: Make, caplog: pytest.
     assert solver.iter == 20
 
 
+def test_a_script_that_counts_its_steps_needs_no_max_iter(make: Make) -> None:
+    solver = make('base_lr: 0.01 lr_policy: "fixed" snapshot_prefix: "model"')
+    solver.step(2)
+    assert solver.iter == 2
+
+
 def test_apply_update_takes_the_diffs_as_they_are(make: Make) -> None:
     solver = make()
     blob = solver.net.layers[1].blobs[0]

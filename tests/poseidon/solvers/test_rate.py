@@ -50,6 +50,8 @@ def test_policy_follows_its_formula(text: str, expected: list[float]) -> None:
         ("lr_policy: 'exp' gamma: -10", 10**6 + 1, -math.inf),
         ("lr_policy: 'poly' power: -1 max_iter: 5", 5, math.inf),
         ("lr_policy: 'inv' gamma: -1 power: 0.5", 3, math.nan),
+        ("lr_policy: 'poly' max_iter: 5", 4, 0.1),  # no power
+        ("lr_policy: 'poly' max_iter: 0 power: 1", 0, math.nan),
     ),
 )
 def test_what_no_number_holds_is_as_in_c(text: str, iteration: int, expected: float) -> None:

@@ -48,6 +48,10 @@ def test_clipping_is_off_unless_positive() -> None:
     assert solver_settings(solver(BASE + "clip_gradients: 35")).clip == 35
 
 
+def test_max_iter_may_be_missing_where_the_user_counts() -> None:
+    assert solver_settings(solver("base_lr: 1 lr_policy: 'fixed'"), endless=True).max_iter == 0
+
+
 MISTAKES = {
     "no max_iter": ("base_lr: 1 lr_policy: 'fixed'", "max_iter: not given"),
     "negative": (BASE + "display: -1", "display: expected 0 or more, found -1"),

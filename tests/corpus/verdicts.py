@@ -1,0 +1,154 @@
+"""What becomes of one file of the corpus: read, upgraded, printed; a net also built and run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from poseidon.errors import PoseidonError
+from poseidon.layers.base import LayerContext
+from poseidon.net.compile import compile_net, filter_phase
+from poseidon.net.net import Net
+from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
+from poseidon.proto.definition import NetDefinition, read_net, read_solver
+from poseidon.proto.text import parse, to_text
+from poseidon.proto.tokens import settings
+from poseidon.solvers.settings import solver_settings
+from tests.corpus.stand_ins import random_inputs, with_stand_ins
+
+PHASES = (TRAIN, TEST)
+SOLVER_FIELDS = frozenset({"base_lr", "net", "train_net", "max_iter"})
+# A backward pass holds weights and gradients; nets beyond this are run forward only.
+BACKWARD_BYTES = 3 << 30
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """One file's line of the report.
+
+    Attributes:
+        kind: net or solver.
+        grammar: which it was written in.
+        read: parsed and upgraded.
+        printed: what is printed reads back equal.
+        built, ran: of a net's phases; None for a solver.
+        words: what was run, or why something was not.
+    """
+
+    kind: str
+    grammar: str
+    read: bool = False
+    printed: bool = False
+    built: bool | None = None
+    ran: bool | None = None
+    words: list[str] = field(default_factory=list)
+
+
+def verdict_of(path: Path, *, run: bool = True) -> Verdict:
+    """Read a file, and build and run its net."""
+    names = {names for names, _ in settings(path.read_text(encoding="utf-8"))}
+    solver = any((name,) in names for name in SOLVER_FIELDS)
+    verdict = Verdict(kind="solver" if solver else "net", grammar=_grammar(names))
+    try:
+        if solver:
+            _take_solver(path, verdict)
+        else:
+            _take_net(path, verdict, run)
+    except PoseidonError as error:
+        verdict.words.append(_words(error, path))
+    return verdict
+
+
+def _grammar(names: set[tuple[str, ...]]) -> str:
+    if ("layers", "layer") in names:
+        return "V0"
+    parts = ["V1"] if ("layers",) in names else []
+    parts += [name for name in ("input_dim", "solver_type") if (name,) in names]
+    if any(("layers", name) in names for name in ("cropsize", "meanfile")):
+        parts.append("old transformations")
+    return ", ".join(parts) or "today's"
+
+
+def _take_solver(path: Path, verdict: Verdict) -> None:
+    solver = read_solver(path)
+    verdict.read = True
+    verdict.printed = _prints(solver.param)
+    rule = solver_settings(solver, endless=True).base_rule
+    endless = (
+        "" if solver.param.HasField("max_iter") else "; no max_iter: for a script that counts steps itself"
+    )
+    verdict.words.append(f"legal ({rule.kind.value}, {solver.param.lr_policy}){endless}")
+
+
+def _take_net(path: Path, verdict: Verdict, run: bool) -> None:
+    verdict.built = verdict.ran = False
+    definition = read_net(path)
+    verdict.read = not definition.param.layers and not definition.param.input
+    verdict.printed = _prints(definition.param)
+    stand_in, replaced = with_stand_ins(definition)
+    done = [_take_state(stand_in, state, run) for state in _states(definition)]
+    verdict.built, verdict.ran = True, run
+    verdict.words += [words for words in done if words]
+    if replaced:
+        verdict.words.append(f"random inputs for {' and '.join(replaced)}")
+
+
+def _states(definition: NetDefinition) -> list[NetState]:
+    """The phases, each with every stage that a layer asks for; one for a net that is the same in both: TRAIN if it has a loss."""
+    states = [
+        NetState(phase=phase, stage=stages) for phase in PHASES for stages in _stages(definition, phase)
+    ]
+    layers = {id(state): _layers(definition, state) for state in states}
+    if len(states) == 2 and layers[id(states[0])] == layers[id(states[1])]:
+        return states[:1] if any("Loss" in layer.type for layer in definition.param.layer) else states[1:]
+    return [state for state in states if layers[id(state)]]
+
+
+def _stages(definition: NetDefinition, phase: int) -> list[list[str]]:
+    """The stages that layers of a phase name, one by one; none at all where none is named."""
+    rules = [rule for layer in definition.param.layer for rule in layer.include if rule.phase == phase]
+    return [[stage] for stage in sorted({stage for rule in rules for stage in rule.stage})] or [[]]
+
+
+def _layers(definition: NetDefinition, state: NetState) -> list[str]:
+    try:
+        return [layer.name for layer in filter_phase(definition, state).param.layer]
+    except PoseidonError:  # nothing for this phase
+        return []
+
+
+def _take_state(definition: NetDefinition, state: NetState, run: bool) -> str:
+    net = compile_net(definition, LayerContext(phase=state.phase, seed=1), state=state)
+    name = " ".join((Phase.Name(state.phase), *state.stage))
+    try:
+        return f"{name}: {_run(net, state.phase)}" if run else ""
+    finally:
+        net.close()
+
+
+def _run(net: Net, phase: int) -> str:
+    size = sum(info.parameter.nbytes for info in net.parameters_info)
+    backward = phase == TRAIN and net.plan.losses and 2 * size <= BACKWARD_BYTES
+    net.train(phase == TRAIN)
+    with torch.set_grad_enabled(bool(backward)):
+        outputs = net(random_inputs(net))
+    finite = all(bool(value.isfinite().all()) for value in outputs.values())
+    if not backward:
+        why = " (its backward pass takes more than 3 GiB)" if phase == TRAIN and net.plan.losses else ""
+        return f"forward{'' if finite else ', not finite'}{why}"
+    net.loss.backward()
+    gradients = [info.parameter.grad for info in net.parameters_info if info.lr_mult]
+    finite = finite and all(bool(grad.isfinite().all()) for grad in gradients if grad is not None)
+    return f"forward, backward{'' if finite else ', not finite'}"
+
+
+def _prints(param: NetParameter | SolverParameter) -> bool:
+    return parse(to_text(param), type(param)(), source="printed") == param
+
+
+def _words(error: PoseidonError, path: Path) -> str:
+    """The error without the place, which the line of the report has."""
+    return re.sub(r"^[^ ]*:(?=\d+)", "line ", str(error).replace(str(path.parent), "")).replace("|", "\\|")
