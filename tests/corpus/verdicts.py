@@ -89,9 +89,9 @@ def _take_net(path: Path, verdict: Verdict, run: bool) -> None:
     verdict.read = not definition.param.layers and not definition.param.input
     verdict.printed = _prints(definition.param)
     stand_in, replaced = with_stand_ins(definition)
-    done = [_take_state(stand_in, state, run) for state in _states(definition)]
-    verdict.built, verdict.ran = True, run
-    verdict.words += [words for words in done if words]
+    words = _take_states(stand_in, _states(definition), run)
+    verdict.built, verdict.ran = True, run and not any("not finite" in word for word in words)
+    verdict.words += words
     if replaced:
         verdict.words.append(f"random inputs for {' and '.join(replaced)}")
 
@@ -120,13 +120,21 @@ def _layers(definition: NetDefinition, state: NetState) -> list[str]:
         return []
 
 
-def _take_state(definition: NetDefinition, state: NetState, run: bool) -> str:
-    net = compile_net(definition, LayerContext(phase=state.phase, seed=1), state=state)
-    name = " ".join((Phase.Name(state.phase), *state.stage))
+def _take_states(definition: NetDefinition, states: list[NetState], run: bool) -> list[str]:
+    """What each net did; later ones have the weights and means of the first, as a solver's test nets do."""
+    nets: list[Net] = []
+    words = []
     try:
-        return f"{name}: {_run(net, state.phase)}" if run else ""
+        for state in states:
+            context = LayerContext(phase=state.phase, seed=1)
+            nets.append(compile_net(definition, context, state=state, share_with=nets[0] if nets else None))
+            if run:
+                name = " ".join((Phase.Name(state.phase), *state.stage))
+                words.append(f"{name}: {_run(nets[-1], state.phase)}")
     finally:
-        net.close()
+        for net in nets:
+            net.close()
+    return words
 
 
 def _run(net: Net, phase: int) -> str:
