@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from google.protobuf import text_format
 
 import poseidon.pycaffe as caffe
@@ -87,6 +90,13 @@ MODELS = {
         282,
         ("nonlinear_solver",),
         "nonlinear_deploy.prototxt",
+    ),
+    "lstm": Model(
+        "lstm/lstm_train_test.prototxt",
+        {"data": ((20, 1, 2), NOISE), "cont": ((20, 1), ONE), "target": ((20, 1, 1), NOISE)},
+        1_233,
+        ("*solver",),
+        "lstm.prototxt",
     ),
 }
 
@@ -200,3 +210,49 @@ def test_each_solver_trains_an_iteration(path: Path, model: Model, tmp_path: Pat
     solver.step(1)
     assert all(np.isfinite(blob.data).all() for blob in blobs.values())
     assert any((blob.data != before[key]).any() for key, blob in blobs.items())
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Small matrices are no work for several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(
+    repository: Path, folder: Path, example: str, net: str, solver: str, iterations: int
+) -> caffe.SGDSolver:
+    """The solver after some iterations on the data that the example's script writes."""
+    runpy.run_path(str(repository / "examples" / example / "make_data.py"))["make"](folder)
+    param = read_solver(repository / "prototxt" / example / solver).param
+    definition = read_net(repository / "prototxt" / example / net).param
+    for layer in definition.layer:
+        if layer.type == "HDF5Data":
+            layer.hdf5_data_param.source = str(folder / Path(layer.hdf5_data_param.source).name)
+    param.ClearField("net")
+    param.net_param.CopyFrom(definition)
+    param.random_seed = 1
+    param.test_interval = param.max_iter
+    (folder / "solver.prototxt").write_text(str(param))
+    result = caffe.get_solver(str(folder / "solver.prototxt"))
+    result.step(iterations)
+    return result
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_the_lstm_learns_to_keep_a_number(repository: Path, tmp_path: Path) -> None:
+    solver = trained(repository, tmp_path, "lstm", "lstm_train_test.prototxt", "lstm_solver.prototxt", 0)
+    first = float(np.mean([float(solver.net.forward()["loss"]) for _ in range(10)]))
+    solver.step(100)
+    assert float(np.mean([float(solver.net.forward()["loss"]) for _ in range(10)])) < 0.75 * first
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_a_hidden_layer_parts_the_rows_of_hdf5(repository: Path, tmp_path: Path) -> None:
+    names = ("nonlinear_train_test.prototxt", "nonlinear_solver.prototxt")
+    solver = trained(repository, tmp_path, "hdf5_classification", *names, 600)
+    test = solver.test_nets[0]
+    test.share_with(solver.net)
+    assert np.mean([float(test.forward()["accuracy"]) for _ in range(50)]) > 0.88
