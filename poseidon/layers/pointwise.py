@@ -74,7 +74,10 @@ class Exp(Activation):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.exp_param
         rate = natural_log(param.base)
-        self.inner, self.outer = rate * param.scale, math.exp(rate * param.shift)
+        try:
+            self.inner, self.outer = rate * param.scale, math.exp(rate * param.shift)
+        except OverflowError as error:
+            raise LayerError(f"base^shift is too large a number: shift is {param.shift:g}") from error
         return super().setup(bottoms)
 
     def forward(self, bottom: Tensor) -> Tensor:

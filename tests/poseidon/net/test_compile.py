@@ -65,6 +65,10 @@ WRONG = {
         layer("Input", "", "y", f"input_param {{ shape {{ dim: {10**18} dim: {10**18} }} }}"),
         f"top 1 would be {10**18}x{10**18} = {10**36} values, more than the 2147483647 that a blob can have",
     ),
+    "a number too large": (
+        FLAT + layer("Exp", "x", "y", "exp_param { shift: 1e30 }"),
+        "base^shift is too large a number: shift is 1e+30",
+    ),
     "no top": (FLAT + layer("ReLU", "x", ""), "has 0 tops, expected exactly 1"),
     "bottoms for a source": (FLAT + layer("DummyData", "x", "y"), "has 1 bottom, expected none"),
     "conv tops": (
