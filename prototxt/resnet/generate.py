@@ -130,6 +130,8 @@ def deploy(depth: int) -> str:
 
 def solver(depth: int) -> str:
     return f"""# ResNet-{depth} on ImageNet: the rate falls to a tenth every 30 epochs of 256 pictures a step (8 workers x 32).
+# Run:     poseidon train --solver=prototxt/resnet/resnet{depth}_solver.prototxt
+
 net: "resnet{depth}_train_val.prototxt"
 test_iter: 1000
 test_interval: 5000
@@ -151,8 +153,12 @@ def definitions() -> dict[str, str]:
     """The text of each file, by its name."""
     files = {}
     for depth in STAGES:
-        files[f"resnet{depth}_train_val.prototxt"] = f"# Written by generate.py.\n{train_val(depth)}"
-        files[f"resnet{depth}_deploy.prototxt"] = f"# Written by generate.py.\n{deploy(depth)}"
+        about = f"# ResNet-{depth} on ImageNet (He et al., 2015). Written by generate.py: change that, not this.\n"
+        run = f"# Run:     poseidon train --solver=prototxt/resnet/resnet{depth}_solver.prototxt\n\n"
+        files[f"resnet{depth}_train_val.prototxt"] = about + run + train_val(depth)
+        files[f"resnet{depth}_deploy.prototxt"] = (
+            f"{about}# This one is for use after training.\n\n{deploy(depth)}"
+        )
         files[f"resnet{depth}_solver.prototxt"] = solver(depth)
     return files
 

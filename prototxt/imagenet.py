@@ -1,0 +1,146 @@
+"""What the ImageNet nets of this folder share: data layers, loss and scores, headers, and solvers.
+
+Each net has a script beside its definitions, run from the repository root as `python -m prototxt.<folder>.generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from poseidon.proto.caffe_pb2 import NetParameter
+from poseidon.pycaffe import NetSpec
+from poseidon.pycaffe import layers as L
+from poseidon.pycaffe import params as P
+
+MEAN = (104, 117, 123)
+DATA = "examples/imagenet/ilsvrc12_{}_lmdb"
+# Rate and decay of a weight and of its bias, as Caffe's own models have them.
+TWICE = [{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 2, "decay_mult": 0}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One net.
+
+    Attributes:
+        name: of the net.
+        folder: below prototxt/.
+        stem: how its files begin; empty: train_val, deploy and solver alone.
+        about: first line of each header: what it is.
+        paper: where it is from.
+        expect: published accuracy.
+        body: adds everything from `data` to the scores, which it gives back; told whether it is for training.
+        heads: adds losses and scores, told the scores' top; None: one softmax loss.
+        crop: height and width of its pictures.
+        batch: of one worker.
+        mean: of the transformation; and its scale.
+        solver: its settings, with comments.
+    """
+
+    name: str
+    folder: str
+    stem: str = ""
+    about: str
+    paper: str
+    expect: str
+    body: Callable[[NetSpec, bool], Any]
+    heads: Callable[[NetSpec, Any], None] | None = None
+    crop: int = 224
+    batch: int = 32
+    mean: tuple[float, ...] = MEAN
+    scale: float = 1
+    solver: Mapping[str, Any] = field(default_factory=dict)
+
+    def file(self, kind: str) -> str:
+        return f"{self.stem}_{kind}.prototxt" if self.stem else f"{kind}.prototxt"
+
+    def header(self, *, deploy: bool = False) -> str:
+        run = f"# Run:     poseidon train --solver=prototxt/{self.folder}/{self.file('solver')}"
+        lines = [
+            f"# {self.about}",
+            "# This one is for use after training." if deploy else run,
+            f"# Expect:  {self.expect}",
+            f"# From:    {self.paper}",
+            f"# Written by prototxt/{self.folder}/generate.py: change that, not this.",
+        ]
+        return "\n".join(lines) + "\n\n"
+
+    def data(self, phase: str) -> Any:
+        """A Data layer of one phase: its tops."""
+        transform: dict[str, Any] = {"crop_size": self.crop, "mean_value": list(self.mean)}
+        if self.scale != 1:
+            transform["scale"] = self.scale
+        if phase == "TRAIN":
+            transform["mirror"] = True
+        source = DATA.format("train" if phase == "TRAIN" else "val")
+        batch = self.batch if phase == "TRAIN" else 50
+        return L.Data(
+            ntop=2,
+            name="data",
+            include={"phase": phase},
+            transform_param=transform,
+            data_param={
+                "source": source,
+                "backend": P.Data.LMDB,
+                "batch_size": batch,
+                "shared_file_system": True,
+            },
+        )
+
+    def train_val(self) -> NetParameter:
+        test = NetSpec()
+        test.data, test.label = self.data("TEST")
+        n = NetSpec()
+        n.data, n.label = self.data("TRAIN")
+        (self.heads or softmax_loss)(n, self.body(n, True))
+        net = n.to_proto()
+        layers = [net.layer[0], test.to_proto().layer[0], *net.layer[1:]]
+        return NetParameter(name=self.name, layer=layers)
+
+    def deploy(self) -> NetParameter:
+        n = NetSpec()
+        n.data = L.Input(shape={"dim": [1, 3, self.crop, self.crop]})
+        n.prob = L.Softmax(self.body(n, False))
+        return NetParameter(name=self.name, layer=n.to_proto().layer)
+
+    def solver_text(self) -> str:
+        lines = [
+            f'net: "{self.file("train_val")}"',
+            "test_iter: 1000",
+            "test_interval: 5000",
+            *(f"{key}: {shown(value)}" for key, value in self.solver.items()),
+            "display: 20",
+            "snapshot: 10000",
+            f'snapshot_prefix: "examples/imagenet/{self.stem or self.folder}"',
+            "solver_mode: GPU",
+        ]
+        return self.header() + "\n".join(lines) + "\n"
+
+    def definitions(self) -> dict[str, str]:
+        """The text of each file, by its name."""
+        return {
+            self.file("train_val"): self.header() + str(self.train_val()),
+            self.file("deploy"): self.header(deploy=True) + str(self.deploy()),
+            self.file("solver"): self.solver_text(),
+        }
+
+
+def shown(value: Any) -> str:
+    """A value as prototxt spells it."""
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def softmax_loss(n: NetSpec, scores: Any) -> None:
+    """One loss, and in tests the share of pictures whose class is the first, and among the first five."""
+    n.loss = L.SoftmaxWithLoss(scores, n.label)
+    n.accuracy = L.Accuracy(scores, n.label, include={"phase": "TEST"})
+    n.accuracy_top5 = L.Accuracy(scores, n.label, top_k=5, include={"phase": "TEST"})
+
+
+def write(folder: str, definitions: Mapping[str, str]) -> None:
+    """Put the files into their folder."""
+    for name, text in definitions.items():
+        (Path(__file__).parent / folder / name).write_text(text)
