@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 from pathlib import Path
+
+import pytest
 
 from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
@@ -23,3 +27,13 @@ def test_the_net_for_feature_extraction_is_caffenet(repository: Path) -> None:
         if "fc" in layer.name
     }
     assert outputs == {"fc6": 4096, "fc7": 4096, "fc8": 1000}
+
+
+def test_surgery_leaves_the_scores_as_they_were(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(repository / "examples" / "net_surgery" / "convolve.py"))["main"]
+    main([])
+    places, difference = re.fullmatch(
+        r"(\dx\d) places, greatest difference (\S+)\n", capsys.readouterr().out
+    ).groups()  # type: ignore[union-attr]
+    assert places == "3x5"
+    assert float(difference) < 1e-5
