@@ -24,11 +24,11 @@ def folder(repository: Path) -> Path:
 
 
 def narrow(path: Path, target: Path) -> Path:
-    """The net with 2 channels a convolution that gives no scores, and a small picture for its databases."""
+    """The net with 8 channels a convolution that gives no scores, and a small picture for its databases."""
     net = read_net(path).param
     for layer in net.layer:
         if layer.type == "Convolution" and layer.convolution_param.num_output != CLASSES:
-            layer.convolution_param.num_output = 2
+            layer.convolution_param.num_output = 8
             layer.convolution_param.weight_filler.type = "msra"
     rest = [layer for layer in net.layer if layer.type not in ("Data", "Input")]
     source = NetParameter().layer.add(name="dummies", type="DummyData", top=["data", "label"])
@@ -54,6 +54,7 @@ def test_scores_are_cut_where_the_released_models_cut_them(folder: Path, stride:
 @pytest.mark.parametrize("stride", OFFSETS)
 def test_a_step(folder: Path, tmp_path: Path, stride: int) -> None:
     path = narrow(folder / f"fcn{stride}s_train_val.prototxt", tmp_path / "net.prototxt")
+    caffe.set_random_seed(1)
     net = caffe.Net(str(path), caffe.TRAIN)
     # Scores begin at 0, as the released definitions leave them; here they are to carry gradients.
     for name, blobs in net.params.items():
