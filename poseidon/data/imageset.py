@@ -21,7 +21,7 @@ import numpy as np
 
 from poseidon.data.database import Backend
 from poseidon.data.order import permutation
-from poseidon.data.pictures import Line, planes, read_list, resized
+from poseidon.data.pictures import Line, decoded, planes, read_list, resized
 from poseidon.data.progress import Report, silent
 from poseidon.data.writer import write_database
 from poseidon.errors import DataError
@@ -121,7 +121,7 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
         raise DataError(f"the picture {path} cannot be read: {error.strerror}") from error
     own = path.suffix.removeprefix(".").lower()
     kind = conversion.encode_type.lower() or (own if conversion.encoded else "")
-    pixels = _decoded(content, path, gray=conversion.gray)
+    pixels = decoded(content, path, color=not conversion.gray)
     if kind and not any(conversion.size) and _same_format(own, kind) and _same_channels(content, pixels):
         # The file's own bytes, as they are.
         return Datum(data=content, label=label, encoded=True)
@@ -134,17 +134,6 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
     return Datum(
         channels=channels, height=height, width=width, data=picture.tobytes(), label=label, encoded=False
     )
-
-
-def _decoded(content: bytes, path: Path, *, gray: bool) -> Any:
-    flag = cv2.IMREAD_GRAYSCALE if gray else cv2.IMREAD_COLOR
-    try:
-        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), flag) if content else None
-    except cv2.error as error:
-        raise DataError(f"the picture {path} cannot be decoded: {error.err}") from error
-    if pixels is None:
-        raise DataError(f"the picture {path} cannot be decoded: it is damaged, or of an unknown format")
-    return pixels
 
 
 def _same_format(own: str, kind: str) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from poseidon.data.batch import MAX_DECODERS
 from poseidon.data.buffers import BufferPool
+from poseidon.data.claimed_size import check_claim
 from poseidon.data.draws import draw
 from poseidon.data.numbered import NumberedReader
 from poseidon.data.order import Order
@@ -108,12 +109,29 @@ def read_picture(path: Path, *, color: bool, size: tuple[int, int] | None = None
     if not path.is_file():
         raise DataError(f"there is no picture {path}")
     try:
-        pixels: Any = cv2.imread(str(path), cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE)
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"the picture {path} cannot be read: {error.strerror}") from error
+    return planes(resized(decoded(content, path, color=color), size))
+
+
+def decoded(content: bytes, path: Path, *, color: bool) -> Any:
+    """The pixels of a picture file: (H, W, 3), blue first, or (H, W).
+
+    Raises:
+        DataError: it is damaged or of an unknown format. The text names the file.
+    """
+    try:
+        check_claim(content)
+        flag = cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE
+        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), flag) if content else None
+    except DataError as error:
+        raise DataError(f"the picture {path} cannot be decoded: {error}") from error
     except cv2.error as error:
         raise DataError(f"the picture {path} cannot be decoded: {error.err}") from error
     if pixels is None:
         raise DataError(f"the picture {path} cannot be decoded: it is damaged, or of an unknown format")
-    return planes(resized(pixels, size))
+    return pixels
 
 
 def resized(pixels: npt.NDArray[Any], size: tuple[int, int] | None) -> npt.NDArray[Any]:

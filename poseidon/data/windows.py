@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -33,6 +32,7 @@ from poseidon.data.buffers import BufferPool
 from poseidon.data.draws import draw
 from poseidon.data.numbered import NumberedReader
 from poseidon.data.partition import Share
+from poseidon.data.pictures import decoded
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
@@ -246,11 +246,11 @@ class WindowMaker:
             ) from error
         if self._sampling.cache:
             self._cached[index] = content
-        pixels: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
-        if pixels is None:
-            raise DataError(f"{self._file.source}: the picture {path} cannot be decoded")
-        found: npt.NDArray[np.uint8] = pixels
-        return found
+        try:
+            pixels: npt.NDArray[np.uint8] = decoded(content, path, color=True)
+        except DataError as error:
+            raise DataError(f"{self._file.source}: {error}") from error
+        return pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,9 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+SOURCES = {"Data", "HDF5Data", "ImageData"}
+
+
 def test_there_are_definitions() -> None:
     assert len(SOLVERS) >= 14
     assert len(NETS) >= 8
@@ -38,13 +41,13 @@ def test_solver_finds_its_nets(path: Path) -> None:
     solver = read_solver(path)
     train = solver.net_definition()
     state = solver.train_state(train)
-    assert {"Data", "SoftmaxWithLoss"} <= {layer.type for layer in filter_net(train, state).param.layer}
+    types = {layer.type for layer in filter_net(train, state).param.layer}
+    assert types & SOURCES and any("Loss" in kind for kind in types)
     tests = solver.test_nets()
     assert len(tests) == len(solver.param.test_iter) > 0
     for test in tests:
         kept = filter_net(test.definition, test.state).param.layer
-        assert [layer.type for layer in kept].count("Data") == 1
-        assert "Accuracy" in {layer.type for layer in kept}
+        assert SOURCES.intersection(layer.type for layer in kept)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -56,8 +59,10 @@ def test_header_says_what_it_is(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in NETS if "train" in path.name], ids=name_of)
 def test_a_shared_database_is_marked_as_such(path: Path) -> None:
-    data = [layer.data_param for layer in read_net(path).param.layer if layer.type == "Data"]
-    assert [parameter.shared_file_system for parameter in data] == [True, True]
+    blocks = {"Data": "data_param", "HDF5Data": "hdf5_data_param", "ImageData": "image_data_param"}
+    sources = [layer for layer in read_net(path).param.layer if layer.type in blocks]
+    assert sources
+    assert all(getattr(layer, blocks[layer.type]).shared_file_system for layer in sources)
 
 
 @pytest.mark.parametrize(
