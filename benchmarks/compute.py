@@ -119,7 +119,7 @@ def check_equal(name: str) -> None:
     """Stop unless both sides compute the same. Dropout draws differently, so it is held still for this.
 
     In double precision: in single, a value within a rounding of zero falls on the other side of a ReLU now and then, and
-    its whole gradient with it.
+    its whole gradient with it. What is left is that a definition holds numbers such as 0.3 in single precision.
     """
     ours_step, hand_step, hand, net = step_pair(name, torch.float64)
     for module in hand.modules():
@@ -128,13 +128,13 @@ def check_equal(name: str) -> None:
     for _, layer in net.layer_modules:
         if isinstance(layer, Dropout):
             layer.active = False
-    torch.testing.assert_close(ours_step(), hand_step(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(ours_step(), hand_step(), rtol=1e-6, atol=1e-6)
     pairs = [(ours.grad, theirs.grad) for ours, theirs in zip(learned(net), hand.parameters(), strict=True)]
     # A bias below a batch normalization has the gradient 0, and its noise is no difference.
     noise = max(float(theirs.norm()) for _, theirs in pairs) * 1e-9
     for ours, theirs in pairs:
         difference = float((ours - theirs).norm()) / max(float(theirs.norm()), noise)
-        if difference > 1e-6:
+        if difference > 1e-5:
             raise SystemExit(f"{name}: gradients of shape {tuple(ours.shape)} differ by {difference:.1e}")
 
 

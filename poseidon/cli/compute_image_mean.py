@@ -6,6 +6,7 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
+from poseidon.cli.progress import progress_bar
 from poseidon.data.cursor import open_cursor
 from poseidon.data.database import Backend, require
 from poseidon.data.mean import compute_mean, write_mean
@@ -37,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     backend = Backend.parse(arguments.backend) if arguments.backend else require(arguments.input_db)
     with closing(open_cursor(arguments.input_db, backend)) as cursor:
         print(f"Processed {len(cursor)} files.")
-        mean = compute_mean(cursor)
+        with progress_bar() as report:
+            mean = compute_mean(cursor, report=report)
     for channel, value in enumerate(mean.mean(axis=(1, 2))):
         print(f"mean_value channel [{channel}]: {value:g}")
     if arguments.output_file is not None:

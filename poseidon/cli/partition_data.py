@@ -14,9 +14,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Declare the command and its flags."""
     parser = subparsers.add_parser(
         "partition_data",
-        help="divide a database into <DB_PATH>_0, <DB_PATH>_1, ... for clients without a shared file system",
+        help="divide a database or a list into <DB_PATH>_0, <DB_PATH>_1, ... for clients without a shared file system",
         description=(
-            "Record i of DB_PATH, in key order, goes to <DB_PATH>_(i mod n). Client k of a job whose data layer "
+            "Record i of DB_PATH (of a database in key order, of a list of pictures or HDF5 files its line i) goes to <DB_PATH>_(i mod n). Client k of a job whose data layer "
             "says shared_file_system: false reads <DB_PATH>_k. Nothing is overwritten."
         ),
     )
@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="number of parts, one for each client (default: %(default)s)",
     )
-    parser.add_argument("db_path", metavar="DB_PATH", type=Path, help="folder of the database")
+    parser.add_argument("db_path", metavar="DB_PATH", type=Path, help="folder of the database, or list file")
     parser.set_defaults(run=run)
 
 

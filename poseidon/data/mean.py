@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from poseidon.data.cursor import Cursor, records
 from poseidon.data.datum import decode
+from poseidon.data.progress import Report, silent
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import BlobProto
 
@@ -68,14 +69,18 @@ def write_mean(path: Path, mean: npt.NDArray[np.float32]) -> None:
         raise DataError(f"the mean file {path} cannot be written: {error.strerror}") from error
 
 
-def compute_mean(cursor: Cursor) -> npt.NDArray[np.float32]:
+def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.float32]:
     """The mean (C, H, W) of all records of a database, which must have one shape.
+
+    Args:
+        cursor: on the database.
+        report: told how many records are added up, for a progress bar.
 
     Raises:
         DataError: a damaged record, or one of another shape; names key and database.
     """
     total: npt.NDArray[Any] | None = None
-    count = 0
+    count, length = 0, len(cursor)
     for key, array in _arrays(cursor):
         if total is None:
             total = np.zeros(array.shape, np.int64 if array.dtype == np.uint8 else np.float64)
@@ -86,6 +91,7 @@ def compute_mean(cursor: Cursor) -> npt.NDArray[np.float32]:
             )
         total += array
         count += 1
+        report("adding up", count, length)
     assert total is not None, "a cursor's database is not empty"
     return (total / count).astype(np.float32)
 

@@ -1,7 +1,7 @@
-"""Dividing a database among clients that share no file system.
+"""Dividing a database, or a list of pictures or of HDF5 files, among clients that share no file system.
 
-Law: record i, counted in key order, goes to part i mod n with key and value unchanged; the parts appear beside the
-database as `<name>_0` to `<name>_<n-1>`, all of them or none, and nothing is overwritten.
+Law: record i (of a database in key order, of a list its i-th line) goes to part i mod n unchanged; the parts appear beside the
+source as `<name>_0` to `<name>_<n-1>`, all of them or none, and nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from poseidon.data.partition import part_path
 from poseidon.data.progress import Report, silent
 from poseidon.data.staging import staging
 from poseidon.data.writer import open_writer, refuse_existing, translated_writes
-from poseidon.errors import UsageError
+from poseidon.errors import DataError, UsageError
 
 
 def partition_data(source: Path, parts: int, *, replace: bool = False, report: Report = silent) -> int:
     """Divide the database `source` into `parts` >= 1 databases of the same kind.
 
     Args:
-        source: LMDB or LevelDB folder; it is only read (LevelDB, too, must be free of other owners).
+        source: LMDB or LevelDB folder, or a list file; it is only read (LevelDB, too, must be free of other owners).
         parts: number of parts; their sizes differ by at most one record.
         replace: let earlier parts, however many, make way for the new ones instead of refusing.
         report: told how many records are written, for a progress bar.
@@ -36,6 +36,8 @@ def partition_data(source: Path, parts: int, *, replace: bool = False, report: R
     """
     if parts < 1:
         raise UsageError(f"cannot divide {source} into {parts} parts: expected at least 1")
+    if source.is_file():
+        return _partition_list(source, parts, replace=replace)
     backend = require(source)
     targets = [part_path(source, part) for part in range(parts)]
     with ExitStack() as stack:
@@ -45,13 +47,41 @@ def partition_data(source: Path, parts: int, *, replace: bool = False, report: R
             raise UsageError(f"cannot divide {source} into {parts} parts: it has only {length} records")
         stack.enter_context(translated_writes(source))
         stage = stack.enter_context(staging(source.with_name(f"{source.name}-parts")))
-        old = [part.name for part in existing_parts(source)] if replace else []
-        for target in targets:
-            if target.name not in old:
-                refuse_existing(target)
+        old = _replaceable(source, targets, replace=replace)
         _deal(cursor, [stage.folder / target.name for target in targets], backend, report)
         stage.publish([target.name for target in targets], remove=old)
     return length
+
+
+def _partition_list(source: Path, parts: int, *, replace: bool) -> int:
+    """Deal the lines of a list out to lists; gives their number."""
+    try:
+        lines = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{source} is neither a database nor a list of UTF-8 lines") from error
+    if parts > len(lines):
+        raise UsageError(f"cannot divide {source} into {parts} parts: it has only {len(lines)} lines")
+    targets = [part_path(source, part) for part in range(parts)]
+    with translated_writes(source), staging(source.with_name(f"{source.name}-parts")) as stage:
+        old = _replaceable(source, targets, replace=replace)
+        for part, target in enumerate(targets):
+            text = "".join(f"{line}\n" for line in lines[part::parts])
+            (stage.folder / target.name).write_text(text, encoding="utf-8")
+        stage.publish([target.name for target in targets], remove=old)
+    return len(lines)
+
+
+def _replaceable(source: Path, targets: list[Path], *, replace: bool) -> list[str]:
+    """Names of earlier parts that make way.
+
+    Raises:
+        DataError: a part exists and is not to be replaced.
+    """
+    old = [part.name for part in existing_parts(source)] if replace else []
+    for target in targets:
+        if target.name not in old:
+            refuse_existing(target)
+    return old
 
 
 def existing_parts(source: Path) -> list[Path]:

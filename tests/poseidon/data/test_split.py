@@ -126,3 +126,25 @@ def test_a_run_that_is_ended_midway(tmp_path: Path, backend: Backend, blow: sign
     assert names(tmp_path) == ["db", "db_0", "db_1", "db_2"]
     together = sorted(record for part in range(3) for record in contents(tmp_path / f"db_{part}", backend))
     assert together == contents(path, backend)
+
+
+def test_a_list_is_dealt_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("a b.png 0\nc.png 1\n\nd.png 2\n")
+    assert partition_data(tmp_path / "list", 2) == 3
+    assert (tmp_path / "list_0").read_text() == "a b.png 0\nd.png 2\n"
+    assert (tmp_path / "list_1").read_text() == "c.png 1\n"
+    assert names(tmp_path) == ["list", "list_0", "list_1"]
+    with pytest.raises(DataError, match="list_0 exists already"):
+        partition_data(tmp_path / "list", 2)
+    assert partition_data(tmp_path / "list", 3, replace=True) == 3
+    assert names(tmp_path) == ["list", "list_0", "list_1", "list_2"]
+
+
+def test_lists_that_cannot_be_divided(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("a.png 0\n")
+    with pytest.raises(UsageError, match="it has only 1 lines"):
+        partition_data(tmp_path / "list", 2)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="neither a database nor a list"):
+        partition_data(tmp_path / "bytes", 2)
+    assert names(tmp_path) == ["bytes", "list"]

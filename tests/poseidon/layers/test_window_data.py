@@ -71,6 +71,15 @@ def test_means_scale_and_context(folder: Path, how: str) -> None:
     assert values <= {0.0, 2.0} and 2.0 in values
 
 
+def test_a_client_may_have_a_window_file_of_its_own(folder: Path) -> None:
+    """As shared_file_system: false says; with true all read one file."""
+    (folder / "windows").rename(folder / "windows_0")
+    text = f'window_data_param {{ source: "{folder}/windows" root_folder: "{folder}/" batch_size: 1 }} '
+    text = layer("WindowData", "", "data label", text + "transform_param { crop_size: 8 }")
+    context = LayerContext(phase=TRAIN, seed=1, clients=2, workers=2)
+    compile_net(definition(text), context, state=NetState(phase=TRAIN)).close()
+
+
 @pytest.mark.parametrize(
     ("body", "transform", "message"),
     [
