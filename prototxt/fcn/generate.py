@@ -131,6 +131,8 @@ def deploy(stride: int) -> str:
 def solver(stride: int) -> str:
     rate = {32: "1e-10", 8: "1e-14"}[stride]
     return f"""# FCN-{stride}s: begins with the weights of VGG-16 (or of the coarser net), one picture a step, the loss summed over pixels.
+# Run:     poseidon train --solver=prototxt/fcn/fcn{stride}s_solver.prototxt --weights=...
+
 net: "fcn{stride}s_train_val.prototxt"
 test_iter: 736
 test_interval: 4000
@@ -151,8 +153,14 @@ def definitions() -> dict[str, str]:
     """The text of each file, by its name."""
     files = {}
     for stride in NETS:
-        files[f"fcn{stride}s_train_val.prototxt"] = f"# Written by generate.py.\n{train_val(stride)}"
-        files[f"fcn{stride}s_deploy.prototxt"] = f"# Written by generate.py.\n{deploy(stride)}"
+        about = f"# FCN-{stride}s on PASCAL VOC (Long et al., 2015). Written by generate.py: change that, not this.\n"
+        run = (
+            f"# Run:     poseidon train --solver=prototxt/fcn/fcn{stride}s_solver.prototxt --weights=...\n\n"
+        )
+        files[f"fcn{stride}s_train_val.prototxt"] = about + run + train_val(stride)
+        files[f"fcn{stride}s_deploy.prototxt"] = (
+            f"{about}# This one is for use after training.\n\n{deploy(stride)}"
+        )
         files[f"fcn{stride}s_solver.prototxt"] = solver(stride)
     return files
 
