@@ -53,7 +53,7 @@ solver_mode: CPU
 ONE_CLIENT = "0 127.0.0.1 0\n"
 TWO_CLIENTS = ONE_CLIENT + "1 127.0.0.1 0\n"
 V0_NET = """name: "old" input: "data" input_dim: 4 input_dim: 1 input_dim: 6 input_dim: 6
-layers { layer { name: "conv" type: "conv" num_output: 2 kernelsize: 3 } bottom: "data" top: "conv" }
+layers { layer { name: "convolution" type: "convolution" num_output: 2 kernelsize: 3 } bottom: "data" top: "convolution" }
 """
 HAS_NO_GPU = not torch.cuda.is_available()
 
@@ -176,7 +176,7 @@ LAUNCHER = (
     Broken(
         name="first-grammar",
         prepare=write("net.prototxt", V0_NET),
-        says=r"net\.prototxt:2: this is Caffe's first grammar, .* is not read here; bring the file to today's with",
+        says=r"net\.prototxt:2: unknown layer type 'convolution' of Caffe's first grammar, expected one of .*conv",
     ),
     Broken(
         name="net-without-loss",
@@ -328,7 +328,10 @@ LAUNCHER = (
     ),
     Broken(name="partition-no-database", command=("partition_data", "{}"), says=r"{} is not a database"),
     Broken(
-        name="partition-a-file", command=("partition_data", "{}/hosts"), says=r"{}/hosts is not a database"
+        name="partition-a-short-list",
+        command=("partition_data", "{}/hosts"),
+        says=r"cannot divide {}/hosts into 2 parts: it has only 1 lines",
+        code=2,
     ),
     Broken(
         name="partition-other-backend",
