@@ -24,6 +24,8 @@ from poseidon.data.partition import Share
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
+# The best that HDF5's own compression does is 1032 bytes from one; a dataset of so many bytes is taken at its word.
+MOST_PACKED, ALWAYS_BYTES = 1032, 1 << 26
 NUMBERS = "fiu"  # numpy's kinds: float, signed, unsigned
 
 
@@ -161,6 +163,9 @@ def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tup
         raise DataError(
             f"{path}: dataset '{name}' is {found.dtype} of shape {found.shape}, expected rows of numbers"
         )
+    # What a file claims and never stored reads as zeros, and would take memory without end.
+    if found.nbytes > max(ALWAYS_BYTES, MOST_PACKED * found.id.get_storage_size()):
+        raise DataError(f"{path}: dataset '{name}' claims shape {found.shape}, more than its file can hold")
     values = np.asarray(found[()], np.float32) if load else np.empty(0, np.float32)
     return tuple(found.shape), values
 

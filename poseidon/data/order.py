@@ -20,7 +20,9 @@ Indices = npt.NDArray[np.int64]
 
 def permutation(seed: int, number: int, count: int) -> Indices:
     """The numbers 0 .. count - 1 in the order of shuffle `number`."""
-    keys = draw(seed, np.arange(count, dtype=np.int64) + (SALT + number * count), 1)[:, 0]
+    # A seed of its own for each shuffle, so that no two draw the same keys at shifted places.
+    own = int(draw(seed, np.array([SALT + number]), 1)[0, 0])
+    keys = draw(seed ^ own << 32, np.arange(count, dtype=np.int64), 1)[:, 0]
     return np.argsort(keys, kind="stable")
 
 

@@ -9,6 +9,7 @@ Source: caffe's ImageDataLayer and ReadImageToCVMat: colours blue first, sizes b
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from poseidon.data.transform import Transform
 from poseidon.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
+# As many digits as a Datum's label can have.
+LABEL = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ def read_list(source: Path, root: str) -> list[Line]:
         if not line.strip():
             continue
         path, _, label = line.rstrip().rpartition(" ")
-        if not path or not label.lstrip("+-").isdecimal():
+        if not path or not LABEL.fullmatch(label):
             raise DataError(f"{source}:{number}: '{line[:80]}' is no path and label, such as: cats/1.jpg 0")
         lines.append(Line(number=number, path=Path(root + path.rstrip()), label=int(label)))
     if not lines:

@@ -170,14 +170,13 @@ def _blocks(source: Path, lines: list[str]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _row(source: Path, number: int, line: str) -> Row:
-    words = line.split()
     try:
-        label, overlap, x1, y1, x2, y2 = (float(word) for word in words)
-    except ValueError:
+        label, overlap, x1, y1, x2, y2 = (float(word) for word in line.split())
+        return number, int(label), overlap, (int(x1), int(y1), int(x2), int(y2))
+    except (ValueError, OverflowError):  # not six, not numbers, or beyond all whole ones
         raise DataError(
             f"{source}:{number}: expected class, overlap and four corners, found '{line[:80]}'"
         ) from None
-    return number, int(label), overlap, (int(x1), int(y1), int(x2), int(y2))
 
 
 class WindowMaker:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -26,6 +27,9 @@ CONVOLVE: dict[int, Convolve] = {
     2: functional.conv2d,
     3: functional.conv3d,
 }
+
+
+MOST_SPATIAL_AXES = max(CONVOLVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,10 @@ class Window:
                 f"pad {times(self.pad)} leaves nothing of the output: its extents are {list(extents)}"
             )
         return extents
+
+
+# The window of a single place, on one axis.
+POINT = Window(kernel=(1,), stride=(1,), pad=(0,), dilation=(1,))
 
 
 def window(param: ConvolutionParameter, axes: int) -> Window:
@@ -122,18 +130,10 @@ def _repeated(name: str, values: Sequence[int], axes: int, default: int | None) 
     return tuple(values)
 
 
-@register("Convolution")
-class Convolution(Layer):
-    """Cross-correlation with learned kernels, bottom i to top i with the same kernels.
+class Filters(Layer):
+    """What Convolution and Deconvolution share: bottoms of one shape, a window, groups, and kernels applied to each bottom.
 
-    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = floor((S + 2 pad - reach) / stride) + 1 with
-    reach = dilation (kernel - 1) + 1.
-
-    Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride | stride_h/stride_w,
-    pad | pad_h/pad_w, dilation, group, axis, weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between
-    Caffe's own implementations and change nothing here.
-
-    Blobs: weight O x C/G x K; bias O unless bias_term is false.
+    A subclass says how torch is called, the kernels' shape and the tops' extents.
     """
 
     MAX_BOTTOMS: ClassVar[int | None] = None
@@ -149,51 +149,87 @@ class Convolution(Layer):
             raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal ones")
         self.axis = canonical_axis(param.axis, shape)
         spatial = shape[self.axis + 1 :]
-        if len(spatial) not in CONVOLVE:
+        if len(spatial) > MOST_SPATIAL_AXES:
             raise LayerError(
-                f"bottom of shape {times(shape)} has {len(spatial)} spatial axes, expected at most 3"
+                f"bottom of shape {times(shape)} has {len(spatial)} spatial axes, expected at most {MOST_SPATIAL_AXES}"
             )
         self.window = window(param, len(spatial))
         outputs, channels = param.num_output, shape[self.axis]
-        self.group = self._groups(channels)
+        self.group = self.groups(channels)
         check_groups(channels, outputs, self.group)
-        extents = self.window.extents(spatial)
-        self._choose_call(len(spatial))
+        extents = self.extents(spatial)
+        self.pointwise = not spatial
+        # Settled once, so that forward decides nothing.
+        self.plain = self.axis == 1 and not self.pointwise
+        self.call = self.torch_call(len(spatial))
         self.allow_absent("bias")
-        weight = (outputs, channels // self.group, *self.window.kernel)
         self.declare(
-            BlobSpec(name="weight", shape=weight, filler=param.weight_filler),
+            BlobSpec(name="weight", shape=self.weight_shape(channels, outputs), filler=param.weight_filler),
             *([BlobSpec(name="bias", shape=(outputs,), filler=param.bias_filler)] if param.bias_term else []),
         )
         return [(*shape[: self.axis], outputs, *extents)] * len(bottoms)
 
-    def _groups(self, channels: int) -> int:
+    def groups(self, channels: int) -> int:
         """How many groups the channels fall into."""
         return self.param.convolution_param.group
 
-    def _choose_call(self, axes: int) -> None:
-        """Settle once how torch is called, so that forward decides nothing."""
-        self.convolve = CONVOLVE[axes]
-        self.pointwise = axes == 0
-        self.arguments = (self.window.stride, self.window.pad, self.window.dilation)
-        if self.pointwise:
-            self.arguments = ((1,), (0,), (1,))
-        self.plain = self.axis == 1 and not self.pointwise
+    def extents(self, spatial: Shape) -> Shape:
+        """The tops' extents on the spatial axes."""
+        raise NotImplementedError
+
+    def weight_shape(self, channels: int, outputs: int) -> Shape:
+        """The kernels' shape."""
+        raise NotImplementedError
+
+    def torch_call(self, axes: int) -> Convolve:
+        """Gives the top of a bottom N x C x S, the weight and the bias, for so many spatial axes; 0 run as one of extent 1."""
+        raise NotImplementedError
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
-        tops = tuple(self._convolve(bottom) for bottom in bottoms)
+        tops = tuple(self._apply_kernels(bottom) for bottom in bottoms)
         return tops if len(tops) > 1 else tops[0]
 
-    def _convolve(self, bottom: Tensor) -> Tensor:
+    def _apply_kernels(self, bottom: Tensor) -> Tensor:
         if self.plain:
-            return self.convolve(bottom, self.weight, self.bias, *self.arguments, self.group)
+            return self.call(bottom, self.weight, self.bias)
         lead, rest = bottom.shape[: self.axis], bottom.shape[self.axis :]
         folded = bottom.reshape(math.prod(lead), *rest)
         weight: Tensor = self.weight
         if self.pointwise:
             folded, weight = folded.unsqueeze(-1), weight.unsqueeze(-1)
-        top = self.convolve(folded, weight, self.bias, *self.arguments, self.group)
+        top = self.call(folded, weight, self.bias)
         return top.reshape(*lead, *(top.shape[1:2] if self.pointwise else top.shape[1:]))
+
+
+@register("Convolution")
+class Convolution(Filters):
+    """Cross-correlation with learned kernels, bottom i to top i with the same kernels.
+
+    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = floor((S + 2 pad - reach) / stride) + 1 with
+    reach = dilation (kernel - 1) + 1.
+
+    Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride | stride_h/stride_w,
+    pad | pad_h/pad_w, dilation, group, axis, weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between
+    Caffe's own implementations and change nothing here.
+
+    Blobs: weight O x C/G x K; bias O unless bias_term is false.
+    """
+
+    def extents(self, spatial: Shape) -> Shape:
+        return self.window.extents(spatial)
+
+    def weight_shape(self, channels: int, outputs: int) -> Shape:
+        return (outputs, channels // self.group, *self.window.kernel)
+
+    def torch_call(self, axes: int) -> Convolve:
+        made = self.window if axes else POINT
+        return partial(
+            CONVOLVE[axes],
+            stride=made.stride,
+            padding=made.pad,
+            dilation=made.dilation,
+            groups=self.group,
+        )
 
 
 @register("DepthwiseConvolution")
@@ -208,7 +244,7 @@ class ConvolutionDepthwise(Convolution):
     Blobs: weight O x 1 x K; bias O unless bias_term is false.
     """
 
-    def _groups(self, channels: int) -> int:
+    def groups(self, channels: int) -> int:
         return channels
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
-from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, times
-from poseidon.layers.convolution import check_groups, window
+from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.convolution import POINT, Convolve, Filters, window
 from poseidon.layers.registry import register
 
-TRANSPOSED: dict[int, Callable[..., Tensor]] = {
+TRANSPOSED: dict[int, Convolve] = {
     0: functional.conv_transpose1d,
     1: functional.conv_transpose1d,
     2: functional.conv_transpose2d,
@@ -24,7 +24,7 @@ TRANSPOSED: dict[int, Callable[..., Tensor]] = {
 
 
 @register("Deconvolution")
-class Deconvolution(Layer):
+class Deconvolution(Filters):
     """Each value of the bottom adds its multiple of a learned kernel to the top: the backward pass of Convolution.
 
     Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = stride (S - 1) + reach - 2 pad with
@@ -35,49 +35,21 @@ class Deconvolution(Layer):
     Blobs: weight C x O/G x K; bias O unless bias_term is false.
     """
 
-    MAX_BOTTOMS: ClassVar[int | None] = None
-    MAX_TOPS: ClassVar[int | None] = None
-    EQUAL_BOTTOMS_AND_TOPS: ClassVar[bool] = True
-    TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    def extents(self, spatial: Shape) -> Shape:
+        return self.window.spread(spatial)
 
-    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        param, shape = self.param.convolution_param, bottoms[0]
-        if any(other != shape for other in bottoms):
-            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal ones")
-        self.axis = canonical_axis(param.axis, shape)
-        spatial = shape[self.axis + 1 :]
-        if len(spatial) not in TRANSPOSED:
-            raise LayerError(
-                f"bottom of shape {times(shape)} has {len(spatial)} spatial axes, expected at most 3"
-            )
-        self.window = window(param, len(spatial))
-        self.group, outputs, channels = param.group, param.num_output, shape[self.axis]
-        check_groups(channels, outputs, self.group)
-        extents = self.window.spread(spatial)
-        self.spatial_axes = len(spatial)
-        self.allow_absent("bias")
-        weight = (channels, outputs // self.group, *self.window.kernel)
-        self.declare(
-            BlobSpec(name="weight", shape=weight, filler=param.weight_filler),
-            *([BlobSpec(name="bias", shape=(outputs,), filler=param.bias_filler)] if param.bias_term else []),
+    def weight_shape(self, channels: int, outputs: int) -> Shape:
+        return (channels, outputs // self.group, *self.window.kernel)
+
+    def torch_call(self, axes: int) -> Convolve:
+        made = self.window if axes else POINT
+        return partial(
+            TRANSPOSED[axes],
+            stride=made.stride,
+            padding=made.pad,
+            dilation=made.dilation,
+            groups=self.group,
         )
-        return [(*shape[: self.axis], outputs, *extents)] * len(bottoms)
-
-    def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
-        tops = tuple(self._spread(bottom) for bottom in bottoms)
-        return tops if len(tops) > 1 else tops[0]
-
-    def _spread(self, bottom: Tensor) -> Tensor:
-        lead, rest = bottom.shape[: self.axis], bottom.shape[self.axis :]
-        folded, weight = bottom.reshape(math.prod(lead), *rest), self.weight
-        how = (self.window.stride, self.window.pad, 0, self.group, self.window.dilation)
-        if not self.spatial_axes:
-            top = TRANSPOSED[0](folded.unsqueeze(-1), weight.unsqueeze(-1), self.bias, 1, 0, 0, self.group)
-            return top.reshape(*lead, top.shape[1])
-        top = TRANSPOSED[self.spatial_axes](folded, weight, self.bias, *how)
-        return top.reshape(*lead, *top.shape[1:])
 
 
 @register("Im2col")

@@ -128,6 +128,8 @@ def test_pictures_of_many_sizes_one_by_one(tmp_path: Path) -> None:
     [
         ("", "has no lines"),
         ("a.png\n", r"list:1: 'a.png' is no path and label"),
+        ("a.png +-5\n", "is no path and label"),
+        ("a.png 5000000000\n", "is no path and label"),
         ("a.png 1\nb.png x\n", r"list:2: 'b.png x' is no path and label"),
     ],
 )
