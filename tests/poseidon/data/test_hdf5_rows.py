@@ -120,5 +120,5 @@ def test_no_files(tmp_path: Path) -> None:
 def test_a_file_that_claims_more_than_it_holds(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("data", shape=(1 << 40,), chunks=(1024,), dtype="f4")
-    with pytest.raises(DataError, match="claims shape .* more than its file can hold"):
+    with pytest.raises(DataError, match=r"claims shape .* more than its file can hold"):
         RowMaker([tmp_path / "a.h5"], plan(names=("data",)))
