@@ -1,13 +1,14 @@
 """What the three upgrade commands share: read a file, upgrade it, write it, and say what was done.
 
-Law: as Caffe's tools of these names, the output is written also when nothing was to be done; when the upgrade fails nothing
-is written, and an earlier file is as it was.
+Law: as Caffe's tools of these names, the output is written also when nothing was to be done, and when something had to be left
+out, which is told and ends in exit code 1. When the upgrade fails nothing is written, and an earlier file is as it was.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,6 +20,11 @@ from poseidon.proto.upgrade.errors import UpgradeError
 from poseidon.snapshot.files import write_atomically
 
 M = TypeVar("M", bound=Message)
+
+
+def nothing(_: object) -> Sequence[tuple[int, str]]:
+    """What the upgrade of a solver leaves out."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,7 @@ class Upgrade(Generic[M]):
         needed: whether there is anything to do.
         upgrade: the message in today's grammar.
         write: a message as the bytes of a file.
+        left_out: what the upgrade leaves out: index of the layer, and a sentence.
     """
 
     name: str
@@ -42,6 +49,7 @@ class Upgrade(Generic[M]):
     needed: Callable[[M], bool]
     upgrade: Callable[[M], M]
     write: Callable[[M], bytes]
+    left_out: Callable[[M], Sequence[tuple[int, str]]] = nothing
 
     def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         """Declare the command."""
@@ -51,8 +59,11 @@ class Upgrade(Generic[M]):
         parser.set_defaults(run=self.run)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Upgrade; 0 when it is written."""
+        """Upgrade; 0 when all of it is written."""
         message = self.read(arguments.input)
+        strays = self.left_out(message)
+        for index, sentence in strays:
+            print(f"{arguments.input}: layer {index + 1} of the file: {sentence}", file=sys.stderr)
         if self.needed(message):
             try:
                 message = self.upgrade(message)
@@ -63,4 +74,4 @@ class Upgrade(Generic[M]):
             print(f"{arguments.input} is already in today's grammar.")
         write_atomically(arguments.output, self.write(message))
         print(f"Wrote {self.what} to {arguments.output}.")
-        return 0
+        return 1 if strays else 0

@@ -6,6 +6,7 @@ It keeps its file and lines, so that whoever finds a mistake later can still nam
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from poseidon.proto.text import M, decode, parse, parse_binary, read_content
 from poseidon.proto.tokens import Setting, settings
 from poseidon.proto.upgrade.driver import upgrade_net, upgrade_solver
 from poseidon.proto.upgrade.errors import UpgradeError
-from poseidon.proto.upgrade.v0 import is_v0, kept_layers
+from poseidon.proto.upgrade.v0 import is_v0, kept_layers, stray_settings
 
+LOGGER = logging.getLogger(__name__)
 _TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 
 
@@ -255,6 +257,9 @@ def _net_definition(
     """The net brought to today's grammar, each of its layers with the line that it came from."""
     found = list(lines)
     layer_lines = tuple(line for path, line in found if path in (("layer",), ("layers",)))
+    for index, sentence in stray_settings(param):
+        place = f":{layer_lines[index]}" if layer_lines else ""
+        LOGGER.warning("%s%s: %s", source, place, sentence)
     try:
         upgraded = upgrade_net(param)
     except UpgradeError as error:

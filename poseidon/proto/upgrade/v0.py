@@ -122,8 +122,10 @@ def kept_layers(net: NetParameter) -> list[int]:
 def from_v0(net: NetParameter) -> NetParameter:
     """The net with every V0 layer in the V1 grammar, and without padding layers.
 
+    A setting that V0 did not have on a layer of that type is left out, as by Caffe; `stray_settings` tells of it.
+
     Raises:
-        UpgradeError: a type or a setting that V0 did not have there, or padding that no convolution or pooling reads.
+        UpgradeError: a type that V0 did not have, or padding that no convolution or pooling reads.
     """
     upgraded = NetParameter()
     upgraded.CopyFrom(net)
@@ -147,6 +149,23 @@ def from_v0(net: NetParameter) -> NetParameter:
         for name in old.top:
             paddings.pop(name, None)
     return upgraded
+
+
+def stray_settings(net: NetParameter) -> list[tuple[int, str]]:
+    """Settings of a V0 net that its upgrade leaves out: index of the layer, and a sentence."""
+    found = []
+    for index, layer in enumerate(net.layers):
+        for field, _ in layer.layer.ListFields():
+            places = _FIELDS.get(field.name, {})
+            known = field.name == "type" or layer.layer.type == PADDING
+            if not (known or _ANY in places or layer.layer.type in places):
+                found.append(
+                    (
+                        index,
+                        f"{field.name} is no setting of a '{layer.layer.type}' layer of Caffe's first grammar; left out",
+                    )
+                )
+    return found
 
 
 def _fold(
@@ -183,11 +202,8 @@ def _fill(new: V1LayerParameter, old: V0LayerParameter, index: int) -> None:
             continue
         places = _FIELDS.get(field.name, {})
         place = places.get(_ANY) or places.get(old.type)
-        if place is None:
-            raise UpgradeError(
-                f"{field.name} is no setting of a '{old.type}' layer of Caffe's first grammar", layer=index
-            )
-        _put(new, place, _translated(field.name, value))
+        if place is not None:
+            _put(new, place, _translated(field.name, value))
 
 
 def _translated(name: str, value: Any) -> Any:

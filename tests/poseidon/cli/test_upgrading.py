@@ -79,3 +79,10 @@ def test_definitions_are_read_in_binary_too(tmp_path: Path) -> None:
     solver = SolverParameter(net="a net", base_lr=0.5)
     (tmp_path / "solver").write_bytes(solver.SerializeToString())
     assert read_solver(tmp_path / "solver").param == solver
+
+
+def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "old").write_text('layers { layer { type: "relu" kernelsize: 3 } }')
+    assert main(["upgrade_net_proto_text", str(tmp_path / "old"), str(tmp_path / "new")]) == 1
+    assert net((tmp_path / "new").read_text()) == net('layer { type: "ReLU" }')
+    assert "old: layer 1 of the file: kernelsize is no setting of a 'relu' layer" in capsys.readouterr().err

@@ -129,12 +129,23 @@ def test_upgrading_twice_is_upgrading_once() -> None:
     assert upgrade_net(once) == once
 
 
+def test_what_a_layer_did_not_have_is_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(layers('layer { type: "relu" }', 'layer { type: "relu" kernelsize: 3 new_num: 2 }'))
+    with caplog.at_level("WARNING"):
+        assert read_net(path).param == net('layer { type: "ReLU" } layer { type: "ReLU" }')
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}:2: {name} is no setting of a 'relu' layer of Caffe's first grammar; left out"
+        for name in ("kernelsize", "new_num")
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('layer { type: "convolution" }', "unknown layer type 'convolution' of Caffe's first grammar"),
-        ('layer { type: "relu" kernelsize: 3 }', "kernelsize is no setting of a 'relu' layer"),
-        ('layer { type: "data" new_num: 3 }', "new_num is no setting"),
         ('layer { type: "padding" pad: 1 } top: "b"', "a padding layer has one bottom and one top"),
     ],
 )
