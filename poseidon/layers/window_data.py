@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from poseidon.data.mean import read_mean
-from poseidon.data.windows import CHANNELS, CropMode, Floats, Sampling, WindowReader, read_windows
+from poseidon.data.window_file import read_windows
+from poseidon.data.windows import CHANNELS, CropMode, Floats, Sampling, WindowReader
 from poseidon.layers.base import LayerError, Shape, times
 from poseidon.layers.registry import register
 from poseidon.layers.sources import ReadingSource

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from poseidon.data.partition import Share
-from poseidon.data.windows import CropMode, Sampling, Window, WindowReader, cut, place_window, read_windows
+from poseidon.data.window_file import Window, read_windows
+from poseidon.data.windows import CropMode, Sampling, WindowReader, cut, place_window
 from poseidon.errors import DataError
 
 CROP = 9
