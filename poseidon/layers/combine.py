@@ -129,14 +129,16 @@ class Eltwise(Layer):
     def forward(self, *bottoms: Tensor) -> Tensor:
         if self.operation == EltwiseParameter.SUM:
             return self._sum(bottoms)
-        top = bottoms[0]
-        for bottom in bottoms[1:]:
-            # Of equal values Caffe's gradient takes the first; torch.maximum would halve it between them.
-            top = (
-                top * bottom
-                if self.operation == EltwiseParameter.PROD
-                else torch.where(bottom > top, bottom, top)
-            )
+        if self.operation == EltwiseParameter.PROD:
+            top = bottoms[0]
+            for bottom in bottoms[1:]:
+                top = top * bottom
+            return top
+        # Of equal values the gradient goes, as in Caffe, to the second bottom rather than the first, and to both rather
+        # than a later one; torch.maximum would halve it.
+        top = torch.where(bottoms[0] > bottoms[1], bottoms[0], bottoms[1])
+        for bottom in bottoms[2:]:
+            top = torch.where(bottom > top, bottom, top)
         return top
 
     def add_into(self, place: int, *bottoms: Tensor) -> Tensor:

@@ -42,8 +42,7 @@ class Filter(Layer):
     """The items whose selector is not 0, of every other bottom.
 
     Bottoms: one or more of N x ..., then the selector, N (N x 1 x ... ) of zeros and others; it has no gradient. Tops:
-    one a bottom but the selector, M x ..., with M the selected items of this pass; where none is selected Caffe gives
-    the first item, and so does this layer. No fields.
+    one a bottom but the selector, M x ..., with M >= 0 the selected items of this pass. No fields.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -74,8 +73,6 @@ class Filter(Layer):
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
         *items, selector = bottoms
         chosen = selector.detach().flatten().nonzero().flatten()
-        if not chosen.numel():
-            chosen = chosen.new_zeros(1)
         tops = tuple(item.index_select(0, chosen) for item in items)
         return tops if len(tops) > 1 else tops[0]
 

@@ -45,9 +45,9 @@ def test_eltwise(body: str, expected: object) -> None:
     torch.testing.assert_close(found, expected(*blobs))  # type: ignore[operator]
 
 
-def test_the_gradient_of_a_tie_goes_to_the_first() -> None:
-    net = build(inputs(a=(1,), b=(1,)) + layer("Eltwise", "a b", "y", "eltwise_param { operation: MAX }"))
-    a, b = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
-    net({"a": a, "b": b})["y"].backward()
-    assert a.grad is not None and b.grad is not None
-    assert (float(a.grad), float(b.grad)) == (1, 0)
+def test_the_gradient_of_a_tie_goes_where_caffe_sends_it() -> None:
+    """To bottom 1 rather than 0, and to neither of the later ones."""
+    text = inputs(a=(1,), b=(1,), c=(1,)) + layer("Eltwise", "a b c", "y", "eltwise_param { operation: MAX }")
+    given = {name: torch.ones(1, requires_grad=True) for name in "abc"}
+    build(text)(given)["y"].backward()
+    assert [0.0 if value.grad is None else float(value.grad) for value in given.values()] == [0, 1, 0]

@@ -40,9 +40,10 @@ def test_filter_and_the_layers_above_it() -> None:
         torch.testing.assert_close(tops["sum"], x[chosen].sum(1))
 
 
-def test_filter_of_nothing_gives_the_first_item() -> None:
-    x = noise(3, 2)
-    assert torch.equal(one("Filter", x=(3, 2), s=(3,))({"x": x, "s": torch.zeros(3)})["y"], x[:1])
+def test_filter_of_nothing_is_empty() -> None:
+    text = inputs(x=(3, 2), s=(3,)) + layer("Filter", "x s", "a", name="filter")
+    net = build(text + layer("InnerProduct", "a", "y", "inner_product_param { num_output: 4 }", name="ip"))
+    assert tuple(net({"x": noise(3, 2), "s": torch.zeros(3)})["y"].shape) == (0, 4)
 
 
 @pytest.mark.parametrize(
