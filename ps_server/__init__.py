@@ -15,15 +15,26 @@ from ps_server.errors import (
 )
 from ps_server.messages import Signal, SignalKind
 from ps_server.server import Server
-from ps_server.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.settings import (
+    Consistency,
+    Keeping,
+    Precision,
+    Regularization,
+    Rule,
+    RuleKind,
+    StoreSpec,
+    TableSpec,
+)
 from ps_server.shard import Shard
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 __all__ = [
     "Client",
     "Consistency",
+    "Keeping",
     "LocalProtocolError",
     "PeerLost",
+    "Precision",
     "Regularization",
     "RemoteProtocolError",
     "Rule",

@@ -129,6 +129,25 @@ class Client:
         self._do(lambda: self._session.ask_history(table))
         return self._until(lambda: self._session.history(table), f"the history of table {table} did not come")
 
+    def store_copy(self, table: int, array: Array) -> None:
+        """Rank 0: bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns at once."""
+        self._do(lambda: self._session.store_copy(table, array))
+
+    def fetch_copy(self, table: int, out: Array) -> None:
+        """Write what was last stored of a table of `Keeping.COPY` to `out`, flat float32 of its size."""
+        self._do(lambda: self._session.ask_copy(table))
+        self.read(table, out)
+
+    def add_norm(self, clock: int, squares: float) -> None:
+        """Rank 0: the sum of squares of iteration `clock`'s gradients outside the store; returns at once."""
+        self._do(lambda: self._session.add_norm(clock, squares))
+
+    def total_norm(self, clock: int) -> float:
+        """The sum of squares over all gradients of iteration `clock`, in the store and outside it."""
+        return self._until(
+            lambda: self._session.total_norm(clock), f"the gradients' norm of iteration {clock} did not come"
+        )
+
     def gather(self, payload: bytes = b"") -> Callable[[], tuple[bytes, ...] | None]:
         """Contribute to the next collection. Every worker must take part in each, in the same order.
 

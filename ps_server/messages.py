@@ -75,6 +75,16 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Rank 0 -> shard: what a chunk of a table that is a copy has become after `clock` iterations."""
+
+    table: int
+    chunk: int
+    clock: int
+    array: Array
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
     """Worker -> shard: I have finished `clock` iterations, and have sent all their pushes."""
 
@@ -124,7 +134,10 @@ class PartialNorm:
 
 @dataclass(frozen=True, slots=True)
 class TotalNorm:
-    """Rank 0 -> shard: the sum of squares over all shards; apply iteration `clock`."""
+    """Rank 0 -> shard: the sum of squares over all gradients; apply iteration `clock`.
+
+    Where gradients outside the store count too, shard 0 passes it on to the other workers.
+    """
 
     clock: int
     total: float
@@ -184,6 +197,8 @@ class Fault:
     reason: str
 
 
-ToShard = Hello | Create | Initial | Push | Clock | Get | TotalNorm | GetHistory | Gather | Signal | Leave
-ToWorker = Welcome | Value | Fresh | PartialNorm | History | Gathered | Signal | Fault
+ToShard = (
+    Hello | Create | Initial | Push | Store | Clock | Get | TotalNorm | GetHistory | Gather | Signal | Leave
+)
+ToWorker = Welcome | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault
 Message = ToShard | ToWorker

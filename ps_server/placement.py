@@ -1,6 +1,6 @@
 """Which chunk lives on which shard: a pure function of sizes, so that no two parties can disagree.
 
-Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times the mean.
+Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its share.
 Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where the last chunks
 would break the law, the largest ones are halved and dealt again.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ps_server.errors import SpecError
 from ps_server.settings import CHUNK_ELEMENTS, TableSpec
@@ -61,12 +62,13 @@ class Placement:
         return tuple(load)
 
 
-def place(tables: Sequence[TableSpec], shards: int) -> Placement:
+def place(tables: Sequence[TableSpec], shards: int, shares: Sequence[int] = ()) -> Placement:
     """Cut tables into chunks and deal the chunks to shards.
 
     Args:
         tables: the tables, by id.
         shards: number of shards; >= 1.
+        shares: relative load that each shard is to carry, > 0; empty: all alike.
 
     Returns:
         The placement: the same for the same arguments, on every machine.
@@ -74,13 +76,14 @@ def place(tables: Sequence[TableSpec], shards: int) -> Placement:
     if shards < 1:
         raise SpecError(f"shards is {shards}; expected 1 or more")
     pieces = [(table, start, stop) for table, spec in enumerate(tables) for start, stop in _cut(spec)]
-    homes = _deal(pieces, shards)
-    while not _balanced(pieces, homes, shards):
+    weights = tuple(shares) or (1,) * shards
+    homes = _deal(pieces, weights)
+    while not _balanced(pieces, homes, weights):
         largest = max(stop - start for _, start, stop in pieces)
         if largest < 2:
             break
         pieces = [half for piece in pieces for half in _halve(piece, largest)]
-        homes = _deal(pieces, shards)
+        homes = _deal(pieces, weights)
     chunks: list[list[Chunk]] = [[] for _ in tables]
     for (table, start, stop), shard in zip(pieces, homes, strict=True):
         chunks[table].append(
@@ -102,22 +105,23 @@ def _halve(piece: tuple[int, int, int], largest: int) -> list[tuple[int, int, in
     return [(table, start, middle), (table, middle, stop)]
 
 
-def _deal(pieces: Sequence[tuple[int, int, int]], shards: int) -> list[int]:
-    """The shard of each piece: largest first, each to the shard with the least so far."""
+def _deal(pieces: Sequence[tuple[int, int, int]], shares: Sequence[int]) -> list[int]:
+    """The shard of each piece: largest first, each to the shard that is least full for its share."""
     order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
-    lightest = [(0, shard) for shard in range(shards)]
+    lightest = [(Fraction(0), shard) for shard in range(len(shares))]
     homes = [0] * len(pieces)
     for i in order:
         load, shard = heapq.heappop(lightest)
         homes[i] = shard
-        heapq.heappush(lightest, (load + pieces[i][2] - pieces[i][1], shard))
+        heapq.heappush(lightest, (load + Fraction(pieces[i][2] - pieces[i][1], shares[shard]), shard))
     return homes
 
 
-def _balanced(pieces: Sequence[tuple[int, int, int]], homes: Sequence[int], shards: int) -> bool:
-    if len(pieces) < CHUNKS_FOR_BALANCE * shards:
+def _balanced(pieces: Sequence[tuple[int, int, int]], homes: Sequence[int], shares: Sequence[int]) -> bool:
+    if len(pieces) < CHUNKS_FOR_BALANCE * len(shares):
         return True
-    load = [0] * shards
+    load = [0] * len(shares)
     for (_, start, stop), shard in zip(pieces, homes, strict=True):
         load[shard] += stop - start
-    return max(load) * shards <= BALANCE * sum(load)
+    fullest = max(part / share for part, share in zip(load, shares, strict=True))
+    return fullest * sum(shares) <= BALANCE * sum(load)

@@ -21,7 +21,7 @@ from ps_server.clock import needed_clock
 from ps_server.errors import LocalProtocolError, RemoteProtocolError, SpecError
 from ps_server.placement import Chunk, place
 from ps_server.rules import history_count
-from ps_server.settings import Consistency, StoreSpec, TableSpec
+from ps_server.settings import Consistency, Keeping, StoreSpec, TableSpec
 
 
 class Addressed(NamedTuple):
@@ -76,18 +76,20 @@ class Session:
         self.clock = store.start_clock
         self.signals: list[m.Signal] = []
         self._token = token
-        self._placement = place(store.tables, store.shards)
+        self._placement = place(store.tables, store.shards, store.shares)
         self._copies = tuple(
             tuple(_Copy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
         )
         self._fresh = [-1] * store.shards
         self._norms: dict[int, dict[int, m.PartialNorm]] = {}
+        self._outside: dict[int, float] = {}
+        self._totals: dict[int, float] = {}
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
         self._gathered: dict[int, tuple[bytes, ...]] = {}
         self._next_tag = 0
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
         self._norm_shards = frozenset(bulk)
-        self._clocked = sorted({c.shard for row, t in self._rows() if t.staleness > 0 for c in row})
+        self._clocked = sorted({c.shard for row, t in self._rows() if t.adds_changes for c in row})
 
     def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
         return list(zip(self._placement.chunks, self.store.tables, strict=True))
@@ -114,7 +116,7 @@ class Session:
 
     def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
         spec = self.store.tables[table]
-        allowed = {1} if spec.staleness else {1, 1 + history_count(spec.rule.kind)}
+        allowed = {1, 1 + history_count(spec.rule.kind)} if spec.follows_gradients else {1}
         if len(arrays) not in allowed:
             raise LocalProtocolError(
                 f"table '{spec.name}' got {len(arrays)} initial arrays; expected {allowed}"
@@ -133,6 +135,10 @@ class Session:
     def push(self, table: int, array: m.Array, rate: float) -> list[Addressed]:
         """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table, once."""
         self._check_array(table, array)
+        if self.store.tables[table].keeping is Keeping.COPY:
+            raise LocalProtocolError(
+                f"table '{self.store.tables[table].name}' is a copy: nobody pushes to it"
+            )
         outgoing = []
         for copy in self._copies[table]:
             if copy.pushed != self.clock:
@@ -150,14 +156,15 @@ class Session:
     def tick(self) -> list[Addressed]:
         """Finish an iteration. Every table must have been pushed."""
         for spec, row in zip(self.store.tables, self._copies, strict=True):
-            if row and row[0].pushed != self.clock + 1:
+            if spec.keeping is not Keeping.COPY and row[0].pushed != self.clock + 1:
                 raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
         self.clock += 1
         return [Addressed(shard, m.Clock(self.clock)) for shard in self._clocked]
 
     def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
         """Under `SSP`: ask for the chunks that are too old to be read. Under `SSPPush` they come unasked."""
-        if self.store.consistency is not Consistency.SSP:
+        spec = self.store.tables[table]
+        if self.store.consistency is not Consistency.SSP or spec.keeping is Keeping.COPY:
             return []
         needed = self._needed(table, staleness)
         outgoing = []
@@ -169,11 +176,38 @@ class Session:
 
     def ask_history(self, table: int) -> list[Addressed]:
         """Ask for the history of a table of staleness 0."""
-        if self.store.tables[table].staleness:
+        if not self.store.tables[table].follows_gradients:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' has its history on the workers"
             )
         return [Addressed(c.shard, m.GetHistory(table, c.index)) for c in self._placement.chunks[table]]
+
+    def store_copy(self, table: int, array: m.Array) -> list[Addressed]:
+        """Rank 0: bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock."""
+        self._check_array(table, array)
+        return [
+            Addressed(c.shard, m.Store(table, c.index, self.clock, array[c.start : c.stop].copy()))
+            for c in self._placement.chunks[table]
+        ]
+
+    def ask_copy(self, table: int) -> list[Addressed]:
+        """Ask for what was last stored of a table of `Keeping.COPY`."""
+        outgoing = []
+        for copy in self._copies[table]:
+            copy.clock = -1
+            outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, 0)))
+        return outgoing
+
+    def add_norm(self, clock: int, squares: float) -> list[Addressed]:
+        """Rank 0, where the store has an outside norm: the sum of squares of the gradients outside it."""
+        if self.rank != 0 or not self.store.outside_norm:
+            raise LocalProtocolError("only worker 0 of a store with an outside norm adds to the norm")
+        self._outside[clock] = squares
+        return self._total_norm(clock)
+
+    def total_norm(self, clock: int) -> float | None:
+        """The sum of squares over all gradients of iteration `clock`, once it is known; handed out once."""
+        return self._totals.pop(clock, None)
 
     def gather(self, payload: bytes) -> tuple[int, list[Addressed]]:
         """Contribute to the next collection; returns its number."""
@@ -215,7 +249,10 @@ class Session:
             case m.Welcome(index) if index == shard:
                 pass  # nothing to do: everything that follows is sent without waiting for it
             case m.PartialNorm():
-                return self._receive_norm(shard, message)
+                self._norms.setdefault(message.clock, {})[shard] = message
+                return self._total_norm(message.clock)
+            case m.TotalNorm(clock, total) if self.store.outside_norm:
+                self._totals[clock] = total
             case m.History(table, chunk, _, arrays):
                 self._known(shard, table, chunk)
                 self._histories[table, chunk] = arrays
@@ -241,16 +278,20 @@ class Session:
         copy.clock = value.clock
         copy.unread = value.array
 
-    def _receive_norm(self, shard: int, norm: m.PartialNorm) -> list[Addressed]:
-        parts = self._norms.setdefault(norm.clock, {})
-        parts[shard] = norm
-        if parts.keys() != self._norm_shards:
+    def _total_norm(self, clock: int) -> list[Addressed]:
+        """Rank 0: once all parts of a norm are here, tell the shards."""
+        parts = self._norms.get(clock, {})
+        outside = self.store.outside_norm
+        if parts.keys() != self._norm_shards or (outside and clock not in self._outside):
             return []
-        del self._norms[norm.clock]
+        self._norms.pop(clock, None)
         # In table and chunk order, whichever shard answered first.
         sums = sorted(entry for part in parts.values() for entry in part.sums)
-        total = sum(value for _, _, value in sums)
-        return [Addressed(to, m.TotalNorm(norm.clock, total)) for to in sorted(self._norm_shards)]
+        total = sum(value for _, _, value in sums) + self._outside.pop(clock, 0.0)
+        if outside:
+            self._totals[clock] = total
+        told = self._norm_shards | ({0} if outside else set())
+        return [Addressed(to, m.TotalNorm(clock, total)) for to in sorted(told)]
 
     def _known(self, shard: int, table: int, chunk: int) -> _Copy:
         if table < len(self._copies) and chunk < len(self._copies[table]):
@@ -264,8 +305,10 @@ class Session:
     # -- reading -------------------------------------------------------------------------------------------
 
     def _needed(self, table: int, staleness: int | None) -> int:
-        bound = self.store.tables[table].staleness if staleness is None else staleness
-        return max(needed_clock(self.clock, bound), 0)
+        spec = self.store.tables[table]
+        if spec.keeping is Keeping.COPY:
+            return 0
+        return max(needed_clock(self.clock, spec.staleness if staleness is None else staleness), 0)
 
     def missing(self, table: int, staleness: int | None = None) -> Chunk | None:
         """A chunk that is too old to be read now, or None.
@@ -277,7 +320,7 @@ class Session:
         needed = self._needed(table, staleness)
         for copy in self._copies[table]:
             clock = copy.clock
-            if self.store.tables[table].staleness and clock >= 0:
+            if self.store.tables[table].adds_changes and clock >= 0:
                 clock = max(clock, self._fresh[copy.chunk.shard])
             if clock < needed:
                 return copy.chunk
@@ -288,7 +331,7 @@ class Session:
         pieces = []
         for copy in self._copies[table]:
             if copy.unread is not None:
-                changes = tuple(copy.held) if self.store.tables[table].staleness else ()
+                changes = tuple(copy.held) if self.store.tables[table].adds_changes else ()
                 pieces.append(Piece(copy.chunk.start, copy.chunk.stop, copy.unread, changes))
                 copy.unread = None
         return pieces

@@ -27,6 +27,30 @@ class Consistency(Enum):
     """A worker asks for what it is about to read; the shard answers when the bound holds."""
     SSP_PUSH = "SSPPush"
     """The shard sends every changed chunk to every worker as soon as the slowest clock moves."""
+    SSP_AGGR = "SSPAggr"
+    """As SSPPush, but workers keep their changes back and send them as a bandwidth budget allows."""
+
+
+class Keeping(Enum):
+    """What a table's next value is made of."""
+
+    GRADIENTS = "gradients"
+    """The rule and the workers' average gradient (staleness 0), or the workers' own changes (staleness > 0)."""
+    AVERAGE = "average"
+    """At staleness 0 each worker pushes the value it has come to by itself, and their average is the next value."""
+    COPY = "copy"
+    """Nothing here: the workers move it among themselves, and rank 0 stores what it has become (`Store`)."""
+
+
+class Precision(Enum):
+    """How gradients and values cross the wire; sums and values are kept in float32 everywhere."""
+
+    FLOAT32 = "float32"
+    """As they are."""
+    FLOAT16 = "float16"
+    """Half as many bytes; what rounding loses is carried into the next iteration (error feedback)."""
+    BFLOAT16 = "bfloat16"
+    """As FLOAT16, with float32's range and fewer digits."""
 
 
 class RuleKind(Enum):
@@ -100,8 +124,7 @@ class TableSpec:
             gradient. > 0: each worker applies the rule and the shard adds the changes.
         rows: number of equal pieces to cut the table into; 0: pieces of `CHUNK_ELEMENTS`.
         rule: how values follow from gradients.
-        averaged: no rule moves this table; at staleness 0 each worker pushes the value it has come to by itself, and
-            their average is the table's next value. Limit and scale of gradients are not for it.
+        keeping: what its next value is made of. Limit and scale of gradients are for `GRADIENTS` only.
     """
 
     name: str
@@ -109,12 +132,17 @@ class TableSpec:
     staleness: int = 0
     rows: int = 0
     rule: Rule = field(default_factory=Rule)
-    averaged: bool = False
+    keeping: Keeping = Keeping.GRADIENTS
 
     @property
     def follows_gradients(self) -> bool:
         """Whether the shards apply the rule to gradients here, whose norm may be limited."""
-        return self.staleness == 0 and not self.averaged
+        return self.staleness == 0 and self.keeping is Keeping.GRADIENTS
+
+    @property
+    def adds_changes(self) -> bool:
+        """Whether the shards add changes that the workers have made of their own gradients."""
+        return self.staleness > 0 and self.keeping is not Keeping.COPY
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= MAX_TABLE_ELEMENTS:
@@ -140,6 +168,10 @@ class StoreSpec:
             None: no limit. Only gradients that the shards apply are limited here.
         gradient_scale: multiplies the average gradient after the limit (Caffe: 1 / iter_size).
         start_clock: the clock of the initial values; > 0 when a run is resumed.
+        shares: relative load that each shard is to carry, one whole number > 0 a shard; empty: all alike.
+        outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0 adds their sum of
+            squares, and every worker learns the whole (`Client.add_norm`, `Client.total_norm`).
+        precision: of gradients and values on the wire.
     """
 
     workers: int
@@ -149,6 +181,9 @@ class StoreSpec:
     clip: float | None = None
     gradient_scale: float = 1.0
     start_clock: int = 0
+    shares: tuple[int, ...] = ()
+    outside_norm: bool = False
+    precision: Precision = Precision.FLOAT32
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_WORKERS:
@@ -161,5 +196,9 @@ class StoreSpec:
             raise SpecError(f"clip is {self.clip}; expected a number above 0")
         if not (math.isfinite(self.gradient_scale) and self.gradient_scale > 0):
             raise SpecError(f"gradient_scale is {self.gradient_scale}; expected a number above 0")
+        if self.shares and (len(self.shares) != self.shards or min(self.shares) < 1):
+            raise SpecError(
+                f"shares are {self.shares}; expected {self.shards} whole numbers above 0, or none"
+            )
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")

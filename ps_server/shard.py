@@ -5,6 +5,7 @@ Laws:
 * A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration `clock` from
   every worker, adds them in worker order (so that the sum has the same bits in every run), applies the rule
   once to their average, and only then becomes `clock + 1`. A chunk of an averaged table takes values in their place.
+* A chunk of a table that is a copy changes only when rank 0 stores what it has become.
 * A chunk of staleness > 0 is a sum. Changes are added as they arrive; what a worker may read is bounded by
   the vector clock (`clock.py`). Under `SSPPush` a worker gets what the others changed when the slowest clock
   moves, and also, once between two pushes of its own, as soon as it is there: values are then mostly fresher than
@@ -33,7 +34,7 @@ from ps_server.clock import VectorClock
 from ps_server.errors import RemoteProtocolError
 from ps_server.placement import Chunk, place
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
-from ps_server.settings import Consistency, StoreSpec, TableSpec
+from ps_server.settings import Consistency, Keeping, StoreSpec, TableSpec
 
 
 class Outgoing(NamedTuple):
@@ -61,7 +62,8 @@ LEGAL: dict[Stage, dict[type, Stage]] = {
     Stage.KNOWN: {m.Create: Stage.JOINED},
     Stage.JOINED: {
         **dict.fromkeys(
-            (m.Initial, m.Push, m.Clock, m.Get, m.TotalNorm, m.GetHistory, m.Gather, m.Signal), Stage.JOINED
+            (m.Initial, m.Push, m.Store, m.Clock, m.Get, m.TotalNorm, m.GetHistory, m.Gather, m.Signal),
+            Stage.JOINED,
         ),
         m.Leave: Stage.LEFT,
     },
@@ -104,11 +106,12 @@ class _Cell:
         self.chunk = chunk
         self.spec = spec
         self.value: Tensor | None = None
-        count = history_count(spec.rule.kind) if spec.staleness == 0 else 0
+        count = history_count(spec.rule.kind) if spec.follows_gradients else 0
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
         self.own = [clock] * workers
-        self.sum = torch.empty(chunk.size if spec.staleness == 0 else 0)
+        sums = spec.staleness == 0 and spec.keeping is not Keeping.COPY
+        self.sum = torch.empty(chunk.size if sums else 0)
         self.summed = 0
         self.arrived: dict[int, m.Array] = {}
         self.complete = False
@@ -116,6 +119,10 @@ class _Cell:
         self.stale: set[int] = set()  # workers that lack a change of another worker
         self.eager = set(range(workers))  # workers that may be sent one value before the slowest clock moves
         self.waiting: list[tuple[int, int]] = []
+
+    @property
+    def adds_changes(self) -> bool:
+        return self.spec.adds_changes
 
     @property
     def name(self) -> str:
@@ -149,6 +156,7 @@ class Shard:
             m.Create: self._create,
             m.Initial: self._initial,
             m.Push: self._push,
+            m.Store: self._store_copy,
             m.Clock: self._tick,
             m.Get: self._get,
             m.TotalNorm: self._total_norm,
@@ -216,7 +224,7 @@ class Shard:
         if self._store is None:
             self._store = store
             self._clock = VectorClock(self._workers, store.start_clock)
-            for chunk in place(store.tables, store.shards).of_shard(self.index):
+            for chunk in place(store.tables, store.shards, store.shares).of_shard(self.index):
                 spec = store.tables[chunk.table]
                 cell = _Cell(chunk, spec, self._workers, store.start_clock)
                 self._cells[chunk.table, chunk.index] = cell
@@ -253,11 +261,13 @@ class Shard:
         _check_size(cell, push.array)
         if not self._begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
+        if cell.spec.keeping is Keeping.COPY:
+            raise RemoteProtocolError(f"{cell.name} is a copy; worker {rank} may not push to it")
         if push.clock != cell.own[rank]:
             raise RemoteProtocolError(
                 f"worker {rank} pushes iteration {push.clock} of {cell.name}; expected {cell.own[rank]}"
             )
-        if cell.spec.staleness > 0:
+        if cell.adds_changes:
             yield from self._add(rank, cell, push)
             return
         if push.clock != cell.clock:
@@ -289,7 +299,7 @@ class Shard:
         assert self._store is not None
         if self._workers > 1:
             cell.sum.div_(self._workers)
-        if self._store.clip is None or cell.spec.averaged:
+        if self._store.clip is None or not cell.spec.follows_gradients:
             yield from self._apply(cell, 1.0)
             return
         cells = [other for other in self._cells.values() if other.spec.follows_gradients]
@@ -305,11 +315,13 @@ class Shard:
         factor = clip_factor(norm.total, self._store.clip)
         for cell in cells:
             yield from self._apply(cell, factor)
+        if self._store.outside_norm and self.index == 0:
+            yield from (Outgoing(peer, norm) for other, peer in self._peers.items() if other != 0)
 
     def _apply(self, cell: _Cell, factor: float) -> Iterator[Outgoing]:
         assert self._store is not None
         assert cell.value is not None
-        if cell.spec.averaged:
+        if cell.spec.keeping is Keeping.AVERAGE:
             cell.value.copy_(cell.sum)
         else:
             scale = factor * self._store.gradient_scale
@@ -321,10 +333,23 @@ class Shard:
         cell.summed = 0
         cell.complete = False
         self.counts.updates += 1
-        if self._store.consistency is Consistency.SSP_PUSH:
+        if self._store.consistency is not Consistency.SSP:
             yield from self._send_value(cell, cell.clock, range(self._workers))
         else:
             yield from self._answer_waiting(cell, cell.clock)
+
+    def _store_copy(self, rank: int, store: m.Store) -> Iterator[Outgoing]:
+        cell = self._cell(store.table, store.chunk)
+        _check_size(cell, store.array)
+        if rank != 0 or cell.spec.keeping is not Keeping.COPY or not self._begun:
+            raise RemoteProtocolError(f"{cell.name} is not for worker {rank} to store")
+        if store.clock < cell.clock:
+            raise RemoteProtocolError(f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored")
+        assert cell.value is not None
+        cell.value = _tensor(store.array).clone()  # the value it had may still be on its way to somebody
+        cell.clock = store.clock
+        self.counts.bytes_in += store.array.nbytes
+        yield from self._answer_waiting(cell, cell.clock)
 
     # -- staleness > 0: changes are added, the vector clock bounds reads -----------------------------------
 
@@ -337,7 +362,7 @@ class Shard:
         self.counts.updates += 1
         cell.stale.update(worker for worker in range(self._workers) if worker != rank)
         cell.eager.add(rank)
-        if self._store.consistency is Consistency.SSP_PUSH:
+        if self._store.consistency is not Consistency.SSP:
             ready = cell.stale & cell.eager
             cell.eager -= ready
             yield from self._send_changes(cell, ready)
@@ -349,7 +374,7 @@ class Shard:
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
         for cell in self._cells.values():
-            if cell.spec.staleness > 0 and cell.own[rank] != tick.clock:
+            if cell.adds_changes and cell.own[rank] != tick.clock:
                 raise RemoteProtocolError(
                     f"worker {rank} ends iteration {tick.clock} without its push of {cell.name}"
                 )
@@ -357,9 +382,9 @@ class Shard:
             return
         assert self._store is not None
         slowest = self._clock.slowest
-        push = self._store.consistency is Consistency.SSP_PUSH
+        push = self._store.consistency is not Consistency.SSP
         for cell in self._cells.values():
-            if cell.spec.staleness == 0:
+            if not cell.adds_changes:
                 continue
             cell.clock = slowest
             if push:
@@ -388,7 +413,7 @@ class Shard:
     def _send_value(self, cell: _Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
         assert cell.value is not None
         array = cell.value.numpy()
-        if cell.spec.staleness > 0:
+        if cell.adds_changes:
             array = array.copy()  # the next change may come before the transport has read this one
         for rank in ranks:
             self.counts.bytes_out += array.nbytes

@@ -26,6 +26,8 @@ from ps_server.settings import (
     MAX_TABLES,
     MAX_WORKERS,
     Consistency,
+    Keeping,
+    Precision,
     Regularization,
     Rule,
     RuleKind,
@@ -33,7 +35,7 @@ from ps_server.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
@@ -107,6 +109,15 @@ class _Fields:
                 f"header field {self._next} is {value}; expected {least} to {limit - 1}"
             )
         return value
+
+    def integers(self, most: int, limit: int) -> tuple[int, ...]:
+        values = self._take(list)
+        if len(values) > most or any(type(value) is not int or not 0 <= value < limit for value in values):
+            raise RemoteProtocolError(f"header field {self._next} is not a list of whole numbers")
+        return tuple(values)
+
+    def flag(self) -> bool:
+        return self._take(bool)
 
     def number(self) -> float:
         value = self._take(float)
@@ -209,7 +220,7 @@ def _member(kind: Callable[[Any], T], value: object) -> T:
 
 def _write_store(store: StoreSpec) -> Header:
     tables = [
-        [t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), int(t.averaged)] for t in store.tables
+        [t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), t.keeping.value] for t in store.tables
     ]
     return [
         store.workers,
@@ -219,6 +230,9 @@ def _write_store(store: StoreSpec) -> Header:
         store.clip,
         store.gradient_scale,
         store.start_clock,
+        list(store.shares),
+        store.outside_norm,
+        store.precision.value,
     ]
 
 
@@ -228,9 +242,9 @@ def _read_store(f: _Fields) -> StoreSpec:
     tables = []
     for t in f.items():
         name, size, staleness, rows = t.text(), t.integer(2**62), t.integer(2**31), t.integer(2**31)
-        rule, averaged = _read_rule(t), bool(t.integer(2))
+        rule, keeping = _read_rule(t), _member(Keeping, t.text())
         tables.append(
-            TableSpec(name=name, size=size, staleness=staleness, rows=rows, rule=rule, averaged=averaged)
+            TableSpec(name=name, size=size, staleness=staleness, rows=rows, rule=rule, keeping=keeping)
         )
         t.end()
     return StoreSpec(
@@ -241,6 +255,9 @@ def _read_store(f: _Fields) -> StoreSpec:
         clip=f.optional_number(),
         gradient_scale=f.number(),
         start_clock=f.integer(MAX_CLOCK),
+        shares=f.integers(MAX_WORKERS, 2**31),
+        outside_norm=f.flag(),
+        precision=_member(Precision, f.text()),
     )
 
 
@@ -275,6 +292,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
     m.Leave: (17, lambda _: ([], ())),
     m.Fault: (18, lambda x: ([x.reason], ())),
+    m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [_raw(x.array)])),
 }
 
 
@@ -309,6 +327,7 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
     m.History: lambda f: m.History(_table(f), _chunk(f), _clock(f), f.arrays()),
     m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f)),
     m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads()),
+    m.Store: lambda f: m.Store(_table(f), _chunk(f), _clock(f), f.array()),
     m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),
     m.Leave: lambda f: m.Leave(),
     m.Fault: lambda f: m.Fault(f.text()),

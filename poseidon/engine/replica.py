@@ -44,7 +44,8 @@ class Replica:
                 info for info in self.train.parameters_info if info.parameter.requires_grad or info.statistics
             ]
             require_loss(definition, self.train.plan, settings)
-            self.trained = [_trained(info, settings) for info in self.moving]
+            rows = self.batch_records * settings.iter_size
+            self.trained = [_trained(info, settings, rows) for info in self.moving]
         except BaseException:
             self.close()
             raise
@@ -111,11 +112,11 @@ class Replica:
             net.close()
 
 
-def _trained(info: ParamInfo, settings: SolverSettings) -> Trained:
+def _trained(info: ParamInfo, settings: SolverSettings, rows: int) -> Trained:
     return Trained(
         name=info.name,
         tensor=info.parameter,
         rule=settings.rule(info.lr_mult, info.decay_mult),
-        factors=info.factors,
+        factor_rows=rows if info.factors else 0,
         statistics=info.statistics,
     )

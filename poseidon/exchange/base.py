@@ -5,12 +5,17 @@ One iteration, seen from the loop:
     exchange.start(iteration, rate)
     for each layer, bottom up:   exchange.wait(its tensors)     -> forward
     for each layer, top down:    backward -> exchange.begin(a tensor, its gradient)
+                                 or exchange.begin_factors(...), backward of the layer, exchange.release(...)
     exchange.finish()
 
 Law: after `wait(k)` in iteration t, tensor k holds every replica's updates of iterations < t - s, s its
 staleness, and this replica's own. `begin` returns at once; the gradient is read in the background and must not
 be written to before the tensor's next `wait`. A tensor that got no gradient in an iteration counts as zero.
-The tensors' own memory is updated in place, so modules never see a new tensor.
+The tensors' own memory is updated in place, so modules never see a new tensor: from `begin` (with factors: from
+`release`) to the next `wait` it belongs to the exchange, which may change it at any moment.
+
+A tensor whose `takes_factors` holds gets no gradient: `begin_factors` brings u (rows x N) and v (rows x M) of its
+layer, whose product u^T v (N x M, the tensor's shape) is the gradient. They are copied before it returns.
 
 Statistics are tensors that the module's own forward moves (BatchNorm): they have no gradient and never `begin`.
 `finish` takes what they have become; after the next `wait` they hold the mean over the replicas, at staleness > 0 what
@@ -40,14 +45,15 @@ class Trained:
         name: for messages to people.
         tensor: the parameter; float32; updated in place.
         rule: how its values follow from its gradients.
-        factors: its gradient is u^T v of one layer's output gradient and input.
+        factor_rows: rows of u and v in an iteration, where its gradient is u^T v of one layer's output gradient and
+            input; 0 where it is not. Decides nothing but the cost; the rows may differ from iteration to iteration.
         statistics: the module's forward moves it.
     """
 
     name: str
     tensor: nn.Parameter
     rule: Rule = field(default_factory=Rule)
-    factors: bool = False
+    factor_rows: int = 0
     statistics: bool = False
 
 
@@ -87,6 +93,15 @@ class Exchange(Protocol):
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """Tensor `index` has its whole gradient of this iteration; send it on its way."""
+
+    def takes_factors(self, index: int) -> bool:
+        """Whether tensor `index` comes by `begin_factors`, never by `begin`; does not change."""
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """Tensor `index` has its factors of this iteration; send them on their way. The tensor is still in use."""
+
+    def release(self, index: int) -> None:
+        """Tensor `index`, whose factors have begun, is not used any more in this iteration."""
 
     def wait(self, index: int) -> None:
         """Return once tensor `index` may be used."""

@@ -44,6 +44,17 @@ class LocalExchange:
         """See `Exchange`."""
         self._begun[index] = gradient.detach().reshape(-1)
 
+    def takes_factors(self, index: int) -> bool:
+        """See `Exchange`."""
+        return False
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """See `Exchange`."""
+        self.begin(index, u_KN.t() @ v_KM)
+
+    def release(self, index: int) -> None:
+        """See `Exchange`."""
+
     def wait(self, index: int) -> None:
         """See `Exchange`."""
 

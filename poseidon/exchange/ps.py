@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained
-from ps_server import Client, Consistency, Signal, SignalKind, StoreSpec, TableSpec
+from ps_server import Client, Consistency, Keeping, Signal, SignalKind, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
 
@@ -53,7 +53,7 @@ def store_spec(
             staleness=staleness,
             rows=rows,
             rule=trained.rule,
-            averaged=trained.statistics,
+            keeping=Keeping.AVERAGE if trained.statistics else Keeping.GRADIENTS,
         )
         for trained in tensors
     )
@@ -126,6 +126,17 @@ class ServerExchange:
             self._push_change(index, flat, self._settings.gradient_scale)
         else:
             slot.kept = flat
+
+    def takes_factors(self, index: int) -> bool:
+        """See `Exchange`."""
+        return False
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """See `Exchange`."""
+        self.begin(index, u_KN.t() @ v_KM)
+
+    def release(self, index: int) -> None:
+        """See `Exchange`."""
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""

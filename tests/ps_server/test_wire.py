@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from ps_server import messages as m
 from ps_server.errors import RemoteProtocolError
-from ps_server.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.settings import (
+    Consistency,
+    Keeping,
+    Precision,
+    Regularization,
+    Rule,
+    RuleKind,
+    StoreSpec,
+    TableSpec,
+)
 from ps_server.wire import PROTOCOL_VERSION, decode, encode
 
 ONES = np.ones(3, dtype=np.float32)
@@ -22,18 +31,22 @@ STORE = StoreSpec(
     tables=(
         TableSpec(name="conv1.0", size=12, rule=Rule(kind=RuleKind.ADAM, momentum=0.9, decay=0.1)),
         TableSpec(name="ip", size=5, staleness=2, rows=4, rule=Rule(regularization=Regularization.L1)),
-        TableSpec(name="seen", size=7, averaged=True),
+        TableSpec(name="seen", size=7, keeping=Keeping.AVERAGE),
     ),
     consistency=Consistency.SSP,
     clip=35.0,
     gradient_scale=0.5,
     start_clock=7,
+    shares=(1, 2, 1),
+    outside_norm=True,
+    precision=Precision.FLOAT16,
 )
 MESSAGES = [
     m.Hello(1, b"secret"),
     m.Welcome(2),
     m.Create(STORE),
     m.Initial(0, 1, [ONES, 2 * ONES]),
+    m.Store(0, 1, 7, ONES),
     m.Push(3, 2, 9, 0.25, ONES),
     m.Clock(4),
     m.Get(1, 0, 5),
