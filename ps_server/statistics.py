@@ -1,0 +1,82 @@
+"""What a client and a shard have done so far, as numbers: what `Client.statistics` and `Server.statistics` give.
+
+Law: all numbers count from the start of the process and only grow, save for those of this moment (`queue`,
+`memory_bytes`); what happened in a while is the difference of two reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStatistics:
+    """One table, as seen by one client.
+
+    Attributes:
+        name: the table's.
+        bytes_out: payload sent for it, message heads included.
+        bytes_in: payload received for it, message heads included.
+        waited_s: how long reads of it have blocked.
+        hidden_s: how long its gradients and values were on their way while nobody waited for them: from a push to the
+            arrival of the last piece of the value that follows from it, less what `waited_s` has of that time.
+    """
+
+    name: str
+    bytes_out: int = 0
+    bytes_in: int = 0
+    waited_s: float = 0.0
+    hidden_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStatistics:
+    """One worker's connection to the store.
+
+    Attributes:
+        iterations: its clock, less the clock it started with.
+        tables: by table id.
+        other_bytes_out: what belongs to no table: joining, clocks, meetings.
+        other_bytes_in: likewise.
+    """
+
+    iterations: int
+    tables: Sequence[TableStatistics]
+    other_bytes_out: int = 0
+    other_bytes_in: int = 0
+
+    def as_fields(self) -> Mapping[str, object]:
+        """For a JSON document."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatistics:
+    """One shard.
+
+    Attributes:
+        bytes_in: payload received.
+        bytes_out: payload sent.
+        messages_in: messages received.
+        messages_out: messages sent.
+        queue: messages received and not handled yet, at this moment.
+        longest_queue: the most there have been.
+        updates: chunks whose value has moved on.
+        busy_s: time not spent waiting for messages.
+        memory_bytes: of the chunks with their histories and what workers have sent ahead, at this moment.
+    """
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    queue: int = 0
+    longest_queue: int = 0
+    updates: int = 0
+    busy_s: float = 0.0
+    memory_bytes: int = 0
+
+    def as_fields(self) -> Mapping[str, object]:
+        """For a JSON document."""
+        return asdict(self)

@@ -1,0 +1,240 @@
+"""What a process did when: spans and counters in the trace-event format that Perfetto and chrome://tracing open.
+
+    [
+    {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "worker 0"}},
+    {"ph": "X", "name": "forward conv1", "cat": "forward", "pid": 7, "tid": 1, "ts": 1.25, "dur": 2.5},
+    {"ph": "C", "name": "queue", "pid": 7, "ts": 3.0, "args": {"messages": 4}}
+    ]
+
+Laws:
+* Recording costs one tuple; a thread of the trace's own writes them, each second, in pieces that end with a whole
+  event. The list's end is written by `close` alone, and the format lets it be missing: what a killed process leaves
+  can be read.
+* Both what waits to be written and what is written are bounded; what is more than that is counted and dropped.
+* Times are those of this machine's clock since 1970, moved on by its monotonic clock, so that the traces of all its
+  processes lie on one axis. Begin and end are rounded alike, so spans that were nested stay nested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+WRITE_EVERY_S = 1.0
+MOST_WAITING = 200_000
+"""Events between two writings: some 20 MB."""
+MOST_EVENTS = 2_000_000
+"""Events of a file: some 250 MB, about what a viewer takes in."""
+_QUARTER_NS = 250
+"""Microseconds since 1970 have 51 bits before the point; a double keeps two more behind it."""
+
+
+class Track(Enum):
+    """The rows of a process in the viewer; spans of one row are nested or apart."""
+
+    COMPUTE = 1
+    """Forward and backward, and what the training loop's thread waits for."""
+    SEND = 2
+    """Messages being handed to the network."""
+    RECEIVE = 3
+    """Messages being taken from the network."""
+    APPLY = 4
+    """A shard's arithmetic."""
+    LOCAL = 5
+    """What passes between the workers of one machine, or by all-reduce."""
+
+
+class Tracer(Protocol):
+    """What is told what happened. Any thread may call it."""
+
+    def now(self) -> int:
+        """The time in nanoseconds, to hand to `span` later."""
+
+    def span(
+        self,
+        track: Track,
+        kind: str,
+        name: str,
+        began_ns: int,
+        ended_ns: int | None = None,
+        **facts: int | float | str,
+    ) -> None:
+        """Something has ended.
+
+        Args:
+            track: the row it is shown in; it must lie within or apart from every other span there.
+            kind: `forward`, `send`...: decides the colour, and begins the shown name.
+            name: what it was done to: a layer, a table.
+            began_ns: `now` at its beginning.
+            ended_ns: `now` at its end; this moment when not given.
+            facts: shown when the span is selected.
+        """
+
+    def count(self, name: str, **values: int | float) -> None:
+        """From now on a counter has these values."""
+
+    def close(self) -> None:
+        """Write what is left. Safe to call twice."""
+
+
+class NoTrace:
+    """The tracer of a job that is not traced: does nothing."""
+
+    def now(self) -> int:
+        """See `Tracer`."""
+        return 0
+
+    def span(
+        self,
+        track: Track,
+        kind: str,
+        name: str,
+        began_ns: int,
+        ended_ns: int | None = None,
+        **facts: int | float | str,
+    ) -> None:
+        """See `Tracer`."""
+
+    def count(self, name: str, **values: int | float) -> None:
+        """See `Tracer`."""
+
+    def close(self) -> None:
+        """See `Tracer`."""
+
+
+NO_TRACE = NoTrace()
+
+_Span = tuple[Track, str, str, int, int, dict[str, "int | float | str"]]
+_Count = tuple[str, int, dict[str, "int | float"]]
+
+
+class Trace:
+    """See `Tracer`.
+
+    Args:
+        path: the file; replaced.
+        process: the process's name in the viewer, `worker 0`.
+        order: where the viewer puts it among the processes; smaller is higher.
+        most_events: the bound of what the file holds.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, *, process: str, order: int = 0, most_events: int = MOST_EVENTS) -> None:
+        self._events: deque[_Span | _Count] = deque()
+        self._left = most_events
+        self._dropped = 0
+        self._pid = os.getpid()
+        self._since_1970_ns = time.time_ns() - time.perf_counter_ns()
+        self._file = path.open("w", encoding="utf-8")
+        head = [json.dumps(event) for event in describe_process(self._pid, process, order)]
+        self._file.write("[\n" + ",\n".join(head))
+        self._file.flush()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="ps-trace", daemon=True)
+        self._thread.start()
+
+    def now(self) -> int:
+        """See `Tracer`."""
+        return time.perf_counter_ns()
+
+    def span(
+        self,
+        track: Track,
+        kind: str,
+        name: str,
+        began_ns: int,
+        ended_ns: int | None = None,
+        **facts: int | float | str,
+    ) -> None:
+        """See `Tracer`."""
+        if len(self._events) < MOST_WAITING:
+            ended_ns = time.perf_counter_ns() if ended_ns is None else ended_ns
+            self._events.append((track, kind, name, began_ns, ended_ns, facts))
+        else:
+            self._dropped += 1
+
+    def count(self, name: str, **values: int | float) -> None:
+        """See `Tracer`."""
+        if len(self._events) < MOST_WAITING:
+            self._events.append((name, time.perf_counter_ns(), values))
+        else:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """See `Tracer`."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join()
+        self._write_piece()
+        if self._dropped:
+            lost = {"ph": "M", "name": "dropped_events", "pid": self._pid, "args": {"count": self._dropped}}
+            self._file.write(",\n" + json.dumps(lost))
+        self._file.write("\n]\n")
+        self._file.close()
+
+    def _write(self) -> None:
+        while not self._closing.wait(WRITE_EVERY_S):
+            self._write_piece()
+
+    def _write_piece(self) -> None:
+        lines = []
+        for _ in range(len(self._events)):
+            event = self._events.popleft()
+            if self._left <= 0:
+                self._dropped += 1
+                continue
+            self._left -= 1
+            lines.append(json.dumps(_as_json(event, self._pid, self._since_1970_ns)))
+        if lines:
+            self._file.write(",\n" + ",\n".join(lines))
+            self._file.flush()
+
+
+def describe_process(pid: int, name: str, order: int) -> list[dict[str, object]]:
+    """The metadata events that name a process and its rows."""
+    events: list[dict[str, object]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}},
+        {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": order}},
+    ]
+    for track in Track:
+        about: dict[str, object] = {"ph": "M", "pid": pid, "tid": track.value}
+        events.append({**about, "name": "thread_name", "args": {"name": track.name.lower()}})
+        events.append({**about, "name": "thread_sort_index", "args": {"sort_index": track.value}})
+    return events
+
+
+def _as_json(event: _Span | _Count, pid: int, since_1970_ns: int) -> dict[str, object]:
+    if len(event) == 3:
+        name, at_ns, values = event
+        return {
+            "ph": "C",
+            "name": name,
+            "pid": pid,
+            "ts": _quarters(at_ns + since_1970_ns) / 4,
+            "args": values,
+        }
+    track, kind, name, began_ns, ended_ns, facts = event
+    began = _quarters(began_ns + since_1970_ns)
+    line: dict[str, object] = {
+        "ph": "X",
+        "name": f"{kind} {name}",
+        "cat": kind,
+        "pid": pid,
+        "tid": track.value,
+        "ts": began / 4,
+        "dur": (_quarters(ended_ns + since_1970_ns) - began) / 4,
+    }
+    return {**line, "args": facts} if facts else line
+
+
+def _quarters(time_ns: int) -> int:
+    return time_ns // _QUARTER_NS
