@@ -1,0 +1,156 @@
+"""`Hosts`: N hosts as network namespaces on a bridge, each with a link of a given rate.
+
+    with Hosts(4, rate_mbit=250) as hosts:
+        subprocess.run([*hosts[0].enter, "ping", "-c1", hosts[1].address])
+
+Law: the hosts are removed whichever way the block is left: an exception, SIGINT, SIGTERM, the interpreter's end. Only
+SIGKILL leaves them behind; `remove_leftovers` finds those.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+import psutil
+
+from benchmarks.testbed import links
+from benchmarks.testbed.names import GroupName, address, check_count, leftovers
+
+_GROUPS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes over one host's link since it was made, frames with their headers."""
+
+    sent_bytes: int
+    received_bytes: int
+
+    def since(self, before: Traffic) -> Traffic:
+        """What has come since `before`."""
+        return Traffic(
+            sent_bytes=self.sent_bytes - before.sent_bytes,
+            received_bytes=self.received_bytes - before.received_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host.
+
+    Attributes:
+        index: 0..N-1.
+        name: of its namespace.
+        address: its IPv4 address.
+    """
+
+    index: int
+    name: str
+    address: str
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """What to put before a command to run it there."""
+        return links.enter(self.name)
+
+    def traffic(self) -> Traffic:
+        """What has gone over its link so far."""
+        sent, received = links.sent_and_received(self.name)
+        return Traffic(sent_bytes=sent, received_bytes=received)
+
+
+class Hosts(Sequence[Host]):
+    """See the module's head.
+
+    Args:
+        count: how many, 1..99.
+        rate_mbit: of each link in each direction, Mbit/s; None: as fast as the machine.
+
+    Raises:
+        TestbedError: on entering: not root, no `ip` or `tc`, or the kernel refuses.
+    """
+
+    def __init__(self, count: int, *, rate_mbit: float | None = None) -> None:
+        check_count(count)
+        self._group = GroupName(pid=os.getpid(), number=next(_GROUPS) % 100)
+        self._rate_mbit = rate_mbit
+        self._hosts = tuple(
+            Host(index=index, name=self._group.host(index), address=address(index)) for index in range(count)
+        )
+        self._handlers: dict[int, object] = {}
+
+    def __enter__(self) -> Hosts:
+        links.check_tools()
+        atexit.register(self.close)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, _leave)
+        try:
+            links.make_bridge(self._group.bridge)
+            for host in self._hosts:
+                links.make_host(host.name, self._group.bridge, host.address)
+                if self._rate_mbit is not None:
+                    links.shape(host.name, self._rate_mbit)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the hosts and what runs on them. Safe to call twice."""
+        for host in self._hosts:
+            links.remove_host(host.name)
+        links.remove_bridge(self._group.bridge)
+        atexit.unregister(self.close)
+        while self._handlers:
+            number, handler = self._handlers.popitem()
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def traffic(self) -> list[Traffic]:
+        """What has gone over each host's link so far."""
+        return [host.traffic() for host in self._hosts]
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __getitem__(self, index: int) -> Host:  # type: ignore[override]
+        return self._hosts[index]
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+
+def remove_leftovers() -> list[str]:
+    """Remove the hosts and bridges of processes that are gone.
+
+    Returns:
+        Their names.
+
+    Raises:
+        TestbedError: not root, or no `ip`.
+    """
+    links.check_tools()
+    hosts = leftovers(links.host_names(), psutil.pid_exists)
+    for name in hosts:
+        links.remove_host(name)
+    others = leftovers(links.link_names(), psutil.pid_exists)
+    for name in others:
+        links.remove_bridge(name)
+    return [*hosts, *others]
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # Unwinds the stack, and so every `with` on it; a second signal must not interrupt that.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)

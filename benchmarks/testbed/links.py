@@ -1,0 +1,121 @@
+"""The commands that make, shape and count the links of hosts: thin calls of `ip` and `tc`.
+
+Law: the only module that changes the machine's network. Every call has a time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from benchmarks.testbed.errors import TestbedError
+
+LIMIT_S = 30.0
+INTERFACE = "eth0"
+"""What every host calls its link."""
+MTU_BYTES = 9000
+"""Jumbo frames: with 1500 the headers alone take 4.4 % of the rate."""
+BURST_BYTES = 80_000
+"""More than the largest packet that TCP hands down whole (64 KiB), and little beside what an iteration moves."""
+QUEUE_S = 0.05
+LEAST_QUEUE_BYTES = 1 << 20
+CONGESTION_CONTROL = "cubic"
+"""Linux's default, whatever this machine's is."""
+
+
+def check_tools() -> None:
+    """Whether hosts can be made here.
+
+    Raises:
+        TestbedError: not root, or a command is missing.
+    """
+    if os.geteuid() != 0:
+        raise TestbedError("hosts are network namespaces, which only root can make; run this as root")
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise TestbedError(f"no {' and no '.join(missing)} here; install them: apt-get install iproute2")
+
+
+def make_bridge(bridge: str) -> None:
+    """A switch without a rate of its own."""
+    _run("ip", "link", "add", bridge, "type", "bridge")
+    # Counted packets and no others: no spanning tree, no multicast queries, no IPv6 neighbours.
+    _run("ip", "link", "set", bridge, "type", "bridge", "stp_state", "0", "mcast_snooping", "0")
+    _run("ip", "link", "set", bridge, "addrgenmode", "none", "mtu", str(MTU_BYTES), "up")
+
+
+def make_host(name: str, bridge: str, address: str) -> None:
+    """A namespace with loopback and one link to the bridge; the bridge's end of it bears the host's name."""
+    _run("ip", "netns", "add", name)
+    _run("ip", "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+    _run("ip", "link", "set", name, "addrgenmode", "none", "mtu", str(MTU_BYTES), "master", bridge, "up")
+    inside = ("ip", "-n", name)
+    _run(*inside, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(MTU_BYTES), "up")
+    _run(*inside, "addr", "add", f"{address}/24", "dev", INTERFACE)
+    _run(*inside, "link", "set", "lo", "up")
+    _run(*enter(name), "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")
+
+
+def shape(name: str, rate_mbit: float) -> None:
+    """Limit a host's link in both directions to `rate_mbit` Mbit/s each."""
+    queue_bytes = max(LEAST_QUEUE_BYTES, int(rate_mbit * 1e6 / 8 * QUEUE_S))
+    bucket = ("root", "tbf", "rate", f"{rate_mbit:g}mbit", "burst", str(BURST_BYTES))
+    for where in (("tc",), ("tc", "-n", name)):
+        device = name if where == ("tc",) else INTERFACE
+        _run(*where, "qdisc", "replace", "dev", device, *bucket, "limit", str(queue_bytes))
+
+
+def sent_and_received(name: str) -> tuple[int, int]:
+    """Bytes that a host has sent and received over its link, frames with their headers."""
+    found = json.loads(_run("ip", "-s", "-j", "link", "show", "dev", name))
+    count = found[0]["stats64"]  # of the bridge's end: what it receives the host has sent
+    return int(count["rx"]["bytes"]), int(count["tx"]["bytes"])
+
+
+def enter(name: str) -> tuple[str, ...]:
+    """What to put before a command to run it on a host; the command keeps the process id that this gets."""
+    return ("ip", "netns", "exec", name)
+
+
+def remove_host(name: str) -> None:
+    """Remove a host, its links, and what still runs on it; nothing happens when it is gone."""
+    for pid in _run("ip", "netns", "pids", name, check=False).split():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(int(pid), signal.SIGKILL)
+    _run("ip", "link", "del", name, check=False)
+    _run("ip", "netns", "del", name, check=False)
+
+
+def remove_bridge(bridge: str) -> None:
+    """Remove a bridge; nothing happens when it is gone."""
+    _run("ip", "link", "del", bridge, check=False)
+
+
+def host_names() -> list[str]:
+    """All namespaces of this machine."""
+    lines = _run("ip", "netns", "list").splitlines()
+    return [line.split()[0] for line in lines if line.strip()]
+
+
+def link_names() -> list[str]:
+    """All links of this machine that belong to no namespace."""
+    return [str(link["ifname"]) for link in json.loads(_run("ip", "-j", "link", "show"))]
+
+
+def _run(*words: str, check: bool = True) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TestbedError(f"'{' '.join(words)}' failed: {error}") from error
+    if check and done.returncode != 0:
+        raise TestbedError(_failure(words, done.stderr))
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _failure(words: Sequence[str], said: str) -> str:
+    return f"'{' '.join(words)}' failed: {said.strip() or 'no word why'}"
