@@ -24,8 +24,6 @@ BURST_BYTES = 80_000
 """More than the largest packet that TCP hands down whole (64 KiB), and little beside what an iteration moves."""
 QUEUE_S = 0.05
 LEAST_QUEUE_BYTES = 1 << 20
-CONGESTION_CONTROL = "cubic"
-"""Linux's default, whatever this machine's is."""
 
 
 def check_tools() -> None:
@@ -58,7 +56,6 @@ def make_host(name: str, bridge: str, address: str) -> None:
     _run(*inside, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(MTU_BYTES), "up")
     _run(*inside, "addr", "add", f"{address}/24", "dev", INTERFACE)
     _run(*inside, "link", "set", "lo", "up")
-    _run(*enter(name), "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")
 
 
 def shape(name: str, rate_mbit: float) -> None:
