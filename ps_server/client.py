@@ -188,6 +188,11 @@ class Client:
             return tuple(self._session.signals)
 
     @property
+    def rank(self) -> int:
+        """This worker's rank."""
+        return self._session.rank
+
+    @property
     def iterations(self) -> int:
         """This worker's clock."""
         return self._session.clock

@@ -14,14 +14,14 @@ far this worker has moved them since it last read them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained
-from ps_server import Client, Consistency, Keeping, Signal, SignalKind, StoreSpec, TableSpec
+from ps_server import Client, Consistency, Keeping, Precision, Signal, SignalKind, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
 
@@ -34,6 +34,9 @@ def store_spec(
     staleness: int = 0,
     rows: int = 0,
     consistency: Consistency = Consistency.SSP_PUSH,
+    shares: Sequence[int] = (),
+    precision: Precision = Precision.FLOAT32,
+    by_factors: Collection[int] = (),
 ) -> StoreSpec:
     """The store that holds these tensors; the same on every worker.
 
@@ -45,6 +48,9 @@ def store_spec(
         staleness: the bound of every table.
         rows: pieces to cut each table into; 0: pieces of 2 MiB.
         consistency: how values travel.
+        shares: relative load of each shard; empty: all alike.
+        precision: of gradients and values on the wire.
+        by_factors: indices of the tensors that the workers exchange as factors; the shards keep a copy of each.
     """
     tables = tuple(
         TableSpec(
@@ -53,19 +59,29 @@ def store_spec(
             staleness=staleness,
             rows=rows,
             rule=trained.rule,
-            keeping=Keeping.AVERAGE if trained.statistics else Keeping.GRADIENTS,
+            keeping=_keeping(trained, index in by_factors),
         )
-        for trained in tensors
+        for index, trained in enumerate(tensors)
     )
+    clip = settings.clip if staleness == 0 else None
     return StoreSpec(
         workers=workers,
         shards=shards,
         tables=tables,
         consistency=consistency,
-        clip=settings.clip if staleness == 0 else None,
+        clip=clip,
         gradient_scale=settings.gradient_scale,
         start_clock=settings.start_clock,
+        shares=tuple(shares),
+        outside_norm=bool(by_factors) and clip is not None,
+        precision=precision,
     )
+
+
+def _keeping(trained: Trained, by_factors: bool) -> Keeping:
+    if trained.statistics:
+        return Keeping.AVERAGE
+    return Keeping.COPY if by_factors else Keeping.GRADIENTS
 
 
 class ServerExchange:
@@ -90,9 +106,7 @@ class ServerExchange:
         self._settings = settings
         self._rate = 0.0
         self._iteration = settings.start_clock
-        self._slots = [
-            _Slot(trained, table.staleness) for trained, table in zip(tensors, store.tables, strict=True)
-        ]
+        self._slots = [_Slot(trained, table) for trained, table in zip(tensors, store.tables, strict=True)]
 
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`."""
@@ -113,7 +127,8 @@ class ServerExchange:
         self._rate = rate
         for index, slot in enumerate(self._slots):
             slot.begun = False
-            self._client.request(index)
+            if not slot.is_copy:
+                self._client.request(index)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
@@ -144,18 +159,36 @@ class ServerExchange:
 
     def finish(self) -> None:
         """See `Exchange`."""
+        self.push_rest(0.0)
+        self.tick()
+
+    def push_rest(self, outside: float) -> float:
+        """The first half of `finish`: push what has not begun, and what waited for the norm.
+
+        Args:
+            outside: staleness > 0 with a limit: sum of squares of this worker's gradients that are not sent here.
+
+        Returns:
+            What this worker's gradients are multiplied by for the limit, at staleness > 0; 1 at 0.
+        """
         for index, slot in enumerate(self._slots):
+            if slot.is_copy:
+                continue
             if slot.statistics:
                 self._push_moved(index)
             elif not slot.begun:
                 self.begin(index, torch.zeros(slot.value.size))
-        self._push_limited()
+        return self._push_limited(outside)
+
+    def tick(self) -> None:
+        """The second half of `finish`: the iteration has ended."""
         self._client.clock()
 
     def settle(self) -> None:
         """See `Exchange`."""
-        for index in range(len(self._slots)):
-            self._read(index, staleness=0)
+        for index, slot in enumerate(self._slots):
+            if not slot.is_copy:
+                self._read(index, staleness=0)
         if any(slot.staleness for slot in self._slots):
             # Whoever has read may add to the tables again only once everyone has.
             self._client.barrier()
@@ -168,6 +201,8 @@ class ServerExchange:
         ]
 
     def _history(self, index: int, slot: _Slot) -> Sequence[Array]:
+        if slot.is_copy:
+            return []
         if slot.staleness == 0:
             return self._client.history(index)
         return [history.numpy().copy() for history in slot.history]
@@ -220,16 +255,15 @@ class ServerExchange:
         value.add_(step)
         self._client.push(index, step.numpy())
 
-    def _push_limited(self) -> None:
-        """Apply the limit to this worker's own gradients and push the changes."""
+    def _push_limited(self, outside: float) -> float:
+        """Apply the limit to this worker's own gradients and push the changes; returns what they are multiplied by."""
         kept = [(index, slot.kept) for index, slot in enumerate(self._slots) if slot.kept is not None]
-        if not kept:
-            return
-        total = sum(sum_of_squares(gradient) for _, gradient in kept)
-        scale = clip_factor(total, self._settings.clip) * self._settings.gradient_scale
+        total = outside + sum(sum_of_squares(gradient) for _, gradient in kept)
+        limit = clip_factor(total, self._settings.clip)
         for index, gradient in kept:
-            self._push_change(index, gradient, scale)
+            self._push_change(index, gradient, limit * self._settings.gradient_scale)
             self._slots[index].kept = None
+        return limit
 
 
 class _Slot:
@@ -238,9 +272,10 @@ class _Slot:
     `value` is the tensor's own memory on CPU. A GPU tensor has a copy on the host, which `publish` sends to it.
     """
 
-    def __init__(self, trained: Trained, staleness: int) -> None:
+    def __init__(self, trained: Trained, table: TableSpec) -> None:
         self.rule = trained.rule
-        self.staleness = staleness
+        self.staleness = table.staleness
+        self.is_copy = table.keeping is Keeping.COPY
         self.statistics = trained.statistics
         self.shape = tuple(trained.tensor.shape)
         self._tensor = trained.tensor
@@ -248,7 +283,10 @@ class _Slot:
         self.value: Array = trained.tensor.detach().reshape(-1).cpu().numpy()
         if self._on_host:
             assert np.shares_memory(self.value, trained.tensor.detach().numpy())
-        self.history = [torch.zeros(self.value.size) for _ in range(history_count(trained.rule.kind))]
+        kept_here = table.adds_changes and table.keeping is Keeping.GRADIENTS
+        self.history = [
+            torch.zeros(self.value.size if kept_here else 0) for _ in range(history_count(trained.rule.kind))
+        ]
         self.sent_history: list[Tensor] = []
         self.begun = False
         self.kept: Tensor | None = None
@@ -257,6 +295,8 @@ class _Slot:
 
     def set_history(self, history: History) -> None:
         """Go on from this history: here at staleness > 0, on the shards at 0."""
+        if self.is_copy:
+            return
         arrays = [
             torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).reshape(-1)) for array in history
         ]

@@ -1,0 +1,162 @@
+"""Who has sent which factors: a state machine without I/O, one on each worker.
+
+A round is what all workers have sent for one table in one iteration. Laws:
+
+* A worker sends exactly one pair (u, v) a table and iteration, in the order of iterations; a pair may have no rows.
+* Rounds are taken in the order of iterations, and only when they have every worker's pair: each worker takes the same
+  sequence of rounds, in which everything is added in worker order.
+* A worker at clock c has sent the pairs of iterations < c, and reads a table of staleness s only when all rounds of
+  iterations < c - s are taken. So nobody's next pair is more than s iterations ahead of this worker's own next one;
+  a pair further ahead is an error, which also bounds the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps_server import LocalProtocolError, RemoteProtocolError
+
+Array = NDArray[np.float32]
+
+
+class Pair(NamedTuple):
+    """One worker's factors of one table and iteration: u_KN and v_KM, K >= 0 rows."""
+
+    u: Array
+    v: Array
+
+
+class Round(NamedTuple):
+    """All workers' pairs of iteration `clock`, by rank."""
+
+    clock: int
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorTable:
+    """A weight that travels as factors.
+
+    Args:
+        name: for messages to people.
+        outputs: N.
+        inputs: M.
+        staleness: the bound s of its reads.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    staleness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Worker -> worker: my pair for a table in iteration `clock`."""
+
+    table: int
+    clock: int
+    pair: Pair
+
+
+class _Rounds:
+    """The open rounds of one table."""
+
+    def __init__(self, workers: int, clock: int) -> None:
+        self.taken = clock  # rounds < taken have been taken
+        self.sent = [clock] * workers  # by worker: pairs < sent have come
+        self.open: dict[int, list[Pair | None]] = {}
+
+
+class FactorSession:
+    """One worker's view of all rounds.
+
+    Args:
+        rank: this worker.
+        workers: number of workers.
+        tables: the tables, by id; the same on every worker.
+        start_clock: the iteration to begin at.
+    """
+
+    def __init__(self, rank: int, workers: int, tables: Sequence[FactorTable], start_clock: int = 0) -> None:
+        self.rank = rank
+        self.workers = workers
+        self.tables = tuple(tables)
+        self._rounds = [_Rounds(workers, start_clock) for _ in tables]
+
+    def send(self, table: int, pair: Pair) -> Factors:
+        """File this worker's own next pair; returns the message for every other worker."""
+        clock = self._rounds[table].sent[self.rank]
+        if not self._fits(table, pair):
+            raise LocalProtocolError(f"factors of '{self.tables[table].name}' do not have its shape")
+        self._file(self.rank, table, pair)
+        return Factors(table, clock, pair)
+
+    def receive(self, sender: int, factors: Factors) -> None:
+        """File another worker's pair.
+
+        Raises:
+            RemoteProtocolError: it is not that worker's next pair, or does not fit the table; nothing is changed.
+        """
+        if not (0 <= sender < self.workers and sender != self.rank and factors.table < len(self.tables)):
+            raise RemoteProtocolError(f"factors of table {factors.table} came from worker {sender}")
+        rounds, spec = self._rounds[factors.table], self.tables[factors.table]
+        if factors.clock != rounds.sent[sender]:
+            raise RemoteProtocolError(
+                f"worker {sender} sent factors of '{spec.name}' for iteration {factors.clock}; "
+                f"expected {rounds.sent[sender]}"
+            )
+        if factors.clock > rounds.sent[self.rank] + spec.staleness:
+            raise RemoteProtocolError(f"worker {sender} is too far ahead with factors of '{spec.name}'")
+        if not self._fits(factors.table, factors.pair):
+            raise RemoteProtocolError(
+                f"worker {sender} sent factors of '{spec.name}' that do not have its shape"
+            )
+        self._file(sender, factors.table, factors.pair)
+
+    def take(self, table: int) -> Round | None:
+        """The next round, once it has every worker's pair."""
+        rounds = self._rounds[table]
+        pairs = rounds.open.get(rounds.taken)
+        complete = tuple(pair for pair in pairs or () if pair is not None)
+        if len(complete) < self.workers:
+            return None
+        del rounds.open[rounds.taken]
+        rounds.taken += 1
+        return Round(rounds.taken - 1, complete)
+
+    def is_ready(self, table: int) -> bool:
+        """Whether `take` would give a round."""
+        rounds = self._rounds[table]
+        return min(rounds.sent) > rounds.taken
+
+    def taken(self, table: int) -> int:
+        """The clock of what has been taken: rounds of iterations below it."""
+        return self._rounds[table].taken
+
+    def own(self, table: int) -> list[tuple[int, Pair]]:
+        """This worker's pairs in rounds not taken yet, as (iteration, pair)."""
+        rounds = self._rounds[table]
+        pairs = ((clock, rounds.open[clock][self.rank]) for clock in sorted(rounds.open))
+        return [(clock, pair) for clock, pair in pairs if pair is not None]
+
+    def lagging(self, table: int) -> list[int]:
+        """The workers whose pair the next round lacks."""
+        rounds = self._rounds[table]
+        return [worker for worker, sent in enumerate(rounds.sent) if sent <= rounds.taken]
+
+    def _fits(self, table: int, pair: Pair) -> bool:
+        spec = self.tables[table]
+        rows = len(pair.u)
+        return pair.u.shape == (rows, spec.outputs) and pair.v.shape == (rows, spec.inputs)
+
+    def _file(self, worker: int, table: int, pair: Pair) -> None:
+        rounds = self._rounds[table]
+        clock = rounds.sent[worker]
+        rounds.open.setdefault(clock, [None] * self.workers)[worker] = pair
+        rounds.sent[worker] += 1

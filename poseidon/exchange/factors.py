@@ -1,0 +1,101 @@
+"""Sufficient factors: the gradient of a fully-connected weight without the gradient.
+
+A layer y = x W^T with W of N x M has the weight gradient u^T v, u (K x N) the gradient at its output and v (K x M) its
+input, K rows a worker. The gradient of W workers together is one matrix product of their stacked factors (Xie et al.,
+"Lighter-communication distributed machine learning via sufficient factor broadcasting", UAI 2016).
+
+Law: the product is never formed as a whole. It is made tile by tile, a tile being some rows of the weight that stay in
+the processor's cache, and the update rule is applied to each tile at once. Rules treat elements alike, so the tiles
+change nothing. Factors are stacked in worker order, so that all workers compute the same bits.
+
+Shape letters: B rows of all workers together, N outputs, M inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ps_server import Rule
+from ps_server.rules import change
+
+TILE_ELEMENTS = 2**18
+"""1 MiB: a tile and what the rule needs beside it fit a second-level cache, and the product is still efficient."""
+
+
+class Scratch:
+    """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that is asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: dict[str, Tensor] = {}
+
+    def take(self, name: str, rows: int, columns: int) -> Tensor:
+        """An uninitialized rows x columns matrix under this name; it is the last one's memory where that is enough."""
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < rows * columns:
+            memory = self._memory[name] = torch.empty(rows * columns, device=self._device)
+        return memory[: rows * columns].view(rows, columns)
+
+
+def stack(name: str, parts: Sequence[Tensor], columns: int, scratch: Scratch) -> Tensor:
+    """The parts below each other.
+
+    Args:
+        name: of the memory to use.
+        parts: each rows x columns; any may have no rows; on any device.
+        columns: their width.
+        scratch: where the result lives until the next call with this name.
+    """
+    result_BC = scratch.take(name, sum(part.shape[0] for part in parts), columns)
+    row = 0
+    for part in parts:
+        result_BC[row : row + part.shape[0]].copy_(part, non_blocking=True)
+        row += part.shape[0]
+    return result_BC
+
+
+def apply_factors(
+    rule: Rule,
+    u_BN: Tensor,
+    v_BM: Tensor,
+    value_NM: Tensor,
+    history: Sequence[Tensor],
+    *,
+    rate: float,
+    step: int,
+    scale: float,
+    scratch: Scratch,
+) -> None:
+    """Apply a rule to the gradient `scale * u^T v`, tile by tile.
+
+    Args:
+        rule: the rule and its constants.
+        u_BN: gradients at the outputs, stacked.
+        v_BM: inputs, stacked alike.
+        value_NM: the weight; updated in place.
+        history: what the rule keeps, each N x M; updated in place.
+        rate: the solver's rate.
+        step: 0-based number of this update.
+        scale: multiplies the gradient before decay (1 / workers, limits, 1 / iter_size).
+        scratch: memory for a tile.
+    """
+    outputs, inputs = value_NM.shape
+    rows = max(1, min(outputs, TILE_ELEMENTS // inputs))
+    for start in range(0, outputs, rows):
+        tile = slice(start, min(start + rows, outputs))
+        gradient = scratch.take("tile", tile.stop - start, inputs)
+        torch.addmm(gradient, u_BN[:, tile].t(), v_BM, beta=0, alpha=scale, out=gradient)
+        part = value_NM[tile]
+        part.add_(change(rule, gradient, [h[tile] for h in history], part, rate=rate, step=step))
+
+
+def factors_sum_of_squares(u_BN: Tensor, v_BM: Tensor) -> float:
+    """The sum of squared elements of u^T v, from B x B products: |u^T v|^2 = sum((u u^T) * (v v^T)).
+
+    In float64, as `ps_server.rules.sum_of_squares` is for gradients that exist.
+    """
+    u, v = u_BN.double(), v_BM.double()
+    return float(((u @ u.t()) * (v @ v.t())).sum())

@@ -1,0 +1,161 @@
+"""Each tensor by its own way: to the parameter server, or as factors to all other workers.
+
+Laws: the weights are the same whichever way a tensor takes. What travels as factors has a table on the shards too, a
+copy: it brings the first value to every worker, and `histories`, which a snapshot asks for, brings it up to date.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
+from poseidon.exchange.ps import ServerExchange
+from poseidon.exchange.svb import FactorChannel
+from ps_server import Client, Keeping, RemoteProtocolError, Signal, SignalKind, StoreSpec
+
+
+class HybridExchange:
+    """See `Exchange`.
+
+    Args:
+        client: connected to every shard; this exchange closes it.
+        tensors: one per table of the store, in the same order; those of `Keeping.COPY` travel as factors.
+        store: made by `store_spec`.
+        settings: common to all tensors.
+        listen: `tcp://host:port` where this worker hears the others; port 0 takes a free one.
+        token: the job's secret.
+        timeout_s: longest time that any call waits.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tensors: Sequence[Trained],
+        store: StoreSpec,
+        settings: ExchangeSettings,
+        *,
+        listen: str,
+        token: bytes = b"",
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._client = client
+        self._tensors = tensors
+        self._server = ServerExchange(client, tensors, store, settings)
+        self._indices = [i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY]
+        self._by_factors = frozenset(self._indices)
+        self._rank = client.rank
+        self._factors = FactorChannel(
+            {index: tensors[index] for index in self._indices},
+            settings,
+            rank=client.rank,
+            workers=store.workers,
+            staleness=store.tables[self._indices[0]].staleness,
+            listen=listen,
+            token=token,
+            norms=client,
+            timeout_s=timeout_s,
+        )
+
+    def open(self, histories: Sequence[History] | None) -> None:
+        """See `Exchange`."""
+        self._server.open(histories)
+        given = histories or [()] * len(self._tensors)
+        addresses = self._meet()
+        self._factors.open(addresses, {index: self._flat(given[index]) for index in self._indices})
+
+    def _meet(self) -> list[str]:
+        """Tell all workers where this one listens; where each of them does."""
+        said = json.dumps({"factors": self._factors.peers.address}).encode()
+        addresses = []
+        for rank, payload in enumerate(self._client.wait(self._client.gather(said))):
+            try:
+                addresses.append(_address(json.loads(payload)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RemoteProtocolError(f"worker {rank} did not say where it listens") from error
+        return addresses
+
+    @staticmethod
+    def _flat(history: History) -> History:
+        return [array.reshape(-1) for array in history]
+
+    def start(self, iteration: int, rate: float) -> None:
+        """See `Exchange`."""
+        self._server.start(iteration, rate)
+        self._factors.start(iteration, rate)
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """See `Exchange`."""
+        self._server.begin(index, gradient)
+
+    def takes_factors(self, index: int) -> bool:
+        """See `Exchange`."""
+        return index in self._by_factors
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """See `Exchange`."""
+        self._factors.begin(index, u_KN, v_KM)
+
+    def release(self, index: int) -> None:
+        """See `Exchange`."""
+        self._factors.release(index)
+
+    def wait(self, index: int) -> None:
+        """See `Exchange`."""
+        if index in self._by_factors:
+            self._factors.wait(index)
+        else:
+            self._server.wait(index)
+
+    def finish(self) -> None:
+        """See `Exchange`."""
+        limit = self._server.push_rest(self._factors.kept_sum_of_squares())
+        self._factors.finish(limit)
+        self._server.tick()
+
+    def settle(self) -> None:
+        """See `Exchange`."""
+        self._factors.settle(self._client.iterations)
+        self._server.settle()
+
+    def histories(self) -> list[History]:
+        """See `Exchange`."""
+        histories = self._server.histories()
+        for index in self._indices:
+            tensor = self._tensors[index].tensor
+            histories[index] = self._factors.history(index)
+            if self._rank == 0:
+                self._client.store_copy(index, tensor.detach().reshape(-1).cpu().numpy())
+        return histories
+
+    def gather(self, payload: bytes) -> Ask:
+        """See `Exchange`."""
+        return self._server.gather(payload)
+
+    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
+        """See `Exchange`."""
+        return self._server.gathered(ask)
+
+    def signal(self, kind: SignalKind) -> None:
+        """See `Exchange`."""
+        self._server.signal(kind)
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """See `Exchange`."""
+        return self._server.signals
+
+    def close(self) -> None:
+        """See `Exchange`."""
+        self._factors.close()
+        self._server.close()
+
+
+def _address(said: dict[str, Any]) -> str:
+    address = said["factors"]
+    if not isinstance(address, str) or not address.startswith("tcp://"):
+        raise ValueError(address)
+    return address

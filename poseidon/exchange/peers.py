@@ -1,0 +1,198 @@
+"""A worker's line to every other worker: one thread that moves factors between sockets and `FactorSession`.
+
+Each worker listens on an address of its own and is connected to every other's; pairs are sent to the others in the
+order rank + 1, rank + 2, ..., so that no worker is everybody's first. Law: a greeting with the job's secret comes before
+anything else from a peer; whatever does not validate is dropped and counted, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from poseidon.exchange.factor_session import Factors, FactorSession, Pair, Round
+from poseidon.exchange.factor_wire import Buffer, Join, decode, encode
+from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
+from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+
+POLL_S = 0.5
+RETRY_S = 0.002
+"""How soon a message is offered again to a peer whose queue was full."""
+LAST_WORDS_S = 2.0
+"""How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
+
+T = TypeVar("T")
+
+
+class Peers:
+    """The connection of one worker to all others.
+
+    Args:
+        session: what has come and gone.
+        listen: `tcp://host:port` to listen on; port 0 takes a free one.
+        token: the job's secret.
+        timeout_s: longest time that any call waits.
+    """
+
+    def __init__(
+        self, session: FactorSession, *, listen: str, token: bytes = b"", timeout_s: float = 600.0
+    ) -> None:
+        self.session = session
+        self.changed = threading.Condition()
+        self.dropped = 0
+        self.bytes_out = [0] * len(session.tables)
+        self.bytes_in = [0] * len(session.tables)
+        self._token = token
+        self._timeout_s = timeout_s
+        self._listening = ZmqServerTransport(listen)
+        self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
+        self._sending: ZmqClientTransport | None = None
+        self._outboxes: list[deque[list[Buffer]]] = [deque() for _ in self._others]
+        self._ranks: dict[bytes, int] = {}
+        self._failure: ServerError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._pump, name=f"factors-{session.rank}", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where the others reach this worker."""
+        return self._listening.address
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Greet every other worker; from now on factors move.
+
+        Args:
+            addresses: of all workers, by rank.
+        """
+        self._sending = ZmqClientTransport([addresses[rank] for rank in self._others])
+        greeting = encode(Join(self.session.rank, self._token))
+        for outbox in self._outboxes:
+            outbox.append(greeting)
+        self._thread.start()
+
+    def broadcast(self, table: int, pair: Pair) -> None:
+        """Send this worker's next pair of a table to every other; returns at once.
+
+        The pair must not be written to until every other worker is known to have it: see `FactorSession`.
+        """
+        with self.changed:
+            self.check()
+            frames = encode(self.session.send(table, pair))
+            for outbox in self._outboxes:
+                outbox.append(frames)
+                self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
+            self.changed.notify_all()
+        self._listening.wake()
+
+    def take(self, table: int) -> Round | None:
+        """The next complete round of a table."""
+        with self.changed:
+            return self.session.take(table)
+
+    def wait(self, found: Callable[[], T | None], otherwise: str) -> T:
+        """Wait until `found`, called under the lock whenever something has changed, gives something.
+
+        Raises:
+            StalenessTimeout: it did not in time; the text begins with `otherwise`.
+            PeerLost: the connection failed.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        with self.changed:
+            while True:
+                self.check()
+                result = found()
+                if result is not None:
+                    return result
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise StalenessTimeout(f"{otherwise} within {self._timeout_s:g} s: a worker hangs")
+                self.changed.wait(left)
+
+    def fail(self, error: ServerError) -> None:
+        """Make every waiting and later call raise `error`."""
+        with self.changed:
+            self._failure = self._failure or error
+            self.changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what has failed."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise LocalProtocolError("the line to the other workers is closed")
+
+    def close(self) -> None:
+        """Send what is queued, and disconnect. Safe to call twice."""
+        if self._closing:
+            return
+        self._closing = True
+        self._listening.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._sending is not None:
+            self._sending.close()
+        self._listening.close()
+        with self.changed:
+            self.changed.notify_all()
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        try:
+            give_up_s = float("inf")
+            while True:
+                closing = self._closing
+                if closing:
+                    give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
+                blocked = self._send()
+                if closing and (not blocked or time.monotonic() > give_up_s):
+                    return
+                self._receive(RETRY_S if blocked else POLL_S)
+        except ServerError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
+            lost = PeerLost(f"the line of worker {self.session.rank} to the others failed: {error!r}")
+            lost.__cause__ = error
+            self.fail(lost)
+
+    def _send(self) -> bool:
+        """Send what the peers' queues take; returns whether anything is left."""
+        assert self._sending is not None
+        blocked = False
+        for peer, outbox in enumerate(self._outboxes):
+            while outbox:
+                if self._sending.send(peer, outbox[0]) is False:
+                    blocked = True
+                    break
+                outbox.popleft()
+        return blocked
+
+    def _receive(self, timeout_s: float) -> None:
+        batch = self._listening.receive(timeout_s)
+        if not batch:
+            return
+        with self.changed:
+            for peer, frames in batch:
+                try:
+                    self._take_in(peer, frames)
+                except RemoteProtocolError:
+                    self.dropped += 1
+            self.changed.notify_all()
+
+    def _take_in(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+        message = decode(frames, self.session.tables)
+        if isinstance(message, Factors):
+            if peer not in self._ranks:
+                raise RemoteProtocolError("a stranger sent factors")
+            self.session.receive(self._ranks[peer], message)
+            self.bytes_in[message.table] += message.pair.u.nbytes + message.pair.v.nbytes
+            return
+        if not hmac.compare_digest(message.token, self._token):
+            raise RemoteProtocolError("a peer's token is not this job's")
+        if message.rank not in self._others or message.rank in self._ranks.values():
+            raise RemoteProtocolError(f"a peer says that it is worker {message.rank}")
+        self._ranks[peer] = message.rank

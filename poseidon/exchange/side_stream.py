@@ -1,0 +1,110 @@
+"""Work beside the compute stream of a GPU; on a CPU there is no such thing, and everything here does nothing.
+
+Law: the compute stream is never synchronised with the host. Work on the side stream waits for events of the compute
+stream, and the compute stream for events of the side stream; only background threads wait for either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+Event = torch.cuda.Event | None
+
+
+class SideStream:
+    """A stream beside the one that computes.
+
+    Args:
+        device: where the tensors are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def mark(self) -> Event:
+        """What the current stream has been given so far."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    @contextlib.contextmanager
+    def after(self, event: Event) -> Iterator[None]:
+        """Work within runs on the side stream, after `event`."""
+        if self._stream is None:
+            yield
+            return
+        if event is not None:
+            self._stream.wait_event(event)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self, event: Event) -> None:
+        """Make the current stream wait for `event`; the host does not."""
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)
+
+    def finish(self) -> None:
+        """Wait, on the host, until the side stream is done. For background threads."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def host_buffer(self, *shape: int) -> Tensor:
+        """Memory on the host that copies to and from this device can use directly (pinned, for a GPU)."""
+        return torch.empty(*shape, pin_memory=self._stream is not None)
+
+
+class InOrder:
+    """Calls run one after the other: at once on a CPU; for a GPU, whose copies take their time, on a thread of their own.
+
+    Args:
+        device: where the tensors are.
+        name: of the thread.
+        failed: told what a call on the thread raised; later calls are dropped.
+    """
+
+    def __init__(self, device: torch.device, name: str, failed: Callable[[Exception], None]) -> None:
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._failed = failed
+        self._thread: threading.Thread | None = None
+        if device.type == "cuda":
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` after all earlier ones; on a GPU this returns at once."""
+        if self._thread is None:
+            function()
+        else:
+            self._calls.put(function)
+
+    def drain(self) -> None:
+        """Wait until everything has run."""
+        if self._thread is not None:
+            self._calls.join()
+
+    def close(self) -> None:
+        """Run what is left, and stop. Safe to call twice."""
+        if self._thread is not None and self._thread.is_alive():
+            self._calls.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        broken = False
+        while (function := self._calls.get()) is not None:
+            try:
+                if not broken:
+                    function()
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the owner must hear of it
+                broken = True
+                self._failed(error)
+            finally:
+                self._calls.task_done()
