@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.exchange.base import Array
 from ps_server import Rule
 from ps_server.rules import change
 
@@ -26,7 +28,11 @@ TILE_ELEMENTS = 2**18
 
 
 class Scratch:
-    """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that is asked for."""
+    """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that is asked for.
+
+    Args:
+        device: where the weights are.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,27 +40,30 @@ class Scratch:
 
     def take(self, name: str, rows: int, columns: int) -> Tensor:
         """An uninitialized rows x columns matrix under this name; it is the last one's memory where that is enough."""
+        return self._take(name, rows, columns, self._device)
+
+    def stack(self, name: str, parts: Sequence[Array], columns: int) -> Tensor:
+        """The parts below each other, on the device.
+
+        Args:
+            name: of the memory where the result lives until the next call with this name.
+            parts: each rows x columns, on the host; any may have no rows.
+            columns: their width.
+        """
+        rows = sum(len(part) for part in parts)
+        on_host = self._take(f"{name} on the host", rows, columns, torch.device("cpu"))
+        np.concatenate([np.empty((0, columns), np.float32), *parts], out=on_host.numpy())
+        if self._device.type == "cpu":
+            return on_host
+        return self.take(name, rows, columns).copy_(on_host, non_blocking=True)
+
+    def _take(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
         memory = self._memory.get(name)
         if memory is None or memory.numel() < rows * columns:
-            memory = self._memory[name] = torch.empty(rows * columns, device=self._device)
+            pinned = device.type == "cpu" and self._device.type == "cuda"
+            memory = torch.empty(rows * columns, device=device, pin_memory=pinned)
+            self._memory[name] = memory
         return memory[: rows * columns].view(rows, columns)
-
-
-def stack(name: str, parts: Sequence[Tensor], columns: int, scratch: Scratch) -> Tensor:
-    """The parts below each other.
-
-    Args:
-        name: of the memory to use.
-        parts: each rows x columns; any may have no rows; on any device.
-        columns: their width.
-        scratch: where the result lives until the next call with this name.
-    """
-    result_BC = scratch.take(name, sum(part.shape[0] for part in parts), columns)
-    row = 0
-    for part in parts:
-        result_BC[row : row + part.shape[0]].copy_(part, non_blocking=True)
-        row += part.shape[0]
-    return result_BC
 
 
 def apply_factors(

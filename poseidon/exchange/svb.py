@@ -17,7 +17,6 @@ Laws:
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.factor_session import FactorSession, FactorTable, Pair, Round
-from poseidon.exchange.factors import Scratch, apply_factors, factors_sum_of_squares, stack
+from poseidon.exchange.factors import Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.side_stream import Event, InOrder, SideStream
 from ps_server import LocalProtocolError, PeerLost, ServerError
@@ -290,8 +289,8 @@ class _Stacked:
     def __init__(self, taken: Round, weight: _Weight, name: str, scratch: Scratch) -> None:
         outputs, inputs = weight.tensor.shape
         self.clock = taken.clock
-        self.u_BN = stack(f"u{name}", [_tensor(pair.u) for pair in taken.pairs], outputs, scratch)
-        self.v_BM = stack(f"v{name}", [_tensor(pair.v) for pair in taken.pairs], inputs, scratch)
+        self.u_BN = scratch.stack(f"u{name}", [pair.u for pair in taken.pairs], outputs)
+        self.v_BM = scratch.stack(f"v{name}", [pair.v for pair in taken.pairs], inputs)
 
 
 class _Weight:
@@ -365,8 +364,8 @@ class _Weight:
         for clock, pair in own:
             apply_factors(
                 self.rule,
-                stack("own u", [_tensor(pair.u)], outputs, scratch),
-                stack("own v", [_tensor(pair.v)], inputs, scratch),
+                scratch.stack("own u", [pair.u], outputs),
+                scratch.stack("own v", [pair.v], inputs),
                 self.tensor,
                 self.replayed,
                 rate=self.rates[clock],
@@ -374,10 +373,3 @@ class _Weight:
                 scale=scale,
                 scratch=scratch,
             )
-
-
-def _tensor(array: object) -> Tensor:
-    """A tensor over a pair's memory, which is only read."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # frames are read-only; nobody writes here
-        return torch.from_numpy(array)
