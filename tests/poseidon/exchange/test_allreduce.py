@@ -1,0 +1,248 @@
+"""All-reduce: one process's weights, the same bits on every replica and in every run, one sentence when a peer has gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from poseidon.exchange.allreduce import AllReduceExchange, meeting_store
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.buckets import Flight
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.process_group import own_host
+from ps_server import LocalProtocolError, PeerLost, Rule, RuleKind, Signal, SignalKind
+from tests.poseidon.exchange.test_contract import SCENARIOS
+from tests.poseidon.exchange.test_statistics import (
+    SETTINGS,
+    Counting,
+    body,
+    expected,
+    run_all,
+    tensors_of,
+)
+from tests.support.cluster import memory_store
+from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
+
+
+@contextmanager
+def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
+    """Makes all-reduce exchanges with buckets of a few tensors, which meet on one shard."""
+    with memory_store(workers, 1) as connect:
+
+        def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+            client = connect(rank, meeting_store(settings, workers=workers, shards=1))
+            return AllReduceExchange(
+                client,
+                tensors,
+                settings,
+                rank=rank,
+                workers=workers,
+                host="127.0.0.1",
+                bucket_bytes=bucket_bytes,
+                timeout_s=20.0,
+            )
+
+        yield make
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_it_is_exact(workers: int, scenario: Scenario) -> None:
+    with allreduce(workers) as make:
+        check_exact(make, workers, scenario)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 300, 10**6])
+def test_it_is_exact_however_tensors_are_packed(bucket_bytes: int) -> None:
+    with allreduce(2, bucket_bytes=bucket_bytes) as make:
+        check_exact(make, 2, Scenario(clip=0.1))
+
+
+def test_one_replica_has_the_bits_of_no_exchange() -> None:
+    scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, decay=0.01))
+    with allreduce(1) as make:
+        (end,) = train(make, 1, scenario)
+    for a, b in zip(end, reference(scenario), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_two_runs_have_the_same_bits() -> None:
+    runs = []
+    for _ in range(2):
+        with allreduce(3) as make:
+            runs.append(train(make, 3, Scenario(clip=0.3)))
+    for a, b in zip(runs[0][0], runs[1][0], strict=True):
+        assert np.array_equal(a, b)
+
+
+def together(workers: int, run: Callable[[Make, int], None]) -> None:
+    """Run `run(make, rank)` for every replica; the first failure is raised."""
+    failures: list[BaseException] = []
+    with allreduce(workers) as make:
+
+        def guarded(rank: int) -> None:
+            try:
+                run(make, rank)
+            except BaseException as error:  # noqa: BLE001 - handed to the test
+                failures.append(error)
+
+        run_all(guarded, workers)
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize(("workers", "passes"), [(1, 1), (3, 2)])
+def test_statistics_take_the_mean(workers: int, passes: int) -> None:
+    ends: dict[int, np.ndarray] = {}
+
+    def run(make: Make, rank: int) -> None:
+        net = Counting()
+        tensors = tensors_of(net)
+        exchange = make(rank, tensors, SETTINGS)
+        body(exchange, net, tensors, rank, passes)
+        ends[rank] = net.seen.numpy().copy()
+        exchange.close()
+
+    together(workers, run)
+    for end in ends.values():
+        assert np.array_equal(end, ends[0])
+        np.testing.assert_allclose(end, expected(workers, passes), rtol=1e-6)
+
+
+def one_tensor() -> list[Trained]:
+    rule = Rule(kind=RuleKind.SGD, momentum=0.5)
+    return [Trained(name="w", tensor=nn.Parameter(torch.zeros(2, 3)), rule=rule)]
+
+
+def step(exchange: Exchange, iteration: int, gradient: torch.Tensor) -> None:
+    exchange.start(iteration, 1.0)
+    exchange.wait(0)
+    exchange.begin(0, gradient)
+    exchange.finish()
+
+
+def test_a_resumed_run_goes_on_from_the_history_of_rank_0() -> None:
+    def run(make: Make, rank: int) -> None:
+        tensors = one_tensor()
+        exchange = make(rank, tensors, ExchangeSettings(start_clock=7))
+        exchange.open([[np.full((2, 3), 4.0, np.float32)]] if rank == 0 else None)
+        step(exchange, 7, torch.full((2, 3), float(rank)))
+        exchange.settle()
+        # h = 0.5 * 4 + mean(0, 1); w = 0 - h
+        assert torch.equal(tensors[0].tensor.detach(), torch.full((2, 3), -2.5))
+        assert np.array_equal(exchange.histories()[0][0], np.full((2, 3), 2.5, np.float32))
+        exchange.close()
+
+    together(2, run)
+
+
+def test_factors_give_their_product() -> None:
+    u, v = torch.randn(4, 2), torch.randn(4, 3)
+
+    def run(make: Make, rank: int) -> None:
+        tensors = one_tensor()
+        exchange = make(rank, tensors, ExchangeSettings())
+        exchange.open(None)
+        assert not exchange.takes_factors(0)
+        exchange.start(0, 1.0)
+        exchange.begin_factors(0, u * (rank + 1), v)
+        exchange.release(0)
+        exchange.finish()
+        exchange.settle()
+        torch.testing.assert_close(tensors[0].tensor.detach(), -1.5 * u.t() @ v)
+        exchange.close()
+
+    together(2, run)
+
+
+def test_all_replicas_hear_a_signal_in_the_same_iteration() -> None:
+    heard: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+
+    def run(make: Make, rank: int) -> None:
+        exchange = make(rank, one_tensor(), ExchangeSettings())
+        exchange.open(None)
+        for iteration in range(6):
+            if rank == 0 and iteration in (1, 4):
+                exchange.signal(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
+            step(exchange, iteration, torch.zeros(2, 3))
+            heard[rank] += [
+                (iteration + 1, s.kind.value) for s in exchange.signals if s.clock == iteration + 1
+            ]
+        assert exchange.signals == (Signal(SignalKind.SNAPSHOT, 2), Signal(SignalKind.STOP, 5))
+        exchange.close()
+
+    together(3, run)
+    assert heard[0] == heard[1] == heard[2] == [(2, 2), (5, 1)]
+
+
+def test_only_rank_0_signals() -> None:
+    def run(make: Make, rank: int) -> None:
+        exchange = make(rank, one_tensor(), ExchangeSettings())
+        exchange.open(None)
+        if rank == 1:
+            with pytest.raises(LocalProtocolError, match="only worker 0"):
+                exchange.signal(SignalKind.STOP)
+        exchange.close()
+
+    together(2, run)
+
+
+def test_a_peer_that_has_gone_is_one_sentence() -> None:
+    gone = threading.Event()
+
+    def run(make: Make, rank: int) -> None:
+        exchange = make(rank, one_tensor(), ExchangeSettings())
+        exchange.open(None)
+        if rank == 1:
+            exchange.close()
+            gone.set()
+            return
+        gone.wait()
+        with pytest.raises(PeerLost, match=r"^could not \w+ with the other workers: .+") as caught:
+            step(exchange, 0, torch.zeros(2, 3))
+        assert "\n" not in str(caught.value)
+        exchange.close()
+
+    together(2, run)
+
+
+def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
+    left: list[str] = []
+
+    def run(make: Make, rank: int) -> None:
+        net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 2))
+        tensors = [Trained(name=n, tensor=p) for n, p in net.named_parameters()]
+        exchange = make(rank, tensors, ExchangeSettings())
+        assert isinstance(exchange, AllReduceExchange)
+        exchange.open(None)
+        launch = exchange._gradients._launch
+        if rank == 0:
+
+            def note(buffer: Tensor) -> Flight:
+                left.append("bucket")
+                return launch(buffer)
+
+            exchange._gradients._launch = note
+            net[0].weight.register_hook(lambda _: left.append("backward of the first layer"))
+        hooks = Hooks(net, tensors, exchange)
+        exchange.start(0, 0.1)
+        hooks.start()
+        net(torch.randn(3, 5)).sum().backward()
+        hooks.finish()
+        exchange.finish()
+        exchange.settle()
+        hooks.close()
+        exchange.close()
+
+    together(2, run)
+    assert left.index("bucket") < left.index("backward of the first layer")
+
+
+def test_the_own_host_is_the_one_on_the_way_to_the_shard() -> None:
+    assert own_host("tcp://127.0.0.1:5555") == "127.0.0.1"
