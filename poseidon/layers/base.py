@@ -219,6 +219,11 @@ class Layer(nn.Module):
         for hook in tuple(self._forward_pre_hooks.values()):
             hook(self, ())
 
+    def conclude(self, bottoms: tuple[Tensor, ...], tops: Tensor | tuple[Tensor, ...]) -> None:
+        """Do what a call does after `forward` (write a trace, say): for a layer that runs as part of a pair."""
+        for hook in tuple(self._forward_hooks.values()):
+            hook(self, bottoms, tops)
+
     def top_count(self) -> int:
         """How many tops the layer has, counting those Caffe would add by itself."""
         return max(len(self.param.top), self.MIN_TOPS if self.IS_LOSS else 0)

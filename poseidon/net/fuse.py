@@ -65,7 +65,7 @@ def fuse(
             fused.append(_joined(step, plan.steps[scales[place]], layer, layers[scales[place]]))
         elif place in sums:
             assert isinstance(layer, Eltwise)
-            fused.append(FusedStep(step, partial(layer.add_into, sums[place])))
+            fused.append(FusedStep(step, partial(_add_into, layer, sums[place])))
         elif place not in joined:
             fused.append(FusedStep(step, runs[place]))
     return tuple(fused)
@@ -134,4 +134,14 @@ def normalize_and_scale(norm: BatchNorm, scale: Scale, bottom: Tensor) -> Tensor
     norm.announce()
     scale.announce()
     weight, *bias = scale.blobs()
-    return norm.normalize(bottom, weight, bias[0] if bias else None)
+    top = norm.normalize(bottom, weight, bias[0] if bias else None)
+    scale.conclude((top,), top)
+    norm.conclude((bottom,), top)  # after that of the layer that began later: one lies within the other
+    return top
+
+
+def _add_into(layer: Eltwise, index: int, *bottoms: Tensor) -> Tensor:
+    layer.announce()
+    top = layer.add_into(index, *bottoms)
+    layer.conclude(bottoms, top)
+    return top

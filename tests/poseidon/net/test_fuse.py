@@ -147,3 +147,14 @@ def test_a_scale_shared_under_another_shape_is_joined_too() -> None:
         results.append(net({"x": noise(*PICTURES["x"])})["a"])
     torch.testing.assert_close(*results)
     assert not results[0][:, 0].any() and results[0][:, 1].any()
+
+
+def test_hooks_of_layers_that_run_as_one_are_called() -> None:
+    net, told = build(inputs(**PICTURES) + BLOCK), list[str]()
+    for name, module in net.layer_modules:
+        module.register_forward_pre_hook(lambda *_, name=name: told.append(f"before {name}"))
+        module.register_forward_hook(lambda *_, name=name: told.append(f"after {name}"))
+    net({"x": noise(*PICTURES["x"])})
+    pair = ["before norm", "before scale", "after scale", "after norm"]
+    others = [f"{word} {name}" for name in ("relu", "sum") for word in ("before", "after")]
+    assert told[-8:] == pair + others
