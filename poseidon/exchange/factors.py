@@ -23,8 +23,8 @@ from poseidon.exchange.base import Array
 from ps_server import Rule
 from ps_server.rules import change
 
-TILE_ELEMENTS = 2**18
-"""1 MiB: a tile and what the rule needs beside it fit a second-level cache, and the product is still efficient."""
+TILE_ELEMENTS = 2**20
+"""4 MiB: a tile and what the rule needs beside it stay in a third-level cache, and the product is still efficient."""
 
 
 class Scratch:
