@@ -14,8 +14,10 @@ Laws:
 
     stranger --Hello--> known --Create--> joined --Leave--> left
 
-A value's memory is handed to the transport without a copy. For staleness 0 that is safe because the next
-change of the chunk needs a push from every worker, which each sends only after it has the value in hand.
+* Memory is taken when the store is made; an iteration takes none but what its messages lie in. The gradient that
+  came for worker 0 becomes the sum, in the memory that it arrived in. A value's memory is handed to the transport
+  without a copy: at staleness 0 the next change of the chunk needs a push from every worker, which each sends only
+  after it has the value in hand.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ from ps_server.errors import RemoteProtocolError
 from ps_server.placement import Chunk, place
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 from ps_server.settings import Consistency, Keeping, StoreSpec, TableSpec
+
+TILE = 128 * 1024
+"""Elements that a rule is applied to at a time: gradient, value and history together stay in a cache of some MB."""
+_EMPTY = torch.empty(0)
 
 
 class Outgoing(NamedTuple):
@@ -110,8 +116,7 @@ class _Cell:
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
         self.own = [clock] * workers
-        sums = spec.staleness == 0 and spec.keeping is not Keeping.COPY
-        self.sum = torch.empty(chunk.size if sums else 0)
+        self.sum = _EMPTY  # of the gradients of this iteration, in memory that one of them came in
         self.summed = 0
         self.arrived: dict[int, m.Array] = {}
         self.complete = False
@@ -176,22 +181,26 @@ class Shard:
         """Take one message; return what to send, in order."""
         self.counts.messages += 1
         try:
-            stage = self._stages.get(sender, Stage.STRANGER)
-            after = LEGAL[stage].get(type(message))
-            if after is None:
-                raise RemoteProtocolError(
-                    f"{type(message).__name__} is not legal from a peer that is {stage.value}"
-                )
-            if isinstance(message, m.Hello):
-                outgoing = self._hello(sender, message)
-            else:
-                outgoing = list(self._handlers[type(message)](self._ranks[sender], message))
-            self._stages[sender] = after
-            if stage is Stage.KNOWN:
-                outgoing.extend(self._begin())
-            return outgoing
+            return self._handle(sender, message)
         except RemoteProtocolError as error:
             return self.refuse(sender, str(error))
+
+    @torch.inference_mode()
+    def _handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
+        stage = self._stages.get(sender, Stage.STRANGER)
+        after = LEGAL[stage].get(type(message))
+        if after is None:
+            raise RemoteProtocolError(
+                f"{type(message).__name__} is not legal from a peer that is {stage.value}"
+            )
+        if isinstance(message, m.Hello):
+            outgoing = self._hello(sender, message)
+        else:
+            outgoing = list(self._handlers[type(message)](self._ranks[sender], message))
+        self._stages[sender] = after
+        if stage is Stage.KNOWN:
+            outgoing.extend(self._begin())
+        return outgoing
 
     def refuse(self, sender: bytes, reason: str) -> list[Outgoing]:
         """Count and answer something that is not a legal message. A stranger is not answered."""
@@ -287,11 +296,11 @@ class Shard:
     def _sum_in_worker_order(self, cell: _Cell) -> None:
         """Add what has come, as far as worker order allows."""
         while cell.summed in cell.arrived:
-            array = _tensor(cell.arrived.pop(cell.summed))
+            array = cell.arrived.pop(cell.summed)
             if cell.summed == 0:
-                cell.sum.copy_(array)
+                cell.sum = _own_tensor(array)
             else:
-                cell.sum.add_(array)
+                cell.sum.add_(_tensor(array))
             cell.summed += 1
         cell.complete = cell.summed == self._workers
 
@@ -324,11 +333,8 @@ class Shard:
         if cell.spec.keeping is Keeping.AVERAGE:
             cell.value.copy_(cell.sum)
         else:
-            scale = factor * self._store.gradient_scale
-            if scale != 1.0:
-                cell.sum.mul_(scale)
-            step = change(cell.spec.rule, cell.sum, cell.history, cell.value, rate=cell.rate, step=cell.clock)
-            cell.value.add_(step)
+            _update(cell, factor * self._store.gradient_scale)
+        cell.sum = _EMPTY
         cell.clock += 1
         cell.summed = 0
         cell.complete = False
@@ -459,9 +465,24 @@ def _check_size(cell: _Cell, array: m.Array) -> None:
         raise RemoteProtocolError(f"{cell.name} has {cell.chunk.size} elements; {array.size} came")
 
 
+def _update(cell: _Cell, scale: float) -> None:
+    """Apply the rule, tile by tile: what one operation leaves in the cache is there for the next."""
+    assert cell.value is not None
+    rule, rate, step = cell.spec.rule, cell.rate, cell.clock
+    tiled = [tensor.split(TILE) for tensor in (cell.sum, cell.value, *cell.history)]
+    for gradient, value, *history in zip(*tiled, strict=True):
+        if scale != 1.0:
+            gradient.mul_(scale)
+        value.add_(change(rule, gradient, history, value, rate=rate, step=step))
+
+
 def _tensor(array: m.Array) -> Tensor:
-    """A tensor over a received frame; it is only read. (torch warns about read-only memory: copy that.)"""
+    """A tensor over a received array, which is only read. (torch warns about read-only memory: copy that.)"""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+_own_tensor = _tensor
+"""A tensor over a received array, to be written to: nobody else has the memory of a message that has come."""
 
 
 def _difference(mine: StoreSpec, theirs: StoreSpec) -> str:

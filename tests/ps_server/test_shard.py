@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ps_server import messages as m
-from ps_server.settings import Consistency, Rule, StoreSpec, TableSpec
+from ps_server import shard as shard_module
+from ps_server.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.shard import LEGAL, Outgoing, Shard, Stage
 
 PLAIN = Rule()
@@ -24,7 +25,11 @@ def peer(rank: int) -> bytes:
 
 
 def array(*values: float) -> m.Array:
-    return np.array(values, dtype=np.float32)
+    made = np.array(values, dtype=np.float32)
+    made.setflags(
+        write=False
+    )  # the shard may add up in the memory of what comes; these are handed in many times
+    return made
 
 
 def joined(spec: StoreSpec) -> Shard:
@@ -72,6 +77,38 @@ def test_the_sum_does_not_depend_on_who_comes_first() -> None:
             outgoing = shard.handle(peer(rank), m.Push(0, 0, 0, 3.0, gradients[rank]))
         results.add(values(outgoing)[peer(0)].array.tobytes())
     assert len(results) == 1
+
+
+def test_the_sum_is_made_in_the_memory_of_the_first_workers_gradient() -> None:
+    shard = joined(store())
+    first, second = np.ones(4, dtype=np.float32), np.full(4, 3, dtype=np.float32)
+    shard.handle(peer(1), m.Push(0, 0, 0, 1.0, second))
+    shard.handle(peer(0), m.Push(0, 0, 0, 1.0, first))
+    assert first.tolist() == [-2, -2, -2, -2]  # the change of the value
+    assert second.tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", RuleKind)
+@pytest.mark.parametrize("regularization", Regularization)
+def test_tiles_change_no_bit(
+    kind: RuleKind, regularization: Regularization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = Rule(kind=kind, momentum=0.9, decay=0.01, regularization=regularization)
+    size = 100
+    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=size, rule=rule),))
+    found = set()
+    for tile in (7, size):
+        monkeypatch.setattr(shard_module, "TILE", tile)
+        random = np.random.default_rng(0)
+        shard = Shard(0, 1)
+        shard.handle(peer(0), m.Hello(0, b""))
+        shard.handle(peer(0), m.Create(spec))
+        shard.handle(peer(0), m.Initial(0, 0, [random.standard_normal(size).astype(np.float32)]))
+        for clock in range(3):
+            gradient = random.standard_normal(size).astype(np.float32)
+            outgoing = shard.handle(peer(0), m.Push(0, 0, clock, 0.1, gradient))
+        found.add(values(outgoing)[peer(0)].array.tobytes())
+    assert len(found) == 1
 
 
 def test_pulling_waits_for_the_clock() -> None:
