@@ -15,9 +15,10 @@ from typing import TypeVar
 import numpy as np
 
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
-from ps_server.messages import Array, Signal, SignalKind
+from ps_server.messages import Array, Message, Signal, SignalKind
 from ps_server.session import Addressed, InitialValue, Session
 from ps_server.settings import StoreSpec
+from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 from ps_server.wire import decode, encode
@@ -37,6 +38,7 @@ class Client:
         store: the store, the same on every worker.
         token: the job's secret.
         timeout_s: longest time that any call waits.
+        trace: told of each message sent and received; closed by whoever made it.
 
     Example::
 
@@ -57,8 +59,11 @@ class Client:
         store: StoreSpec,
         token: bytes = b"",
         timeout_s: float = TIMEOUT_S,
+        trace: Tracer = NO_TRACE,
     ) -> None:
         self._session = Session(rank, store, token)
+        self._trace = trace
+        self._names = [table.name for table in store.tables]
         self._transport = ZmqClientTransport(shards) if isinstance(shards, Sequence) else shards
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
@@ -279,7 +284,9 @@ class Client:
                 if not self._outbox:
                     return
                 addressed = self._outbox.popleft()
+            began_ns = self._trace.now()
             self._transport.send(addressed.shard, encode(addressed.message))
+            self._tell_trace(Track.SEND, addressed.shard, addressed.message, began_ns)
 
     def _receive(self) -> None:
         batch = self._transport.receive(POLL_S)
@@ -288,5 +295,10 @@ class Client:
         messages = [(shard, decode(frames)) for shard, frames in batch]
         with self._changed:
             for shard, message in messages:
+                began_ns = self._trace.now()
                 self._outbox.extend(self._session.receive(shard, message))
+                self._tell_trace(Track.RECEIVE, shard, message, began_ns)
             self._changed.notify_all()
+
+    def _tell_trace(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
+        tell_message(self._trace, track, message, self._names, began_ns, shard=shard)

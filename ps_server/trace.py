@@ -22,6 +22,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -197,6 +198,35 @@ class Trace:
         if lines:
             self._file.write(",\n" + ",\n".join(lines))
             self._file.flush()
+
+
+_KINDS = {Track.SEND: "send", Track.RECEIVE: "receive", Track.APPLY: "apply"}
+
+
+def tell_message(
+    trace: Tracer, track: Track, message: object, tables: Sequence[str], began_ns: int, **facts: int
+) -> None:
+    """A message was sent, received or acted upon, from `began_ns` until now.
+
+    Args:
+        trace: told of it.
+        track: says which.
+        message: named by its table, or by its type where it has none.
+        tables: the tables' names, by id; empty while nobody knows them.
+        began_ns: `now` at the beginning.
+        facts: shown when the span is selected.
+    """
+    if trace is NO_TRACE:
+        return
+    table = getattr(message, "table", None)
+    known = isinstance(table, int) and table < len(tables)
+    for fact in ("chunk", "clock"):
+        if isinstance(value := getattr(message, fact, None), int):
+            facts[fact] = value
+    if (array := getattr(message, "array", None)) is not None:
+        facts["bytes"] = array.nbytes
+    name = tables[table] if known and table is not None else type(message).__name__
+    trace.span(track, _KINDS[track], name, began_ns, **facts)
 
 
 def describe_process(pid: int, name: str, order: int) -> list[dict[str, object]]:
