@@ -1,0 +1,155 @@
+"""How the measuring process tells the workers on the hosts to run a round, and hears what it took.
+
+A Unix socket: it is a file, so network namespaces do not part it, and it puts no byte on the links. Each line is a JSON
+object: `{"rank": 0}` from a worker that is ready, `{"iterations": 7}` to it, `{"seconds": [...], ...}` back.
+
+Law: every wait has a limit; a worker that says nothing in time, or is gone, is one `TestbedError`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from benchmarks.testbed.errors import TestbedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round of iterations took one worker.
+
+    Attributes:
+        seconds: of each iteration.
+        user_s: processor time of the worker's process in its own code.
+        system_s: processor time of the worker's process in the kernel.
+    """
+
+    seconds: tuple[float, ...]
+    user_s: float
+    system_s: float
+
+
+class Workers:
+    """The measuring side: the workers of one job.
+
+    Args:
+        path: of the socket, a file that does not exist yet.
+        count: how many workers there are.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._count = count
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen(count)
+        self._lines: dict[int, IO[Any]] = {}
+
+    def await_all(self, timeout_s: float, alive: Callable[[], None]) -> None:
+        """Wait until all workers are ready.
+
+        Args:
+            timeout_s: how long.
+            alive: raises when one of them has died.
+
+        Raises:
+            TestbedError: they are not.
+        """
+        self._socket.settimeout(0.5)
+        end_s = time.monotonic() + timeout_s
+        while len(self._lines) < self._count:
+            alive()
+            if time.monotonic() > end_s:
+                raise TestbedError(
+                    f"only {len(self._lines)} of {self._count} workers were ready in {timeout_s:g} s"
+                )
+            try:
+                peer, _ = self._socket.accept()
+            except TimeoutError:
+                continue
+            peer.settimeout(timeout_s)
+            line = peer.makefile("rw", encoding="utf-8")
+            self._lines[int(_read(line, "a new one")["rank"])] = line
+            peer.close()  # the line keeps it open
+
+    def round(self, iterations: int) -> list[Round]:
+        """Have all workers run so many iterations together; what they took, by rank.
+
+        Raises:
+            TestbedError: a worker did not end it.
+        """
+        for line in self._lines.values():
+            line.write(json.dumps({"iterations": iterations}) + "\n")
+            line.flush()
+        said = [_read(self._lines[rank], str(rank)) for rank in sorted(self._lines)]
+        return [Round(**{**answer, "seconds": tuple(answer["seconds"])}) for answer in said]
+
+    def close(self) -> None:
+        """Let the workers go: they end when they read no more."""
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+        self._socket.close()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def obey(path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None]) -> None:
+    """The worker's side: run the rounds that are asked for, until the measuring process has gone.
+
+    Args:
+        path: of its socket.
+        rank: this worker.
+        iterate: one iteration.
+        barrier: returns once all workers are there.
+    """
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        with peer.makefile("rw", encoding="utf-8") as line:
+            _write(line, {"rank": rank})
+            for command in line:
+                barrier()
+                _write(line, _timed(iterate, int(json.loads(command)["iterations"])))
+
+
+def _timed(iterate: Callable[[], None], iterations: int) -> dict[str, object]:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    ends = [time.perf_counter()]
+    for _ in range(iterations):
+        iterate()
+        ends.append(time.perf_counter())
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "seconds": [end - begin for begin, end in pairwise(ends)],
+        "user_s": after.ru_utime - before.ru_utime,
+        "system_s": after.ru_stime - before.ru_stime,
+    }
+
+
+def _write(line: IO[Any], value: dict[str, object]) -> None:
+    line.write(json.dumps(value) + "\n")
+    line.flush()
+
+
+def _read(line: IO[Any], who: str) -> dict[str, Any]:
+    try:
+        text = line.readline()
+    except TimeoutError as error:
+        raise TestbedError(f"worker {who} said nothing in time") from error
+    if not text:
+        raise TestbedError(f"worker {who} is gone")
+    answer: dict[str, Any] = json.loads(text)
+    return answer

@@ -1,0 +1,189 @@
+"""Nets that take time instead of computing: two cores can stand for N accelerators.
+
+    net = EmulatedNet(layers_of("alexnet"), batch=32, compute_s=0.05)
+    net().sum().backward()
+
+Each layer sleeps for its share of the compute time, a third of it forward, two thirds backward, and hands on memory
+that it holds. The parameters have the real shapes, gradients the real sizes; a fully-connected layer is an `nn.Linear`
+whose input and output gradient have the real number of rows. The values mean nothing.
+
+Law: a backward pass computes nothing and allocates nothing of a parameter's size. Gradients are views of one constant
+buffer; whoever keeps the replicas together must only read them. The net under it cannot tell who does: the same classes
+serve every system that is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from benchmarks.testbed.shapes import LayerShape, Shape, shares_of_work
+
+FORWARD_PART = 1 / 3
+VALUE = 0.01
+GRADIENT = 1e-6
+"""What every element of every gradient is."""
+
+
+class Pace:
+    """The accelerator's clock: work is done one piece after the other, each taking its time.
+
+    A piece begins when the one before it ends, however late the sleep before it came back, unless the caller has been
+    away for longer than `slack_s`: then it waited for something, and the accelerator stood still.
+    """
+
+    def __init__(self, slack_s: float = 1e-3) -> None:
+        self._slack_s = slack_s
+        self._done_s = 0.0
+
+    def spend(self, work_s: float) -> None:
+        """Return when a piece of work of this length is done."""
+        now = time.perf_counter()
+        if now - self._done_s > self._slack_s:
+            self._done_s = now
+        self._done_s += work_s
+        left_s = self._done_s - now
+        if left_s > 0:
+            time.sleep(left_s)
+
+
+class Gradients:
+    """One buffer that is every tensor's gradient; it grows to the largest that is asked for."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def of(self, shape: Shape) -> Tensor:
+        """A constant gradient of this shape; a fresh view, so that autograd takes it without a copy."""
+        size = math.prod(shape)
+        if self._memory.numel() < size:
+            self._memory = torch.full((size,), GRADIENT)
+        return self._memory[:size].view(shape)
+
+
+class _Work(Function):
+    """A layer as autograd sees it: x and the layer's parameters in, y out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: EmulatedLayer | EmulatedLinear, *parameters: Tensor) -> Tensor:
+        layer.pace.spend(layer.forward_s)
+        ctx.layer = layer
+        ctx.x_shape = x.shape
+        ctx.shapes = [parameter.shape for parameter in parameters]
+        return layer.output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        layer = ctx.layer
+        layer.pace.spend(layer.backward_s)
+        wanted = ctx.needs_input_grad
+        below = layer.gradients.of(ctx.x_shape) if wanted[0] else None
+        own = [
+            layer.gradients.of(shape) if needs else None
+            for shape, needs in zip(ctx.shapes, wanted[2:], strict=True)
+        ]
+        return (below, None, *own)
+
+
+def _work(x: Tensor, layer: EmulatedLayer | EmulatedLinear) -> Tensor:
+    y: Tensor = _Work.apply(x, layer, *layer.parameters(recurse=False))  # type: ignore[no-untyped-call]
+    return y
+
+
+class EmulatedLayer(nn.Module):
+    """A layer whose gradients are dense, such as a convolution; blob0 is its weight.
+
+    Args:
+        shape: its tensors.
+        output: what it hands on.
+        pace: the accelerator's clock.
+        gradients: where its gradients lie.
+        work_s: its part of the compute time.
+    """
+
+    def __init__(
+        self, shape: LayerShape, output: Tensor, pace: Pace, gradients: Gradients, work_s: float
+    ) -> None:
+        super().__init__()
+        self.output, self.pace, self.gradients = output, pace, gradients
+        self.forward_s, self.backward_s = work_s * FORWARD_PART, work_s * (1 - FORWARD_PART)
+        for index, size in enumerate(shape.tensors):
+            self.register_parameter(f"blob{index}", nn.Parameter(torch.full(size, VALUE)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Spend the time."""
+        return _work(x, self)
+
+
+class EmulatedLinear(nn.Linear):
+    """A fully-connected layer: its weight's gradient is skipped when nobody wants it dense.
+
+    Args:
+        shape: its weight (outputs x inputs) and bias.
+        output: what it hands on, rows x outputs.
+        pace: the accelerator's clock.
+        gradients: where its gradients lie.
+        work_s: its part of the compute time.
+    """
+
+    def __init__(
+        self, shape: LayerShape, output: Tensor, pace: Pace, gradients: Gradients, work_s: float
+    ) -> None:
+        outputs, inputs = shape.tensors[0]
+        super().__init__(inputs, outputs, bias=len(shape.tensors) > 1)
+        self.output, self.pace, self.gradients = output, pace, gradients
+        self.forward_s, self.backward_s = work_s * FORWARD_PART, work_s * (1 - FORWARD_PART)
+
+    def reset_parameters(self) -> None:
+        """Constant: random numbers for a hundred million elements take seconds."""
+        for parameter in self.parameters():
+            nn.init.constant_(parameter, VALUE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Spend the time."""
+        return _work(x, self)
+
+
+class EmulatedNet(nn.Module):
+    """A chain of emulated layers.
+
+    Args:
+        layers: their shapes, in forward order.
+        batch: rows of a fully-connected layer's input.
+        compute_s: time of one forward and backward pass of the whole.
+    """
+
+    def __init__(self, layers: Sequence[LayerShape], *, batch: int, compute_s: float) -> None:
+        super().__init__()
+        pace, gradients = Pace(), Gradients()
+        self.layers = nn.ModuleList()
+        token = torch.full((1,), VALUE)
+        for index, (shape, share) in enumerate(zip(layers, shares_of_work(layers), strict=True)):
+            following = layers[index + 1] if index + 1 < len(layers) else None
+            output = _handed_on(shape, following, batch, token)
+            kind = EmulatedLinear if shape.fully_connected else EmulatedLayer
+            self.layers.append(kind(shape, output, pace, gradients, compute_s * share))
+        first = layers[0]
+        self.input = torch.full((batch, first.tensors[0][1]), VALUE) if first.fully_connected else token
+
+    def forward(self) -> Tensor:
+        """One forward pass over a batch that does not matter; gives the last layer's output."""
+        x = self.input
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _handed_on(shape: LayerShape, following: LayerShape | None, batch: int, token: Tensor) -> Tensor:
+    """The output of a layer: what the following one must get as its input, or else one number."""
+    if following is not None and following.fully_connected:
+        return torch.full((batch, following.tensors[0][1]), VALUE)
+    if following is None and shape.fully_connected:
+        return torch.full((batch, shape.tensors[0][0]), VALUE)
+    return token

@@ -1,0 +1,114 @@
+"""Processes on hosts: started in their namespaces, watched, and ended.
+
+Law: none outlives `Processes`. Each leads a session of its own and is ended with all that it started, by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.hosts import Host
+from poseidon.cli.launching import child_environment
+from poseidon.settings import inherited_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+LAST_WORDS = 12
+END_S = 10.0
+
+
+def environment() -> dict[str, str]:
+    """What every measured process gets, ours and others: Poseidon's settings of malloc, and one thread of arithmetic."""
+    return {**inherited_environment(), **child_environment(), "OMP_NUM_THREADS": "1"}
+
+
+class Processes:
+    """Some processes, each with its output in a file.
+
+    Args:
+        folder: where the files go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        host: Host | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start one.
+
+        Args:
+            name: of its file of output, and in errors.
+            argv: the program and its arguments.
+            host: where; None: outside of all hosts.
+            extra: variables beyond `environment`.
+
+        Raises:
+            TestbedError: it cannot be started.
+        """
+        words = [*(host.enter if host else ()), *argv]
+        try:
+            with self._log(name).open("wb") as log:
+                self._running[name] = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=ROOT,
+                    env={**environment(), **(extra or {})},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise TestbedError(f"cannot start {name}: {error}") from error
+
+    def check(self) -> None:
+        """Whether all still run, or have ended well.
+
+        Raises:
+            TestbedError: one has failed; with its last words.
+        """
+        for name, process in self._running.items():
+            status = process.poll()
+            if status:
+                lines = self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
+                raise TestbedError("\n".join([f"{name} failed with status {status}:", *lines[-LAST_WORDS:]]))
+
+    def close(self) -> None:
+        """End all that still run. Safe to call twice."""
+        for process in self._running.values():
+            _signal(process, signal.SIGTERM)
+        for process in self._running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            _signal(process, signal.SIGKILL)
+            process.wait()
+        self._running.clear()
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name.replace(' ', '_')}.log"
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    if process.returncode is None:  # not reaped: its id, which is also the group's, is still its own
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)

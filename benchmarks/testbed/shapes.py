@@ -1,0 +1,155 @@
+"""The shapes of the nets that measurements imitate, read from their definitions.
+
+Law: shapes and amounts of work only; what carries a gradient is here, what does not (BatchNorm's statistics) is not.
+Layers stand in forward order; a net that branches is a chain here, which changes neither its bytes nor its work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from poseidon.layers.base import LayerContext
+from poseidon.net.compile import compile_net
+from poseidon.proto.caffe_pb2 import TEST, NetState
+from poseidon.proto.definition import read_net
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES_22K = 21841
+PAPER_SCALE = 40
+WITHOUT_GRADIENT = ("BatchNorm",)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """What a measurement needs to know of one layer.
+
+    Attributes:
+        name: as in the definition.
+        tensors: shapes of what is trained, the weight first.
+        work: multiplications of one image's forward pass.
+        fully_connected: its weight (outputs x inputs) has factors.
+    """
+
+    name: str
+    tensors: tuple[Shape, ...]
+    work: int
+    fully_connected: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many numbers are trained."""
+        return sum(math.prod(shape) for shape in self.tensors)
+
+
+def layers_of(net: str) -> tuple[LayerShape, ...]:
+    """The layers of one of `NETS` that are trained.
+
+    Raises:
+        KeyError: there is no such net.
+    """
+    return NETS[net]()
+
+
+def elements(layers: Sequence[LayerShape]) -> int:
+    """How many numbers a net trains."""
+    return sum(layer.elements for layer in layers)
+
+
+def shares_of_work(layers: Sequence[LayerShape]) -> list[float]:
+    """Each layer's part of a net's compute time."""
+    total = sum(layer.work for layer in layers)
+    return [layer.work / total for layer in layers]
+
+
+def to_json(layers: Sequence[LayerShape]) -> str:
+    """One line, for a worker."""
+    return json.dumps([asdict(layer) for layer in layers])
+
+
+def from_json(text: str) -> tuple[LayerShape, ...]:
+    """What `to_json` wrote."""
+    return tuple(
+        LayerShape(**{**layer, "tensors": tuple(tuple(shape) for shape in layer["tensors"])})
+        for layer in json.loads(text)
+    )
+
+
+def divided(layers: Sequence[LayerShape], by: float) -> tuple[LayerShape, ...]:
+    """Layers of `1/by` of the size: the sides of each weight shrink by its root, the work stays.
+
+    The three channels of a picture stay too, which is why the first layer shrinks less. With `1/sqrt(by)` of the rows,
+    factors shrink by the same `by` as weights.
+    """
+    root = math.sqrt(by)
+
+    def side(size: int) -> int:
+        return max(1, round(size / root)) if size > 3 else size
+
+    def shape(old: Shape) -> Shape:
+        return (*(side(size) for size in old[:2]), *old[2:])
+
+    return tuple(replace(layer, tensors=tuple(shape(old) for old in layer.tensors)) for layer in layers)
+
+
+def _read(definition: str) -> tuple[LayerShape, ...]:
+    net = compile_net(
+        read_net(ROOT / "prototxt" / definition), LayerContext(phase=TEST, seed=1), state=NetState(phase=TEST)
+    )
+    try:
+        shapes = net.blob_shapes
+        found: list[LayerShape] = []
+        for name, layer in net.layer_modules:
+            tensors = tuple(tuple(blob.shape) for blob in layer.parameters(recurse=False))
+            kind = layer.param.type
+            if (
+                kind == "Scale"
+            ):  # part of its convolution: a layer of its own would cost more time than it stands for
+                found[-1] = replace(found[-1], tensors=(*found[-1].tensors, *tensors))
+            elif tensors and kind not in WITHOUT_GRADIENT:
+                work = math.prod(tensors[0]) * math.prod(shapes[layer.param.top[0]][2:])
+                found.append(
+                    LayerShape(name=name, tensors=tensors, work=work, fully_connected=kind == "InnerProduct")
+                )
+        return tuple(found)
+    finally:
+        net.close()
+
+
+def _as_convolution(layer: LayerShape) -> LayerShape:
+    if not layer.fully_connected:
+        return layer
+    weight, *others = layer.tensors
+    return replace(layer, tensors=((*weight, 1, 1), *others), fully_connected=False)
+
+
+def _resnet50() -> tuple[LayerShape, ...]:
+    """ResNet-50 with its last layer as a 1x1 convolution, so that nothing in it has factors."""
+    return tuple(_as_convolution(layer) for layer in _read("resnet/resnet50_deploy.prototxt"))
+
+
+def _vgg19_22k() -> tuple[LayerShape, ...]:
+    *layers, last = _read("vgg/vgg19_deploy.prototxt")
+    inputs = last.tensors[0][1]
+    wide = replace(
+        last,
+        tensors=((CLASSES_22K, inputs), (CLASSES_22K,)),
+        work=last.work // last.tensors[1][0] * CLASSES_22K,
+    )
+    return (*layers, wide)
+
+
+NETS: dict[str, Callable[[], tuple[LayerShape, ...]]] = {
+    "alexnet": lambda: _read("alexnet/deploy.prototxt"),
+    "googlenet": lambda: _read("googlenet/deploy.prototxt"),
+    "resnet50": _resnet50,
+    "vgg19": lambda: _read("vgg/vgg19_deploy.prototxt"),
+    "vgg19-22k": _vgg19_22k,
+    "vgg19-22k/40": lambda: divided(_vgg19_22k(), PAPER_SCALE),
+}
+"""Every net that a measurement can imitate, by the name that the command line takes."""
