@@ -10,7 +10,7 @@ of more than one product; it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,13 +73,14 @@ class FactorTap:
             return None
         return (arguments[0].detach().requires_grad_(), *arguments[1:])
 
-    def _after(self, module: nn.Module, arguments: Sequence[Any], output: Tensor) -> None:
+    def _after(self, module: nn.Module, arguments: Sequence[Any], output: Tensor) -> Tensor | None:
         if not output.requires_grad:
-            return
+            return None
         x: Tensor = arguments[0]
-        output.register_hook(partial(self._gradient, x, x._version))
         if x.requires_grad:
             x.register_hook(self._left)
+        tapped: Tensor = _Tap.apply(output, partial(self._gradient, x, x._version))  # type: ignore[no-untyped-call]
+        return tapped
 
     def _gradient(self, x: Tensor, version: int, gradient: Tensor) -> None:
         self._backwards += 1
@@ -104,6 +105,23 @@ class FactorTap:
         """The gradient at the input exists: nobody reads the weight any more in this pass."""
         if self._sends and not self._kept:
             self._exchange.release(self.index)
+
+
+class _Tap(torch.autograd.Function):
+    """Identity whose backward pass shows the gradient to a function.
+
+    A copy, not a hook on the output: the layer above may overwrite the output, and a hook on a view is lost then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, show: Callable[[Tensor], None]) -> Tensor:
+        ctx.show = show
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.show(gradients[0])
+        return gradients[0], None
 
 
 def _stacked(parts: Sequence[Factors]) -> Factors:

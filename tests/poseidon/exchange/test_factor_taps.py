@@ -1,0 +1,165 @@
+"""Factors come out of autograd as they must, and the dense gradient is never formed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from poseidon.errors import UsageError
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.factor_taps import layers_with_factors
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.local import LocalExchange
+
+
+class Recorder(LocalExchange):
+    """An exchange that takes every 2-D tensor as factors, and notes the order of calls."""
+
+    def __init__(self, tensors: list[Trained]) -> None:
+        super().__init__(tensors, ExchangeSettings())
+        self._shapes = [trained.tensor.dim() for trained in tensors]
+        self.calls: list[tuple[str, int]] = []
+        self.factors: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def takes_factors(self, index: int) -> bool:
+        return self._shapes[index] == 2
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        self.calls.append(("begin", index))
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        self.calls.append(("factors", index))
+        self.factors[index] = (u_KN.clone(), v_KM.clone())
+
+    def release(self, index: int) -> None:
+        self.calls.append(("release", index))
+
+    def finish(self) -> None:
+        self.calls.append(("finish", -1))
+
+
+def run(
+    net: nn.Module, loss: Callable[[nn.Module], Tensor], *, passes: int = 1, wait_free: bool = True
+) -> Recorder:
+    tensors = [Trained(name=name, tensor=tensor) for name, tensor in net.named_parameters()]
+    exchange = Recorder(tensors)
+    hooks = Hooks(net, tensors, exchange, passes=passes, wait_free=wait_free)
+    try:
+        exchange.start(0, 0.1)
+        hooks.start()
+        for _ in range(passes):
+            loss(net).backward()
+            hooks.next_pass()
+        hooks.finish()
+        exchange.finish()
+    finally:
+        hooks.close()
+    return exchange
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+
+
+def loss_on(x: Tensor) -> Callable[[nn.Module], Tensor]:
+    return lambda net: (net(x) ** 2).sum()
+
+
+def dense(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[Tensor]:
+    for tensor in net.parameters():
+        tensor.grad = None
+    loss(net).backward()
+    return [tensor.grad.clone() for tensor in net.parameters() if tensor.grad is not None]
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
+def test_the_product_of_the_factors_is_the_gradient(shape: tuple[int, ...]) -> None:
+    net, x = mlp(), torch.randn(*shape)
+    expected = dense(net, loss_on(x))
+    exchange = run(net, loss_on(x))
+    for index in (0, 2):
+        u, v = exchange.factors[index]
+        assert u.shape[0] == v.shape[0] == 6
+        torch.testing.assert_close(u.t() @ v, expected[index])
+
+
+def test_the_dense_gradient_is_never_formed() -> None:
+    net = mlp()
+    formed: list[str] = []
+    for name, parameter in net.named_parameters():
+        parameter.register_hook(lambda _, name=name: formed.append(name))
+    run(net, loss_on(torch.randn(6, 5)))
+    assert sorted(formed) == ["0.bias", "2.bias"]
+
+
+def test_the_weight_is_given_back_to_autograd() -> None:
+    net = mlp()
+    run(net, loss_on(torch.randn(6, 5)))
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_a_weight_is_released_after_its_layer_and_before_the_pass_ends() -> None:
+    calls = run(mlp(), loss_on(torch.randn(6, 5))).calls
+    assert calls.index(("factors", 2)) < calls.index(("release", 2)) < calls.index(("factors", 0))
+    assert ("release", 0) not in calls  # its input wants no gradient: the end of the pass releases it
+
+
+def test_factors_of_several_passes_leave_together_in_the_last() -> None:
+    net, x = mlp(), torch.randn(6, 5)
+    expected = dense(net, loss_on(x))
+    exchange = run(net, loss_on(x), passes=3)
+    assert exchange.calls.count(("factors", 0)) == 1
+    u, v = exchange.factors[0]
+    assert u.shape[0] == 18
+    torch.testing.assert_close(u.t() @ v, 3 * expected[0])
+
+
+def test_without_wait_free_backpropagation_nothing_leaves_before_the_end() -> None:
+    calls = run(mlp(), loss_on(torch.randn(6, 5)), wait_free=False).calls
+    assert [kind for kind, _ in calls] == ["begin", "begin", "factors", "factors", "finish"]
+
+
+def test_a_first_layer_without_bias_has_factors_too() -> None:
+    net = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh())
+    x = torch.randn(6, 5)
+    expected = dense(net, loss_on(x))
+    u, v = run(net, loss_on(x)).factors[0]
+    torch.testing.assert_close(u.t() @ v, expected[0])
+
+
+def test_evaluation_between_takes_nothing() -> None:
+    def loss(net: nn.Module) -> Tensor:
+        with torch.no_grad():
+            net(torch.randn(2, 5))
+        return (net(torch.randn(6, 5)) ** 2).sum()
+
+    assert run(mlp(), loss).factors[0][0].shape[0] == 6
+
+
+def test_a_layer_that_is_used_twice_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(5, 5))
+    with pytest.raises(UsageError, match="used more than once"):
+        run(net, lambda net: (net(net(torch.randn(2, 5))) ** 2).sum())
+
+
+def test_an_input_that_is_changed_afterwards_is_refused() -> None:
+    def loss(net: nn.Module) -> Tensor:
+        x = torch.randn(2, 5)
+        y: Tensor = net(x)
+        x.add_(1)
+        return y.sum()
+
+    with pytest.raises(UsageError, match="changed in place"):
+        run(nn.Sequential(nn.Linear(5, 5)), loss)
+
+
+def test_a_shared_weight_is_not_offered_and_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+    net[1].weight = net[0].weight
+    assert layers_with_factors(net) == {}
+    with pytest.raises(UsageError, match="shared"):
+        run(net, loss_on(torch.randn(2, 5)))
