@@ -5,8 +5,9 @@ By hand, give every worker the printed address:
     python -m ps_server --listen tcp://127.0.0.1:5555 --workers 2
 
 A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W, "address": ...}),
-so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} stops the shard. Events leave on standard output as JSON lines: {"event": "listening", "address": ...}, {"event": "alive"},
-{"event": "done"}, {"event": "error", "message": ...}.
+so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} stops the shard. It may add
+"trace": the path of a trace to write. Events leave on standard output as JSON lines: {"event": "listening",
+"address": ...}, {"event": "alive"}, {"event": "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ import torch
 from ps_server.errors import ServerError, SpecError
 from ps_server.server import Server
 from ps_server.shard import Shard
+from ps_server.trace import NO_TRACE, Trace, Tracer
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 ALIVE_S = 2.0
+SHARDS_BELOW = 100_000
+"""In a trace the shards stand below all workers."""
 ORPHAN_IDLE_S = 20.0
 """A shard whose launcher has gone stays while workers speak to it: they are writing their last snapshot."""
 
@@ -44,6 +48,7 @@ class Options:
     address: str
     token: bytes
     supervised: bool
+    trace: Path | None = None
 
 
 def parse(arguments: list[str]) -> Options:
@@ -60,6 +65,7 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument(
         "--stdin", action="store_true", help="read a launcher's line of JSON from standard input"
     )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace that Perfetto opens")
     parser.add_argument("--job", metavar="ID", help="marks the process as part of a job")
     flags = parser.parse_args(arguments)
     if flags.stdin:
@@ -70,7 +76,12 @@ def parse(arguments: list[str]) -> Options:
     if not token and not _is_loopback(flags.listen):
         parser.error(f"{flags.listen} can be reached from other machines: --token-file is required")
     return Options(
-        shard=flags.shard, workers=flags.workers, address=flags.listen, token=token, supervised=False
+        shard=flags.shard,
+        workers=flags.workers,
+        address=flags.listen,
+        token=token,
+        supervised=False,
+        trace=flags.trace,
     )
 
 
@@ -83,6 +94,7 @@ def _from_launcher(shard: int, line: str) -> Options:
             address=str(document["address"]),
             token=bytes.fromhex(document["token"]),
             supervised=True,
+            trace=Path(document["trace"]) if document.get("trace") else None,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SpecError(f"the launcher's first line is not what a shard expects: {error!r}") from error
@@ -137,6 +149,12 @@ def _obey_launcher(server: Server) -> None:
     server.stop_when_idle(ORPHAN_IDLE_S)
 
 
+def _trace(options: Options) -> Tracer:
+    if options.trace is None:
+        return NO_TRACE
+    return Trace(options.trace, process=f"shard {options.shard}", order=SHARDS_BELOW + options.shard)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a shard; returns the exit code."""
     reporter = Reporter()
@@ -145,13 +163,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         shard = Shard(options.shard, options.workers, options.token)
-        server = Server(shard, ZmqServerTransport(options.address))
-        signal.signal(signal.SIGTERM, lambda *_: server.stop())
-        reporter.tell("listening", address=server.address)
-        if options.supervised:
-            threading.Thread(target=_obey_launcher, args=(server,), name="ps-stdin", daemon=True).start()
-            reporter.keep_alive()
-        server.serve()
+        with contextlib.closing(_trace(options)) as trace:
+            server = Server(shard, ZmqServerTransport(options.address), trace=trace)
+            signal.signal(signal.SIGTERM, lambda *_: server.stop())
+            reporter.tell("listening", address=server.address)
+            if options.supervised:
+                threading.Thread(target=_obey_launcher, args=(server,), name="ps-stdin", daemon=True).start()
+                reporter.keep_alive()
+            server.serve()
         reporter.close()
         reporter.tell("done", **asdict(shard.counts))
     except (ServerError, OSError) as error:

@@ -45,9 +45,11 @@ class Track(Enum):
     """Messages being handed to the network."""
     RECEIVE = 3
     """Messages being taken from the network."""
-    APPLY = 4
-    """A shard's arithmetic."""
-    LOCAL = 5
+    SUM = 4
+    """A shard adding a message to what came before it."""
+    APPLY = 5
+    """A shard moving values on."""
+    LOCAL = 6
     """What passes between the workers of one machine, or by all-reduce."""
 
 
@@ -200,9 +202,6 @@ class Trace:
             self._file.flush()
 
 
-_KINDS = {Track.SEND: "send", Track.RECEIVE: "receive", Track.APPLY: "apply"}
-
-
 def tell_message(
     trace: Tracer, track: Track, message: object, tables: Sequence[str], began_ns: int, **facts: int
 ) -> None:
@@ -226,7 +225,7 @@ def tell_message(
     if (array := getattr(message, "array", None)) is not None:
         facts["bytes"] = array.nbytes
     name = tables[table] if known and table is not None else type(message).__name__
-    trace.span(track, _KINDS[track], name, began_ns, **facts)
+    trace.span(track, track.name.lower(), name, began_ns, **facts)
 
 
 def describe_process(pid: int, name: str, order: int) -> list[dict[str, object]]:

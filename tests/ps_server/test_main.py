@@ -76,3 +76,18 @@ def test_a_launcher_starts_and_stops_it() -> None:
         events = [json.loads(line)["event"] for line in shard.stdout]
         assert events[-1] == "done"
         assert shard.wait(20) == 0
+
+
+def test_a_trace_is_asked_for_by_flag_or_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ["--listen", "tcp://127.0.0.1:0", "--workers", "1"]
+    assert parse(plain).trace is None
+    assert parse([*plain, "--trace", "t.json"]).trace == Path("t.json")
+    line = '{"workers": 1, "address": "tcp://127.0.0.1:0", "token": "ab", "trace": "/tmp/t.json"}'
+    monkeypatch.setattr("sys.stdin", __import__("io").StringIO(line))
+    assert parse(["--stdin"]).trace == Path("/tmp/t.json")
+
+
+def test_a_trace_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--listen", "tcp://127.0.0.1:0", "--workers", "1", "--trace", str(tmp_path / "no" / "t.json")]
+    assert main(flags) == 1
+    assert "No such file" in capsys.readouterr().err

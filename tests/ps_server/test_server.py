@@ -1,0 +1,69 @@
+"""What a client and a server tell a trace."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from ps_server import Client, Server, Shard, StoreSpec, TableSpec
+from ps_server.trace import Track
+from ps_server.transport.memory import MemoryNetwork
+from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
+from tests.support.tracing import Recorded, Span, nested
+
+ITERATIONS = 3
+STORE = StoreSpec(
+    workers=1, shards=1, tables=(TableSpec(name="conv.w", size=6, rows=2), TableSpec(name="fc.w", size=4))
+)
+
+
+def run() -> tuple[Recorded, Recorded]:
+    """A job of one worker and one shard; what both were told to trace."""
+    network, at_client, at_server = MemoryNetwork(1), Recorded(), Recorded()
+    server = Server(Shard(0, 1, TOKEN), network.server(0), trace=at_server)
+    thread = threading.Thread(target=server.serve, name="ps-shard")
+    thread.start()
+    client = Client(
+        network.client("worker"), rank=0, store=STORE, token=TOKEN, timeout_s=TIMEOUT_S, trace=at_client
+    )
+    client.start(zeros(STORE))
+    for _ in range(ITERATIONS):
+        for table, spec in enumerate(STORE.tables):
+            client.push(table, np.ones(spec.size, dtype=np.float32), rate=0.1)
+        client.clock()
+        for table, spec in enumerate(STORE.tables):
+            client.read(table, np.empty(spec.size, dtype=np.float32))
+    client.close()
+    thread.join()
+    return at_client, at_server
+
+
+def steps(trace: Recorded, track: Track, name: str) -> list[Span]:
+    """The spans of one table and track that belong to an iteration."""
+    found = [span for span in trace.spans if span.track is track and span.name == name]
+    return [span for span in found if "clock" in span.facts]
+
+
+def test_every_push_and_value_is_seen_by_its_tables_name() -> None:
+    at_client, at_server = run()
+    for name, chunks in (("conv.w", 2), ("fc.w", 1)):
+        assert len(steps(at_client, Track.SEND, name)) == ITERATIONS * chunks
+        assert len(steps(at_server, Track.RECEIVE, name)) == ITERATIONS * chunks
+        assert len(steps(at_server, Track.APPLY, name)) == ITERATIONS * chunks
+        # One value more: the first.
+        assert len(steps(at_server, Track.SEND, name)) == (ITERATIONS + 1) * chunks
+        assert len(steps(at_client, Track.RECEIVE, name)) == (ITERATIONS + 1) * chunks
+    (push, *_) = steps(at_client, Track.SEND, "conv.w")
+    assert push.kind == "send"
+    assert push.facts == {"shard": 0, "chunk": 0, "clock": 0, "bytes": 12}
+    assert ("receive", "Welcome") in at_client.names()
+    assert nested(at_client.spans)
+    assert nested(at_server.spans)
+
+
+def test_the_queue_of_a_shard_is_counted_down_to_nothing() -> None:
+    _, at_server = run()
+    assert all(name == "queue" for name, _ in at_server.counts)
+    assert at_server.counts[-1][1] == {"messages": 0}
+    assert max(values["messages"] for _, values in at_server.counts) >= 1
