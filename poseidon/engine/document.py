@@ -10,7 +10,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from poseidon.errors import UsageError
-from ps_server import Consistency
+from poseidon.exchange.cost import ExchangeKind
+from ps_server import Consistency, Precision
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "consistency": tuple(member.value for member in Consistency),
+    "exchange": tuple(member.value for member in ExchangeKind),
+    "precision": tuple(member.value for member in Precision),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +41,16 @@ class JobDocument:
         shards: number of server shards; 0 for a single process without a server.
         staleness: the bound of every table.
         rows: pieces to cut each table into; 0: pieces of 2 MiB.
-        consistency: `SSP` or `SSPPush`.
+        consistency: `SSP`, `SSPPush` or `SSPAggr`.
+        exchange: how gradients meet: `hybrid`, `ps`, `svb`, `allreduce` or `local`.
+        precision: of gradients and values on the wire: `float32`, `float16` or `bfloat16`.
+        bandwidth_mbps: SSPAggr's budget of each client, megabits a second; 0: no limit.
+        host: where this machine is reached by the others; an IPv6 address in brackets.
+        homes: for each shard the working client on whose machine it runs, or -1 - j for the j-th machine that only
+            serves; empty: spread evenly over the working ones.
+        shares: relative load of each shard; empty: all alike.
+        wait_free: gradients leave while the backward pass still runs.
+        trace: write what this worker does when to `<output>/trace_worker_<rank>.json`.
         snapshot: solver state to go on from, or empty.
         weights: models to start from, later ones over earlier ones.
         net_outputs: prefix of the net outputs' file.
@@ -60,6 +76,14 @@ class JobDocument:
     staleness: int = 0
     rows: int = 0
     consistency: str = Consistency.SSP_PUSH.value
+    exchange: str = "hybrid"
+    precision: str = Precision.FLOAT32.value
+    bandwidth_mbps: float = 0.0
+    host: str = "127.0.0.1"
+    homes: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+    wait_free: bool = True
+    trace: bool = False
     snapshot: str = ""
     weights: tuple[str, ...] = ()
     net_outputs: str = ""
@@ -78,10 +102,11 @@ class JobDocument:
                 raise UsageError(f"the job document's {name} is {getattr(self, name)}; expected 0 or more")
         if not 0 <= self.rank < self.workers:
             raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
-        if self.consistency not in {member.value for member in Consistency}:
-            raise UsageError(
-                f"the job document's consistency is '{self.consistency}'; expected SSP or SSPPush"
-            )
+        for name, legal in CHOICES.items():
+            if getattr(self, name) not in legal:
+                raise UsageError(
+                    f"the job document's {name} is '{getattr(self, name)}'; expected {' or '.join(legal)}"
+                )
 
     def to_json(self) -> bytes:
         """One line of JSON, without the line end."""
@@ -103,11 +128,14 @@ def read_document(line: str | bytes) -> JobDocument:
         extra = ", ".join(sorted(value.keys() - known.keys())) if isinstance(value, dict) else "no object"
         raise UsageError(f"the job document has fields that this version does not know: {extra}")
     for name, content in value.items():
-        kind: type = {"int": int, "str": str}.get(str(known[name].type), list)
+        kind: type = {"int": int, "str": str, "bool": bool, "float": float}.get(str(known[name].type), list)
         if type(content) is not kind:
             raise UsageError(f"the job document's {name} is {content!r:.60}; expected {kind.__name__}")
-    for name in ("weights", "imports", "stages"):
-        value[name] = tuple(value.get(name, ()))
+    for name, field in known.items():
+        if str(field.type).startswith("tuple"):
+            value[name] = tuple(value.get(name, ()))
+            if any(type(item) is not (int if "int" in str(field.type) else str) for item in value[name]):
+                raise UsageError(f"the job document's {name} is {value[name]!r:.60}; expected {field.type}")
     try:
         return JobDocument(**value)
     except TypeError as error:

@@ -49,6 +49,7 @@ class LoopSettings:
         prefix: of the snapshots' names.
         title: the net's name, for the log.
         on_progress: called after each iteration with (iteration, latest loss function); cheap.
+        wait_free: gradients leave while the backward pass still runs.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class LoopSettings:
     prefix: Path
     title: str
     on_progress: Callable[[int, SmoothedLoss], None]
+    wait_free: bool = True
 
 
 class Trainer:
@@ -100,7 +102,9 @@ class Trainer:
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
-        self._hooks = Hooks(replica.train, replica.trained, exchange, passes=solver.iter_size)
+        self._hooks = Hooks(
+            replica.train, replica.trained, exchange, passes=solver.iter_size, wait_free=settings.wait_free
+        )
         for tester in testers:
             tester.skip_to(start.tests_done)
 

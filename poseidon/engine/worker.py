@@ -34,8 +34,8 @@ from poseidon.engine.tester import Tester
 from poseidon.engine.trainer import LoopSettings, Trainer
 from poseidon.errors import JobError, PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings, History
-from poseidon.exchange.local import LocalExchange
-from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.build import Built, Membership, build_exchange
+from poseidon.exchange.cost import ExchangeKind
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink
@@ -44,7 +44,7 @@ from poseidon.metrics.sinks import Sink
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.solvers.settings import SolverSettings, solver_settings
-from ps_server import Client, Consistency, PeerLost, ServerError, SignalKind, StalenessTimeout, StoreSpec
+from ps_server import Consistency, PeerLost, Precision, ServerError, SignalKind, StalenessTimeout
 
 LOGGER = logging.getLogger("poseidon.engine.worker")
 ALIVE_S = 2.0
@@ -163,32 +163,23 @@ class ProgressTeller:
         )
 
 
-def build_exchange(
-    document: JobDocument,
-    replica: Replica,
-    settings: SolverSettings,
-    control: Control,
-    start_clock: int,
-) -> tuple[Exchange, StoreSpec | None]:
-    """The exchange that the document asks for, not yet opened."""
-    exchange_settings = ExchangeSettings(
-        clip=settings.clip, gradient_scale=1.0 / settings.iter_size, start_clock=start_clock
-    )
-    if document.shards == 0:
-        return LocalExchange(replica.trained, exchange_settings), None
-    store = store_spec(
-        replica.trained,
-        exchange_settings,
+def membership(document: JobDocument) -> Membership:
+    """What the exchange must know of the document."""
+    return Membership(
+        rank=document.rank,
         workers=document.workers,
         shards=document.shards,
+        kind=ExchangeKind(document.exchange),
+        host=document.host,
+        token=bytes.fromhex(document.token),
+        homes=document.homes,
+        shares=document.shares,
         staleness=document.staleness,
         rows=document.rows,
         consistency=Consistency(document.consistency),
+        precision=Precision(document.precision),
+        bandwidth_mbps=document.bandwidth_mbps or None,
     )
-    addresses = control.await_connect()
-    client = Client(addresses, rank=document.rank, store=store, token=bytes.fromhex(document.token))
-    exchange = ServerExchange(client, replica.trained, store, exchange_settings)
-    return exchange, store
 
 
 class Worker:
@@ -236,12 +227,20 @@ class Worker:
         )
         start, histories = self._starting_point(solver, replica, checkpoint)
         self._control.tell("ready")
-        exchange, store = build_exchange(document, replica, settings, self._control, start.iteration)
+        built = build_exchange(
+            replica.trained,
+            ExchangeSettings(
+                clip=settings.clip, gradient_scale=1.0 / settings.iter_size, start_clock=start.iteration
+            ),
+            membership(document),
+            self._control.await_connect,
+        )
+        exchange = built.exchange
         try:
             exchange.open(histories)
             self._control.obey(exchange, rank)
             if rank == 0:
-                self._introduce(replica, store)
+                self._introduce(replica, built)
             with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
                 trainer.run()
         finally:
@@ -267,17 +266,22 @@ class Worker:
             for note in notes:
                 LOGGER.info("%s", note)
 
-    def _introduce(self, replica: Replica, store: StoreSpec | None) -> None:
-        names = [trained.name for trained in replica.trained]
-        for line in net_table(replica.train, names, store):
-            LOGGER.info("%s", line)
+    def _introduce(self, replica: Replica, built: Built) -> None:
         document = self._document
+        names = [trained.name for trained in replica.trained]
+        for line in net_table(replica.train, names, built.store):
+            LOGGER.info("%s", line)
+        if built.store is not None:
+            plan = built.plan.table()
+            (Path(document.output) / "exchange_plan.txt").write_text("\n".join(plan) + "\n")
+            for line in plan:
+                LOGGER.info("%s", line)
         LOGGER.info(
             "%d worker%s x batch %d, %s, seed %d",
             document.workers,
             "" if document.workers == 1 else "s",
             replica.batch_records,
-            f"{document.shards} shards, {document.consistency}, staleness {document.staleness}"
+            f"{document.exchange}, {document.shards} shards, {document.consistency}, staleness {document.staleness}"
             if document.shards
             else "no server",
             document.seed,
@@ -321,6 +325,7 @@ class Worker:
                 prefix=solver.snapshot_prefix(),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
+                wait_free=document.wait_free,
             ),
             checkpoint=checkpoint,
             testers=testers,

@@ -203,6 +203,8 @@ class ServerExchange:
     def _history(self, index: int, slot: _Slot) -> Sequence[Array]:
         if slot.is_copy:
             return []
+        if slot.statistics:  # no rule moves them; Caffe's solverstate has zeros there
+            return [np.zeros(slot.value.size, np.float32)] * len(slot.history)
         if slot.staleness == 0:
             return self._client.history(index)
         return [history.numpy().copy() for history in slot.history]
@@ -295,7 +297,7 @@ class _Slot:
 
     def set_history(self, history: History) -> None:
         """Go on from this history: here at staleness > 0, on the shards at 0."""
-        if self.is_copy:
+        if self.is_copy or self.statistics:
             return
         arrays = [
             torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).reshape(-1)) for array in history

@@ -1,0 +1,183 @@
+"""One worker's exchange, from what it is told about its job.
+
+    alone                                    LocalExchange
+    hybrid, ps, svb: by the plan             HybridExchange, or ServerExchange where nothing travels as factors
+    allreduce                                AllReduceExchange
+
+Law: every worker of a job makes the same plan and the same store, since both follow from what all are told alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from poseidon.errors import UsageError
+from poseidon.exchange.allreduce import AllReduceExchange, meeting_store
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
+from poseidon.exchange.hybrid import HybridExchange
+from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.ps import ServerExchange, store_spec
+from ps_server import Client, Consistency, Precision, StoreSpec
+
+TIMEOUT_S = 600.0
+
+Connect = Callable[[], Sequence[str]]
+"""Waits for the shards' addresses and gives them, in shard order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What one worker is told about its job.
+
+    Args:
+        rank: this worker, 0..workers-1.
+        workers: number of workers.
+        shards: number of shards; 0 for a worker that is alone.
+        kind: what the job asks for.
+        host: where this machine is reached by the others; an IPv6 address in brackets.
+        token: the job's secret.
+        homes: for each shard the working client on whose machine it runs, or -1 - j for serving machine j; empty:
+            spread evenly over the working ones.
+        shares: relative load of each shard; empty: all alike.
+        staleness: the bound of every table.
+        rows: pieces to cut each table into; 0: pieces of 2 MiB.
+        consistency: how values travel.
+        precision: of gradients and values on the wire.
+        bandwidth_mbps: SSPAggr's budget of each client; None: no limit.
+        timeout_s: longest time that any call waits.
+    """
+
+    rank: int = 0
+    workers: int = 1
+    shards: int = 0
+    kind: ExchangeKind = ExchangeKind.HYBRID
+    host: str = "127.0.0.1"
+    token: bytes = b""
+    homes: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+    staleness: int = 0
+    rows: int = 0
+    consistency: Consistency = Consistency.SSP_PUSH
+    precision: Precision = Precision.FLOAT32
+    bandwidth_mbps: float | None = None
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if self.kind is ExchangeKind.LOCAL and self.workers > 1:
+            raise UsageError(f"--exchange=local is for one worker; this job has {self.workers}")
+        if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
+            raise UsageError(
+                f"--exchange=allreduce has no staleness; expected 0, not --table_staleness={self.staleness}"
+            )
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to exchange anything with."""
+        return self.shards == 0 or self.kind is ExchangeKind.LOCAL
+
+    @property
+    def topology(self) -> Topology:
+        """Who pushes, and who serves how much."""
+        homes = self.homes or tuple(shard * self.workers // self.shards for shard in range(self.shards))
+        return Topology.of_shards(self.workers, homes, self.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An exchange, not yet opened, with what it was built from.
+
+    Attributes:
+        exchange: the exchange.
+        plan: the way of each tensor.
+        store: what workers and shards agree on; None for a worker that is alone.
+        client: this worker's connection to the shards; None for a worker that is alone.
+    """
+
+    exchange: Exchange
+    plan: ExchangePlan
+    store: StoreSpec | None = None
+    client: Client | None = None
+
+
+def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePlan:
+    """The way of each tensor.
+
+    Where every tensor would travel as factors, the one that loses least goes to the server: what rank 0 asks for
+    (`signal`) is in step with training only where training reads from the shards.
+    """
+    kind = ExchangeKind.LOCAL if member.alone else member.kind
+    plan = choose(tensors, kind, member.topology, precision=member.precision)
+    if not plan.of(Scheme.FACTORS) or plan.of(Scheme.SERVER):
+        return plan
+    cheapest = min(plan.choices, key=lambda choice: choice.server_bytes - choice.bytes)
+    return ExchangePlan(choices=tuple(_served(c) if c is cheapest else c for c in plan.choices))
+
+
+def _served(choice: Choice) -> Choice:
+    return replace(choice, scheme=Scheme.SERVER)
+
+
+def build_exchange(
+    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, connect: Connect
+) -> Built:
+    """Make one worker's exchange; connects to the shards, where there are any.
+
+    Args:
+        tensors: what to keep together, the same on every worker.
+        settings: common to all tensors.
+        member: this worker and its job.
+        connect: waits for the shards' addresses.
+
+    Raises:
+        TransportError: an address cannot be reached or listened on.
+    """
+    plan = plan_exchange(tensors, member)
+    if member.alone:
+        return Built(exchange=LocalExchange(tensors, settings), plan=plan)
+    store = _store(tensors, settings, member, plan)
+    client = Client(connect(), rank=member.rank, store=store, token=member.token, timeout_s=member.timeout_s)
+    exchange: Exchange
+    if member.kind is ExchangeKind.ALLREDUCE:
+        exchange = AllReduceExchange(
+            client,
+            tensors,
+            settings,
+            rank=member.rank,
+            workers=member.workers,
+            host=member.host.strip("[]"),
+            timeout_s=member.timeout_s,
+        )
+    elif plan.of(Scheme.FACTORS):
+        exchange = HybridExchange(
+            client,
+            tensors,
+            store,
+            settings,
+            listen=f"tcp://{member.host}:0",
+            token=member.token,
+            timeout_s=member.timeout_s,
+        )
+    else:
+        exchange = ServerExchange(client, tensors, store, settings)
+    return Built(exchange=exchange, plan=plan, store=store, client=client)
+
+
+def _store(
+    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, plan: ExchangePlan
+) -> StoreSpec:
+    if member.kind is ExchangeKind.ALLREDUCE:
+        return meeting_store(settings, workers=member.workers, shards=member.shards)
+    return store_spec(
+        tensors,
+        settings,
+        workers=member.workers,
+        shards=member.shards,
+        staleness=member.staleness,
+        rows=member.rows,
+        consistency=member.consistency,
+        shares=member.shares,
+        precision=member.precision,
+        by_factors=plan.of(Scheme.FACTORS),
+    )
