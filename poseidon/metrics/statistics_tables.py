@@ -1,0 +1,159 @@
+"""Statistics of a job as tables for people.
+
+Law: pure. Bytes are per iteration and client: those of all workers together, by the number of workers that send for
+themselves. Times are milliseconds per iteration, the mean over the workers. `hidden` is the part of the time on the
+way during which training went on: hidden / (hidden + waited).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon.metrics.job_statistics import JobStatistics, ShardStatistics, WorkerStatistics
+
+TENSOR_HEAD = ("tensor", "scheme", "bytes out", "bytes in", "waited ms", "hidden ms", "hidden")
+SHARD_HEAD = ("shard", "bytes in", "bytes out", "of mean", "updates", "busy s", "queue", "longest", "memory")
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRow:
+    """One tensor, per iteration.
+
+    Attributes:
+        name: the tensor's.
+        scheme: how it travels.
+        bytes_out: of a client; None: not counted.
+        bytes_in: of a client.
+        waited_s: mean over the workers.
+        hidden_s: mean over the workers; None: not measured.
+    """
+
+    name: str
+    scheme: str
+    bytes_out: float | None
+    bytes_in: float | None
+    waited_s: float
+    hidden_s: float | None
+
+
+def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
+    """Each tensor over all workers, in the order of the net; none before the first iteration has ended."""
+    running = [worker for worker in workers if worker.iterations and worker.tensors]
+    rows = []
+    for index, tensor in enumerate(running[0].tensors if running else ()):
+        seen = [
+            (worker.tensors[index], worker.iterations) for worker in running if index < len(worker.tensors)
+        ]
+        hidden = [t.hidden_s / n for t, n in seen if t.hidden_s is not None]
+        rows.append(
+            TensorRow(
+                name=tensor.name,
+                scheme=tensor.scheme,
+                bytes_out=_mean([t.bytes_out / n for t, n in seen if t.bytes_out is not None]),
+                bytes_in=_mean([t.bytes_in / n for t, n in seen if t.bytes_in is not None]),
+                waited_s=_mean([t.waited_s / n for t, n in seen]) or 0.0,
+                hidden_s=_mean(hidden),
+            )
+        )
+    return rows
+
+
+def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> list[str]:
+    """The table of tensors, with their sum; a line each.
+
+    Args:
+        rows: of `tensor_rows`.
+        largest: show only so many, those with the most bytes; None: all.
+    """
+    if not rows:
+        return ["no iteration has ended yet"]
+    shown = list(rows)
+    if largest is not None and largest < len(rows):
+        chosen = sorted(rows, key=lambda row: -((row.bytes_out or 0) + (row.bytes_in or 0)))[:largest]
+        shown = [row for row in rows if row in chosen]
+    left = len(rows) - len(shown)
+    total = _total(rows, f"all {len(rows)}" if left else "total")
+    return _lines([TENSOR_HEAD, *(_cells(row) for row in [*shown, total])], left=2)
+
+
+def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
+    """The table of shards, a line each; empty without any."""
+    if not shards:
+        return []
+    mean = sum(shard.bytes_in + shard.bytes_out for _, shard in shards) / len(shards)
+    rows = [
+        (
+            str(index),
+            f"{shard.bytes_in:,}",
+            f"{shard.bytes_out:,}",
+            f"{(shard.bytes_in + shard.bytes_out) / mean:.3f}" if mean else UNKNOWN,
+            f"{shard.updates:,}",
+            f"{shard.busy_s:.1f}",
+            str(shard.queue),
+            str(shard.longest_queue),
+            f"{shard.memory_bytes:,}",
+        )
+        for index, shard in shards
+    ]
+    return _lines([SHARD_HEAD, *rows], left=0)
+
+
+def job_tables(statistics: JobStatistics) -> list[str]:
+    """All that `poseidon stats` prints of a job."""
+    workers = list(statistics.workers.values())
+    iterations = max((worker.iterations for worker in workers), default=0)
+    lines = [
+        f"job {statistics.job}: {len(workers)} workers, {iterations} iterations, {len(statistics.shards)} shards"
+    ]
+    lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
+    others = [worker.other_bytes_out + worker.other_bytes_in for worker in workers]
+    if any(others):
+        lines.append(f"beside these {sum(others):,} bytes in all: joining, clocks, meetings")
+    table = shard_table(list(statistics.shards.items()))
+    return [*lines, "", "since the start, a shard:", *table] if table else lines
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _total(rows: Sequence[TensorRow], name: str) -> TensorRow:
+    def together(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    return TensorRow(
+        name=name,
+        scheme="",
+        bytes_out=together([row.bytes_out for row in rows]),
+        bytes_in=together([row.bytes_in for row in rows]),
+        waited_s=sum(row.waited_s for row in rows),
+        hidden_s=together([row.hidden_s for row in rows]),
+    )
+
+
+def _cells(row: TensorRow) -> tuple[str, ...]:
+    def count(number: float | None) -> str:
+        return UNKNOWN if number is None else f"{number:,.0f}"
+
+    hidden, share = UNKNOWN, UNKNOWN
+    if row.hidden_s is not None:
+        hidden = f"{1000 * row.hidden_s:.2f}"
+        on_the_way = row.hidden_s + row.waited_s
+        share = f"{100 * row.hidden_s / on_the_way:.0f} %" if on_the_way else UNKNOWN
+    waited = f"{1000 * row.waited_s:.2f}"
+    return (row.name, row.scheme, count(row.bytes_out), count(row.bytes_in), waited, hidden, share)
+
+
+def _lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Columns as wide as their widest cell: the first `left` of them words, the others numbers."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,92 @@
+"""Many processes' traces as one file, which Perfetto and chrome://tracing open.
+
+Law: reads what `ps_server.trace` writes, an event a line, also where the process was killed and the end is missing: a
+line that is not whole is left out. In the merged file times count from the earliest event, and the files' processes
+get numbers of their own, since two machines may have given one number twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from poseidon.errors import JobError
+
+Event = dict[str, object]
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """The traces of a job, workers first, each kind by number.
+
+    Raises:
+        JobError: the folder holds none.
+    """
+    found = []
+    for kind in ("worker", "shard"):
+        stems = {
+            path: path.stem.removeprefix(f"trace_{kind}_") for path in folder.glob(f"trace_{kind}_*.json")
+        }
+        found += sorted(
+            (path for path in stems if stems[path].isdecimal()), key=lambda path: int(stems[path])
+        )
+    if not found:
+        raise JobError(f"{folder} holds no traces; expected those of a job that was started with --trace")
+    return found
+
+
+def read_trace(path: Path) -> Iterator[Event]:
+    """The events of a file.
+
+    Raises:
+        JobError: it cannot be read, or holds no trace.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            if stream.readline().strip() != "[":
+                raise JobError(f"{path} is not a trace: expected a list of events, one a line")
+            for line in stream:
+                event = _event(line)
+                if event is not None:
+                    yield event
+    except OSError as error:
+        raise JobError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def merge(paths: Sequence[Path], write: Callable[[str], object]) -> int:
+    """Write one trace of many; returns the number of events.
+
+    Args:
+        paths: the files, in the order in which the viewer shall show them.
+        write: takes the text, piece by piece.
+
+    Raises:
+        JobError: a file cannot be read, or holds no trace.
+    """
+    earliest = min((time for path in paths for time in _times(path)), default=0.0)
+    count = 0
+    for process, path in enumerate(paths):
+        for event in read_trace(path):
+            event["pid"] = process
+            if isinstance(time := event.get("ts"), int | float):
+                event["ts"] = time - earliest
+            if event.get("name") == "process_sort_index":
+                event["args"] = {"sort_index": process}
+            write(("[\n" if count == 0 else ",\n") + json.dumps(event))
+            count += 1
+    write("\n]\n" if count else "[]\n")
+    return count
+
+
+def _times(path: Path) -> Iterator[float]:
+    for event in read_trace(path):
+        if isinstance(time := event.get("ts"), int | float):
+            yield time
+
+
+def _event(line: str) -> Event | None:
+    try:
+        event = json.loads(line.strip().removesuffix(","))
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("ph"), str) else None
