@@ -1,8 +1,9 @@
 """Which chunk lives on which shard: a pure function of sizes, so that no two parties can disagree.
 
 Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its share.
-Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where the last chunks
-would break the law, the largest ones are halved and dealt again.
+Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where that would break the law, the
+largest ones are halved and dealt again. With fewer chunks the same is done as far as it is worth it, save to tables
+whose rows were given. Tables that are copies move no bytes in training; they are dealt by themselves.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ps_server.errors import SpecError
-from ps_server.settings import CHUNK_ELEMENTS, TableSpec
+from ps_server.settings import CHUNK_ELEMENTS, Keeping, TableSpec
 
 BALANCE = 1.05
 CHUNKS_FOR_BALANCE = 10
+SMALLEST_ELEMENTS = 8 * 1024
+"""Of few chunks only those from here on (32 KiB) are halved: a chunk's message must be worth its header."""
+
+Piece = tuple[int, int, int]
+"""(table, start, stop)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +81,33 @@ def place(tables: Sequence[TableSpec], shards: int, shares: Sequence[int] = ()) 
     """
     if shards < 1:
         raise SpecError(f"shards is {shards}; expected 1 or more")
-    pieces = [(table, start, stop) for table, spec in enumerate(tables) for start, stop in _cut(spec)]
     weights = tuple(shares) or (1,) * shards
-    homes = _deal(pieces, weights)
-    while not _balanced(pieces, homes, weights):
-        largest = max(stop - start for _, start, stop in pieces)
-        if largest < 2:
-            break
-        pieces = [half for piece in pieces for half in _halve(piece, largest)]
-        homes = _deal(pieces, weights)
+    copies = {table for table, spec in enumerate(tables) if spec.keeping is Keeping.COPY}
+    dealt = _deal_evenly([t for t in range(len(tables)) if t not in copies], tables, weights)
+    dealt += _deal_evenly(sorted(copies), tables, weights)
     chunks: list[list[Chunk]] = [[] for _ in tables]
-    for (table, start, stop), shard in zip(pieces, homes, strict=True):
+    for (table, start, stop), shard in dealt:
         chunks[table].append(
             Chunk(table=table, index=len(chunks[table]), start=start, stop=stop, shard=shard)
         )
     return Placement(chunks, shards)
+
+
+def _deal_evenly(
+    chosen: Sequence[int], tables: Sequence[TableSpec], shares: Sequence[int]
+) -> list[tuple[Piece, int]]:
+    """Cut these tables into pieces, small enough for an even load, with the shard of each."""
+    pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table])]
+    homes = _deal(pieces, shares)
+    while not _balanced(pieces, homes, shares):
+        few = len(pieces) < CHUNKS_FOR_BALANCE * len(shares)
+        sizes = [stop - start for table, start, stop in pieces if not (few and tables[table].rows)]
+        largest = max(sizes, default=0)
+        if largest < (SMALLEST_ELEMENTS if few else 2):
+            break
+        pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]], few)]
+        homes = _deal(pieces, shares)
+    return list(zip(pieces, homes, strict=True))
 
 
 def _cut(spec: TableSpec) -> list[tuple[int, int]]:
@@ -97,15 +115,15 @@ def _cut(spec: TableSpec) -> list[tuple[int, int]]:
     return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
 
 
-def _halve(piece: tuple[int, int, int], largest: int) -> list[tuple[int, int, int]]:
+def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece]:
     table, start, stop = piece
-    if stop - start < largest:
+    if stop - start != largest or (few and spec.rows):
         return [piece]
     middle = (start + stop + 1) // 2
     return [(table, start, middle), (table, middle, stop)]
 
 
-def _deal(pieces: Sequence[tuple[int, int, int]], shares: Sequence[int]) -> list[int]:
+def _deal(pieces: Sequence[Piece], shares: Sequence[int]) -> list[int]:
     """The shard of each piece: largest first, each to the shard that is least full for its share."""
     order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
     lightest = [(Fraction(0), shard) for shard in range(len(shares))]
@@ -117,9 +135,7 @@ def _deal(pieces: Sequence[tuple[int, int, int]], shares: Sequence[int]) -> list
     return homes
 
 
-def _balanced(pieces: Sequence[tuple[int, int, int]], homes: Sequence[int], shares: Sequence[int]) -> bool:
-    if len(pieces) < CHUNKS_FOR_BALANCE * len(shares):
-        return True
+def _balanced(pieces: Sequence[Piece], homes: Sequence[int], shares: Sequence[int]) -> bool:
     load = [0] * len(shares)
     for (_, start, stop), shard in zip(pieces, homes, strict=True):
         load[shard] += stop - start

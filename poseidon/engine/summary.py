@@ -50,7 +50,7 @@ def net_table(net: Net, trained: Sequence[str], store: StoreSpec | None) -> list
 def _homes(trained: Sequence[str], store: StoreSpec | None) -> dict[str, set[int]]:
     if store is None:
         return {}
-    placement = place(store.tables, store.shards)
+    placement = place(store.tables, store.shards, store.shares)
     return {name: {chunk.shard for chunk in row} for name, row in zip(trained, placement.chunks, strict=True)}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ps_server.errors import SpecError
 from ps_server.placement import BALANCE, CHUNKS_FOR_BALANCE, place
-from ps_server.settings import CHUNK_ELEMENTS, TableSpec
+from ps_server.settings import CHUNK_ELEMENTS, Keeping, TableSpec
 
 SIZES = st.lists(st.integers(1, 4 * CHUNK_ELEMENTS), min_size=1, max_size=30)
 
@@ -44,6 +44,34 @@ def test_vgg_fc6_is_spread_over_all_shards() -> None:
     placement = place(tables([25088 * 4096, 4096 * 4096, 4096 * 1000]), 8)
     assert max(placement.elements()) * 8 <= BALANCE * sum(placement.elements())
     assert len({chunk.shard for chunk in placement.chunks[0]}) == 8
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_a_small_model_is_cut_finer_for_an_even_load(shards: int) -> None:
+    convolutions = [34_848, 96, 307_200, 256, 884_736, 384, 663_552, 384, 442_368, 256]
+    placement = place(tables(convolutions), shards)
+    assert max(placement.elements()) * shards <= BALANCE * sum(convolutions)
+
+
+def test_copies_do_not_count_for_the_load() -> None:
+    copy = TableSpec(name="fc6", size=10 * CHUNK_ELEMENTS, keeping=Keeping.COPY)
+    specs = [copy, *tables([CHUNK_ELEMENTS] * 4)]
+    placement = place(specs, 2)
+    load = [0, 0]
+    for row in placement.chunks[1:]:
+        for chunk in row:
+            load[chunk.shard] += chunk.size
+    assert load == [2 * CHUNK_ELEMENTS] * 2
+    assert len({chunk.shard for chunk in placement.chunks[0]}) == 2
+
+
+@pytest.mark.parametrize("shares", [(1, 3), (5, 2, 2)])
+def test_shards_carry_their_shares(shares: tuple[int, ...]) -> None:
+    specs = tables([7 * CHUNK_ELEMENTS, 3 * CHUNK_ELEMENTS, 1000])
+    placement = place(specs, len(shares), shares)
+    whole = sum(spec.size for spec in specs)
+    for load, share in zip(placement.elements(), shares, strict=True):
+        assert load <= BALANCE * whole * share / sum(shares)
 
 
 def test_rows_cut_a_table() -> None:
