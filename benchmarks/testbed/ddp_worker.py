@@ -17,26 +17,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.testbed.control import obey
 from benchmarks.testbed.emulated import EmulatedNet
-from benchmarks.testbed.worker_settings import WorkerSettings, read_settings
+from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings, read_settings
+
+MEETING_PORT = 29400
 
 
 class DdpTraining:
     """One replica and its iteration.
 
     Args:
-        settings: what to train.
+        training: what to train.
+        how: the buckets.
     """
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        net = EmulatedNet(settings.layers, batch=settings.batch, compute_s=settings.compute_s)
-        self._net = DistributedDataParallel(
-            net, gradient_as_bucket_view=True, bucket_cap_mb=settings.bucket_mb
-        )
+    def __init__(self, training: TrainingSettings, how: DdpSettings) -> None:
+        net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
+        self._net = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb)
         self._optimizer = torch.optim.SGD(
             net.parameters(),
-            lr=settings.rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
+            lr=training.rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
         )
 
     def iterate(self) -> None:
@@ -53,15 +54,16 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     flags = parser.parse_args()
     settings = read_settings(flags.settings)
+    assert isinstance(settings.how, DdpSettings)
     torch.set_num_threads(1)
+    port = MEETING_PORT + int(settings.how.bucket_mb or 0)  # jobs with other buckets may live beside this one
     distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://{settings.meeting_host}:{settings.meeting_port}",
+        init_method=f"tcp://{settings.hosts[0]}:{port}",
         rank=flags.rank,
         world_size=settings.workers,
     )
-    training = DdpTraining(settings)
-    training.iterate()  # DDP orders its buckets after the first one
+    training = DdpTraining(settings.training, settings.how)
     obey(settings.control, flags.rank, training.iterate, distributed.barrier)
 
 

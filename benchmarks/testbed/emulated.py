@@ -132,6 +132,9 @@ class EmulatedLinear(nn.Linear):
         work_s: its part of the compute time.
     """
 
+    offers_factors = True
+    """Poseidon's word for: my weight's gradient is u^T v of my output's gradient and my input."""
+
     def __init__(
         self, shape: LayerShape, output: Tensor, pace: Pace, gradients: Gradients, work_s: float
     ) -> None:

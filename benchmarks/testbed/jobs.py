@@ -1,78 +1,106 @@
-"""A job on hosts that runs iterations when it is told to: DDP's or ours, behind one contract.
+"""A job on hosts that runs iterations when it is told to: DDP's or ours.
 
-Law: a job that waits for its next round puts nothing on the links and does not use the processor, so that several jobs
-may live on the same hosts and be measured by turns.
+Law: a job that waits for its next round leaves links and processors alone, so that several jobs may live on the same
+hosts and be measured by turns.
 """
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from benchmarks.testbed.control import Round, Workers
+from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.links import INTERFACE
-from benchmarks.testbed.processes import Processes
-from benchmarks.testbed.worker_settings import WorkerSettings, write_settings
+from benchmarks.testbed.processes import CpuTime, Processes
+from benchmarks.testbed.worker_settings import (
+    DdpSettings,
+    PoseidonSettings,
+    TrainingSettings,
+    WorkerSettings,
+    write_settings,
+)
 
-START_S = 180.0
+LIMIT_S = 300.0
 """How long the processes may take to import torch and to meet, all on few cores; also the limit of one round."""
+FIRST_PORT = 9000
+
+_PORTS = itertools.count(FIRST_PORT, 10)
 
 
-class Job(Protocol):
-    """A training job on hosts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRound:
+    """What one round of a job took.
 
-    @property
-    def name(self) -> str:
-        """For people."""
+    Attributes:
+        workers: by rank.
+        shards: processor time of each shard; none for DDP.
+    """
 
-    def round(self, iterations: int) -> list[Round]:
-        """Run iterations on all workers; what they took, by rank."""
+    workers: tuple[Round, ...]
+    shards: tuple[CpuTime, ...] = ()
 
 
-class DdpJob:
-    """torch's DistributedDataParallel over gloo, one worker on each host.
+class HostJob:
+    """One worker on each host, or on the first of them.
 
     Args:
         hosts: where.
-        settings: what to train; the meeting place is filled in here.
+        training: what to train.
+        how: by which system.
         limit_s: how long the start or a round may take.
+
+    Raises:
+        TestbedError: on entering or in a round: too few hosts, or a process failed.
     """
 
-    def __init__(self, hosts: Sequence[Host], settings: WorkerSettings, *, limit_s: float = START_S) -> None:
-        self._hosts = hosts
-        self._settings = settings
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        training: TrainingSettings,
+        how: DdpSettings | PoseidonSettings,
+        *,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        servers = how.servers if isinstance(how, PoseidonSettings) else 0
+        if len(hosts) <= servers:
+            raise TestbedError(f"{len(hosts)} hosts of which {servers} only serve: expected one more to work")
+        self._working = hosts[: len(hosts) - servers]
+        self._serving = hosts[len(hosts) - servers :] if servers else self._working
+        self._training = training
+        self._how = how
         self._limit_s = limit_s
         self._stack = ExitStack()
+        self._shards: list[str] = []
 
     @property
     def name(self) -> str:
-        """`DDP`, with its buckets."""
-        size = self._settings.bucket_mb
-        return "DDP" if size is None else f"DDP {size:g} MB"
+        """For people: the system and what sets it apart."""
+        if isinstance(self._how, DdpSettings):
+            size = self._how.bucket_mb
+            return "DDP" if size is None else f"DDP {size:g} MB"
+        words = [self._how.exchange]
+        words += [f"{self._how.servers} servers"] if self._how.servers else []
+        words += [] if self._how.wait_free else ["not wait-free"]
+        return " ".join(words)
 
-    def __enter__(self) -> DdpJob:
+    def __enter__(self) -> HostJob:
         with self._stack as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddp")))
-            self._settings = replace(
-                self._settings,
-                workers=len(self._hosts),
-                control=folder / "control",
-                meeting_host=self._hosts[0].address,
-                meeting_port=29400
-                + (0 if self._settings.bucket_mb is None else int(self._settings.bucket_mb)),
-            )
-            write_settings(self._settings, folder / "settings.json")
-            self._workers = stack.enter_context(Workers(self._settings.control, len(self._hosts)))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed")))
+            settings = self._settings(folder)
+            write_settings(settings, folder / "settings.json")
+            self._workers = stack.enter_context(Workers(settings.control, len(self._working)))
             self._processes = stack.enter_context(Processes(folder))
-            for host in self._hosts:
-                self._start(host, folder)
+            self._start_shards(settings, folder)
+            self._start_workers(folder)
             self._workers.await_all(self._limit_s, self._processes.check)
             self._stack = stack.pop_all()
         return self
@@ -82,13 +110,57 @@ class DdpJob:
     ) -> None:
         self._stack.close()
 
-    def round(self, iterations: int) -> list[Round]:
-        """See `Job`."""
-        return self._workers.round(iterations)
+    def round(self, iterations: int) -> JobRound:
+        """Run iterations on all workers.
 
-    def _start(self, host: Host, folder: Path) -> None:
-        argv = [sys.executable, "-m", "benchmarks.testbed.ddp_worker"]
-        argv += ["--settings", str(folder / "settings.json"), "--rank", str(host.index)]
-        self._processes.start(
-            f"{self.name} {host.index}", argv, host=host, extra={"GLOO_SOCKET_IFNAME": INTERFACE}
+        Raises:
+            TestbedError: a process failed.
+        """
+        before = [self._processes.cpu_time(name) for name in self._shards]
+        try:
+            workers = self._workers.round(iterations)
+        except TestbedError:
+            self._processes.check()  # its words say more
+            raise
+        after = [self._processes.cpu_time(name) for name in self._shards]
+        return JobRound(
+            workers=tuple(workers), shards=tuple(b.since(a) for a, b in zip(before, after, strict=True))
         )
+
+    def _settings(self, folder: Path) -> WorkerSettings:
+        shards, homes = [], []
+        if isinstance(self._how, PoseidonSettings):
+            port = next(_PORTS)
+            for place, host in enumerate(self._serving):
+                for channel in range(self._how.shards):
+                    shards.append(f"tcp://{host.address}:{port + channel}")
+                    homes.append(-1 - place if self._how.servers else place)
+        return WorkerSettings(
+            training=self._training,
+            how=self._how,
+            control=folder / "control",
+            hosts=tuple(host.address for host in self._working),
+            shards=tuple(shards),
+            homes=tuple(homes),
+            token=secrets.token_hex(16),
+        )
+
+    def _start_shards(self, settings: WorkerSettings, folder: Path) -> None:
+        secret = folder / "token"
+        secret.touch(mode=0o600)
+        secret.write_text(settings.token, encoding="utf-8")
+        per_host = len(settings.shards) // len(self._serving)
+        for index, listen in enumerate(settings.shards):
+            argv = [sys.executable, "-m", "ps_server", "--shard", str(index), "--listen", listen]
+            argv += ["--workers", str(settings.workers), "--token-file", str(secret)]
+            name = f"{self.name} shard {index}"
+            self._shards.append(name)
+            self._processes.start(name, argv, host=self._serving[index // per_host])
+
+    def _start_workers(self, folder: Path) -> None:
+        module = "ddp_worker" if isinstance(self._how, DdpSettings) else "poseidon_worker"
+        for rank, host in enumerate(self._working):
+            argv = [sys.executable, "-m", f"benchmarks.testbed.{module}"]
+            argv += ["--settings", str(folder / "settings.json"), "--rank", str(rank)]
+            extra = {"GLOO_SOCKET_IFNAME": INTERFACE}
+            self._processes.start(f"{self.name} worker {rank}", argv, host=host, extra=extra)

@@ -10,8 +10,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
@@ -26,6 +29,18 @@ END_S = 10.0
 def environment() -> dict[str, str]:
     """What every measured process gets, ours and others: Poseidon's settings of malloc, and one thread of arithmetic."""
     return {**inherited_environment(), **child_environment(), "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuTime:
+    """What a process has used of the processor."""
+
+    user_s: float
+    system_s: float
+
+    def since(self, before: CpuTime) -> CpuTime:
+        """What has come since `before`."""
+        return CpuTime(user_s=self.user_s - before.user_s, system_s=self.system_s - before.system_s)
 
 
 class Processes:
@@ -84,6 +99,14 @@ class Processes:
             if status:
                 lines = self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
                 raise TestbedError("\n".join([f"{name} failed with status {status}:", *lines[-LAST_WORDS:]]))
+
+    def cpu_time(self, name: str) -> CpuTime:
+        """What a process has used so far; nothing when it is gone."""
+        try:
+            times = psutil.Process(self._running[name].pid).cpu_times()
+        except psutil.Error:
+            return CpuTime(user_s=0.0, system_s=0.0)
+        return CpuTime(user_s=times.user, system_s=times.system)
 
     def close(self) -> None:
         """End all that still run. Safe to call twice."""

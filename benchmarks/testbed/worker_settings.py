@@ -10,47 +10,117 @@ from benchmarks.testbed.shapes import LayerShape, from_json, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What to train, and where to meet.
+class TrainingSettings:
+    """What to train, the same for every system that is measured.
 
     Attributes:
         layers: the net.
-        workers: how many there are.
-        batch: images of each.
+        batch: images of each worker.
         compute_s: time of one forward and backward pass.
-        control: the measuring process's socket.
-        bucket_mb: DDP's bucket_cap_mb; None: its default.
-        meeting_host: where DDP's workers meet.
-        meeting_port: there.
-        wait_free: gradients leave during the backward pass; False: after it, for contrast (ours only).
         rate: learning rate.
         momentum: of SGD.
         weight_decay: of SGD.
     """
 
     layers: tuple[LayerShape, ...]
-    workers: int
     batch: int
     compute_s: float
-    control: Path
-    bucket_mb: float | None = None
-    meeting_host: str = "127.0.0.1"
-    meeting_port: int = 29400
-    wait_free: bool = True
     rate: float = 0.001
     momentum: float = 0.9
     weight_decay: float = 0.0005
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpSettings:
+    """How DDP does it.
+
+    Attributes:
+        bucket_mb: its bucket_cap_mb; None: its default.
+    """
+
+    bucket_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoseidonSettings:
+    """How Poseidon does it.
+
+    Attributes:
+        exchange: `hybrid`, `ps`, `svb` or `allreduce`.
+        wait_free: gradients leave during the backward pass; False: after it, for contrast.
+        servers: so many hosts beside those of the workers only serve; 0: every host works and serves.
+        shards: on each host that serves.
+        trace: a folder for a trace of every worker; None: none.
+    """
+
+    exchange: str = "hybrid"
+    wait_free: bool = True
+    servers: int = 0
+    shards: int = 1
+    trace: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Everything that one worker is told, but its rank.
+
+    Attributes:
+        training: what to train.
+        how: by which system.
+        control: the measuring process's socket.
+        hosts: addresses of the workers' hosts, by rank.
+        shards: addresses of the shards, `tcp://host:port` (Poseidon only).
+        homes: for each shard the rank of the worker on its host, or -1 - j for serving host j.
+        token: the job's secret, hexadecimal.
+    """
+
+    training: TrainingSettings
+    how: DdpSettings | PoseidonSettings
+    control: Path
+    hosts: tuple[str, ...]
+    shards: tuple[str, ...] = ()
+    homes: tuple[int, ...] = ()
+    token: str = ""
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return len(self.hosts)
+
+
 def write_settings(settings: WorkerSettings, path: Path) -> None:
     """For `read_settings`."""
-    plain = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-    plain["layers"], plain["control"] = to_json(settings.layers), str(settings.control)
-    path.write_text(json.dumps(plain), encoding="utf-8")
+    training, how = settings.training, settings.how
+    plain = {
+        "training": {**_fields(training), "layers": to_json(training.layers)},
+        "ddp" if isinstance(how, DdpSettings) else "poseidon": _fields(how),
+        **{name: getattr(settings, name) for name in ("hosts", "shards", "homes", "token")},
+        "control": str(settings.control),
+    }
+    path.write_text(json.dumps(plain, default=str), encoding="utf-8")
+    path.chmod(0o600)
 
 
 def read_settings(path: Path) -> WorkerSettings:
     """What `write_settings` wrote."""
     plain = json.loads(path.read_text(encoding="utf-8"))
-    plain["layers"], plain["control"] = from_json(plain["layers"]), Path(plain["control"])
-    return WorkerSettings(**plain)
+    training = {**plain["training"], "layers": from_json(plain["training"]["layers"])}
+    how: DdpSettings | PoseidonSettings
+    if "ddp" in plain:
+        how = DdpSettings(**plain["ddp"])
+    else:
+        trace = plain["poseidon"]["trace"]
+        how = PoseidonSettings(**{**plain["poseidon"], "trace": Path(trace) if trace else None})
+    return WorkerSettings(
+        training=TrainingSettings(**training),
+        how=how,
+        control=Path(plain["control"]),
+        hosts=tuple(plain["hosts"]),
+        shards=tuple(plain["shards"]),
+        homes=tuple(plain["homes"]),
+        token=plain["token"],
+    )
+
+
+def _fields(value: TrainingSettings | DdpSettings | PoseidonSettings) -> dict[str, object]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
