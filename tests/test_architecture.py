@@ -52,9 +52,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "poseidon.metrics",
         "poseidon.layers",
         "poseidon.net",
+        "poseidon.exchange",
         "poseidon.engine",
         "poseidon.cluster",
         "poseidon.pycaffe",
+        "ps_server",
     },
 }
 OPEN_MODULES = {"poseidon", "poseidon.errors", "poseidon.log", "poseidon.settings"}

@@ -164,7 +164,7 @@ def _run_job(flags: argparse.Namespace) -> int:
     devices = devices_from_flag(flags.gpu, available=torch.cuda.device_count())
     if devices == ("cpu",):
         devices *= flags.num_app_threads
-    plan = replace(plan_job(clients, devices_per_client=devices, channels=1), shards=())
+    plan = plan_job(clients, devices_per_client=devices, channels=1, with_server=False)
     job = flags.job or new_job_id(
         f"{EXTRACTION}_{Path(flags.model).stem}", datetime.now(), secrets.token_hex(3)
     )
@@ -179,7 +179,7 @@ def _run_job(flags: argparse.Namespace) -> int:
         job=job,
         output=str(output),
         workers=plan.worker_count,
-        clients=len(clients),
+        clients=plan.working_clients,
         local_workers=plan.workers_per_client,
         threads=max(1, (os.cpu_count() or 1) // plan.worker_count),
         imports=module_names(flags.imports),
@@ -197,7 +197,7 @@ def _share(common: Extraction, worker: WorkerPlan) -> Extraction:
     return replace(
         common,
         rank=worker.rank,
-        client=worker.client.id,
+        client=worker.position,
         local_rank=worker.local_rank,
         device=worker.device,
     )

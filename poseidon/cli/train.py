@@ -6,6 +6,7 @@ poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt --hostfil
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import sys
@@ -15,11 +16,13 @@ from pathlib import Path
 
 import torch
 
+from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
 from poseidon.cli.launching import child_environment, read_clients, register_job
 from poseidon.cli.net_flags import add_import_flag
 from poseidon.cli.terminal import Terminal
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.local import LocalLauncher
+from poseidon.cluster.machinefile import socket_host
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.registry import new_job_id
@@ -28,6 +31,7 @@ from poseidon.cluster.supervise import run_job
 from poseidon.engine.document import JobDocument
 from poseidon.engine.preflight import check_nets, check_snapshot_prefix, obstacle_to
 from poseidon.errors import JobError, PoseidonError, SnapshotError, UsageError
+from poseidon.exchange.cost import ExchangeKind
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
@@ -97,12 +101,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag(
         "num_comm_channels_per_client", type=int, default=1, metavar="C", help="server shards per client (1)"
     )
-    flag(
-        "consistency_model",
-        default="SSPPush",
-        choices=["SSP", "SSPPush"],
-        help="how values reach the workers",
-    )
+    add_exchange_flags(flag)
     flag(
         "net_outputs",
         metavar="PREFIX",
@@ -126,7 +125,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_import_flag(parser)
     flag("background", action="store_true", help="return once the job runs")
     flag("job", metavar="ID", help=argparse.SUPPRESS)
-    flag("svb", metavar="X", default="false", help=argparse.SUPPRESS)
     for name in SERVER_OF_C_POSEIDON:
         flag(name, metavar="X", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -173,6 +171,7 @@ class _Job:
         self._net_name = check_nets(self._solver, self._settings).param.name or Path(arguments.solver).stem
         check_snapshot_prefix(self._solver)
         _check_starting_point(arguments)
+        self._kind = exchange_kind(arguments)
         self._plan = self._make_plan()
         self._id = arguments.job or new_job_id(
             Path(arguments.solver).stem.removesuffix("_solver"), datetime.now(), secrets.token_hex(3)
@@ -197,8 +196,11 @@ class _Job:
         channels = flags.num_comm_channels_per_client
         clients = read_clients(flags.hostfile, channels)
         plan = plan_job(clients, devices_per_client=_devices(flags.gpu, self._solver), channels=channels)
-        # A worker that is alone needs no server: it applies the update rule itself.
-        return plan if plan.worker_count > 1 else replace(plan, shards=())
+        check_exchange(flags, plan.worker_count)
+        # A worker that is alone needs no server, unless it is asked for: it applies the update rule itself.
+        asked = flags.exchange not in (None, "local") or plan.has_dedicated_servers
+        served = plan.worker_count > 1 or (asked and self._kind is not ExchangeKind.LOCAL)
+        return plan if served else replace(plan, shards=())
 
     def start_in_background(self) -> int:
         """Start this command again, detached, and return once the job runs."""
@@ -247,9 +249,14 @@ class _Job:
         )
 
     def _shard_line(self, role: ShardPlan) -> bytes:
-        return (
-            f'{{"token": "{self._token}", "workers": {self._plan.worker_count}, "address": "{role.address}"}}'
-        ).encode()
+        line: dict[str, object] = {
+            "token": self._token,
+            "workers": self._plan.worker_count,
+            "address": role.address,
+        }
+        if self._flags.trace:
+            line["trace"] = str(self._output / f"trace_shard_{role.index}.json")
+        return json.dumps(line).encode()
 
     def _document(self, role: WorkerPlan) -> JobDocument:
         flags, plan = self._flags, self._plan
@@ -260,8 +267,8 @@ class _Job:
             output=str(self._output),
             rank=role.rank,
             workers=plan.worker_count,
-            client=role.client.id,
-            clients=len(plan.clients),
+            client=role.position,
+            clients=plan.working_clients,
             local_rank=role.local_rank,
             local_workers=plan.workers_per_client,
             device=role.device,
@@ -271,6 +278,14 @@ class _Job:
             staleness=flags.table_staleness,
             rows=flags.num_rows_per_table,
             consistency=flags.consistency_model,
+            exchange=self._kind.value,
+            precision=flags.wire_precision,
+            bandwidth_mbps=flags.client_bandwidth_mbps or 0.0,
+            host=socket_host(role.client.host),
+            homes=plan.homes,
+            shares=plan.shares,
+            wait_free=flags.wait_free,
+            trace=flags.trace,
             snapshot=str(Path(flags.snapshot).absolute()) if flags.snapshot else "",
             weights=tuple(str(Path(part).absolute()) for part in flags.weights.split(",") if part),
             net_outputs=str(self._net_outputs),
@@ -281,10 +296,6 @@ class _Job:
 
 
 def _check_starting_point(flags: argparse.Namespace) -> None:
-    if flags.svb.lower() not in ("false", "0", "no"):
-        raise UsageError(
-            f"--svb={flags.svb}: this version has no sufficient vector broadcasting; expected false"
-        )
     if flags.snapshot and flags.weights:
         raise UsageError(
             "--snapshot and --weights exclude each other: go on from a run, or start from a model"

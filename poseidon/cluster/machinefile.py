@@ -3,10 +3,11 @@
     # id  host        port
     0     127.0.0.1   9999
     1     127.0.0.1   10999
+    2     127.0.0.1   11999   role=server
 
 `<id> <host> <port>`, parted by any blanks; `#` starts a comment; empty lines are allowed. Ids are
 0..n-1, each once, in any order. The host is a name, an IPv4 or an IPv6 address. The port is the first
-of the client's server ports; 0 takes any free ones.
+of the client's server ports; 0 takes any free ones. `role=` says what the machine is for (`ClientRole`).
 
 Law: every mistake is one MachinefileError with file, line and what was expected; what comes out of here
 needs no second look (no host can be taken for an option or a shell word).
@@ -18,6 +19,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,11 +29,23 @@ HIGHEST_PORT = 65535
 # Words that later launchers will understand. They are refused until then: a word that is read and not
 # obeyed (`gpus=0`) would start something else than what the file says.
 RESERVED_WORDS = ("user", "ssh_port", "gpus", "python", "workdir")
+ROLE = "role"
 
 _LAYOUT = "'<id> <host> <port>'"
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
+
+
+class ClientRole(Enum):
+    """What a machine is for."""
+
+    BOTH = "both"
+    """Workers, and server shards beside them."""
+    WORKER = "worker"
+    """Workers alone; its port is not used."""
+    SERVER = "server"
+    """Server shards alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +56,23 @@ class Client:
         id: 0..n-1.
         host: a name, an IPv4 address, or an IPv6 address without brackets.
         port: first port of the client's shards, 1..65535; 0 for any free ports.
+        role: what the machine is for.
     """
 
     id: int
     host: str
     port: int
+    role: ClientRole = ClientRole.BOTH
+
+    @property
+    def works(self) -> bool:
+        """Whether it may have workers."""
+        return self.role is not ClientRole.SERVER
+
+    @property
+    def serves(self) -> bool:
+        """Whether it may have shards."""
+        return self.role is not ClientRole.WORKER
 
 
 def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Client, ...]:
@@ -93,6 +119,8 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Cli
         raise MachinefileError(f"{source}: no client found; expected one line {_LAYOUT} for each machine")
     _check_ids(found, source)
     _check_ports(found, source, channels)
+    if not any(client.works for _, client in found):
+        raise MachinefileError(f"{source}: every client says role=server; expected a machine that works, too")
     return tuple(sorted((client for _, client in found), key=lambda client: client.id))
 
 
@@ -121,17 +149,31 @@ def socket_host(host: str) -> str:
 def _parse_line(words: list[str], place: str, channels: int) -> Client:
     if len(words) < 3:
         raise MachinefileError(f"{place}: expected {_LAYOUT}, found '{' '.join(words)}'")
-    for word in words[3:]:
-        raise MachinefileError(f"{place}: {_extra_word(word)}")
+    role = _parse_role(words[3:], place)
     identifier = _parse_number(words[0], f"{place}: the client id")
     host = _parse_host(words[1], place)
     port = _parse_number(words[2], f"{place}: the port", highest=HIGHEST_PORT)
-    if port and port + channels - 1 > HIGHEST_PORT:
+    if port and port + channels - 1 > HIGHEST_PORT and role is not ClientRole.WORKER:
         raise MachinefileError(
             f"{place}: {channels} shards from port {port} on go beyond port {HIGHEST_PORT}; "
             f"expected a port up to {HIGHEST_PORT - channels + 1}"
         )
-    return Client(id=identifier, host=host, port=port)
+    return Client(id=identifier, host=host, port=port, role=role)
+
+
+def _parse_role(words: list[str], place: str) -> ClientRole:
+    """The role among the words after the port; every other word is a mistake."""
+    roles = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != ROLE or not equals:
+            raise MachinefileError(f"{place}: {_extra_word(word)}")
+        if value not in {role.value for role in ClientRole}:
+            raise MachinefileError(f"{place}: '{word}' is no role; expected role=server, worker or both")
+        roles.append(ClientRole(value))
+    if len(roles) > 1:
+        raise MachinefileError(f"{place}: a machine has one role, found {len(roles)} words role=")
+    return roles[0] if roles else ClientRole.BOTH
 
 
 def _extra_word(word: str) -> str:
@@ -140,7 +182,7 @@ def _extra_word(word: str) -> str:
         return f"nothing known may follow {_LAYOUT}, found '{word}'"
     if name in RESERVED_WORDS:
         return f"'{word}' is for machines reached over SSH, which is not there yet; remove it"
-    near = get_close_matches(name, RESERVED_WORDS, n=1)
+    near = get_close_matches(name, (ROLE, *RESERVED_WORDS), n=1)
     return f"unknown word '{word}'" + (f"; did you mean '{near[0]}='?" if near else f" after {_LAYOUT}")
 
 
@@ -197,7 +239,7 @@ def _check_ports(found: list[tuple[int, Client]], source: str, channels: int) ->
     taken = sorted(
         (socket_host(client.host).lower(), client.port, line, client.id)
         for line, client in found
-        if client.port
+        if client.port and client.serves
     )
     for (host, port, line, first), (next_host, next_port, next_line, second) in pairwise(taken):
         if host == next_host and next_port < port + channels:

@@ -1,7 +1,8 @@
 """Who does what in a job: clients and devices in, workers and shards out.
 
-Law: pure and deterministic. Worker ranks run client by client, device by device; shard indices client by
-client, channel by channel; every process that is handed the same clients and numbers computes the same plan.
+Law: pure and deterministic. Worker ranks run over the clients that work, device by device; shard indices over those
+that serve, channel by channel; every process that is handed the same clients and numbers computes the same plan. Where
+machines that only serve stand beside working ones, shards carry what makes all links alike (`poseidon.cluster.shares`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from poseidon.cluster.machinefile import Client, socket_host
+from poseidon.cluster.machinefile import Client, ClientRole, socket_host
+from poseidon.cluster.shares import best_shares
 from poseidon.errors import UsageError
 
 
@@ -49,12 +51,14 @@ class WorkerPlan:
     Attributes:
         rank: 0..W-1 over the whole job.
         client: the machine it runs on.
+        position: the number of that machine among those that work, 0, 1, ...
         local_rank: 0..(workers of that client)-1.
         device: `cpu` or `cuda:<n>`.
     """
 
     rank: int
     client: Client
+    position: int
     local_rank: int
     device: str
 
@@ -73,12 +77,16 @@ class ShardPlan:
         client: the machine it runs on.
         channel: 0..(shards of that client)-1.
         address: what it binds to, `tcp://host:port`; port 0 when the machinefile leaves it open.
+        home: the position of its machine among those that work; -1 - j on the j-th machine that only serves.
+        share: the load it is to carry, relative to the other shards; at least 1.
     """
 
     index: int
     client: Client
     channel: int
     address: str
+    home: int = 0
+    share: int = 1
 
     @property
     def process(self) -> ProcessName:
@@ -111,20 +119,52 @@ class JobPlan:
         """P, the number of server shards."""
         return len(self.shards)
 
+    @property
+    def working_clients(self) -> int:
+        """The number of machines with workers."""
+        return len(self.workers) // self.workers_per_client
 
-def plan_job(clients: Sequence[Client], *, devices_per_client: Sequence[str], channels: int) -> JobPlan:
-    """Give each client one worker per device and `channels` shards.
+    @property
+    def has_dedicated_servers(self) -> bool:
+        """Whether some machine only serves."""
+        return any(client.role is ClientRole.SERVER for client in self.clients)
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """Where each shard lives (`ShardPlan.home`)."""
+        return tuple(shard.home for shard in self.shards)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The relative load of each shard; empty where all are alike."""
+        shares = tuple(shard.share for shard in self.shards)
+        return () if len(set(shares)) <= 1 else shares
+
+
+def plan_job(
+    clients: Sequence[Client],
+    *,
+    devices_per_client: Sequence[str],
+    channels: int,
+    with_server: bool = True,
+) -> JobPlan:
+    """Give each working client one worker per device and each serving one `channels` shards.
+
+    Working clients have no shards, whatever their role, where as many machines only serve: those then carry less
+    each than a worker moves anyway.
 
     Args:
-        clients: in the order of their ids, as `read_machinefile` returns them; at least one.
-        devices_per_client: the devices of every client, as `devices_from_flag` returns them.
-        channels: shards per client (`--num_comm_channels_per_client`), 1 to 1024.
+        clients: in the order of their ids, as `read_machinefile` returns them; at least one that works.
+        devices_per_client: the devices of every working client, as `devices_from_flag` returns them.
+        channels: shards per serving client (`--num_comm_channels_per_client`), 1 to 1024.
+        with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no client, no device, a device twice, or an impossible number of channels.
+        UsageError: no client, no device, a device twice, an impossible number of channels, or several workers and
+            no machine for their shards.
     """
-    if not clients:
-        raise UsageError("a job needs at least one client")
+    if not any(client.works for client in clients):
+        raise UsageError("a job needs at least one client that works")
     if not devices_per_client:
         raise UsageError("a job needs at least one device per client")
     if len(set(devices_per_client) - {"cpu"}) != sum(device != "cpu" for device in devices_per_client):
@@ -132,23 +172,51 @@ def plan_job(clients: Sequence[Client], *, devices_per_client: Sequence[str], ch
     if not 1 <= channels <= 1024:
         raise UsageError(f"--num_comm_channels_per_client must be from 1 to 1024, not {channels}")
     local = len(devices_per_client)
+    working = [client for client in clients if client.works]
     workers = tuple(
-        WorkerPlan(rank=position * local + local_rank, client=client, local_rank=local_rank, device=device)
-        for position, client in enumerate(clients)
+        WorkerPlan(
+            rank=position * local + local_rank,
+            client=client,
+            position=position,
+            local_rank=local_rank,
+            device=device,
+        )
+        for position, client in enumerate(working)
         for local_rank, device in enumerate(devices_per_client)
     )
-    shards = tuple(
+    shards = _plan_shards(clients, channels) if with_server else ()
+    if with_server and len(workers) > 1 and not shards:
+        raise UsageError(
+            f"every client says role=worker, so there is no place for the shards that {len(workers)} workers need; "
+            "expected a client with role=server or role=both"
+        )
+    return JobPlan(
+        clients=tuple(clients), workers=workers, shards=shards, workers_per_client=local, channels=channels
+    )
+
+
+def _plan_shards(clients: Sequence[Client], channels: int) -> tuple[ShardPlan, ...]:
+    """The shards of all machines whose share is not 0."""
+    home_of: dict[int, int] = {}
+    for client in clients:
+        dedicated = sum(home < 0 for home in home_of.values())
+        home_of[client.id] = len(home_of) - dedicated if client.works else -1 - dedicated
+    working = sum(client.works for client in clients)
+    both = sum(client.role is ClientRole.BOTH for client in clients)
+    with_worker, alone = best_shares(working, len(clients) - working, sharing=both)
+    share_of = {ClientRole.BOTH: with_worker, ClientRole.SERVER: alone, ClientRole.WORKER: 0}
+    serving = [client for client in clients if share_of[client.role]]
+    return tuple(
         ShardPlan(
             index=position * channels + channel,
             client=client,
             channel=channel,
             address=_shard_address(client, channel),
+            home=home_of[client.id],
+            share=share_of[client.role],
         )
-        for position, client in enumerate(clients)
+        for position, client in enumerate(serving)
         for channel in range(channels)
-    )
-    return JobPlan(
-        clients=tuple(clients), workers=workers, shards=shards, workers_per_client=local, channels=channels
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Client, ClientRole
 from poseidon.cluster.plan import ProcessName
 from poseidon.errors import JobError, UsageError
 
@@ -114,7 +114,7 @@ class Registry:
             handle, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=self._folder)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    json.dump(asdict(record), stream, indent=1)
+                    json.dump(asdict(record), stream, indent=1, default=_value)
                 os.replace(temporary, path)
             except BaseException:
                 os.unlink(temporary)
@@ -198,7 +198,12 @@ def _client(fields: Mapping[str, object]) -> Client:
     identifier, port = fields["id"], fields["port"]
     if not isinstance(identifier, int) or not isinstance(port, int):
         raise ValueError("a client's id and port are whole numbers")
-    return Client(id=identifier, host=str(fields["host"]), port=port)
+    role = ClientRole(fields.get("role", ClientRole.BOTH.value))
+    return Client(id=identifier, host=str(fields["host"]), port=port, role=role)
+
+
+def _value(role: ClientRole) -> str:
+    return role.value
 
 
 def _process(fields: Mapping[str, object]) -> RecordedProcess:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from poseidon.cli.main import main
+from poseidon.cluster.job_steps import Outcome
+from poseidon.cluster.plan import JobPlan
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.supervise import JobResult
+from poseidon.engine.document import JobDocument, read_document
 from tests.support.training import write_definitions
 
 
@@ -52,3 +59,88 @@ def test_a_flag_may_not_be_cut_short(solver: Path, capsys: pytest.CaptureFixture
         main(["train", f"--solver={solver}", "--backgr"])
     assert ended.value.code == 2
     assert "--backgr" in capsys.readouterr().err
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What would have been started."""
+
+    plan: JobPlan
+    documents: list[JobDocument]
+    shard_lines: list[dict[str, object]]
+
+
+@pytest.fixture
+def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
+    """Plans a job with these lines of a machinefile and these flags, and starts nothing."""
+
+    def planned(*flags: str, lines: Sequence[str] = ("0 127.0.0.1 0", "1 ::1 0")) -> Planned:
+        found: list[Planned] = []
+
+        def run_job(plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object) -> JobResult:
+            documents = [read_document(spec(worker).first_line) for worker in plan.workers]
+            found.append(
+                Planned(plan, documents, [json.loads(spec(shard).first_line) for shard in plan.shards])
+            )
+            return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
+
+        monkeypatch.setattr("poseidon.cli.train.run_job", run_job)
+        (tmp_path / "hosts").write_text("\n".join(lines), encoding="utf-8")
+        words = ["train", f"--solver={solver}", "--output=out", *flags]
+        assert main([*words, f"--hostfile={tmp_path}/hosts"] if lines else words) == 0
+        return found[0]
+
+    return planned
+
+
+def test_workers_are_told_how_gradients_meet(train: Callable[..., Planned]) -> None:
+    first, second = train("--exchange=svb", "--wait_free=false").documents
+    assert (first.exchange, first.wait_free, first.trace, first.precision) == ("svb", False, False, "float32")
+    assert (first.host, second.host) == ("127.0.0.1", "[::1]")
+    assert (first.homes, first.shares, first.shards) == ((0, 1), (), 2)
+
+
+def test_the_default_is_hybrid(train: Callable[..., Planned]) -> None:
+    assert {document.exchange for document in train().documents} == {"hybrid"}
+
+
+def test_machines_that_only_serve_have_no_part_of_the_data(train: Callable[..., Planned]) -> None:
+    lines = ("0 127.0.0.1 0 role=server", *(f"{number} 127.0.0.1 0" for number in (1, 2, 3)))
+    planned = train(lines=lines)
+    assert [document.client for document in planned.documents] == [0, 1, 2]
+    assert {(document.clients, document.workers) for document in planned.documents} == {(3, 3)}
+    assert {document.homes for document in planned.documents} == {(-1, 0, 1, 2)}
+    assert {document.shares for document in planned.documents} == {(2, 1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines", "shards"),
+    [
+        ((), (), 0),
+        (("--svb=false",), (), 0),
+        (("--exchange=local",), (), 0),
+        (("--exchange=ps",), (), 1),
+        ((), ("0 127.0.0.1 0", "1 127.0.0.1 0 role=server"), 1),
+        (("--exchange=local",), ("0 127.0.0.1 0", "1 127.0.0.1 0 role=server"), 0),
+    ],
+)
+def test_one_worker_has_a_server_only_when_it_is_asked_for(
+    train: Callable[..., Planned], flags: tuple[str, ...], lines: tuple[str, ...], shards: int
+) -> None:
+    planned = train(*flags, lines=lines)
+    assert (planned.plan.shard_count, planned.documents[0].shards) == (shards, shards)
+
+
+def test_shards_write_traces_too(train: Callable[..., Planned], tmp_path: Path) -> None:
+    planned = train("--trace")
+    assert [line["trace"] for line in planned.shard_lines] == [
+        f"{tmp_path}/out/trace_shard_0.json",
+        f"{tmp_path}/out/trace_shard_1.json",
+    ]
+    assert all(document.trace for document in planned.documents)
+    assert all("trace" not in line for line in train().shard_lines)
+
+
+def test_a_contradiction_is_one_sentence(solver: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", f"--solver={solver}", "--exchange=ps", "--svb=true"]) == 2
+    assert "--svb=true means --exchange=svb, and --exchange=ps is asked for too" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from poseidon.cluster.machinefile import (
     Client,
+    ClientRole,
     is_loopback,
     parse_machinefile,
     read_machinefile,
@@ -70,6 +71,12 @@ def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
         ("0 h 5 gpu=0", 1, "hosts:1: ", "unknown word 'gpu=0'; did you mean 'gpus='?"),
         ("0 h 5 colour=red", 1, "hosts:1: ", "unknown word 'colour=red'"),
         ("0 h 5 more", 1, "hosts:1: ", "found 'more'"),
+        ("0 h 5 role", 1, "hosts:1: ", "found 'role'"),
+        ("0 h 5 role=shard", 1, "hosts:1: ", "'role=shard' is no role; expected role=server, worker or both"),
+        ("0 h 5 rôle=server", 1, "hosts:1: ", "did you mean 'role='?"),
+        ("0 h 5 role=both role=both", 1, "hosts:1: ", "a machine has one role"),
+        ("0 h 5 role=server\n1 h 6 role=server", 1, "hosts: ", "every client says role=server"),
+        ("0 h 5 role=server\n1 h 5", 1, "hosts:2: ", "share port 5"),
     ],
 )  # fmt: skip
 def test_mistakes(text: str, channels: int, place: str, words: str) -> None:
@@ -78,6 +85,28 @@ def test_mistakes(text: str, channels: int, place: str, words: str) -> None:
     assert str(caught.value).startswith(place)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_roles() -> None:
+    text = "0 h 0 role=server\n1 h 0 role=worker # alone\n2 h 0 role=both\n3 h 0"
+    clients = parse_machinefile(text, source="hosts")
+    assert [client.role for client in clients] == [
+        ClientRole.SERVER,
+        ClientRole.WORKER,
+        ClientRole.BOTH,
+        ClientRole.BOTH,
+    ]
+    assert [(client.works, client.serves) for client in clients] == [
+        (False, True),
+        (True, False),
+        (True, True),
+        (True, True),
+    ]
+
+
+def test_a_machine_without_shards_takes_no_port() -> None:
+    text = "0 h 5\n1 h 5 role=worker\n2 h 65535 role=worker"
+    assert len(parse_machinefile(text, source="hosts", channels=3)) == 3
 
 
 def test_ranges_that_only_touch_are_legal() -> None:
@@ -98,6 +127,8 @@ def test_the_samples_are_legal() -> None:
     local = read_machinefile(ROOT / "machinefiles" / "localserver")
     assert [client.host for client in local] == ["127.0.0.1", "127.0.0.1"]
     assert len(read_machinefile(ROOT / "machinefiles" / "two_nodes.example", channels=8)) == 2
+    dedicated = read_machinefile(ROOT / "machinefiles" / "dedicated_servers", channels=2)
+    assert [client.role.value for client in dedicated] == ["worker", "worker", "server", "server"]
 
 
 @pytest.mark.parametrize(

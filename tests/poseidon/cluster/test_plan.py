@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Client, ClientRole
 from poseidon.cluster.plan import devices_from_flag, plan_job
 from poseidon.errors import UsageError
 
@@ -36,6 +36,56 @@ def test_names() -> None:
     assert plan.shards[0].process.describe(4711) == "shard 0 (client 0, 127.0.0.1, pid 4711)"
 
 
+def machines(roles: str) -> tuple[Client, ...]:
+    """One client a letter: both, worker, server."""
+    role = {"b": ClientRole.BOTH, "w": ClientRole.WORKER, "s": ClientRole.SERVER}
+    return tuple(
+        Client(id=number, host="127.0.0.1", port=0, role=role[letter]) for number, letter in enumerate(roles)
+    )
+
+
+@pytest.mark.parametrize(
+    ("roles", "works", "serves", "homes", "shares"),
+    [
+        ("bb", (0, 1), (0, 1), (0, 1), ()),
+        ("swsw", (1, 3), (0, 2), (-1, -2), ()),
+        ("sbsbbb", (1, 3, 4, 5), (0, 1, 2, 3, 4, 5), (-1, 0, -2, 1, 2, 3), (3, 1, 3, 1, 1, 1)),
+        ("bbss", (0, 1), (2, 3), (-1, -2), ()),
+        ("wb", (0, 1), (1,), (1,), ()),
+        ("wbbbs", (0, 1, 2, 3), (1, 2, 3, 4), (1, 2, 3, -1), (3, 3, 3, 5)),
+        ("w", (0,), (), (), ()),
+        ("ws", (0,), (1,), (-1,), ()),
+    ],
+)
+def test_roles(
+    roles: str,
+    works: tuple[int, ...],
+    serves: tuple[int, ...],
+    homes: tuple[int, ...],
+    shares: tuple[int, ...],
+) -> None:
+    plan = plan_job(machines(roles), devices_per_client=("cpu",), channels=1)
+    assert tuple(worker.client.id for worker in plan.workers) == works
+    assert tuple(worker.position for worker in plan.workers) == tuple(range(len(works)))
+    assert tuple(shard.client.id for shard in plan.shards) == serves
+    assert [shard.index for shard in plan.shards] == list(range(len(serves)))
+    assert (plan.homes, plan.shares) == (homes, shares)
+    assert plan.working_clients == len(works)
+    assert plan.has_dedicated_servers == ("s" in roles)
+
+
+def test_each_shard_of_a_machine_carries_its_part() -> None:
+    plan = plan_job(machines("bbbs"), devices_per_client=("cpu", "cpu"), channels=2)
+    assert plan.homes == (0, 0, 1, 1, 2, 2, -1, -1)
+    assert plan.shares == (1, 1, 1, 1, 1, 1, 2, 2)
+    assert [worker.position for worker in plan.workers] == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_job_without_server_may_have_workers_only() -> None:
+    plan = plan_job(machines("wsw"), devices_per_client=("cpu",), channels=1, with_server=False)
+    assert (plan.worker_count, plan.shard_count, plan.homes, plan.shares) == (2, 0, (), ())
+
+
 def test_several_cpu_workers_are_legal() -> None:
     assert plan_job(TWO, devices_per_client=("cpu", "cpu"), channels=1).worker_count == 4
 
@@ -44,6 +94,9 @@ def test_several_cpu_workers_are_legal() -> None:
     ("clients", "devices", "channels", "words"),
     [
         ((), ("cpu",), 1, "client"),
+        (machines("ss"), ("cpu",), 1, "client that works"),
+        (machines("ww"), ("cpu",), 1, "every client says role=worker"),
+        (machines("w"), ("cpu", "cpu"), 1, "every client says role=worker"),
         (TWO, (), 1, "device"),
         (TWO, ("cuda:0", "cuda:0"), 1, "twice"),
         (TWO, ("cpu",), 0, "from 1 to 1024, not 0"),

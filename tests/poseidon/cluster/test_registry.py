@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Client, ClientRole
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.registry import (
     JobRecord,
@@ -26,7 +26,7 @@ RECORD = JobRecord(
     job="cifar10-1",
     launcher=RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.25),
     hostfile="/hosts",
-    clients=(Client(id=0, host="::1", port=5),),
+    clients=(Client(id=0, host="::1", port=5), Client(id=1, host="h", port=0, role=ClientRole.SERVER)),
     output="/out",
     started_s=3.5,
 )
