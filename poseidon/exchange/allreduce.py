@@ -5,7 +5,8 @@ replica keeps the whole history. The job's shards hold no tables; they are where
 address of torch's own meeting place.
 
 What rank 0 asks for (`signal`) travels with the training itself: each iteration sums two numbers that are zero except on
-rank 0. So all replicas hear of it in the same iteration, and it is done at that iteration's end.
+rank 0. So all replicas hear of it at the end of the same iteration, and it is done at the end of the next one: a
+replica that passes values on to other processes (`local_group.py`) can tell them in time.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ class AllReduceExchange:
         self._scale = None
         self._gradients.start()
         self._means.start()
-        self._wishes.hear(self._iteration + 1)
+        self._wishes.hear(self._iteration + 2)
         self._client.clock()
 
     def settle(self) -> None:
@@ -255,7 +256,7 @@ class _Wishes:
         self._flight = group.sum(self._told)
 
     def hear(self, clock: int) -> None:
-        """End of an iteration: whatever is new is to be done now, after `clock` iterations."""
+        """End of an iteration: whatever is new is to be done after `clock` iterations."""
         assert self._flight is not None
         self._flight()
         counts = [int(count) for count in self._told.tolist()]

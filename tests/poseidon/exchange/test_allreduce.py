@@ -174,11 +174,11 @@ def test_all_replicas_hear_a_signal_in_the_same_iteration() -> None:
             heard[rank] += [
                 (iteration + 1, s.kind.value) for s in exchange.signals if s.clock == iteration + 1
             ]
-        assert exchange.signals == (Signal(SignalKind.SNAPSHOT, 2), Signal(SignalKind.STOP, 5))
+        assert exchange.signals == (Signal(SignalKind.SNAPSHOT, 3), Signal(SignalKind.STOP, 6))
         exchange.close()
 
     together(3, run)
-    assert heard[0] == heard[1] == heard[2] == [(2, 2), (5, 1)]
+    assert heard[0] == heard[1] == heard[2] == [(3, 2), (6, 1)]
 
 
 def test_only_rank_0_signals() -> None:

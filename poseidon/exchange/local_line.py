@@ -1,0 +1,244 @@
+"""The line between the workers of one machine: small messages over a socket of the file system, and files handed over.
+
+The leading worker listens; each other one has one connection to it. A process that dies closes its connection, so the
+other side knows at once. The socket's name is gone as soon as all have come.
+
+A message: kind (1 byte), tensor (4), number (8), length of the payload (4), little-endian; then the payload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ps_server import PeerLost, StalenessTimeout, TransportError
+
+HEAD = struct.Struct("<BIQI")
+RETRY_S = 0.02
+MAX_FILES = 4
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(Enum):
+    """What a message says."""
+
+    HELLO = 1
+    """To the leader: worker `number` is here; the payload names its tensors."""
+    WELCOME = 2
+    """From the leader: how tensors move; files come with it."""
+    PART = 3
+    """To the leader: this worker's part of the tensor can be taken."""
+    FACTORS = 4
+    """To the leader: `number` rows of u and then of v are the payload."""
+    RELEASED = 5
+    """To the leader: the tensor is not used any more in this iteration."""
+    TAKEN = 6
+    """To the leader: the values after `open` or `settle` are copied."""
+    VALUE = 7
+    """From the leader: the tensor's next value can be taken."""
+    SIGNALS = 8
+    """From the leader: all that rank 0 has asked for so far."""
+    GATHER = 9
+    """To the leader: this worker's payload of collection `number`."""
+    GATHERED = 10
+    """From the leader: all payloads of collection `number`."""
+    HISTORIES = 11
+    """From the leader: all histories, one tensor after the other."""
+    FAILED = 12
+    """Either way: the sender cannot go on; the payload says why."""
+    LEAVE = 13
+    """Either way: nothing more will come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message.
+
+    Args:
+        kind: what it says.
+        index: the tensor that it is about.
+        number: see `Kind`.
+        payload: see `Kind`.
+    """
+
+    kind: Kind
+    index: int = 0
+    number: int = 0
+    payload: bytearray = b""  # type: ignore[assignment]
+
+
+class Line:
+    """One end of one connection. Sending is safe from any thread; one thread receives.
+
+    Args:
+        connection: a connected stream socket of the file system.
+        peer: the other end, for messages to people.
+        timeout_s: longest time that a send waits for the other side to read.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self.peer = peer
+        seconds, part = divmod(timeout_s, 1)
+        connection.settimeout(None)
+        connection.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(part * 1e6))
+        )
+
+    def send(
+        self,
+        kind: Kind,
+        *payload: Buffer,
+        index: int = 0,
+        number: int = 0,
+        files: Sequence[int] = (),
+    ) -> None:
+        """Send one message.
+
+        Args:
+            kind: what it says.
+            payload: flat pieces of bytes.
+            index: the tensor that it is about.
+            number: see `Kind`.
+            files: open files to hand over.
+
+        Raises:
+            PeerLost: the other side has gone, or does not read.
+        """
+        pieces = [memoryview(piece).cast("B") for piece in payload if len(piece)]
+        head = HEAD.pack(kind.value, index, number, sum(len(piece) for piece in pieces))
+        with self._sending, self._translated():
+            if files:
+                socket.send_fds(self._connection, [head], list(files))
+            else:
+                self._connection.sendall(head)
+            for piece in pieces:
+                self._connection.sendall(piece)
+
+    def receive(self) -> Message:
+        """Wait for the next message.
+
+        Raises:
+            PeerLost: the other side has gone.
+        """
+        with self._translated():
+            return self._read(self._exactly(HEAD.size))
+
+    def receive_files(self, timeout_s: float) -> tuple[Message, list[int]]:
+        """Wait for a message that brings files; for the first message of a connection only."""
+        self._connection.settimeout(timeout_s)
+        with self._translated():
+            head, files, _, _ = socket.recv_fds(self._connection, HEAD.size, MAX_FILES)
+            self._connection.settimeout(None)
+            message = self._read(head + self._exactly(HEAD.size - len(head)))
+        return message, files
+
+    def close(self) -> None:
+        """Cut the connection; a waiting `receive` returns."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _read(self, head: bytes | bytearray) -> Message:
+        kind, index, number, length = HEAD.unpack(head)
+        return Message(kind=Kind(kind), index=index, number=number, payload=self._exactly(length))
+
+    def _exactly(self, length: int) -> bytearray:
+        found = bytearray(length)
+        view, got = memoryview(found), 0
+        while got < length:
+            count = self._connection.recv_into(view[got:])
+            if count == 0:
+                raise EOFError
+            got += count
+        return found
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            raise PeerLost(f"{self.peer} on this machine has gone") from error
+        except OSError as error:
+            raise PeerLost(
+                f"{self.peer} on this machine does not answer: {error.strerror or error}"
+            ) from error
+
+
+def connect(address: str, timeout_s: float) -> Line:
+    """Reach the leading worker, which may not listen yet.
+
+    Args:
+        address: the path of its socket.
+        timeout_s: longest time to try.
+
+    Raises:
+        StalenessTimeout: it did not come in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+        except OSError as error:
+            connection.close()
+            raise TransportError(f"cannot connect to {address}: {error.strerror or error}") from error
+        else:
+            return Line(connection, "the leading worker", timeout_s)
+        if time.monotonic() > deadline:
+            raise StalenessTimeout(f"the leading worker did not listen at {address} within {timeout_s:g} s")
+        time.sleep(RETRY_S)
+
+
+def accept(address: str, others: int, timeout_s: float, check: Callable[[Message], None]) -> list[Line]:
+    """Listen until all other workers of this machine have come.
+
+    Args:
+        address: the path of the socket, in a folder that only this user can enter; gone on return.
+        others: how many.
+        timeout_s: longest time to wait.
+        check: raises where a HELLO does not fit.
+
+    Returns:
+        Their lines, by local rank: the first is worker 1's.
+    """
+    lines: dict[int, Line] = {}
+    deadline = time.monotonic() + timeout_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise TransportError(f"cannot listen on {address}: {error.strerror or error}") from error
+        try:
+            listener.listen(others)
+            while len(lines) < others:
+                line, hello = _accept_one(listener, deadline, timeout_s)
+                if hello.number in lines or not 1 <= hello.number <= others:
+                    raise PeerLost(f"a worker of this machine came as number {hello.number} of {others + 1}")
+                check(hello)
+                line.peer = f"worker {hello.number}"
+                lines[hello.number] = line
+        finally:
+            os.unlink(address)
+    return [lines[rank] for rank in sorted(lines)]
+
+
+def _accept_one(listener: socket.socket, deadline: float, timeout_s: float) -> tuple[Line, Message]:
+    listener.settimeout(max(deadline - time.monotonic(), 0.001))
+    try:
+        connection, _ = listener.accept()
+    except TimeoutError as error:
+        raise StalenessTimeout(f"not every worker of this machine came within {timeout_s:g} s") from error
+    line = Line(connection, "a worker", timeout_s)
+    return line, line.receive_files(timeout_s)[0]

@@ -1,0 +1,93 @@
+"""Tensors moved among the workers of one machine by collective operations: NCCL between GPUs, gloo where there is none.
+
+Law: all processes of a group call its operations in the same order. Parts are reduced in an order that is fixed at the
+start, whatever order the gradients come in; values are broadcast in the tensors' order. The two have a group each,
+as one does not wait for the other. On GPUs both run beside the compute stream, on NCCL's own streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.buckets import Flight
+from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
+
+
+class GroupTensors:
+    """See `Reduction`.
+
+    Args:
+        tensors: flat views of this worker's tensors.
+        order: in which parts are reduced; tensors that have no parts are not in it.
+        place: this worker's place; rank 0 leads.
+        meeting: where the group meets.
+        backend: what carries it.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        order: Sequence[int],
+        place: Place,
+        meeting: MeetingPlace,
+        backend: Backend,
+    ) -> None:
+        self._tensors = tensors
+        self._order = order
+        self._parts_group = Group(meeting, "parts", place, backend)
+        self._values_group = Group(meeting, "values", place, backend)
+        self._given: dict[int, Tensor] = {}
+        self._next_part = 0
+        self._flights: dict[int, Flight] = {}
+        self._whole: set[int] = set()
+        self._next_total = 0
+        self._next_value = 0
+        self._ahead: set[int] = set()
+        self._publishing: dict[int, Flight] = {}
+
+    def give(self, index: int, part: Tensor | None) -> None:
+        """See `Reduction`. Parts leave in the fixed order, and are overwritten."""
+        self._given[index] = torch.zeros_like(self._tensors[index]) if part is None else part
+        while (following := self._order[self._next_part]) in self._given:
+            self._flights[following] = self._parts_group.reduce(self._given.pop(following))
+            self._next_part = (self._next_part + 1) % len(self._order)
+
+    def due(self, index: int) -> Sequence[int]:
+        """See `Reduction`. Only the fixed order will do."""
+        self._whole.add(index)
+        found = []
+        while (following := self._order[self._next_total]) in self._whole:
+            self._whole.discard(following)
+            found.append(following)
+            self._next_total = (self._next_total + 1) % len(self._order)
+        return found
+
+    def total(self, index: int, own: Tensor) -> Tensor:
+        """See `Reduction`."""
+        self._flights.pop(index)()
+        return own
+
+    def publish(self, index: int) -> None:
+        """See `Reduction`."""
+        self._publishing[index] = self._values_group.broadcast(self._tensors[index])
+
+    def published(self, index: int) -> None:
+        """See `Reduction`."""
+        self._publishing.pop(index)()
+
+    def receive(self, index: int) -> None:
+        """See `Reduction`. Takes all earlier ones too, as they come first."""
+        while index not in self._ahead:
+            following = self._next_value
+            self._values_group.broadcast(self._tensors[following])()
+            self._ahead.add(following)
+            self._next_value = (following + 1) % len(self._tensors)
+        self._ahead.discard(index)
+
+    def close(self) -> None:
+        """See `Reduction`."""
+        del self._parts_group, self._values_group

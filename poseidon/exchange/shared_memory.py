@@ -1,0 +1,110 @@
+"""Tensors in memory that the workers of one machine share.
+
+The memory has no name: it is a file that exists only as an open descriptor, handed over the line between the processes,
+so nothing is left of it when they are gone, however they went.
+
+Layout, in float32: every tensor's value, then for every worker but the leader a place for each part. Each tensor begins at a
+cache line. Law: a place has one writer at a time; the messages on the line say whose turn it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOAT_BYTES = 4
+LINE_FLOATS = 16
+
+
+class SharedTensors:
+    """See `Reduction`.
+
+    Args:
+        tensors: flat views of this worker's tensors.
+        with_parts: whether a tensor has places for parts (those that travel as factors have none).
+        local_rank: this worker's place on the machine; 0 leads.
+        local_workers: workers of this machine.
+        file: the memory's descriptor, which this takes over; the leader makes one with `new_file`.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        with_parts: Sequence[bool],
+        local_rank: int,
+        local_workers: int,
+        file: int,
+    ) -> None:
+        self._tensors = tensors
+        self._local_rank = local_rank
+        sizes = [tensor.numel() for tensor in tensors]
+        part_sizes = [size if keeps else 0 for size, keeps in zip(sizes, with_parts, strict=True)]
+        floats = _padded(sizes) + (local_workers - 1) * _padded(part_sizes)
+        length = max(floats, 1) * FLOAT_BYTES
+        try:
+            if os.fstat(file).st_size < length:
+                os.ftruncate(file, length)
+            memory = torch.frombuffer(mmap.mmap(file, length), dtype=torch.float32)
+        finally:
+            os.close(file)
+        self._values = _cut(memory, 0, sizes)
+        self._parts = [
+            _cut(memory, _padded(sizes) + other * _padded(part_sizes), part_sizes)
+            for other in range(local_workers - 1)
+        ]
+
+    def give(self, index: int, part: Tensor | None) -> None:
+        """See `Reduction`."""
+        if self._local_rank:
+            place = self._parts[self._local_rank - 1][index]
+            place.zero_() if part is None else place.copy_(part)
+
+    def due(self, index: int) -> Sequence[int]:
+        """See `Reduction`. Any order will do."""
+        return [index]
+
+    def total(self, index: int, own: Tensor) -> Tensor:
+        """See `Reduction`. Parts are added in the workers' order."""
+        for parts in self._parts:
+            own.add_(parts[index].to(own.device))
+        return own
+
+    def publish(self, index: int) -> None:
+        """See `Reduction`."""
+        self._values[index].copy_(self._tensors[index])
+
+    def published(self, index: int) -> None:
+        """See `Reduction`. What is published is a copy."""
+
+    def receive(self, index: int) -> None:
+        """See `Reduction`."""
+        self._tensors[index].copy_(self._values[index])
+
+    def close(self) -> None:
+        """See `Reduction`. The memory goes with the last of its views."""
+
+
+def new_file() -> int:
+    """An empty file without a name, as an open descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("poseidon", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _padded(sizes: Sequence[int]) -> int:
+    return sum(-(-size // LINE_FLOATS) * LINE_FLOATS for size in sizes)
+
+
+def _cut(memory: Tensor, start: int, sizes: Sequence[int]) -> list[Tensor]:
+    views = []
+    for size in sizes:
+        views.append(memory[start : start + size])
+        start += _padded([size])
+    return views

@@ -1,0 +1,46 @@
+"""Machines of several workers each, as threads: what joins the machines is up to the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.local_follower import FollowerExchange
+from poseidon.exchange.local_group import LocalGroup
+from poseidon.exchange.local_leader import LeaderExchange
+from poseidon.exchange.reduction import Means
+from tests.support.exchange_contract import Make
+
+TIMEOUT_S = 20.0
+
+
+@contextmanager
+def machines(
+    inner: Make, local_workers: int, *, means: Means | None = None, tells_histories: bool = False
+) -> Iterator[Make]:
+    """Makes the exchanges of all workers of machines that `inner` joins; its ranks are machines."""
+    with TemporaryDirectory(prefix="p") as folder:
+
+        def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+            machine, local = divmod(rank, local_workers)
+            group = LocalGroup(
+                address=str(Path(folder) / f"{machine}"),
+                rank=local,
+                workers=local_workers,
+                timeout_s=TIMEOUT_S,
+            )
+            if local:
+                return FollowerExchange(tensors, group)
+            return LeaderExchange(
+                inner(machine, tensors, settings),
+                tensors,
+                group,
+                means=means,
+                tells_histories=tells_histories,
+            )
+
+        yield make
+        assert list(Path(folder).iterdir()) == []  # every socket's name has gone
