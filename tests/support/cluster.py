@@ -40,17 +40,23 @@ def memory_store(workers: int, shards: int, faults: Faults | None = None) -> Ite
 
 
 @contextmanager
-def socket_store(workers: int, shards: int) -> Iterator[Connect]:
-    """Shards as threads over ZeroMQ on loopback."""
+def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
+    """Shards as threads over ZeroMQ on loopback; their addresses."""
     servers = [
         Server(Shard(i, workers, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0")) for i in range(shards)
     ]
-    addresses = [server.address for server in servers]
-
-    def connect(rank: int, store: StoreSpec) -> Client:
-        return Client(addresses, rank=rank, store=store, token=TOKEN, timeout_s=TIMEOUT_S)
-
     with _serving(servers):
+        yield [server.address for server in servers]
+
+
+@contextmanager
+def socket_store(workers: int, shards: int) -> Iterator[Connect]:
+    """A store on such shards."""
+    with shards_on_sockets(workers, shards) as addresses:
+
+        def connect(rank: int, store: StoreSpec) -> Client:
+            return Client(addresses, rank=rank, store=store, token=TOKEN, timeout_s=TIMEOUT_S)
+
         yield connect
 
 
