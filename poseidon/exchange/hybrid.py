@@ -118,8 +118,8 @@ class HybridExchange:
 
     def settle(self) -> None:
         """See `Exchange`."""
-        self._factors.settle(self._client.iterations)
         self._server.settle()
+        self._factors.settle(self._client.iterations)
 
     def histories(self) -> list[History]:
         """See `Exchange`."""

@@ -8,6 +8,9 @@ process with the average gradient does.
 With a limit on the gradients' norm at staleness > 0, changes can only be made once the whole gradient is
 known, so they leave in `finish`.
 
+Tensors on a GPU have a copy in pinned memory on the host: gradients are copied there on a side stream and pushed from a
+thread of their own, and values are copied back on the compute stream, which never waits for the host.
+
 Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of how
 far this worker has moved them since it last read them.
 """
@@ -21,6 +24,7 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained
+from poseidon.exchange.side_stream import InOrder, SideStream
 from ps_server import Client, Consistency, Keeping, Precision, Signal, SignalKind, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
@@ -106,7 +110,13 @@ class ServerExchange:
         self._settings = settings
         self._rate = 0.0
         self._iteration = settings.start_clock
-        self._slots = [_Slot(trained, table) for trained, table in zip(tensors, store.tables, strict=True)]
+        device = tensors[0].tensor.device if tensors else torch.device("cpu")
+        self._side = SideStream(device)
+        self._in_order = InOrder(device, f"pushes-{client.rank}", self._pushing_failed)
+        self._broken: Exception | None = None
+        self._slots = [
+            _Slot(trained, table, self._side) for trained, table in zip(tensors, store.tables, strict=True)
+        ]
 
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`."""
@@ -132,15 +142,21 @@ class ServerExchange:
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
-        slot = self._slots[index]
+        slot, rate, iteration, event = self._slots[index], self._rate, self._iteration, self._side.mark()
         slot.begun = True
-        flat = gradient.detach().reshape(-1).cpu()
-        if slot.staleness == 0:
-            self._client.push(index, flat.numpy(), rate=self._rate)
-        elif self._settings.clip is None:
-            self._push_change(index, flat, self._settings.gradient_scale)
-        else:
-            slot.kept = flat
+
+        def push() -> None:
+            with self._side.after(event):
+                flat = slot.on_host(gradient.detach().reshape(-1))
+            self._side.finish()
+            if slot.staleness == 0:
+                self._client.push(index, flat.numpy(), rate=rate)
+            elif self._settings.clip is None:
+                self._push_change(index, flat, self._settings.gradient_scale, rate, iteration)
+            else:
+                slot.kept = flat
+
+        self._in_order.call(push)
 
     def takes_factors(self, index: int) -> bool:
         """See `Exchange`."""
@@ -175,17 +191,21 @@ class ServerExchange:
             if slot.is_copy:
                 continue
             if slot.statistics:
+                self._in_order.drain()
                 self._push_moved(index)
             elif not slot.begun:
                 self.begin(index, torch.zeros(slot.value.size))
+        if self._settings.clip is not None:
+            self._in_order.drain()
         return self._push_limited(outside)
 
     def tick(self) -> None:
         """The second half of `finish`: the iteration has ended."""
-        self._client.clock()
+        self._in_order.call(self._client.clock)
 
     def settle(self) -> None:
         """See `Exchange`."""
+        self._drain()
         for index, slot in enumerate(self._slots):
             if not slot.is_copy:
                 self._read(index, staleness=0)
@@ -228,11 +248,22 @@ class ServerExchange:
 
     def close(self) -> None:
         """See `Exchange`."""
+        self._in_order.close()
         self._client.close()
 
     # -- within --------------------------------------------------------------------------------------------
 
+    def _pushing_failed(self, error: Exception) -> None:
+        self._broken = error
+
+    def _drain(self) -> None:
+        """Everything that was to be pushed has been, and the clock stands where it should."""
+        self._in_order.drain()
+        if self._broken is not None:
+            raise self._broken
+
     def _read(self, index: int, staleness: int | None) -> None:
+        self._drain()
         slot = self._slots[index]
         self._client.read(index, slot.value, staleness=staleness)
         slot.publish()
@@ -247,12 +278,12 @@ class ServerExchange:
         np.add(slot.read, step, out=slot.value)
         self._client.push(index, step)
 
-    def _push_change(self, index: int, gradient: Tensor, scale: float) -> None:
+    def _push_change(self, index: int, gradient: Tensor, scale: float, rate: float, iteration: int) -> None:
         slot = self._slots[index]
         if scale != 1.0:
             gradient.mul_(scale)
         value = torch.from_numpy(slot.value)
-        step = change(slot.rule, gradient, slot.history, value, rate=self._rate, step=self._iteration)
+        step = change(slot.rule, gradient, slot.history, value, rate=rate, step=iteration)
         step.div_(self._store.workers)
         value.add_(step)
         self._client.push(index, step.numpy())
@@ -263,7 +294,8 @@ class ServerExchange:
         total = outside + sum(sum_of_squares(gradient) for _, gradient in kept)
         limit = clip_factor(total, self._settings.clip)
         for index, gradient in kept:
-            self._push_change(index, gradient, limit * self._settings.gradient_scale)
+            scale = limit * self._settings.gradient_scale
+            self._push_change(index, gradient, scale, self._rate, self._iteration)
             self._slots[index].kept = None
         return limit
 
@@ -274,7 +306,7 @@ class _Slot:
     `value` is the tensor's own memory on CPU. A GPU tensor has a copy on the host, which `publish` sends to it.
     """
 
-    def __init__(self, trained: Trained, table: TableSpec) -> None:
+    def __init__(self, trained: Trained, table: TableSpec, side: SideStream) -> None:
         self.rule = trained.rule
         self.staleness = table.staleness
         self.is_copy = table.keeping is Keeping.COPY
@@ -282,7 +314,10 @@ class _Slot:
         self.shape = tuple(trained.tensor.shape)
         self._tensor = trained.tensor
         self._on_host = trained.tensor.device.type == "cpu"
-        self.value: Array = trained.tensor.detach().reshape(-1).cpu().numpy()
+        flat = trained.tensor.detach().reshape(-1)
+        self._side = side
+        self._gradient: Tensor | None = None
+        self.value: Array = (flat if self._on_host else side.host_buffer(flat.numel()).copy_(flat)).numpy()
         if self._on_host:
             assert np.shares_memory(self.value, trained.tensor.detach().numpy())
         kept_here = table.adds_changes and table.keeping is Keeping.GRADIENTS
@@ -307,6 +342,14 @@ class _Slot:
         else:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
+
+    def on_host(self, gradient: Tensor) -> Tensor:
+        """The gradient in memory that the transport can read; on the current stream."""
+        if gradient.device.type == "cpu":
+            return gradient
+        if self._gradient is None:
+            self._gradient = self._side.host_buffer(gradient.numel())
+        return self._gradient.copy_(gradient, non_blocking=True)
 
     def take_moved(self) -> Array:
         """A copy of what the module has made of these statistics."""
