@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.testbed.control import obey
@@ -27,12 +27,16 @@ class DdpTraining:
 
     Args:
         training: what to train.
-        how: the buckets.
+        how: the buckets; None: a process alone, without DDP.
     """
 
-    def __init__(self, training: TrainingSettings, how: DdpSettings) -> None:
+    def __init__(self, training: TrainingSettings, how: DdpSettings | None) -> None:
         net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
-        self._net = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb)
+        self._net: nn.Module = net
+        if how is not None:
+            self._net = DistributedDataParallel(
+                net, gradient_as_bucket_view=True, bucket_cap_mb=how.bucket_mb
+            )
         self._optimizer = torch.optim.SGD(
             net.parameters(),
             lr=training.rate,
@@ -56,6 +60,9 @@ def main() -> None:
     settings = read_settings(flags.settings)
     assert isinstance(settings.how, DdpSettings)
     torch.set_num_threads(1)
+    if settings.workers == 1:
+        obey(settings.control, flags.rank, DdpTraining(settings.training, None).iterate, lambda: None)
+        return
     port = MEETING_PORT + int(settings.how.bucket_mb or 0)  # jobs with other buckets may live beside this one
     distributed.init_process_group(
         "gloo",

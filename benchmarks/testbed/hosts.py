@@ -13,14 +13,21 @@ import atexit
 import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
+from typing import overload
 
 import psutil
 
 from benchmarks.testbed import links
 from benchmarks.testbed.names import GroupName, address, check_count, leftovers
+
+LOOK_S = 0.1
+CALM_LOOKS = 4
+CALM_BYTES = 20_000
+"""So little between two looks is no training: a heartbeat, an ARP request."""
 
 _GROUPS = itertools.count()
 
@@ -120,10 +127,32 @@ class Hosts(Sequence[Host]):
         """What has gone over each host's link so far."""
         return [host.traffic() for host in self._hosts]
 
+    def quiet_traffic(self, *, limit_s: float = 60.0) -> list[Traffic]:
+        """The same, once the links are silent: what is on its way has arrived.
+
+        Args:
+            limit_s: how long to wait for that at most.
+        """
+        end_s = time.monotonic() + limit_s
+        last, calm = self.traffic(), 0
+        while calm < CALM_LOOKS and time.monotonic() < end_s:
+            time.sleep(LOOK_S)
+            now = self.traffic()
+            moved = sum(new.since(old).sent_bytes for new, old in zip(now, last, strict=True))
+            calm = calm + 1 if moved < CALM_BYTES else 0
+            last = now
+        return last
+
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def __getitem__(self, index: int) -> Host:  # type: ignore[override]
+    @overload
+    def __getitem__(self, index: int) -> Host: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Host, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Host | tuple[Host, ...]:
         return self._hosts[index]
 
     def __iter__(self) -> Iterator[Host]:

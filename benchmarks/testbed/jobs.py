@@ -7,6 +7,7 @@ hosts and be measured by turns.
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
 import sys
 import tempfile
@@ -73,6 +74,7 @@ class HostJob:
         servers = how.servers if isinstance(how, PoseidonSettings) else 0
         if len(hosts) <= servers:
             raise TestbedError(f"{len(hosts)} hosts of which {servers} only serve: expected one more to work")
+        self._hosts = hosts
         self._working = hosts[: len(hosts) - servers]
         self._serving = hosts[len(hosts) - servers :] if servers else self._working
         self._training = training
@@ -80,12 +82,15 @@ class HostJob:
         self._limit_s = limit_s
         self._stack = ExitStack()
         self._shards: list[str] = []
+        self._shard_bytes: list[int] = []
 
     @property
     def name(self) -> str:
         """For people: the system and what sets it apart."""
         if isinstance(self._how, DdpSettings):
             size = self._how.bucket_mb
+            if len(self._hosts) == 1:
+                return "one process"
             return "DDP" if size is None else f"DDP {size:g} MB"
         words = [self._how.exchange]
         words += [f"{self._how.servers} servers"] if self._how.servers else []
@@ -102,6 +107,7 @@ class HostJob:
             self._start_shards(settings, folder)
             self._start_workers(folder)
             self._workers.await_all(self._limit_s, self._processes.check)
+            stack.callback(self._let_go)
             self._stack = stack.pop_all()
         return self
 
@@ -127,9 +133,23 @@ class HostJob:
             workers=tuple(workers), shards=tuple(b.since(a) for a, b in zip(before, after, strict=True))
         )
 
+    @property
+    def shard_bytes(self) -> list[int]:
+        """What each shard has received and sent since its start; known once the job has been left."""
+        return self._shard_bytes
+
+    def _let_go(self) -> None:
+        self._workers.close()
+        self._processes.await_end()
+        for name in self._shards:
+            done = [line for line in self._processes.said(name) if '"done"' in line]
+            if done:
+                counts = json.loads(done[-1])
+                self._shard_bytes.append(counts["bytes_in"] + counts["bytes_out"])
+
     def _settings(self, folder: Path) -> WorkerSettings:
         shards, homes = [], []
-        if isinstance(self._how, PoseidonSettings):
+        if isinstance(self._how, PoseidonSettings) and len(self._hosts) > 1:  # alone it needs no server
             port = next(_PORTS)
             for place, host in enumerate(self._serving):
                 for channel in range(self._how.shards):

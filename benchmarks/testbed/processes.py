@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,8 @@ class Processes:
         for name, process in self._running.items():
             status = process.poll()
             if status:
-                lines = self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
-                raise TestbedError("\n".join([f"{name} failed with status {status}:", *lines[-LAST_WORDS:]]))
+                last = self.said(name)[-LAST_WORDS:]
+                raise TestbedError("\n".join([f"{name} failed with status {status}:", *last]))
 
     def cpu_time(self, name: str) -> CpuTime:
         """What a process has used so far; nothing when it is gone."""
@@ -107,6 +108,17 @@ class Processes:
         except psutil.Error:
             return CpuTime(user_s=0.0, system_s=0.0)
         return CpuTime(user_s=times.user, system_s=times.system)
+
+    def await_end(self, limit_s: float = END_S) -> None:
+        """Wait until all have ended by themselves, or the time is up."""
+        end_s = time.monotonic() + limit_s
+        for process in self._running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end_s - time.monotonic()))
+
+    def said(self, name: str) -> list[str]:
+        """The lines that a process has written so far."""
+        return self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
 
     def close(self) -> None:
         """End all that still run. Safe to call twice."""

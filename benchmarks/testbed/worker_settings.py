@@ -32,7 +32,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpSettings:
-    """How DDP does it.
+    """How DDP does it; on one host it is left out, and that is one process.
 
     Attributes:
         bucket_mb: its bucket_cap_mb; None: its default.

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""A cluster on one machine, and what Poseidon and DDP do on it.
+
+    sudo python benchmarks/cluster.py bytes                        # bytes per host beside the formula
+    sudo python benchmarks/cluster.py speed --net alexnet --rates 250,1000
+    sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250,1000,none
+    sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250 --servers 4
+    sudo python benchmarks/cluster.py overlap                      # iteration beside max(compute, bytes / rate)
+    sudo python benchmarks/cluster.py paper                        # VGG19-22K on 1 to 8 hosts, a fortieth of its size
+    sudo python benchmarks/cluster.py clean                        # remove what a killed measurement left
+
+Hosts are network namespaces on a bridge; their links have the given rate in both directions (tc tbf). Nets are emulated:
+each layer sleeps for its share of a given time and hands over gradients of the real size, so that a few processors can
+stand for many accelerators; the same modules serve Poseidon and torch's DistributedDataParallel. What remains real is
+everything between the gradients and the new weights. Each job's result is the median of several rounds, and jobs that
+are compared run by turns on the same hosts.
+
+Needs root, iproute2, and memory for all hosts' models; --json FILE keeps the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+
+from benchmarks.testbed.hosts import remove_leftovers  # noqa: E402
+from benchmarks.testbed.measurement import Effort  # noqa: E402
+from benchmarks.testbed.point_bytes import measure_bytes  # noqa: E402
+from benchmarks.testbed.point_overlap import measure_overlap  # noqa: E402
+from benchmarks.testbed.point_paper import measure_paper  # noqa: E402
+from benchmarks.testbed.point_speed import Comparison, compare  # noqa: E402
+from benchmarks.testbed.shapes import NETS, layers_of  # noqa: E402
+from benchmarks.testbed.tables import Table, rate_words, write_json  # noqa: E402
+from benchmarks.testbed.worker_settings import PoseidonSettings, TrainingSettings  # noqa: E402
+from poseidon.errors import PoseidonError  # noqa: E402
+
+EXCHANGES = ("hybrid", "ps", "svb", "allreduce")
+Tell = Callable[[str], None]
+
+
+def numbers(text: str) -> list[int]:
+    """`2,4,8`."""
+    return [int(word) for word in text.split(",")]
+
+
+def sizes(text: str) -> tuple[float, ...]:
+    """`1,5,25`; nothing for an empty text."""
+    return tuple(float(word) for word in text.split(",") if word)
+
+
+def rates(text: str) -> list[float | None]:
+    """`250,1000,none`: Mbit/s, `none` for unshaped links."""
+    return [None if word == "none" else float(word) for word in text.split(",")]
+
+
+def exchanges(text: str) -> list[str]:
+    """`ps,svb,hybrid`."""
+    words = text.split(",")
+    unknown = [word for word in words if word not in EXCHANGES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(EXCHANGES)}")
+    return words
+
+
+def training(flags: argparse.Namespace) -> TrainingSettings:
+    """The net that the flags name."""
+    return TrainingSettings(layers=layers_of(flags.net), batch=flags.batch, compute_s=flags.compute / 1000)
+
+
+def effort(flags: argparse.Namespace) -> Effort:
+    """How much the flags want."""
+    return Effort(rounds=flags.rounds, iterations=flags.iterations, warm=flags.warm)
+
+
+def run_bytes(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+    """Point 1."""
+    return [measure_bytes(training(flags), flags.exchange, flags.hosts, effort(flags), tell)]
+
+
+def run_speed(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+    """Points 2 and 3."""
+    ours = tuple(
+        PoseidonSettings(exchange=exchange, servers=flags.servers, shards=flags.shards)
+        for exchange in flags.exchange
+    )
+    net = training(flags)
+    return [
+        compare(
+            Comparison(
+                title=f"{flags.net}, batch {flags.batch}, {flags.hosts} hosts"
+                f"{f' and {flags.servers} that only serve' if flags.servers else ''}, "
+                f"compute {flags.compute:g} ms, {rate_words(rate)}",
+                training=net,
+                workers=flags.hosts,
+                rate_mbit=rate,
+                ours=ours,
+                buckets_mb=flags.buckets,
+                effort=effort(flags),
+            ),
+            tell,
+        )
+        for rate in flags.rates
+    ]
+
+
+def run_overlap(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+    """Point 4."""
+    net = TrainingSettings(layers=layers_of(flags.net), batch=flags.batch, compute_s=0.0)
+    how = PoseidonSettings(exchange=flags.exchange[0])
+    return [measure_overlap(net, how, flags.hosts, flags.rate, flags.ratios, effort(flags), tell)]
+
+
+def run_paper(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+    """Point 5."""
+    return [measure_paper(flags.hosts, effort(flags), tell)]
+
+
+def run_clean(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+    """Remove leftovers."""
+    for name in remove_leftovers():
+        print(f"removed {name}")
+    return []
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the flags."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace, Tell], list[Table]], words: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words, description=words)
+        added.add_argument("--rounds", type=int, default=5, help="of each job (5)")
+        added.add_argument("--iterations", type=int, default=5, help="that count in a round (5)")
+        added.add_argument("--warm", type=int, default=2, help="before those, that do not (2)")
+        added.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+        added.set_defaults(run=run)
+        return added
+
+    def net(added: argparse.ArgumentParser, default: str, exchange: str) -> None:
+        added.add_argument("--net", choices=sorted(NETS), default=default)
+        added.add_argument("--batch", type=int, default=32, help="images of each host (32)")
+        added.add_argument("--exchange", type=exchanges, default=exchange, help=f"of {', '.join(EXCHANGES)}")
+
+    added = command("bytes", run_bytes, "bytes per host beside the formula")
+    net(added, "vgg19-22k/40", "ps,svb,hybrid")
+    added.add_argument("--hosts", type=numbers, default="2,4,8")
+    added.add_argument("--compute", type=float, default=0.0, metavar="MS")
+    added = command("speed", run_speed, "ours and DDP by turns")
+    net(added, "alexnet", "hybrid")
+    added.add_argument("--hosts", type=int, default=4, help="that work (4)")
+    added.add_argument("--servers", type=int, default=0, help="hosts beside those that only serve (0)")
+    added.add_argument("--shards", type=int, default=1, help="on each host that serves (1)")
+    added.add_argument("--rates", type=rates, default="250,1000", help="Mbit/s, or none (250,1000)")
+    added.add_argument("--compute", type=float, default=50.0, metavar="MS", help="of an iteration (50)")
+    added.add_argument(
+        "--buckets", type=sizes, default="1,5,25", help="MB, DDP's beside its default (1,5,25)"
+    )
+    added = command("overlap", run_overlap, "an iteration beside max(compute, bytes / rate)")
+    net(added, "googlenet", "ps")
+    added.add_argument("--hosts", type=int, default=4)
+    added.add_argument("--rate", type=float, default=250.0, metavar="MBIT")
+    added.add_argument("--ratios", type=sizes, default="0.5,1,2", help="compute / wire time (0.5,1,2)")
+    added = command("paper", run_paper, "Poseidon's own experiment, a fortieth of its size")
+    added.add_argument("--hosts", type=numbers, default="1,2,4,8")
+    command("clean", run_clean, "remove what a killed measurement left")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    flags = parse(arguments)
+    try:
+        tables = flags.run(flags, partial(print, file=sys.stderr, flush=True))
+    except PoseidonError as error:
+        print(f"cluster.py: {error}", file=sys.stderr)
+        return 1
+    for table in tables:
+        print(f"\n{table}")
+    if flags.json is not None:
+        write_json(tables, flags.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,107 @@
+"""How many bytes an iteration must move over each host's link in each direction, by Poseidon's formulas.
+
+Law: pure, and independent of what measures or moves them; only which tensor goes which way is taken from the plan that
+the job itself makes. M model bytes, P workers, S hosts that only serve, K rows, a weight of N x M:
+
+    server, all work and serve     2 M (P - 1) / P        pushes to the other shards, and values to the other workers
+    server, hosts that only serve  worker M, server M P / S
+    factors                        K (P - 1) (M + N)
+    DDP's ring                     2 M (P - 1) / P
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from benchmarks.testbed.shapes import LayerShape, elements
+from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from poseidon.exchange.base import Trained
+from poseidon.exchange.build import Membership, plan_exchange
+from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Scheme
+
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBytes:
+    """Bytes of an iteration in one direction; the other direction carries as many.
+
+    Attributes:
+        worker: over the link of a host that works.
+        server: over the link of a host that only serves; 0 where there is none.
+    """
+
+    worker: float
+    server: float = 0.0
+
+    @property
+    def busiest(self) -> float:
+        """Over the link that carries most."""
+        return max(self.worker, self.server)
+
+
+def expected(training: TrainingSettings, how: DdpSettings | PoseidonSettings, workers: int) -> LinkBytes:
+    """What an iteration of a job must move.
+
+    Args:
+        training: the net and its batch.
+        how: the system.
+        workers: P.
+    """
+    if workers == 1:
+        return LinkBytes(worker=0.0)
+    if isinstance(how, DdpSettings) or how.exchange == ExchangeKind.ALLREDUCE.value:
+        return LinkBytes(worker=ring(elements(training.layers) * ELEMENT_BYTES, workers))
+    plan = plan_of(training, how, workers)
+    served, factors = 0, 0.0
+    for choice in plan.choices:
+        if choice.scheme is Scheme.FACTORS:
+            factors += by_factors(choice.shape, training.batch, workers)
+        else:
+            served += _size(choice.shape) * ELEMENT_BYTES
+    if how.servers:
+        return LinkBytes(worker=served + factors, server=served * workers / how.servers)
+    return LinkBytes(worker=ring(served, workers) + factors)
+
+
+def ring(model_bytes: float, workers: int) -> float:
+    """2 M (P - 1) / P."""
+    return 2 * model_bytes * (workers - 1) / workers
+
+
+def by_factors(shape: Sequence[int], rows: int, workers: int) -> float:
+    """K (P - 1) (M + N), in bytes."""
+    return rows * (workers - 1) * sum(shape) * ELEMENT_BYTES
+
+
+def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> ExchangePlan:
+    """The plan that the job will make."""
+    places = range(how.servers or workers)
+    homes = tuple(-1 - place if how.servers else place for place in places for _ in range(how.shards))
+    member = Membership(
+        workers=workers, shards=len(homes), kind=ExchangeKind(how.exchange), homes=homes, token=b"x"
+    )
+    return plan_exchange(_tensors(training.layers, training.batch), member)
+
+
+def _tensors(layers: Sequence[LayerShape], batch: int) -> list[Trained]:
+    return [
+        Trained(
+            name=f"{layer.name}.{index}",
+            tensor=nn.Parameter(torch.empty(shape, device="meta")),
+            factor_rows=batch if layer.fully_connected and index == 0 else 0,
+        )
+        for layer in layers
+        for index, shape in enumerate(layer.tensors)
+    ]
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size

@@ -1,0 +1,135 @@
+"""Measuring jobs on the same hosts by turns: A B A B ...
+
+Law: a job's first iterations in each round are not counted (they meet no values on their way), and no round begins
+before the links are silent, so that no job pays for another one's bytes. Bytes are those of whole rounds, from silence
+to silence.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.testbed.hosts import Hosts, Traffic
+from benchmarks.testbed.jobs import HostJob, JobRound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much to measure.
+
+    Attributes:
+        rounds: of each job.
+        iterations: that count, in each round.
+        warm: that do not, before those.
+    """
+
+    rounds: int = 5
+    iterations: int = 5
+    warm: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Processor time of one iteration, seconds, all hosts together.
+
+    Attributes:
+        worker_user_s: workers, in their own code: sums, products, updates.
+        worker_system_s: workers, in the kernel: sending and receiving.
+        shard_user_s: shards, in their own code.
+        shard_system_s: shards, in the kernel.
+    """
+
+    worker_user_s: float
+    worker_system_s: float
+    shard_user_s: float
+    shard_system_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.worker_user_s + self.worker_system_s + self.shard_user_s + self.shard_system_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What was measured of one job.
+
+    Attributes:
+        name: of the job.
+        seconds: an iteration's time in each round: the mean, since iterations that overlap alternate between short and
+            long.
+        sent_bytes: per host, of an iteration.
+        received_bytes: per host, of an iteration.
+        split: processor time of an iteration, by round.
+        shard_bytes: of each shard over the whole job.
+    """
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    sent_bytes: list[float] = field(default_factory=list)
+    received_bytes: list[float] = field(default_factory=list)
+    split: list[Split] = field(default_factory=list)
+    shard_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def median_s(self) -> float:
+        """An iteration's time: the median of the rounds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """How far the rounds lie apart: (longest - shortest) / median."""
+        return (max(self.seconds) - min(self.seconds)) / self.median_s
+
+
+def measure(
+    hosts: Hosts, jobs: Sequence[HostJob], effort: Effort, tell: Callable[[str], None] = lambda _: None
+) -> list[Measured]:
+    """Measure entered jobs by turns.
+
+    Args:
+        hosts: all hosts, also those that a job leaves idle.
+        jobs: entered.
+        effort: how much.
+        tell: hears how it goes, a line a round.
+
+    Returns:
+        What was measured, in the order of `jobs`.
+    """
+    found = [Measured(name=job.name) for job in jobs]
+    for job in jobs:
+        job.round(effort.warm)  # buffers are made, connections opened
+    traffic: list[list[Traffic]] = [[] for _ in jobs]
+    for number in range(effort.rounds):
+        for job, measured, moved in zip(jobs, found, traffic, strict=True):
+            before = hosts.quiet_traffic()
+            done = job.round(effort.warm + effort.iterations)
+            after = hosts.quiet_traffic()
+            moved += [new.since(old) for new, old in zip(after, before, strict=True)]
+            _note(measured, done, effort)
+            tell(f"  round {number + 1}: {measured.name}: {measured.seconds[-1]:.3f} s")
+    for measured, moved in zip(found, traffic, strict=True):
+        count = (effort.warm + effort.iterations) * effort.rounds
+        measured.sent_bytes = [
+            sum(t.sent_bytes for t in moved[h :: len(hosts)]) / count for h in range(len(hosts))
+        ]
+        measured.received_bytes = [
+            sum(t.received_bytes for t in moved[h :: len(hosts)]) / count for h in range(len(hosts))
+        ]
+    return found
+
+
+def _note(measured: Measured, done: JobRound, effort: Effort) -> None:
+    counted = [seconds for worker in done.workers for seconds in worker.seconds[effort.warm :]]
+    measured.seconds.append(statistics.fmean(counted))
+    count = effort.warm + effort.iterations
+    measured.split.append(
+        Split(
+            worker_user_s=sum(worker.user_s for worker in done.workers) / count,
+            worker_system_s=sum(worker.system_s for worker in done.workers) / count,
+            shard_user_s=sum(shard.user_s for shard in done.shards) / count,
+            shard_system_s=sum(shard.system_s for shard in done.shards) / count,
+        )
+    )

@@ -1,0 +1,48 @@
+"""Whether the jobs of a measurement fit this machine's memory. Pure but for one look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+
+from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.shapes import elements
+from benchmarks.testbed.tables import megabytes
+from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+
+ELEMENT_BYTES = 4
+PROCESS_BYTES = 350_000_000
+"""Python and torch, and what a process needs beside the model."""
+COPIES_DDP = 3
+"""Weights, momentum, buckets."""
+COPIES_POSEIDON = 5
+"""Weights, the shards' values and momentum, gradients and values on their way."""
+SPARE = 0.9
+
+
+def needed_bytes(training: TrainingSettings, how: DdpSettings | PoseidonSettings, workers: int) -> int:
+    """About what a job takes, all its processes together."""
+    model = elements(training.layers) * ELEMENT_BYTES
+    largest = max(layer.elements for layer in training.layers) * ELEMENT_BYTES  # the constant gradient
+    if isinstance(how, DdpSettings):
+        return workers * (COPIES_DDP * model + largest + PROCESS_BYTES)
+    shards = (how.servers or workers) * how.shards
+    return workers * (COPIES_POSEIDON * model + largest + PROCESS_BYTES) + shards * PROCESS_BYTES
+
+
+def check_memory(
+    training: TrainingSettings, jobs: Sequence[DdpSettings | PoseidonSettings], workers: int
+) -> None:
+    """Whether jobs that live at the same time fit.
+
+    Raises:
+        TestbedError: they do not.
+    """
+    needed = sum(needed_bytes(training, how, workers) for how in jobs)
+    available = int(psutil.virtual_memory().available * SPARE)
+    if needed > available:
+        raise TestbedError(
+            f"{workers} workers on this net need about {megabytes(needed)} MB, and {megabytes(available)} MB are "
+            "free; take fewer hosts (--hosts) or a smaller net (--net)"
+        )

@@ -1,0 +1,81 @@
+"""The experiment of the Poseidon paper (USENIX ATC 2017, figure on VGG19-22K), a fortieth of its size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from benchmarks.testbed.hosts import Hosts
+from benchmarks.testbed.jobs import HostJob
+from benchmarks.testbed.measurement import Effort, measure
+from benchmarks.testbed.memory import check_memory
+from benchmarks.testbed.shapes import PAPER_SCALE, layers_of
+from benchmarks.testbed.tables import Table
+from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+
+COMPUTE_S = 0.925
+BATCH = 32
+RATE_MBIT = 40_000 / PAPER_SCALE
+PAPER = {1: 0.99, 2: 1.96, 4: 3.83, 8: 7.63, 16: 15.0, 32: 29.5}
+"""Poseidon's speed-ups on Caffe and 40 Gbit/s, by hosts."""
+HEAD = ("hosts", "Poseidon 2017", "hybrid", "hybrid s", "ps only", "ps s", "DDP", "DDP s")
+READING = (
+    "Speed-up over one process: hosts x its iteration / this iteration. Net, batch and rate are those of the paper divided "
+    f"so that every byte is 1/{PAPER_SCALE}: VGG19-22K's matrices with sides shrunk by the root of {PAPER_SCALE}, batch "
+    f"{BATCH} shrunk likewise, {RATE_MBIT:g} instead of 40 000 Mbit/s; compute is the paper's {COMPUTE_S} s, emulated. The "
+    "goal is at least the paper's figures. One host: a worker alone needs no server."
+)
+
+
+def paper_training() -> TrainingSettings:
+    """The paper's net, scaled."""
+    return TrainingSettings(
+        layers=layers_of("vgg19-22k/40"), batch=round(BATCH / math.sqrt(PAPER_SCALE)), compute_s=COMPUTE_S
+    )
+
+
+def measure_paper(
+    host_counts: Sequence[int], effort: Effort, tell: Callable[[str], None], rate_mbit: float = RATE_MBIT
+) -> Table:
+    """Measure all sizes.
+
+    Raises:
+        TestbedError: it does not fit, or a process failed.
+    """
+    training = paper_training()
+    ways: list[DdpSettings | PoseidonSettings] = [
+        PoseidonSettings(),
+        PoseidonSettings(exchange="ps"),
+        DdpSettings(),
+    ]
+    tell("one process")
+    with Hosts(1) as hosts, HostJob(hosts, training, DdpSettings()) as job:
+        alone_s = measure(hosts, [job], effort, tell)[0].median_s
+    rows, facts = [], []
+    for count in host_counts:
+        tell(f"{count} hosts")
+        check_memory(training, ways, count)
+        with Hosts(count, rate_mbit=rate_mbit) as hosts:
+            seconds = _by_turns(hosts, training, ways, effort, tell)
+        speedups = [count * alone_s / each for each in seconds]
+        cells = [str(count), f"{PAPER[count]:.2f}" if count in PAPER else "-"]
+        cells += [
+            text for up, each in zip(speedups, seconds, strict=True) for text in (f"{up:.2f}", f"{each:.3f}")
+        ]
+        rows.append(tuple(cells))
+        names = ("hybrid", "ps", "ddp")
+        facts.append({"hosts": count, "alone_s": alone_s, **dict(zip(names, seconds, strict=True))})
+    title = f"VGG19-22K / {PAPER_SCALE} at {rate_mbit:g} Mbit/s; one process takes {alone_s:.3f} s"
+    return Table(title=title, head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts))
+
+
+def _by_turns(
+    hosts: Hosts,
+    training: TrainingSettings,
+    ways: Sequence[DdpSettings | PoseidonSettings],
+    effort: Effort,
+    tell: Callable[[str], None],
+) -> list[float]:
+    jobs = [HostJob(hosts, training, how) for how in ways]
+    with jobs[0], jobs[1], jobs[2]:
+        return [measured.median_s for measured in measure(hosts, jobs, effort, tell)]
