@@ -18,7 +18,7 @@ def net_table(net: Net, trained: Sequence[str], store: StoreSpec | None) -> list
     Args:
         net: the train net.
         trained: names of the tensors in the store, by table id.
-        store: None when one process trains alone.
+        store: None when one process trains alone; without tables when nothing is kept on shards.
     """
     homes = _homes(trained, store)
     shapes = net.blob_shapes
@@ -48,7 +48,7 @@ def net_table(net: Net, trained: Sequence[str], store: StoreSpec | None) -> list
 
 
 def _homes(trained: Sequence[str], store: StoreSpec | None) -> dict[str, set[int]]:
-    if store is None:
+    if store is None or not store.tables:  # all-reduce keeps shards for meetings, without tables
         return {}
     placement = place(store.tables, store.shards, store.shares)
     return {name: {chunk.shard for chunk in row} for name, row in zip(trained, placement.chunks, strict=True)}

@@ -20,3 +20,8 @@ def test_with_shards_each_layer_says_where_it_lives() -> None:
     tables = (TableSpec(name="ip.0", size=18, rows=6), TableSpec(name="ip.1", size=3))
     lines = net_table(build(NET), ["ip.0", "ip.1"], StoreSpec(workers=2, shards=3, tables=tables))
     assert lines[2].endswith("shard 0-2")
+
+
+def test_shards_may_keep_nothing() -> None:
+    lines = net_table(build(NET), ["ip.0", "ip.1"], StoreSpec(workers=2, shards=3, tables=()))
+    assert lines[2].split() == ["ip", "InnerProduct", "4x3", "3x6", "3", "84"]

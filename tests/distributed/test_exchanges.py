@@ -1,0 +1,61 @@
+"""Every way to meet, on machines of every role, through true jobs: the weights are those of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.training import largest_difference, weights, write_definitions
+from tests.support.trainings import make_data, poseidon
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+
+BATCH = 12
+WORKER, SERVER, BOTH = "role=worker", "role=server", ""
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, where one process has trained on the whole batch."""
+    folder = tmp_path_factory.mktemp("alone")
+    make_data(folder)
+    write_definitions(folder, batch=BATCH, extra=f"max_iter: {STEPS}")
+    done = poseidon(folder, "train", "--solver=solver.prototxt", "--output=out")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(alone: Path) -> list[np.ndarray]:
+    """Its weights."""
+    return weights(alone, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("roles", "exchange", "counts"),
+    [
+        ((WORKER, SERVER, WORKER), "ps", "3 clients, 2 workers, 1 shard"),
+        ((WORKER, SERVER, WORKER, SERVER), "hybrid", "4 clients, 2 workers, 2 shards"),
+        ((BOTH, BOTH, SERVER), "svb", "3 clients, 2 workers, 3 shards"),
+        ((BOTH, WORKER), "allreduce", "2 clients, 2 workers, 1 shard"),
+    ],
+)
+def test_the_weights_are_one_processes(
+    alone: Path, one: list[np.ndarray], roles: tuple[str, ...], exchange: str, counts: str
+) -> None:
+    (alone / f"snap_iter_{STEPS}.caffemodel").unlink(missing_ok=True)
+    lines = [f"{number} 127.0.0.1 0 {role}\n" for number, role in enumerate(roles)]
+    (alone / "hosts").write_text("".join(lines), encoding="utf-8")
+    write_definitions(alone, batch=BATCH // 2, extra=f"max_iter: {STEPS}")
+    result = poseidon(
+        alone, "train", "--solver=solver.prototxt", "--hostfile=hosts", f"--exchange={exchange}", "--output=o"
+    )
+    assert result.returncode == 0, result.stderr
+    assert counts in result.stderr
+    assert largest_difference(weights(alone, STEPS), one) <= 1e-5
+    plan = (alone / "o" / "exchange_plan.txt").read_text(encoding="utf-8")
+    ways = {"ps": {"ps"}, "hybrid": {"ps", "svb"}, "svb": {"ps", "svb"}, "allreduce": {"allreduce"}}
+    assert {line.split()[2] for line in plan.splitlines()[1:-2]} == ways[exchange]
