@@ -1,0 +1,222 @@
+"""Update rules that the shards apply, as values with torch's arguments.
+
+Law: the formulas are Caffe's (`ps_server/rules.py`). Where they differ from torch.optim's, the class says how; where
+it says nothing, they are the same up to rounding. Weight decay is added to the gradient, as torch.optim does but for AdamW.
+
+Symbols: w value, g gradient, r rate, t number of the step from 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from poseidon.errors import UsageError
+from ps_server import Rule, RuleKind, SpecError
+
+Rate = float | Callable[[int], float]
+"""A rate, or a function from the number of finished steps to a rate, the same on every worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that learn in another way than the rest.
+
+    Args:
+        names: a pattern of their names in the module, `*.bias` or `head.*` (`*`, `?` and `[...]`).
+        lr_factor: multiplies the rate; 0 or more.
+        weight_decay_factor: multiplies the weight decay; 0 or more.
+    """
+
+    names: str
+    lr_factor: float = 1.0
+    weight_decay_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("lr_factor", "weight_decay_factor"):
+            _check(f"{name} of the group '{self.names}'", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRule:
+    """What all rules have.
+
+    Args:
+        lr: the rate, or a function from the number of finished steps to it.
+        weight_decay: multiplies w, which is added to the gradient.
+        groups: parameters that learn in another way; the first group whose pattern fits counts.
+    """
+
+    lr: Rate
+    weight_decay: float = 0.0
+    groups: Sequence[ParameterGroup] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.lr):
+            _check("lr", self.lr)
+        _check("weight_decay", self.weight_decay)
+        self.server_rule("")
+
+    def rate(self, step: int) -> float:
+        """The rate of a step, counted from 0.
+
+        Raises:
+            UsageError: the function of the rule gives no number, 0 or more.
+        """
+        if not callable(self.lr):
+            return float(self.lr)
+        rate = self.lr(step)
+        _check(f"lr({step})", rate)
+        return float(rate)
+
+    def server_rule(self, name: str) -> Rule:
+        """What the shards do with the parameter of that name.
+
+        Raises:
+            UsageError: an argument is out of its range.
+        """
+        group = next((g for g in self.groups if fnmatchcase(name, g.names)), ParameterGroup(names="*"))
+        decay = self.weight_decay * group.weight_decay_factor
+        try:
+            return self._rule(decay=decay, rate_factor=group.lr_factor)
+        except SpecError as error:
+            raise UsageError(f"{type(self).__name__}: {error}") from error
+
+    def check_groups(self, names: Sequence[str]) -> None:
+        """Refuse a group that no parameter belongs to.
+
+        Raises:
+            UsageError: names the group.
+        """
+        for group in self.groups:
+            if not any(fnmatchcase(name, group.names) for name in names):
+                raise UsageError(
+                    f"no parameter of the module fits the group '{group.names}'; there are {', '.join(names)}"
+                )
+
+    def _rule(self, *, decay: float, rate_factor: float) -> Rule:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(UpdateRule):
+    """h <- m h + r g; w <- w - h.
+
+    torch.optim.SGD multiplies by the rate after the sum. The same while the rate stays; after a change Caffe's history
+    still moves with the old rate.
+
+    Args:
+        momentum: m; 0 <= m < 1.
+    """
+
+    momentum: float = 0.0
+
+    def _rule(self, *, decay: float, rate_factor: float) -> Rule:
+        return Rule(kind=RuleKind.SGD, momentum=self.momentum, decay=decay, rate_factor=rate_factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nesterov(UpdateRule):
+    """torch.optim.SGD(nesterov=True), with the difference of `SGD` when the rate changes.
+
+    Args:
+        momentum: m; 0 <= m < 1.
+    """
+
+    momentum: float = 0.9
+
+    def _rule(self, *, decay: float, rate_factor: float) -> Rule:
+        return Rule(kind=RuleKind.NESTEROV, momentum=self.momentum, decay=decay, rate_factor=rate_factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaGrad(UpdateRule):
+    """torch.optim.Adagrad, without `lr_decay` and `initial_accumulator_value`.
+
+    Args:
+        eps: added to the root.
+    """
+
+    eps: float = 1e-10
+
+    def _rule(self, *, decay: float, rate_factor: float) -> Rule:
+        return Rule(kind=RuleKind.ADAGRAD, delta=self.eps, decay=decay, rate_factor=rate_factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSProp(UpdateRule):
+    """torch.optim.RMSprop, without `momentum` and `centered`.
+
+    Args:
+        alpha: how much of the average of squares a step keeps; 0 <= alpha < 1.
+        eps: added to the root.
+    """
+
+    alpha: float = 0.99
+    eps: float = 1e-8
+
+    def _rule(self, *, decay: float, rate_factor: float) -> Rule:
+        return Rule(
+            kind=RuleKind.RMSPROP,
+            rms_decay=self.alpha,
+            delta=self.eps,
+            decay=decay,
+            rate_factor=rate_factor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaDelta(UpdateRule):
+    """torch.optim.Adadelta.
+
+    Args:
+        rho: how much of both averages a step keeps; 0 <= rho < 1.
+        eps: added below both roots.
+    """
+
+    lr: Rate = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+
+    def _rule(self, *, decay: float, rate_factor: float) -> Rule:
+        return Rule(
+            kind=RuleKind.ADADELTA,
+            momentum=self.rho,
+            delta=self.eps,
+            decay=decay,
+            rate_factor=rate_factor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(UpdateRule):
+    """w <- w - r sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps).
+
+    torch.optim.Adam adds eps to the corrected root, so there it weighs less in the first steps: by the factor
+    sqrt(1 - b2^t), 0.03 in the first step and 0.8 after a thousand with the usual b2. Where eps is small beside the roots the two agree.
+
+    Args:
+        betas: b1 and b2; 0 <= b < 1.
+        eps: added to the root.
+    """
+
+    lr: Rate = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def _rule(self, *, decay: float, rate_factor: float) -> Rule:
+        return Rule(
+            kind=RuleKind.ADAM,
+            momentum=self.betas[0],
+            momentum2=self.betas[1],
+            delta=self.eps,
+            decay=decay,
+            rate_factor=rate_factor,
+        )
+
+
+def _check(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{name} is {value!r}; expected a number, 0 or more")
