@@ -1,0 +1,93 @@
+"""Which exchange a worker gets, and that all workers agree on the plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from poseidon.errors import UsageError
+from poseidon.exchange.allreduce import AllReduceExchange
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import Built, Membership, build_exchange, plan_exchange
+from poseidon.exchange.cost import ExchangeKind, Scheme
+from poseidon.exchange.hybrid import HybridExchange
+from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.ps import ServerExchange
+from ps_server import Keeping, Precision
+from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+
+
+def tensors(*, bias: bool = True, rows: int = 8) -> list[Trained]:
+    weight = Trained(name="fc.0", tensor=nn.Parameter(torch.zeros(64, 100)), factor_rows=rows)
+    small = Trained(name="fc2.0", tensor=nn.Parameter(torch.zeros(2, 64)), factor_rows=rows)
+    return [weight, small, Trained(name="fc2.1", tensor=nn.Parameter(torch.zeros(2)))] if bias else [weight]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "copies"),
+    [
+        (ExchangeKind.HYBRID, HybridExchange, 1),
+        (ExchangeKind.FACTORS, HybridExchange, 2),
+        (ExchangeKind.SERVER, ServerExchange, 0),
+        (ExchangeKind.ALLREDUCE, AllReduceExchange, 0),
+    ],
+)
+def test_a_kind_is_an_exchange(kind: ExchangeKind, expected: type, copies: int) -> None:
+    with shards_on_sockets(2, 2) as addresses:
+        built = []
+        for rank in range(2):
+            member = Membership(
+                rank=rank,
+                workers=2,
+                shards=2,
+                kind=kind,
+                token=TOKEN,
+                timeout_s=TIMEOUT_S,
+                precision=Precision.FLOAT32,
+            )
+            built.append(build_exchange(tensors(), ExchangeSettings(), member, lambda: addresses))
+        _close(built)
+    assert all(type(b.exchange) is expected for b in built)
+    assert built[0].plan == built[1].plan
+    store = built[0].store
+    assert store is not None
+    assert store == built[1].store
+    assert sum(table.keeping is Keeping.COPY for table in store.tables) == copies
+
+
+def _close(built: list[Built]) -> None:
+    for each in built:
+        each.exchange.close()
+
+
+def test_a_worker_that_is_alone_has_no_server() -> None:
+    built = build_exchange(tensors(), ExchangeSettings(), Membership(), list)
+    assert type(built.exchange) is LocalExchange
+    assert built.store is None
+    assert set(built.plan.of(Scheme.LOCAL)) == {0, 1, 2}
+
+
+def test_one_tensor_always_reads_from_the_server_so_that_signals_are_in_step() -> None:
+    plan = plan_exchange(tensors(bias=False), Membership(workers=2, shards=1, kind=ExchangeKind.FACTORS))
+    assert [choice.scheme for choice in plan.choices] == [Scheme.SERVER]
+
+
+def test_dedicated_servers_change_the_plan() -> None:
+    both = Membership(workers=4, shards=4, homes=(0, 1, 2, 3))
+    apart = Membership(workers=4, shards=4, homes=(-1, -2, -3, -4))
+    rows = 16
+    assert plan_exchange(tensors(rows=rows), both).choices[0].scheme is Scheme.FACTORS
+    assert plan_exchange(tensors(rows=rows), apart).choices[0].scheme is Scheme.SERVER
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": ExchangeKind.LOCAL, "workers": 2}, "one worker; this job has 2"),
+        ({"kind": ExchangeKind.ALLREDUCE, "staleness": 1}, "no staleness"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Membership(**settings)  # type: ignore[arg-type]

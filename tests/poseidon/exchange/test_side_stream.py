@@ -1,0 +1,74 @@
+"""On a CPU there is no stream beside the one that computes: calls run at once, events are nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from poseidon.exchange.side_stream import InOrder, SideStream
+
+CPU = torch.device("cpu")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+
+
+def test_on_a_cpu_nothing_is_marked_and_nothing_waits() -> None:
+    side = SideStream(CPU)
+    event = side.mark()
+    assert event is None
+    with side.after(event):
+        buffer = side.host_buffer(2, 3)
+    side.join(event)
+    side.finish()
+    assert buffer.shape == (2, 3)
+    assert not buffer.is_pinned()
+
+
+def test_on_a_cpu_calls_run_at_once_and_raise_where_they_are_made() -> None:
+    failures: list[Exception] = []
+    calls = InOrder(CPU, "calls", failures.append)
+    done: list[int] = []
+    calls.call(lambda: done.append(1))
+    assert done == [1]
+
+    def fail() -> None:
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        calls.call(fail)
+    calls.drain()
+    calls.close()
+    assert failures == []
+
+
+@needs_gpu
+def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() -> None:
+    failures: list[Exception] = []
+    calls = InOrder(torch.device("cuda"), "calls", failures.append)
+    done: list[int] = []
+    error = ValueError("there")
+
+    def fail() -> None:
+        raise error
+
+    for number in range(3):
+        calls.call(lambda number=number: done.append(number))
+    calls.call(fail)
+    calls.call(lambda: done.append(9))
+    calls.drain()
+    calls.close()
+    assert done == [0, 1, 2]
+    assert failures == [error]
+
+
+@needs_gpu
+def test_work_on_the_side_comes_after_what_it_waits_for() -> None:
+    device = torch.device("cuda")
+    side = SideStream(device)
+    x = torch.ones(1 << 20, device=device)
+    for _ in range(50):
+        x = x * 1.0001
+    host = side.host_buffer(1 << 20)
+    with side.after(side.mark()):
+        host.copy_(x, non_blocking=True)
+    side.finish()
+    assert torch.equal(host, x.cpu())
