@@ -9,7 +9,9 @@ import argparse
 import json
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -111,6 +113,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     effects = [effect.value for effect in SignalEffect]
     flag("sigint_effect", default="stop", choices=effects, help="what Ctrl-C does (stop)")
     flag("sighup_effect", default="snapshot", choices=effects, help="what a hang-up does (snapshot)")
+    flag("num_app_threads", type=int, default=1, metavar="T", help="workers of each client on CPU (1)")
     flag("output", metavar="DIR", help="folder of logs and net outputs; default: output/<job>")
     flag("threads", type=int, metavar="N", help="CPU threads per worker; default: the machine's, shared out")
     flag(
@@ -183,6 +186,7 @@ class _Job:
         self._patience = _patience(arguments)
         self._token = secrets.token_hex(32)
         self._seed = self._choose_seed()
+        self._meeting_places: dict[int, str] = {}
 
     def _choose_seed(self) -> int:
         """The solver's; else that of the run that is resumed; else a new one."""
@@ -195,7 +199,7 @@ class _Job:
         flags = self._flags
         channels = flags.num_comm_channels_per_client
         clients = read_clients(flags.hostfile, channels)
-        plan = plan_job(clients, devices_per_client=_devices(flags.gpu, self._solver), channels=channels)
+        plan = plan_job(clients, devices_per_client=_devices(flags, self._solver), channels=channels)
         check_exchange(flags, plan.worker_count)
         # A worker that is alone needs no server, unless it is asked for: it applies the update rule itself.
         asked = flags.exchange not in (None, "local") or plan.has_dedicated_servers
@@ -230,6 +234,8 @@ class _Job:
             )
         finally:
             terminal.close()
+            for folder in self._meeting_places.values():
+                shutil.rmtree(folder, ignore_errors=True)  # there still where workers never met
         terminal.say(f"job {self._id} {result.outcome.value} at iteration {result.iteration}")
         return 0
 
@@ -251,12 +257,20 @@ class _Job:
     def _shard_line(self, role: ShardPlan) -> bytes:
         line: dict[str, object] = {
             "token": self._token,
-            "workers": self._plan.worker_count,
+            "workers": self._plan.working_clients,  # of several workers on a machine one speaks for all
             "address": role.address,
         }
         if self._flags.trace:
             line["trace"] = str(self._output / f"trace_shard_{role.index}.json")
         return json.dumps(line).encode()
+
+    def _meeting_place(self, position: int) -> str:
+        """Where the workers of a machine meet: a new folder, which they take away once they have met."""
+        if self._plan.workers_per_client == 1:
+            return ""
+        if position not in self._meeting_places:
+            self._meeting_places[position] = tempfile.mkdtemp(prefix="poseidon-")
+        return str(Path(self._meeting_places[position]) / "workers")
 
     def _document(self, role: WorkerPlan) -> JobDocument:
         flags, plan = self._flags, self._plan
@@ -271,6 +285,7 @@ class _Job:
             clients=plan.working_clients,
             local_rank=role.local_rank,
             local_workers=plan.workers_per_client,
+            local_address=self._meeting_place(role.position),
             device=role.device,
             threads=flags.threads or max(1, (os.cpu_count() or 1) // plan.worker_count),
             seed=self._seed,
@@ -325,8 +340,16 @@ def _patience(flags: argparse.Namespace) -> SupervisionSettings:
     )
 
 
-def _devices(gpu: str, solver: SolverDefinition) -> tuple[str, ...]:
-    """One device per worker of a client: --gpu, else what the solver says, as Caffe decides it."""
+def _devices(flags: argparse.Namespace, solver: SolverDefinition) -> tuple[str, ...]:
+    """The device of each worker of a client."""
+    if flags.num_app_threads < 1:
+        raise UsageError(f"--num_app_threads is {flags.num_app_threads}, expected 1 or more")
+    devices = _devices_asked_for(flags.gpu, solver)
+    return devices * flags.num_app_threads if devices == ("cpu",) else devices
+
+
+def _devices_asked_for(gpu: str, solver: SolverDefinition) -> tuple[str, ...]:
+    """--gpu, else what the solver says, as Caffe decides it."""
     available = torch.cuda.device_count()
     if gpu:
         return devices_from_flag(gpu, available=available)

@@ -35,6 +35,8 @@ class JobDocument:
         clients: number of machines.
         local_rank: this worker on its machine.
         local_workers: workers on each machine.
+        local_address: where the workers of this machine meet: a path in a folder that only this user can enter, which is
+            gone once they have met; empty where a machine has one.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         seed: the job's random seed, the same on every worker.
@@ -69,6 +71,7 @@ class JobDocument:
     clients: int = 1
     local_rank: int = 0
     local_workers: int = 1
+    local_address: str = ""
     device: str = "cpu"
     threads: int = 1
     seed: int = 1

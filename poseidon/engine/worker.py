@@ -166,8 +166,11 @@ class ProgressTeller:
 def membership(document: JobDocument) -> Membership:
     """What the exchange must know of the document."""
     return Membership(
-        rank=document.rank,
-        workers=document.workers,
+        rank=document.rank // document.local_workers,
+        workers=document.workers // document.local_workers,
+        local_rank=document.local_rank,
+        local_workers=document.local_workers,
+        local_address=document.local_address,
         shards=document.shards,
         kind=ExchangeKind(document.exchange),
         host=document.host,

@@ -4,6 +4,9 @@
     hybrid, ps, svb: by the plan             HybridExchange, or ServerExchange where nothing travels as factors
     allreduce                                AllReduceExchange
 
+Where a machine has several workers, the first of them has that exchange, inside a LeaderExchange, and the others a
+FollowerExchange each.
+
 Law: every worker of a job makes the same plan and the same store, since both follow from what all are told alike.
 """
 
@@ -18,6 +21,9 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.local_follower import FollowerExchange
+from poseidon.exchange.local_group import LocalGroup
+from poseidon.exchange.local_leader import LeaderExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
 from ps_server import Client, Consistency, Precision, StoreSpec
 
@@ -32,8 +38,8 @@ class Membership:
     """What one worker is told about its job.
 
     Args:
-        rank: this worker, 0..workers-1.
-        workers: number of workers.
+        rank: this worker's machine, 0..workers-1.
+        workers: number of machines with workers: of those who push.
         shards: number of shards; 0 for a worker that is alone.
         kind: what the job asks for.
         host: where this machine is reached by the others; an IPv6 address in brackets.
@@ -47,6 +53,9 @@ class Membership:
         precision: of gradients and values on the wire.
         bandwidth_mbps: SSPAggr's budget of each client; None: no limit.
         timeout_s: longest time that any call waits.
+        local_rank: this worker among those of its machine; 0 speaks for all of them.
+        local_workers: workers on each machine.
+        local_address: where the workers of this machine meet (`LocalGroup`).
     """
 
     rank: int = 0
@@ -63,8 +72,15 @@ class Membership:
     precision: Precision = Precision.FLOAT32
     bandwidth_mbps: float | None = None
     timeout_s: float = TIMEOUT_S
+    local_rank: int = 0
+    local_workers: int = 1
+    local_address: str = ""
 
     def __post_init__(self) -> None:
+        if self.local_workers > 1 and self.alone:
+            raise UsageError(
+                f"{self.local_workers} workers on one machine need a server or all-reduce; this job has neither"
+            )
         if self.kind is ExchangeKind.LOCAL and self.workers > 1:
             raise UsageError(f"--exchange=local is for one worker; this job has {self.workers}")
         if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
@@ -133,6 +149,8 @@ def build_exchange(
     Raises:
         TransportError: an address cannot be reached or listened on.
     """
+    if member.local_workers > 1:
+        return _build_local_group(tensors, settings, member, connect)
     plan = plan_exchange(tensors, member)
     if member.alone:
         return Built(exchange=LocalExchange(tensors, settings), plan=plan)
@@ -162,6 +180,25 @@ def build_exchange(
     else:
         exchange = ServerExchange(client, tensors, store, settings)
     return Built(exchange=exchange, plan=plan, store=store, client=client)
+
+
+def _build_local_group(
+    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, connect: Connect
+) -> Built:
+    """One worker of a machine with several; factors of all of them leave together."""
+    group = LocalGroup(
+        address=member.local_address,
+        rank=member.local_rank,
+        workers=member.local_workers,
+        timeout_s=member.timeout_s,
+    )
+    machine = [replace(t, factor_rows=t.factor_rows * group.workers) for t in tensors]
+    one = replace(member, local_rank=0, local_workers=1)
+    if group.rank:
+        return Built(exchange=FollowerExchange(tensors, group), plan=plan_exchange(machine, one))
+    built = build_exchange(machine, settings, one, connect)
+    leader = LeaderExchange(built.exchange, tensors, group, tells_histories=member.staleness > 0)
+    return replace(built, exchange=leader)
 
 
 def _store(

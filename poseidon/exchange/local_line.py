@@ -205,7 +205,8 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
     """Listen until all other workers of this machine have come.
 
     Args:
-        address: the path of the socket, in a folder that only this user can enter; gone on return.
+        address: the path of the socket, in a folder that only this user can enter. It is gone on return, and so is the
+            folder, if it was made for nothing else.
         others: how many.
         timeout_s: longest time to wait.
         check: raises where a HELLO does not fit.
@@ -231,6 +232,8 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
                 lines[hello.number] = line
         finally:
             os.unlink(address)
+            with contextlib.suppress(OSError):  # it holds something else
+                os.rmdir(os.path.dirname(address))
     return [lines[rank] for rank in sorted(lines)]
 
 

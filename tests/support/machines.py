@@ -26,8 +26,10 @@ def machines(
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             machine, local = divmod(rank, local_workers)
+            meeting = Path(folder) / f"{machine}"
+            meeting.mkdir(exist_ok=True)
             group = LocalGroup(
-                address=str(Path(folder) / f"{machine}"),
+                address=str(meeting / "workers"),
                 rank=local,
                 workers=local_workers,
                 timeout_s=TIMEOUT_S,
@@ -43,4 +45,4 @@ def machines(
             )
 
         yield make
-        assert list(Path(folder).iterdir()) == []  # every socket's name has gone
+        assert list(Path(folder).iterdir()) == []  # every socket's name has gone, and its folder

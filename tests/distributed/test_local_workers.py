@@ -1,0 +1,65 @@
+"""Jobs of several workers on each machine: the weights are those of one process, and nothing of their meeting is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import gettempdir
+
+import numpy as np
+import pytest
+
+from tests.support.training import largest_difference, weights, write_definitions
+from tests.support.trainings import make_data, poseidon
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+
+BATCH = 12
+STEPS = 12
+TWO_MACHINES = "0 127.0.0.1 0\n1 127.0.0.1 0\n"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, where one process has trained on the whole batch."""
+    folder = tmp_path_factory.mktemp("alone")
+    make_data(folder)
+    (folder / "hosts").write_text(TWO_MACHINES, encoding="utf-8")
+    write_definitions(folder, batch=BATCH, extra=f"max_iter: {STEPS}")
+    done = poseidon(folder, "train", "--solver=solver.prototxt", "--output=out")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(alone: Path) -> list[np.ndarray]:
+    """Its weights."""
+    return weights(alone, STEPS)
+
+
+def left_over() -> set[str]:
+    """What meetings of workers have left on this machine."""
+    memory = Path("/dev/shm")
+    found = [*Path(gettempdir()).glob("poseidon-*"), *(memory.iterdir() if memory.is_dir() else ())]
+    return {str(path) for path in found}
+
+
+@pytest.mark.parametrize("exchange", ["hybrid", "ps", "svb", "allreduce"])
+def test_two_machines_of_two_workers_have_one_processes_weights(
+    alone: Path, one: list[np.ndarray], exchange: str
+) -> None:
+    before = left_over()
+    (alone / f"snap_iter_{STEPS}.caffemodel").unlink()
+    write_definitions(alone, batch=BATCH // 4, extra=f"max_iter: {STEPS}")
+    result = poseidon(
+        alone,
+        "train",
+        "--solver=solver.prototxt",
+        "--hostfile=hosts",
+        "--num_app_threads=2",
+        f"--exchange={exchange}",
+        "--output=o",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "2 clients, 4 workers" in result.stderr
+    assert largest_difference(weights(alone, STEPS), one) <= 1e-5
+    assert left_over() <= before
