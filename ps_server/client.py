@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
-from ps_server.messages import Array, Message, Signal, SignalKind
+from ps_server.messages import Array, Message, Signal, SignalKind, Value
+from ps_server.meters import ClientMeter
+from ps_server.schedule import PACKET_BYTES, Schedule
 from ps_server.session import Addressed, InitialValue, Session
 from ps_server.settings import StoreSpec
+from ps_server.statistics import ClientStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
@@ -25,6 +27,8 @@ from ps_server.wire import decode, encode
 
 POLL_S = 0.5
 TIMEOUT_S = 600.0
+LINGER_S = 2.0
+"""How long `close` goes on trying to send what is queued."""
 
 T = TypeVar("T")
 
@@ -39,6 +43,7 @@ class Client:
         token: the job's secret.
         timeout_s: longest time that any call waits.
         trace: told of each message sent and received; closed by whoever made it.
+        prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
 
     Example::
 
@@ -60,14 +65,16 @@ class Client:
         token: bytes = b"",
         timeout_s: float = TIMEOUT_S,
         trace: Tracer = NO_TRACE,
+        prioritized: bool = True,
     ) -> None:
         self._session = Session(rank, store, token)
         self._trace = trace
+        self._meter = ClientMeter(store)
         self._names = [table.name for table in store.tables]
         self._transport = ZmqClientTransport(shards) if isinstance(shards, Sequence) else shards
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._outbox: deque[Addressed] = deque()
+        self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
         self._failure: ServerError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
@@ -89,6 +96,19 @@ class Client:
         for table in range(len(self._session.store.tables)):
             self._until_fresh(table, None)
 
+    def bind(self, table: int, out: Array) -> None:
+        """Let the values of a table of staleness 0 be written to `out` the moment they come.
+
+        From then on `out` belongs to this client from each push of the table until the next `read` of it has returned.
+        Call it before `start`.
+
+        Args:
+            table: table id.
+            out: flat float32 of the table's size.
+        """
+        with self._changed:
+            self._session.bind(table, out)
+
     def push(self, table: int, array: Array, *, rate: float = 0.0) -> None:
         """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table; returns at once.
 
@@ -99,6 +119,7 @@ class Client:
             rate: the solver's rate of this iteration (staleness 0); the same on every worker.
         """
         self._do(lambda: self._session.push(table, array, rate))
+        self._meter.pushed(table)
 
     def clock(self) -> None:
         """Finish an iteration. Every table must have been pushed in it."""
@@ -114,13 +135,15 @@ class Client:
         Args:
             table: table id.
             out: flat float32 of the table's size; the same array at every call, as only pieces that have
-                come since the last call are written.
+                come since the last call are written. Nothing is written to the array that was bound (`bind`).
             staleness: a bound to use in place of the table's own; 0 waits for all workers.
 
         Raises:
             StalenessTimeout: the value did not become fresh in time.
         """
+        began_s = self._meter.now()
         self._until_fresh(table, staleness)
+        self._meter.waited(table, began_s)
         with self._changed:
             pieces = self._session.take(table)
         for piece in pieces:
@@ -202,13 +225,17 @@ class Client:
         """This worker's clock."""
         return self._session.clock
 
+    def statistics(self) -> ClientStatistics:
+        """What has been sent and waited for so far."""
+        return self._meter.statistics(self._session.clock)
+
     def close(self, *, leave: bool = True) -> None:
         """Say goodbye, send what is queued, and disconnect. Safe to call twice."""
         if self._closing:
             return
         if leave and self._failure is None:
             with self._changed:
-                self._outbox.extend(self._session.leave())
+                self._add(self._session.leave())
         self._closing = True
         self._transport.wake()
         self._thread.join()
@@ -226,7 +253,7 @@ class Client:
         with self._changed:
             self._check()
             result, outgoing = call()
-            self._outbox.extend(outgoing)
+            self._add(outgoing)
         if outgoing:
             self._transport.wake()
         return result
@@ -258,14 +285,16 @@ class Client:
                     )
                 self._changed.wait(left)
 
+    def _add(self, outgoing: Sequence[Addressed]) -> None:
+        for shard, message in outgoing:
+            self._queues[shard].add(message)
+
     def _pump(self) -> None:
         try:
-            while True:
-                closing = self._closing
-                self._send_outbox()
-                if closing:
-                    return
-                self._receive()
+            while not self._closing:
+                self._send_waiting()
+                self._receive(POLL_S)
+            self._send_rest()
         except ServerError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
@@ -273,32 +302,54 @@ class Client:
             lost.__cause__ = error
             self._fail(lost)
 
+    def _send_rest(self) -> None:
+        deadline = time.monotonic() + LINGER_S
+        self._send_waiting()
+        while any(self._queues) and time.monotonic() < deadline:
+            self._receive(POLL_S)
+            self._send_waiting()
+
     def _fail(self, error: ServerError) -> None:
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
-    def _send_outbox(self) -> None:
-        while True:
-            with self._changed:
-                if not self._outbox:
-                    return
-                addressed = self._outbox.popleft()
-            began_ns = self._trace.now()
-            self._transport.send(addressed.shard, encode(addressed.message))
-            self._tell_trace(Track.SEND, addressed.shard, addressed.message, began_ns)
+    def _send_waiting(self) -> None:
+        """Send as much as the transport takes."""
+        for shard, queue in enumerate(self._queues):
+            while self._send_packet(shard, queue):
+                pass
 
-    def _receive(self) -> None:
-        batch = self._transport.receive(POLL_S)
-        if not batch:
-            return
-        messages = [(shard, decode(frames)) for shard, frames in batch]
+    def _send_packet(self, shard: int, queue: Schedule) -> bool:
         with self._changed:
-            for shard, message in messages:
-                began_ns = self._trace.now()
-                self._outbox.extend(self._session.receive(shard, message))
+            packet = queue.take(PACKET_BYTES)
+        if not packet:
+            return False
+        began_ns = self._trace.now()
+        parts = [(waiting.message, encode(waiting.message)) for waiting in packet]
+        taken = self._transport.send(shard, [frame for _, frames in parts for frame in frames])
+        with self._changed:
+            (queue.sent if taken else queue.put_back)(packet)
+        for message, frames in parts if taken else ():
+            self._meter.sent(message, frames)
+            self._tell_trace(Track.SEND, shard, message, began_ns)
+        return taken
+
+    def _receive(self, timeout_s: float) -> None:
+        batch = self._transport.receive(timeout_s)
+        for shard, frames in batch:
+            began_ns = self._trace.now()
+            received = decode(frames)
+            for message, parts in received:
+                self._meter.received(message, parts)
+                if isinstance(message, Value):
+                    self._session.land(shard, message)
+            with self._changed:
+                for message, _ in received:
+                    self._add(self._session.receive(shard, message))
+                self._changed.notify_all()
+            for message, _ in received:
                 self._tell_trace(Track.RECEIVE, shard, message, began_ns)
-            self._changed.notify_all()
 
     def _tell_trace(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
         tell_message(self._trace, track, message, self._names, began_ns, shard=shard)

@@ -202,3 +202,18 @@ ToShard = (
 )
 ToWorker = Welcome | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault
 Message = ToShard | ToWorker
+
+
+def payload_bytes(message: Message) -> int:
+    """The bytes of a message's arrays or payloads: all but its header."""
+    match message:
+        case Push() | Value() | Store():
+            return message.array.nbytes
+        case Initial() | History():
+            return sum(array.nbytes for array in message.arrays)
+        case Gather():
+            return len(message.payload)
+        case Gathered():
+            return sum(map(len, message.payloads))
+        case _:
+            return 0

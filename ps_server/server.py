@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from ps_server.errors import RemoteProtocolError
-from ps_server.messages import Create, Message
+from ps_server.messages import Create
+from ps_server.meters import ServerMeter
+from ps_server.schedule import PACKET_BYTES, Schedule
 from ps_server.shard import Outgoing, Shard
+from ps_server.statistics import ShardStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import Frames, ServerTransport
 from ps_server.wire import decode, encode
 
 POLL_S = 0.5
+LINGER_S = 2.0
+"""How long `serve` goes on trying to send what is queued."""
 
 
 class Server:
@@ -21,14 +27,25 @@ class Server:
     Args:
         shard: the state machine.
         transport: where its peers are. The server owns it and closes it.
+        prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
         trace: told of each message received, acted upon and sent; closed by whoever made it.
     """
 
-    def __init__(self, shard: Shard, transport: ServerTransport, *, trace: Tracer = NO_TRACE) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        transport: ServerTransport,
+        *,
+        trace: Tracer = NO_TRACE,
+        prioritized: bool = True,
+    ) -> None:
         self.shard = shard
         self._transport = transport
         self._trace = trace
         self._names: tuple[str, ...] = ()
+        self._meter = ServerMeter()
+        self._prioritized = prioritized
+        self._queues: dict[bytes, Schedule] = {}
         self._stopping = threading.Event()
         self._idle_limit_s: float | None = None
 
@@ -43,38 +60,82 @@ class Server:
         try:
             while not (self.shard.finished or self._stopping.is_set()):
                 batch = self._transport.receive(POLL_S)
-                for handled, (peer, frames) in enumerate(batch):
-                    self._trace.count("queue", messages=len(batch) - handled)
-                    for outgoing in self._answer(peer, frames):
-                        self._send(outgoing)
-                if batch:
-                    self._trace.count("queue", messages=0)
+                self._handle(batch)
                 now = time.monotonic()
                 heard_s = now if batch else heard_s
                 if self._idle_limit_s is not None and now - heard_s > self._idle_limit_s:
                     return
+            self._send_rest()
         finally:
             self._transport.close()
 
-    def _answer(self, peer: bytes, frames: Frames) -> list[Outgoing]:
+    def _handle(self, batch: Sequence[tuple[bytes, Frames]]) -> None:
+        self._meter.begin(len(batch))
+        blocked: set[bytes] = set()
+        self._send_waiting(blocked)
+        for handled, (peer, frames) in enumerate(batch):
+            self._trace.count("queue", messages=len(batch) - handled)
+            self._answer(peer, frames)
+            self._send_waiting(blocked)
+        self._meter.end()
+        if batch:
+            self._trace.count("queue", messages=0)
+
+    def _answer(self, peer: bytes, frames: Frames) -> None:
+        """Act upon a packet, or refuse the whole of it."""
         began_ns = self._trace.now()
         try:
-            message: Message = decode(frames)
+            received = decode(frames)
         except RemoteProtocolError as error:
-            return self.shard.refuse(peer, str(error))
-        if isinstance(message, Create):
-            self._names = tuple(table.name for table in message.store.tables)
-        tell_message(self._trace, Track.RECEIVE, message, self._names, began_ns)
-        began_ns, updates = self._trace.now(), self.shard.counts.updates
-        outgoing = self.shard.handle(peer, message)
-        track = Track.SUM if self.shard.counts.updates == updates else Track.APPLY
-        tell_message(self._trace, track, message, self._names, began_ns)
-        return outgoing
+            self._add(self.shard.refuse(peer, str(error)))
+            return
+        for message, parts in received:
+            self._meter.received(parts)
+            if isinstance(message, Create):
+                self._names = tuple(table.name for table in message.store.tables)
+            tell_message(self._trace, Track.RECEIVE, message, self._names, began_ns)
+            began_ns, updates = self._trace.now(), self.shard.counts.updates
+            self._add(self.shard.handle(peer, message))
+            track = Track.SUM if self.shard.counts.updates == updates else Track.APPLY
+            tell_message(self._trace, track, message, self._names, began_ns)
+            began_ns = self._trace.now()
 
-    def _send(self, outgoing: Outgoing) -> None:
+    def _add(self, outgoing: Sequence[Outgoing]) -> None:
+        for peer, message in outgoing:
+            queue = self._queues.get(peer)
+            if queue is None:
+                queue = self._queues[peer] = Schedule(prioritized=self._prioritized)
+            queue.add(message)
+
+    def _send_waiting(self, blocked: set[bytes]) -> None:
+        """Send as much as the transport takes; note in `blocked`, and leave alone, the peers for whom it takes no more."""
+        for peer, queue in self._queues.items():
+            while queue and peer not in blocked:
+                if not self._send_packet(peer, queue):
+                    blocked.add(peer)
+
+    def _send_packet(self, peer: bytes, queue: Schedule) -> bool:
+        packet = queue.take(PACKET_BYTES)
         began_ns = self._trace.now()
-        self._transport.send(outgoing.peer, encode(outgoing.message))
-        tell_message(self._trace, Track.SEND, outgoing.message, self._names, began_ns)
+        parts = [(waiting.message, encode(waiting.message)) for waiting in packet]
+        taken = self._transport.send(peer, [frame for _, frames in parts for frame in frames])
+        (queue.sent if taken else queue.put_back)(packet)
+        for message, frames in parts if taken else ():
+            self._meter.sent(frames)
+            tell_message(self._trace, Track.SEND, message, self._names, began_ns)
+        return taken
+
+    def _send_rest(self) -> None:
+        """Give what is still queued a moment to leave."""
+        deadline = time.monotonic() + LINGER_S
+        self._send_waiting(set())
+        while any(self._queues.values()) and time.monotonic() < deadline:
+            self._transport.receive(deadline - time.monotonic())
+            self._send_waiting(set())
+
+    def statistics(self) -> ShardStatistics:
+        """What this shard has done so far. Any thread may call it."""
+        return self._meter.statistics(updates=self.shard.counts.updates, memory_bytes=self.shard.memory_bytes)
 
     def stop_when_idle(self, limit_s: float) -> None:
         """Make `serve` return once nobody has said anything for `limit_s` seconds. Any thread may call it."""

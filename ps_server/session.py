@@ -7,6 +7,8 @@ Laws:
   yet added when it sent the value are added again here, from the log of own changes.
 * A pushed array is held, and must not be written to, until the shard has it (staleness 0: until the next
   value of its chunk arrives; staleness > 0: until a value that includes it arrives).
+* A table of staleness 0 may be bound to its reader's array: values are then written where they belong as they come,
+  which is between a push and the next read, when nobody looks.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class Session:
         self._copies = tuple(
             tuple(_Copy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
         )
+        self._bound: list[m.Array | None] = [None] * len(store.tables)
         self._fresh = [-1] * store.shards
         self._norms: dict[int, dict[int, m.PartialNorm]] = {}
         self._outside: dict[int, float] = {}
@@ -233,7 +236,36 @@ class Session:
         """Say goodbye to every shard."""
         return [Addressed(shard, m.Leave()) for shard in range(self.store.shards)]
 
+    def bind(self, table: int, out: m.Array) -> None:
+        """Let `land` write the values of a table of staleness 0 to `out`."""
+        self._check_array(table, out)
+        spec = self.store.tables[table]
+        if (
+            spec.staleness > 0
+            or spec.keeping is Keeping.COPY
+            or any(c.clock >= 0 for c in self._copies[table])
+        ):
+            raise LocalProtocolError(
+                f"table '{spec.name}' cannot be bound: only tables of staleness 0 can, before their first value"
+            )
+        self._bound[table] = out
+
     # -- listening -----------------------------------------------------------------------------------------
+
+    def land(self, shard: int, value: m.Value) -> None:
+        """Write a value that has come to where its table is bound; then call `receive` with it.
+
+        Whoever reads the table waits until `receive` was called, so this alone may run beside any other method.
+
+        Raises:
+            RemoteProtocolError: the value is not one that the shard may send now; nothing is written.
+        """
+        out = self._bound[value.table] if value.table < len(self._bound) else None
+        if out is None:
+            return
+        copy = self._fitting(shard, value)
+        if value.clock > copy.clock:
+            np.copyto(out[copy.chunk.start : copy.chunk.stop], value.array)
 
     def receive(self, shard: int, message: m.Message) -> list[Addressed]:
         """Take one message of a shard; return what to answer.
@@ -268,15 +300,20 @@ class Session:
         return []
 
     def _receive_value(self, shard: int, value: m.Value) -> None:
-        copy = self._known(shard, value.table, value.chunk)
-        if value.array.size != copy.chunk.size or not copy.own <= value.own <= copy.pushed:
-            raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
+        copy = self._fitting(shard, value)
         if value.clock < copy.clock:
             return
         del copy.held[: value.own - copy.own]
         copy.own = value.own
         copy.clock = value.clock
-        copy.unread = value.array
+        if self._bound[value.table] is None:
+            copy.unread = value.array
+
+    def _fitting(self, shard: int, value: m.Value) -> _Copy:
+        copy = self._known(shard, value.table, value.chunk)
+        if value.array.size != copy.chunk.size or not copy.own <= value.own <= copy.pushed:
+            raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
+        return copy
 
     def _total_norm(self, clock: int) -> list[Addressed]:
         """Rank 0: once all parts of a norm are here, tell the shards."""

@@ -177,6 +177,11 @@ class Shard:
         stages = [self._stages[peer] for peer in self._peers.values()]
         return len(stages) == self._workers and all(stage is Stage.LEFT for stage in stages)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all values and histories. Any thread may ask."""
+        return sum(4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values()))
+
     def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
         """Take one message; return what to send, in order."""
         self.counts.messages += 1

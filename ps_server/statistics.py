@@ -64,7 +64,8 @@ class ShardStatistics:
         longest_queue: the most there have been.
         updates: chunks whose value has moved on.
         busy_s: time not spent waiting for messages.
-        memory_bytes: of the chunks with their histories and what workers have sent ahead, at this moment.
+        memory_bytes: of the chunks with their histories, at this moment.
+        peak_bytes: the most memory that the process has held.
     """
 
     bytes_in: int = 0
@@ -76,6 +77,7 @@ class ShardStatistics:
     updates: int = 0
     busy_s: float = 0.0
     memory_bytes: int = 0
+    peak_bytes: int = 0
 
     def as_fields(self) -> Mapping[str, object]:
         """For a JSON document."""

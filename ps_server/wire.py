@@ -1,8 +1,8 @@
 """Messages to frames and back.
 
-A message is one header frame and then its raw frames:
+A message is one header frame and then its raw frames; a packet is one or more messages, one after the other:
 
-    header   msgpack array: [PROTOCOL_VERSION, kind, field, field, ...]
+    header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
     frames   float32 arrays, little endian, or opaque payloads; never copied by this module
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before any
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
@@ -35,7 +35,7 @@ from ps_server.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
@@ -50,37 +50,67 @@ if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
     raise ImportError("ps_server sends little-endian floats and does not swap bytes")
 
 
-def encode(message: m.Message) -> list[Buffer]:
-    """Turn a message into frames. Arrays are passed on as views of their own memory."""
-    kind, write = _WRITERS[type(message)]
-    fields, frames = write(message)
-    return [msgpack.packb([PROTOCOL_VERSION, kind, *fields], use_bin_type=True), *frames]
+class Received(NamedTuple):
+    """A message, and the frames that it came in."""
+
+    message: m.Message
+    frames: Sequence[Buffer]
 
 
-def decode(frames: Sequence[Buffer]) -> m.Message:
-    """Turn frames into a message. Arrays are read-only views of the frames.
+def encode(*messages: m.Message) -> list[Buffer]:
+    """Turn messages into the frames of a packet. Arrays are passed on as views of their own memory."""
+    packet: list[Buffer] = []
+    for message in messages:
+        kind, write = _WRITERS[type(message)]
+        fields, frames = write(message)
+        packet.append(msgpack.packb([PROTOCOL_VERSION, kind, len(frames), *fields], use_bin_type=True))
+        packet.extend(frames)
+    return packet
+
+
+def decode(frames: Sequence[Buffer]) -> list[Received]:
+    """Turn the frames of a packet into its messages. Arrays are views of the frames.
 
     Raises:
-        RemoteProtocolError: the frames are not a message that `encode` could have made.
+        RemoteProtocolError: the frames are not a packet that `encode` could have made.
     """
     if not 1 <= len(frames) <= MAX_FRAMES:
-        raise RemoteProtocolError(f"a message has {len(frames)} frames; expected 1 to {MAX_FRAMES}")
-    if memoryview(frames[0]).nbytes > MAX_HEADER_BYTES:
+        raise RemoteProtocolError(f"a packet has {len(frames)} frames; expected 1 to {MAX_FRAMES}")
+    messages = []
+    at = 0
+    while at < len(frames):
+        header = _header(frames[at])
+        end = at + 1 + header[2]
+        if end > len(frames):
+            raise RemoteProtocolError(f"a header speaks of {header[2]} frames; {len(frames) - at - 1} came")
+        messages.append(Received(_message(header, frames[at + 1 : end]), frames[at:end]))
+        at = end
+    return messages
+
+
+def _header(frame: Buffer) -> Header:
+    if memoryview(frame).nbytes > MAX_HEADER_BYTES:
         raise RemoteProtocolError(f"a header is longer than {MAX_HEADER_BYTES} bytes")
     try:
-        header = msgpack.unpackb(frames[0], raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
+        header = msgpack.unpackb(frame, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise RemoteProtocolError("a header is not msgpack") from error
-    if not isinstance(header, list) or len(header) < 2 or header[0] != PROTOCOL_VERSION:
+    if not isinstance(header, list) or len(header) < 3 or header[0] != PROTOCOL_VERSION:
         version = header[0] if isinstance(header, list) and header else header
         raise RemoteProtocolError(
             f"the peer speaks version {version!r:.40} of the protocol; expected {PROTOCOL_VERSION}"
         )
+    if type(header[2]) is not int or not 0 <= header[2] < MAX_FRAMES:
+        raise RemoteProtocolError(f"a header speaks of {header[2]!r:.40} frames")
+    return header
+
+
+def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
     reader = _READERS.get(header[1]) if isinstance(header[1], int) else None
     if reader is None:
         raise RemoteProtocolError(f"a header names the unknown kind {header[1]!r:.40}")
     try:
-        return reader(_Fields(header[2:], frames[1:]))
+        return reader(_Fields(header[3:], frames))
     except SpecError as error:
         raise RemoteProtocolError(str(error)) from error
 

@@ -123,6 +123,9 @@ class ServerExchange:
         given = histories or [()] * len(self._slots)
         for slot, history in zip(self._slots, given, strict=True):
             slot.set_history(history)
+        for index, slot in enumerate(self._slots):
+            if slot.staleness == 0 and not (slot.statistics or slot.is_copy):
+                self._client.bind(index, slot.value)  # a tensor is the exchange's own from `begin` to `wait`
         self._client.start(self._initial)
         for index in range(len(self._slots)):
             self._read(index, staleness=None)

@@ -1,6 +1,8 @@
 """The contract of a transport: frames in, frames out, between one server and its clients.
 
-Laws: frames from one peer to another arrive in the order they were sent, or not at all. `send` never blocks.
+Laws: frames from one peer to another arrive in the order they were sent, or not at all. `send` never blocks: where a
+few messages wait for the peer already it takes nothing and says so, and the next `receive` returns, with nothing if
+need be, about as soon as it is worth trying again. So what waits longer waits with the sender, who may reorder it.
 Only one thread uses a transport, save `wake`, which any thread may call. A sent buffer must not be written
 to until the protocol above knows that it has arrived.
 """
@@ -27,8 +29,8 @@ class ServerTransport(Protocol):
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """What has come, as (peer, frames); waits up to `timeout_s` seconds for the first."""
 
-    def send(self, peer: bytes, frames: Frames) -> None:
-        """Send to a peer; to one that has gone, drop."""
+    def send(self, peer: bytes, frames: Frames) -> bool:
+        """Send to a peer; to one that has gone, drop. Returns whether the frames were taken."""
 
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""
@@ -43,8 +45,8 @@ class ClientTransport(Protocol):
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """What has come, as (shard, frames); waits up to `timeout_s` seconds for the first."""
 
-    def send(self, shard: int, frames: Frames) -> None:
-        """Send to a shard."""
+    def send(self, shard: int, frames: Frames) -> bool:
+        """Send to a shard. Returns whether the frames were taken."""
 
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""

@@ -9,6 +9,7 @@ a link that keeps its order. Faults, all drawn from one seeded generator:
 * repeat: a frame arrives twice (a replay);
 * cut: a link carries nothing any more.
 
+A link holds any number of frames, so `send` always takes them.
 Frames are joined to bytes on sending, as a socket would, so a sender that reuses its buffer cannot be seen.
 """
 
@@ -148,9 +149,10 @@ class MemoryServerTransport:
         """See `ServerTransport`."""
         return [(name.encode(), frames) for name, frames in self._network.receive(self._name, timeout_s)]
 
-    def send(self, peer: bytes, frames: Frames) -> None:
+    def send(self, peer: bytes, frames: Frames) -> bool:
         """See `ServerTransport`."""
         self._network.send(self._name, peer.decode(), frames)
+        return True
 
     def wake(self) -> None:
         """See `ServerTransport`."""
@@ -174,9 +176,10 @@ class MemoryClientTransport:
             for source, frames in self._network.receive(self._name, timeout_s)
         ]
 
-    def send(self, shard: int, frames: Frames) -> None:
+    def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""
         self._network.send(self._name, f"shard {shard}", frames)
+        return True
 
     def wake(self) -> None:
         """See `ClientTransport`."""

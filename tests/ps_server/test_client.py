@@ -176,6 +176,46 @@ def test_clipping_is_by_the_norm_over_all_shards() -> None:
     np.testing.assert_allclose(np.concatenate(out), [-0.6, -0.8], rtol=1e-6)
 
 
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_bound_tables_end_with_the_same_bits(prioritized: bool) -> None:
+    plain: dict[int, list[bytes]] = {}
+    with memory_store(2, 2) as connect:
+        quadratic(connect, spec(2, clip=1.0), 6, plain)
+    ends: dict[int, list[bytes]] = {}
+    store = spec(2, clip=1.0)
+
+    def body(client: Client, rank: int) -> None:
+        random = np.random.default_rng(rank)
+        values = [np.zeros(t.size, dtype=np.float32) for t in store.tables]
+        targets = [random.standard_normal(t.size).astype(np.float32) for t in store.tables]
+        for i, value in enumerate(values):
+            client.bind(i, value)
+        client.start(zeros(store))
+        for _ in range(6):
+            gradients = []
+            for i, (value, target) in enumerate(zip(values, targets, strict=True)):
+                client.read(i, value)
+                gradients.append(value - target)
+            for i in reversed(range(len(values))):  # the order of a backward pass
+                client.push(i, gradients[i], rate=0.1)
+            client.clock()
+        for i, value in enumerate(values):
+            client.read(i, value)
+        client.barrier()
+        ends[rank] = [value.tobytes() for value in values]
+
+    with socket_store(2, 2) as connect:
+
+        def connect_so(rank: int, store: StoreSpec) -> Client:
+            client = connect(rank, store)
+            for queue in client._queues:
+                queue._prioritized = prioritized
+            return client
+
+        run_workers(connect_so, store, body)
+    assert ends == plain
+
+
 def test_large_tables_cross_sockets_whole() -> None:
     size = 3_000_000  # six chunks
     store = StoreSpec(workers=2, shards=2, tables=(TableSpec(name="fc", size=size),))

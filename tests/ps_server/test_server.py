@@ -18,6 +18,15 @@ STORE = StoreSpec(
 )
 
 
+def train(client: Client) -> None:
+    for _ in range(ITERATIONS):
+        for table, spec in enumerate(STORE.tables):
+            client.push(table, np.ones(spec.size, dtype=np.float32), rate=0.1)
+        client.clock()
+        for table, spec in enumerate(STORE.tables):
+            client.read(table, np.empty(spec.size, dtype=np.float32))
+
+
 def run() -> tuple[Recorded, Recorded]:
     """A job of one worker and one shard; what both were told to trace."""
     network, at_client, at_server = MemoryNetwork(1), Recorded(), Recorded()
@@ -28,12 +37,7 @@ def run() -> tuple[Recorded, Recorded]:
         network.client("worker"), rank=0, store=STORE, token=TOKEN, timeout_s=TIMEOUT_S, trace=at_client
     )
     client.start(zeros(STORE))
-    for _ in range(ITERATIONS):
-        for table, spec in enumerate(STORE.tables):
-            client.push(table, np.ones(spec.size, dtype=np.float32), rate=0.1)
-        client.clock()
-        for table, spec in enumerate(STORE.tables):
-            client.read(table, np.empty(spec.size, dtype=np.float32))
+    train(client)
     client.close()
     thread.join()
     return at_client, at_server
@@ -67,3 +71,31 @@ def test_the_queue_of_a_shard_is_counted_down_to_nothing() -> None:
     assert all(name == "queue" for name, _ in at_server.counts)
     assert at_server.counts[-1][1] == {"messages": 0}
     assert max(values["messages"] for _, values in at_server.counts) >= 1
+
+
+def test_statistics_of_both_ends_agree() -> None:
+    network = MemoryNetwork(1)
+    server = Server(Shard(0, 1, TOKEN), network.server(0))
+    thread = threading.Thread(target=server.serve, name="ps-shard")
+    thread.start()
+    client = Client(network.client("worker"), rank=0, store=STORE, token=TOKEN, timeout_s=TIMEOUT_S)
+    client.start(zeros(STORE))
+    train(client)
+    client.close()
+    thread.join()
+    at_client, at_server = client.statistics(), server.statistics()
+    assert at_client.iterations == ITERATIONS
+    sent = sum(table.bytes_out for table in at_client.tables) + at_client.other_bytes_out
+    assert at_server.bytes_in == sent
+    received = sum(table.bytes_in for table in at_client.tables) + at_client.other_bytes_in
+    assert at_server.bytes_out == received
+    conv, fc = at_client.tables
+    # The payload is known to the byte; a head is some tens of bytes. Rank 0 has sent the first value too.
+    assert 0 < conv.bytes_out - 4 * 6 * (ITERATIONS + 1) < 2 * 40 * (ITERATIONS + 1)
+    assert 0 < fc.bytes_in - 4 * 4 * (ITERATIONS + 1) < 40 * (ITERATIONS + 1)
+    assert conv.waited_s > 0
+    assert at_server.updates == ITERATIONS * 3
+    assert at_server.memory_bytes == 2 * 4 * 10  # values, and one history of momentum each
+    assert at_server.longest_queue >= 1
+    assert at_server.queue == 0
+    assert at_server.busy_s > 0

@@ -69,6 +69,41 @@ def test_own_changes_that_the_shard_had_not_yet_are_added_again() -> None:
     assert read(s) == [6111, 6111]
 
 
+def test_values_land_where_a_table_is_bound() -> None:
+    s = session()
+    out = np.zeros(2, dtype=np.float32)
+    s.bind(0, out)
+    first = m.Value(0, 0, 0, 0, array(1, 2))
+    s.land(0, first)
+    assert s.missing(0) is not None  # nobody may look before it was received
+    s.receive(0, first)
+    assert out.tolist() == [1, 2]
+    assert s.take(0) == []
+    s.push(0, array(1, 1), 0.1)
+    s.tick()
+    s.land(0, m.Value(0, 0, 0, 0, array(9, 9)))  # a repetition of what the reader has: may be in use
+    assert out.tolist() == [1, 2]
+    with pytest.raises(RemoteProtocolError, match="does not fit"):
+        s.land(0, m.Value(0, 0, 2, 2, array(9, 9)))
+    with pytest.raises(RemoteProtocolError, match="does not fit"):
+        s.land(0, m.Value(0, 0, 1, 1, array(9)))
+    assert out.tolist() == [1, 2]
+    s.land(0, m.Value(0, 0, 1, 1, array(3, 4)))
+    assert out.tolist() == [3, 4]
+
+
+def test_only_tables_of_staleness_0_are_bound_and_only_at_first() -> None:
+    out = np.zeros(2, dtype=np.float32)
+    with pytest.raises(LocalProtocolError, match="cannot be bound"):
+        session(staleness=1).bind(0, out)
+    with pytest.raises(LocalProtocolError, match="takes 2 flat float32"):
+        session().bind(0, np.zeros(3, dtype=np.float32))
+    s = session()
+    s.receive(0, m.Value(0, 0, 0, 0, array(1, 2)))
+    with pytest.raises(LocalProtocolError, match="before their first value"):
+        s.bind(0, out)
+
+
 def test_pulled_values_are_asked_for_once() -> None:
     s = session(consistency=Consistency.SSP)
     assert s.ask(0) == []  # the first value comes unasked

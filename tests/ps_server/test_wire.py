@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import msgpack
 import numpy as np
@@ -22,7 +23,7 @@ from ps_server.settings import (
     StoreSpec,
     TableSpec,
 )
-from ps_server.wire import PROTOCOL_VERSION, decode, encode
+from ps_server.wire import PROTOCOL_VERSION, Buffer, decode, encode
 
 ONES = np.ones(3, dtype=np.float32)
 STORE = StoreSpec(
@@ -75,6 +76,10 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
+def messages(frames: Sequence[Buffer]) -> list[m.Message]:
+    return [received.message for received in decode(frames)]
+
+
 def test_the_case_list_names_every_message() -> None:
     assert {type(message) for message in MESSAGES} == set(m.Message.__args__)
 
@@ -82,14 +87,14 @@ def test_the_case_list_names_every_message() -> None:
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda x: type(x).__name__)
 def test_round_trip(message: m.Message) -> None:
     frames = [bytes(frame) for frame in encode(message)]
-    assert same(decode(frames), message)
+    assert same(messages(frames), [message])
 
 
 def test_arrays_are_not_copied() -> None:
     array = np.arange(1000, dtype=np.float32)
     frames = encode(m.Push(0, 0, 0, 0.1, array))
     assert np.shares_memory(np.frombuffer(frames[1], dtype=np.float32), array)
-    back = decode(frames)
+    (back,) = messages(frames)
     assert isinstance(back, m.Push)
     assert np.shares_memory(back.array, array)
 
@@ -105,13 +110,21 @@ def test_every_truncation_and_addition_is_refused(message: m.Message) -> None:
     extra = msgpack.packb([*msgpack.unpackb(frames[0]), 1])
     with pytest.raises(RemoteProtocolError):
         decode([extra, *frames[1:]])
-    if not isinstance(message, m.Initial | m.History | m.Gathered):  # these take any number of frames
+    with pytest.raises(RemoteProtocolError):
+        decode([*frames, b"1234"])
+    if len(frames) > 1:
         with pytest.raises(RemoteProtocolError):
-            decode([*frames, b"1234"])
+            decode(frames[:-1])
 
 
-def header(*fields: object) -> bytes:
-    return bytes(msgpack.packb([PROTOCOL_VERSION, *fields]))
+def test_messages_travel_together() -> None:
+    frames = [bytes(frame) for frame in encode(*MESSAGES)]
+    assert same(messages(frames), MESSAGES)
+    assert [frame for received in decode(frames) for frame in received.frames] == frames
+
+
+def header(kind: object, *fields: object, frames: object = 0) -> bytes:
+    return bytes(msgpack.packb([PROTOCOL_VERSION, kind, frames, *fields]))
 
 
 HUGE_NUMBER = 2**63 - 1
@@ -129,10 +142,14 @@ BROKEN = {
     "clock beyond range": [header(6, HUGE_NUMBER)],
     "worker beyond range": [header(1, HUGE_NUMBER, b"")],
     "text as token": [header(1, 0, "x")],
-    "half a float": [header(5, 0, 0, 0, 0.1), b"12345"],
-    "infinite rate": [header(5, 0, 0, 0, float("inf")), b"1234"],
-    "rate as integer": [header(5, 0, 0, 0, 1), b"1234"],
+    "half a float": [header(5, 0, 0, 0, 0.1, frames=1), b"12345"],
+    "infinite rate": [header(5, 0, 0, 0, float("inf"), frames=1), b"1234"],
+    "rate as integer": [header(5, 0, 0, 0, 1, frames=1), b"1234"],
     "no data": [header(5, 0, 0, 0, 0.1)],
+    "more frames than came": [header(5, 0, 0, 0, 0.1, frames=2), b"1234"],
+    "no number of frames": [header(6, 1, frames="0")],
+    "a negative number of frames": [header(6, 1, frames=-1)],
+    "one good message, one bad": [header(6, 1), header(6, -1)],
     "unknown signal": [header(16, 77, 1)],
     "zero workers": [header(3, 0, 1, [], "SSP", None, 1.0, 0)],
     "unknown consistency": [header(3, 1, 1, [], "BSP", None, 1.0, 0)],

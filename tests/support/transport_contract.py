@@ -21,28 +21,71 @@ def _server_receive(server: ServerTransport, count: int) -> list[tuple[bytes, Fr
     return got
 
 
+def _send_and_receive(
+    server: ServerTransport, client: ClientTransport, messages: list[Frames]
+) -> list[Frames]:
+    """Send all to the server, receiving there whenever the client's end takes no more."""
+    got: list[Frames] = []
+    for frames in messages:
+        while not client.send(0, frames):
+            got.extend(frames for _, frames in server.receive(0.0))
+            client.receive(0.01)
+    got.extend(frames for _, frames in _server_receive(server, len(messages) - len(got)))
+    return got
+
+
+def _answer_and_receive(
+    server: ServerTransport, peer: bytes, client: ClientTransport, messages: list[Frames]
+) -> list[Frames]:
+    """Send all to the client, receiving there whenever the server's end takes no more."""
+    got: list[Frames] = []
+    for frames in messages:
+        while not server.send(peer, frames):
+            got.extend(frames for _, frames in client.receive(0.0))
+            server.receive(0.01)
+    while len(got) < len(messages):
+        batch = client.receive(WAIT_S)
+        assert batch, f"{len(got)} of {len(messages)} messages came"
+        got.extend(frames for _, frames in batch)
+    return got
+
+
+def _check_many_large(server: ServerTransport, peer: bytes, client: ClientTransport) -> None:
+    """More than any queue holds, in both directions: whole, and in order, whatever was not taken at first."""
+    large = [np.full(500_000, i, dtype=np.float32) for i in range(30)]
+    messages: list[Frames] = [[array.data.cast("B")] for array in large]
+    for got in (
+        _send_and_receive(server, client, messages),
+        _answer_and_receive(server, peer, client, messages),
+    ):
+        assert all(
+            np.array_equal(np.frombuffer(frames[0], dtype=np.float32), array)
+            for frames, array in zip(got, large, strict=True)
+        )
+
+
 def check_transport(make: Callable[[], Pair]) -> None:
-    """Order, answers by peer name, several and empty frames, large frames, wake, close."""
+    """Order, answers by peer name, several and empty frames, large frames, full queues, wake, close."""
     server, client = make()
     try:
-        for i in range(100):
-            client.send(0, [b"%d" % i, b"", b"x" * i])
-        got = _server_receive(server, 100)
-        assert [bytes(frames[0]) for _, frames in got] == [b"%d" % i for i in range(100)]
-        assert all(len(frames) == 3 and not bytes(frames[1]) for _, frames in got)
-        (peer,) = {peer for peer, _ in got}
+        assert client.send(0, [b"who I am"])
+        ((peer, _),) = _server_receive(server, 1)
+        small = [[b"%d" % i, b"", b"x" * i] for i in range(100)]
+        got = _send_and_receive(server, client, small)
+        assert [[bytes(frame) for frame in frames] for frames in got] == small
         large = np.arange(1_000_000, dtype=np.float32)
-        server.send(peer, [b"h", large.data.cast("B")])
+        assert server.send(peer, [b"h", large.data.cast("B")])
         (received,) = client.receive(WAIT_S)
         assert received[0] == 0
         assert np.array_equal(np.frombuffer(received[1][1], dtype=np.float32), large)
-        server.send(b"nobody of that name", [b"dropped"])
+        _check_many_large(server, peer, client)
+        assert server.send(b"nobody of that name", [b"dropped"])
         assert client.receive(0.0) == []
         client.wake()
         assert client.receive(WAIT_S) == []
         server.wake()
         assert server.receive(WAIT_S) == []
-        client.send(0, [b"last words"])
+        assert client.send(0, [b"last words"])
         client.close()
         assert bytes(_server_receive(server, 1)[0][1][0]) == b"last words"
     finally:

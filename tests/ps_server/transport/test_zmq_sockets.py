@@ -18,6 +18,34 @@ def test_contract(address: str) -> None:
     check_transport(pair)
 
 
+def test_a_peer_that_does_not_receive_is_sent_little() -> None:
+    """What is not taken stays with the sender, in both directions."""
+    server = ZmqServerTransport("tcp://127.0.0.1:0")
+    client = ZmqClientTransport([server.address])
+    piece = bytes(4 * 2**20)
+    most = 20  # queues of 2 + 4 messages, and the kernel's buffers
+    try:
+        assert client.send(0, [b"hello"])
+        ((peer, _),) = server.receive(10)
+        taken = 0
+        for _ in range(200):
+            if client.send(0, [piece]):
+                taken += 1
+            else:
+                client.receive(0.005)
+        assert 0 < taken < most
+        taken = 0
+        for _ in range(200):
+            if server.send(peer, [piece]):
+                taken += 1
+            else:
+                server._wait(0.005)
+        assert 0 < taken < most
+    finally:
+        client.close()
+        server.close()
+
+
 def test_an_address_in_use_is_named() -> None:
     first = ZmqServerTransport("tcp://127.0.0.1:0")
     try:

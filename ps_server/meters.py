@@ -1,0 +1,153 @@
+"""Counters beside the message path: what `Client.statistics` and `Server.statistics` are made of.
+
+Laws:
+* A meter costs a few additions a message and decides nothing.
+* Each number has one writer: a client's bytes the thread that owns its sockets, its times the thread that trains.
+* A table is on its way from its push until the last value of it that came before the next push. At staleness 0 that
+  is the value which follows from the push.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+
+from ps_server.settings import StoreSpec
+from ps_server.statistics import ClientStatistics, ShardStatistics, TableStatistics
+
+
+class ClientMeter:
+    """Of one client.
+
+    Args:
+        store: names the tables.
+        now: seconds, monotonic.
+    """
+
+    def __init__(self, store: StoreSpec, now: Callable[[], float] = time.perf_counter) -> None:
+        self._names = [table.name for table in store.tables]
+        self._start_clock = store.start_clock
+        count = len(self._names)
+        self._now = now
+        self._out = [0] * (count + 1)  # the last place: what belongs to no table
+        self._in = [0] * (count + 1)
+        self._waited_s = [0.0] * count
+        self._on_the_way_s = [0.0] * count
+        self._left_s: list[float | None] = [None] * count
+        self._came_s = [0.0] * count
+
+    def sent(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
+        """A message has been handed to the network."""
+        self._out[self._place(message)] += payload_bytes(frames)
+
+    def received(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
+        """A message has come."""
+        place = self._place(message)
+        self._in[place] += payload_bytes(frames)
+        if place >= 0:
+            self._came_s[place] = self._now()
+
+    def pushed(self, table: int) -> None:
+        """A table begins its way."""
+        self._on_the_way_s[table] = self._so_far(table)
+        self._left_s[table] = self._now()
+
+    def waited(self, table: int, began_s: float) -> None:
+        """A reader of a table has stood still since `began_s`, by this meter's clock."""
+        self._waited_s[table] += self._now() - began_s
+
+    def now(self) -> float:
+        """The time, to hand to `waited` later."""
+        return self._now()
+
+    def statistics(self, clock: int) -> ClientStatistics:
+        """All of it.
+
+        Args:
+            clock: the client's present clock.
+        """
+        tables = tuple(
+            TableStatistics(
+                name=name,
+                bytes_out=self._out[table],
+                bytes_in=self._in[table],
+                waited_s=self._waited_s[table],
+                hidden_s=max(0.0, self._so_far(table) - self._waited_s[table]),
+            )
+            for table, name in enumerate(self._names)
+        )
+        return ClientStatistics(
+            iterations=clock - self._start_clock,
+            tables=tables,
+            other_bytes_out=self._out[-1],
+            other_bytes_in=self._in[-1],
+        )
+
+    def _so_far(self, table: int) -> float:
+        left_s = self._left_s[table]
+        under_way_s = 0.0 if left_s is None else max(0.0, self._came_s[table] - left_s)
+        return self._on_the_way_s[table] + under_way_s
+
+    def _place(self, message: object) -> int:
+        table = getattr(message, "table", None)
+        return table if isinstance(table, int) and 0 <= table < len(self._names) else -1
+
+
+class ServerMeter:
+    """Of one shard.
+
+    Args:
+        now: seconds, monotonic.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._bytes_in = self._bytes_out = 0
+        self._messages_in = self._messages_out = 0
+        self._queue = self._longest_queue = 0
+        self._busy_s = 0.0
+        self._since_s: float | None = None
+
+    def begin(self, queue: int) -> None:
+        """So many messages have come and are handled now."""
+        self._since_s = self._now()
+        self._queue = queue
+        self._longest_queue = max(self._longest_queue, queue)
+
+    def received(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
+        """One of them is being handled."""
+        self._queue -= 1
+        self._messages_in += 1
+        self._bytes_in += payload_bytes(frames)
+
+    def sent(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
+        """A message has been handed to the network."""
+        self._messages_out += 1
+        self._bytes_out += payload_bytes(frames)
+
+    def end(self) -> None:
+        """All that had come is handled."""
+        if self._since_s is not None:
+            self._busy_s += self._now() - self._since_s
+            self._since_s = None
+
+    def statistics(self, *, updates: int, memory_bytes: int) -> ShardStatistics:
+        """All of it, with what the shard itself knows."""
+        return ShardStatistics(
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            messages_in=self._messages_in,
+            messages_out=self._messages_out,
+            queue=self._queue,
+            longest_queue=self._longest_queue,
+            updates=updates,
+            busy_s=self._busy_s,
+            memory_bytes=memory_bytes,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
+        )
+
+
+def payload_bytes(frames: Sequence[bytes | bytearray | memoryview]) -> int:
+    """Bytes of a message's frames."""
+    return sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
