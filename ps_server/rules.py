@@ -22,7 +22,17 @@ History = Sequence[Tensor]
 
 def history_count(kind: RuleKind) -> int:
     """Number of history tensors, each the size of the value, that a rule keeps (Caffe's solverstate)."""
+    if kind is RuleKind.MEAN:
+        return 0
     return 2 if kind in (RuleKind.ADADELTA, RuleKind.ADAM) else 1
+
+
+def update(rule: Rule, gradient: Tensor, history: History, value: Tensor, *, rate: float, step: int) -> None:
+    """Bring a value to its next one, in place; arguments as for `change`, which does it for all but `MEAN`."""
+    if rule.kind is RuleKind.MEAN:
+        value.copy_(gradient)
+    else:
+        value.add_(change(rule, gradient, history, value, rate=rate, step=step))
 
 
 def change(
@@ -31,7 +41,7 @@ def change(
     """Turn a gradient into the change of the value.
 
     Args:
-        rule: the rule and its constants.
+        rule: the rule and its constants; any but `MEAN`, which sets the value.
         gradient: g, flat float32; overwritten with the result.
         history: `history_count(rule.kind)` flat tensors; updated.
         value: w, flat; read only.

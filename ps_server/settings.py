@@ -68,6 +68,8 @@ class RuleKind(Enum):
     """Step sizes from the ratio of past steps to past gradients."""
     ADAM = "Adam"
     """First and second moments with bias correction."""
+    MEAN = "Mean"
+    """No rule of Caffe's: the value becomes the mean gradient, for optimizers that run on the workers."""
 
 
 class Regularization(Enum):
@@ -149,6 +151,8 @@ class TableSpec:
             raise SpecError(f"table '{self.name}' has size {self.size}; expected 1 to {MAX_TABLE_ELEMENTS}")
         if self.staleness < 0:
             raise SpecError(f"table '{self.name}' has staleness {self.staleness}; expected 0 or more")
+        if self.staleness and self.rule.kind is RuleKind.MEAN:
+            raise SpecError(f"table '{self.name}' is a mean, which has no staleness; expected 0")
         if self.rows < 0:
             raise SpecError(
                 f"table '{self.name}' has {self.rows} rows; expected 1 or more, or 0 for the default"

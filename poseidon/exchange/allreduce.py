@@ -23,7 +23,7 @@ from poseidon.exchange.buckets import BUCKET_BYTES, Buckets, Flight
 from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
 from ps_server import Client, LocalProtocolError, Signal, SignalKind, StoreSpec
 from ps_server.client import TIMEOUT_S
-from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+from ps_server.rules import clip_factor, history_count, sum_of_squares, update
 
 KINDS = tuple(SignalKind)
 
@@ -169,7 +169,7 @@ class AllReduceExchange:
         if scale != 1.0:
             gradient.mul_(scale)
         rule, history = self._tensors[index].rule, self._histories[index]
-        flat.add_(change(rule, gradient, history, flat, rate=self._due_rate, step=self._due_step))
+        update(rule, gradient, history, flat, rate=self._due_rate, step=self._due_step)
 
     def _factor(self) -> float:
         """What to multiply the mean gradients by; with a limit on their norm all of them must be here."""

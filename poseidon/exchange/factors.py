@@ -21,7 +21,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array
 from ps_server import Rule
-from ps_server.rules import change
+from ps_server.rules import update
 
 TILE_ELEMENTS = 2**20
 """4 MiB: a tile and what the rule needs beside it stay in a third-level cache, and the product is still efficient."""
@@ -98,7 +98,7 @@ def apply_factors(
         gradient = scratch.take("tile", tile.stop - start, inputs)
         torch.addmm(gradient, u_BN[:, tile].t(), v_BM, beta=0, alpha=scale, out=gradient)
         part = value_NM[tile]
-        part.add_(change(rule, gradient, [h[tile] for h in history], part, rate=rate, step=step))
+        update(rule, gradient, [h[tile] for h in history], part, rate=rate, step=step)
 
 
 def factors_sum_of_squares(u_BN: Tensor, v_BM: Tensor) -> float:

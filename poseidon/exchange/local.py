@@ -9,7 +9,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
 from ps_server import Signal, SignalKind
-from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+from ps_server.rules import clip_factor, history_count, sum_of_squares, update
 
 
 class LocalExchange:
@@ -69,7 +69,7 @@ class LocalExchange:
             trained, flat, history = self._tensors[i], self._flat[i], self._histories[i]
             if scale != 1.0:
                 gradient.mul_(scale)
-            flat.add_(change(trained.rule, gradient, history, flat, rate=self._rate, step=self._iteration))
+            update(trained.rule, gradient, history, flat, rate=self._rate, step=self._iteration)
         self._begun.clear()
 
     def settle(self) -> None:

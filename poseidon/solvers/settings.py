@@ -125,14 +125,17 @@ def _rule(solver: SolverDefinition) -> Rule:
         raise solver.error(name, str(error)) from error
 
 
+KINDS = {kind.value: kind for kind in RuleKind if kind is not RuleKind.MEAN}
+"""Caffe's solver types."""
+
+
 def _kind(solver: SolverDefinition) -> RuleKind:
     name = _type_name(solver.param)
     try:
-        return RuleKind(name)
-    except ValueError as error:
-        names = [kind.value for kind in RuleKind]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
+        return KINDS[name]
+    except KeyError as error:
+        near = difflib.get_close_matches(name, KINDS, n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(KINDS)}"
         raise solver.error("type", f"unknown solver type '{name}'; {hint}") from error
 
 
@@ -140,7 +143,7 @@ def _type_name(param: SolverParameter) -> str:
     """Today's type string; the enum that came before it where only that is given."""
     if param.HasField("solver_type") and not param.HasField("type"):
         old = SolverParameter.SolverType.Name(param.solver_type)
-        return {kind.value.upper(): kind.value for kind in RuleKind}[old]
+        return {name.upper(): name for name in KINDS}[old]
     return param.type
 
 

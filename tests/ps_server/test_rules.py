@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+from ps_server.rules import change, clip_factor, history_count, sum_of_squares, update
 from ps_server.settings import Regularization, Rule, RuleKind
 
 Floats = np.ndarray
@@ -61,7 +61,7 @@ FORMULAS: dict[RuleKind, Callable[[Floats, list[Floats], float, int], Floats]] =
 
 
 @pytest.mark.parametrize("regularization", Regularization)
-@pytest.mark.parametrize("kind", RuleKind)
+@pytest.mark.parametrize("kind", FORMULAS)
 def test_rule_follows_its_formula(kind: RuleKind, regularization: Regularization) -> None:
     rule = Rule(
         kind=kind,
@@ -88,7 +88,15 @@ def test_rule_follows_its_formula(kind: RuleKind, regularization: Regularization
         np.testing.assert_allclose(value.numpy(), w, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", RuleKind)
+def test_a_mean_is_the_gradient_itself_whatever_was_there() -> None:
+    value = torch.tensor([1e20, math.nan, math.inf])
+    gradient = torch.tensor([1e-20, 2.0, 3.0])
+    assert history_count(RuleKind.MEAN) == 0
+    update(Rule(kind=RuleKind.MEAN), gradient, [], value, rate=0.5, step=0)
+    assert torch.equal(value, gradient)
+
+
+@pytest.mark.parametrize("kind", FORMULAS)
 def test_cutting_a_table_changes_no_bit(kind: RuleKind) -> None:
     generator = torch.Generator().manual_seed(1)
     rule = Rule(kind=kind, momentum=0.9, decay=0.01)
