@@ -48,8 +48,9 @@ def test_two_clients_equal_one_process(folder: Path) -> None:
     assert largest_difference(weights(folder, 50), one) <= 1e-5
     assert "2 clients, 2 workers, 2 shards" in result.stderr
     assert "Traceback" not in result.stderr
-    # What it leaves: a log for each worker, and the outputs of the whole job.
+    # What it leaves: a log for each worker, the outputs of the whole job, and the way of each tensor.
     assert sorted(path.name for path in (folder / "two").iterdir()) == [
+        "exchange_plan.txt",
         "job.netoutputs",
         "worker_0.log",
         "worker_1.log",
