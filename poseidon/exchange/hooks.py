@@ -2,11 +2,16 @@
 
 Law: a tensor's gradient begins its way the moment autograd has the whole of it, while layers below are still in their
 backward pass; and a layer waits for its own tensors only, right before its forward pass uses them.
+
+A tensor that is used though the forward pass of its own module does not run (torch.nn.MultiheadAttention reads the weight
+of its `out_proj`) is found in the first iteration, whose values are there from the beginning. From then on it is waited
+for at the start of an iteration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -26,6 +31,7 @@ class Hooks:
         passes: forward and backward passes an iteration (iter_size); gradients leave in the last one.
         wait_free: off, nothing leaves before the last backward pass has ended, and the first layer of the next
             forward pass waits for everything; for comparisons.
+        sources: the parameter or buffer of the module behind each tensor, where that is not the tensor itself.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class Hooks:
         *,
         passes: int = 1,
         wait_free: bool = True,
+        sources: Sequence[Tensor] = (),
     ) -> None:
         self._exchange = exchange
         self._passes = passes
@@ -43,21 +50,26 @@ class Hooks:
         self._pass = 0
         self._waiting: set[int] = set()
         self._begun: set[int] = set()
-        self._indices = {trained.tensor: index for index, trained in enumerate(tensors)}
+        self._names = [trained.name for trained in tensors]
+        self._iterations = 0
+        self._unannounced: set[int] = set()
+        own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
+        self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
         self._taps = [
-            _tap(module, trained, index, exchange)
+            _tap(module, own[index], trained.name, index, exchange)
             for index, trained in enumerate(tensors)
             if exchange.takes_factors(index)
         ]
         tapped = {tap.index for tap in self._taps}
         self._by_gradient = {
-            t.tensor: index for index, t in enumerate(tensors) if not t.statistics and index not in tapped
+            own[index]: index for index, t in enumerate(tensors) if not t.statistics and index not in tapped
         }
         for tensor in self._by_gradient:
             self._handles.append(tensor.register_post_accumulate_grad_hook(self._gradient_is_there))
         for child in module.modules():
-            owned = [self._indices[p] for p in child.parameters(recurse=False) if p in self._indices]
+            tensors_of = chain(child.parameters(recurse=False), child.buffers(recurse=False))
+            owned = [self._indices[tensor] for tensor in tensors_of if tensor in self._indices]
             if owned:
                 self._handles.append(child.register_forward_pre_hook(self._waiter(owned)))
 
@@ -66,6 +78,8 @@ class Hooks:
         self._pass = 0
         self._waiting = set(self._indices.values())
         self._begun.clear()
+        for index in self._unannounced:
+            self._wait(index)
         self._start_pass()
 
     def next_pass(self) -> None:
@@ -87,8 +101,10 @@ class Hooks:
             tensor.grad = None
         for tap in self._taps:
             tap.finish()
-        for index in list(self._waiting):  # tensors that this iteration's forward pass did not use
+        for index in list(self._waiting):  # tensors whose own module's forward pass has not run
+            self._unannounced.add(index)
             self._wait(index)
+        self._iterations += 1
 
     def close(self) -> None:
         """Take the hooks off the module."""
@@ -100,8 +116,13 @@ class Hooks:
         self._taps.clear()
 
     def _gradient_is_there(self, tensor: Tensor) -> None:
+        index = self._indices[tensor]
+        if index in self._waiting and self._iterations:
+            raise UsageError(
+                f"'{self._names[index]}' was used before its new value had come: the forward pass of its own module "
+                "has not run, though it has in the first iteration"
+            )
         if self._wait_free and self._pass == self._passes - 1:
-            index = self._indices[tensor]  # type: ignore[index]
             assert tensor.grad is not None
             self._begun.add(index)
             self._exchange.begin(index, tensor.grad)
@@ -119,10 +140,10 @@ class Hooks:
         self._exchange.wait(index)
 
 
-def _tap(module: nn.Module, trained: Trained, index: int, exchange: Exchange) -> FactorTap:
-    layer = layers_with_factors(module).get(trained.tensor)
+def _tap(module: nn.Module, weight: Tensor, name: str, index: int, exchange: Exchange) -> FactorTap:
+    layer = next((layer for own, layer in layers_with_factors(module).items() if own is weight), None)
     if layer is None:
         raise UsageError(
-            f"'{trained.name}' cannot travel as factors: it is shared, or not the weight of a fully-connected layer"
+            f"'{name}' cannot travel as factors: it is shared, or not the weight of a fully-connected layer"
         )
-    return FactorTap(layer, trained.name, index, exchange)
+    return FactorTap(layer, name, index, exchange)

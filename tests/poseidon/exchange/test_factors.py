@@ -9,7 +9,7 @@ import torch
 from poseidon.exchange import factors
 from poseidon.exchange.factors import Scratch, apply_factors, factors_sum_of_squares
 from ps_server import Rule, RuleKind
-from ps_server.rules import change, history_count, sum_of_squares
+from ps_server.rules import history_count, sum_of_squares, update
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ def test_a_rule_on_factors_is_the_rule_on_their_product(
     for step in range(3):
         apply_factors(rule, u_BN, v_BM, value, history, rate=0.1, step=step, scale=0.25, scratch=scratch)
         gradient = 0.25 * (u_BN.t() @ v_BM)
-        dense += change(rule, gradient, dense_history, dense, rate=0.1, step=step)
+        update(rule, gradient, dense_history, dense, rate=0.1, step=step)
     torch.testing.assert_close(value, dense)
     torch.testing.assert_close(history, dense_history)
 

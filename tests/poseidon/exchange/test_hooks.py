@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.local import LocalExchange
@@ -92,3 +94,56 @@ def test_close_takes_the_hooks_off() -> None:
     hooks.close()
     net(torch.ones(1, 2)).sum().backward()
     assert not [entry for entry in log if entry.startswith(("begin", "wait"))]
+
+
+class Borrower(nn.Module):
+    """Reads the weight of a layer without running it, as torch.nn.MultiheadAttention does."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.low, self.lent = Layer("low", log), Layer("lent", log)
+        self.borrows = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.low(x)
+        result: Tensor = x @ self.lent.weight if self.borrows else self.lent(x)
+        return result
+
+
+def borrower() -> tuple[Borrower, Hooks, list[str]]:
+    log: list[str] = []
+    net = Borrower(log)
+    tensors = [Trained(name=layer.name, tensor=layer.weight) for layer in (net.low, net.lent)]
+    return net, Hooks(net, tensors, Recorder(tensors, log)), log
+
+
+def test_a_tensor_read_behind_its_modules_back_is_waited_for_from_the_second_iteration_on() -> None:
+    net, hooks, log = borrower()
+    run(net, hooks)
+    log.clear()
+    run(net, hooks)
+    assert log[:2] == ["wait lent", "wait low"]
+    hooks.close()
+
+
+def test_a_tensor_read_behind_its_modules_back_only_later_is_refused() -> None:
+    net, hooks, _ = borrower()
+    net.borrows = False
+    run(net, hooks)
+    net.borrows = True
+    with pytest.raises(UsageError, match="'lent' was used before its new value had come"):
+        run(net, hooks)
+    hooks.close()
+
+
+def test_a_layer_waits_for_its_buffers_too() -> None:
+    log: list[str] = []
+    net = nn.BatchNorm1d(2, affine=False)
+    assert net.running_mean is not None
+    mean = net.running_mean
+    tensors = [Trained(name="mean", tensor=mean, statistics=True)]  # type: ignore[arg-type]
+    hooks = Hooks(net, tensors, Recorder(tensors, log))
+    hooks.start()
+    net(torch.ones(2, 2))
+    assert log == ["wait mean"]
+    hooks.close()
