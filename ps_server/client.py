@@ -118,8 +118,8 @@ class Client:
                 table has returned (staleness 0), or at all (staleness > 0).
             rate: the solver's rate of this iteration (staleness 0); the same on every worker.
         """
-        self._do(lambda: self._session.push(table, array, rate))
         self._meter.pushed(table)
+        self._do(lambda: self._session.push(table, array, rate))
 
     def clock(self) -> None:
         """Finish an iteration. Every table must have been pushed in it."""

@@ -49,8 +49,10 @@ class Track(Enum):
     """A shard adding a message to what came before it."""
     APPLY = 5
     """A shard moving values on."""
-    LOCAL = 6
-    """What passes between the workers of one machine, or by all-reduce."""
+    FACTORS = 6
+    """Factors being handed to, and taken from, the line to the other workers."""
+    REBUILD = 7
+    """Gradients being rebuilt from factors, and applied."""
 
 
 class Tracer(Protocol):

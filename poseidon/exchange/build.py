@@ -25,7 +25,9 @@ from poseidon.exchange.local_follower import FollowerExchange
 from poseidon.exchange.local_group import LocalGroup
 from poseidon.exchange.local_leader import LeaderExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.traffic import CountsTraffic
 from ps_server import Client, Consistency, Precision, StoreSpec
+from ps_server.trace import NO_TRACE, Tracer
 
 TIMEOUT_S = 600.0
 
@@ -109,12 +111,14 @@ class Built:
         plan: the way of each tensor.
         store: what workers and shards agree on; None for a worker that is alone.
         client: this worker's connection to the shards; None for a worker that is alone.
+        traffic: counts what the tensors cost; None where nothing does.
     """
 
     exchange: Exchange
     plan: ExchangePlan
     store: StoreSpec | None = None
     client: Client | None = None
+    traffic: CountsTraffic | None = None
 
 
 def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePlan:
@@ -136,7 +140,12 @@ def _served(choice: Choice) -> Choice:
 
 
 def build_exchange(
-    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, connect: Connect
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    member: Membership,
+    connect: Connect,
+    *,
+    trace: Tracer = NO_TRACE,
 ) -> Built:
     """Make one worker's exchange; connects to the shards, where there are any.
 
@@ -145,18 +154,26 @@ def build_exchange(
         settings: common to all tensors.
         member: this worker and its job.
         connect: waits for the shards' addresses.
+        trace: told what is sent and received.
 
     Raises:
         TransportError: an address cannot be reached or listened on.
     """
     if member.local_workers > 1:
-        return _build_local_group(tensors, settings, member, connect)
+        return _build_local_group(tensors, settings, member, connect, trace)
     plan = plan_exchange(tensors, member)
     if member.alone:
         return Built(exchange=LocalExchange(tensors, settings), plan=plan)
     store = _store(tensors, settings, member, plan)
-    client = Client(connect(), rank=member.rank, store=store, token=member.token, timeout_s=member.timeout_s)
-    exchange: Exchange
+    client = Client(
+        connect(),
+        rank=member.rank,
+        store=store,
+        token=member.token,
+        timeout_s=member.timeout_s,
+        trace=trace,
+    )
+    exchange: AllReduceExchange | HybridExchange | ServerExchange
     if member.kind is ExchangeKind.ALLREDUCE:
         exchange = AllReduceExchange(
             client,
@@ -176,14 +193,20 @@ def build_exchange(
             listen=f"tcp://{member.host}:0",
             token=member.token,
             timeout_s=member.timeout_s,
+            trace=trace,
         )
     else:
         exchange = ServerExchange(client, tensors, store, settings)
-    return Built(exchange=exchange, plan=plan, store=store, client=client)
+    traffic = None if isinstance(exchange, AllReduceExchange) else exchange
+    return Built(exchange=exchange, plan=plan, store=store, client=client, traffic=traffic)
 
 
 def _build_local_group(
-    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, connect: Connect
+    tensors: Sequence[Trained],
+    settings: ExchangeSettings,
+    member: Membership,
+    connect: Connect,
+    trace: Tracer,
 ) -> Built:
     """One worker of a machine with several; factors of all of them leave together."""
     group = LocalGroup(
@@ -196,7 +219,7 @@ def _build_local_group(
     one = replace(member, local_rank=0, local_workers=1)
     if group.rank:
         return Built(exchange=FollowerExchange(tensors, group), plan=plan_exchange(machine, one))
-    built = build_exchange(machine, settings, one, connect)
+    built = build_exchange(machine, settings, one, connect, trace=trace)
     leader = LeaderExchange(built.exchange, tensors, group, tells_histories=member.staleness > 0)
     return replace(built, exchange=leader)
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
 from poseidon.exchange.ps import ServerExchange
 from poseidon.exchange.svb import FactorChannel
+from poseidon.exchange.traffic import Traffic
 from ps_server import Client, Keeping, RemoteProtocolError, Signal, SignalKind, StoreSpec
+from ps_server.trace import NO_TRACE, Tracer
 
 
 class HybridExchange:
@@ -29,6 +31,7 @@ class HybridExchange:
         listen: `tcp://host:port` where this worker hears the others; port 0 takes a free one.
         token: the job's secret.
         timeout_s: longest time that any call waits.
+        trace: told of factors sent, received and applied.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class HybridExchange:
         listen: str,
         token: bytes = b"",
         timeout_s: float = 600.0,
+        trace: Tracer = NO_TRACE,
     ) -> None:
         self._client = client
         self._tensors = tensors
@@ -58,6 +62,7 @@ class HybridExchange:
             token=token,
             norms=client,
             timeout_s=timeout_s,
+            trace=trace,
         )
 
     def open(self, histories: Sequence[History] | None) -> None:
@@ -147,6 +152,10 @@ class HybridExchange:
     def signals(self) -> tuple[Signal, ...]:
         """See `Exchange`."""
         return self._server.signals
+
+    def traffic(self) -> dict[int, Traffic]:
+        """See `CountsTraffic`."""
+        return {**self._server.traffic(), **self._factors.traffic()}
 
     def close(self) -> None:
         """See `Exchange`."""

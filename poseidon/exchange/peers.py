@@ -17,6 +17,7 @@ from typing import TypeVar
 from poseidon.exchange.factor_session import Factors, FactorSession, Pair, Round
 from poseidon.exchange.factor_wire import Buffer, Join, decode, encode
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
+from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
 POLL_S = 0.5
@@ -36,22 +37,30 @@ class Peers:
         listen: `tcp://host:port` to listen on; port 0 takes a free one.
         token: the job's secret.
         timeout_s: longest time that any call waits.
+        trace: told of each pair sent and received.
     """
 
     def __init__(
-        self, session: FactorSession, *, listen: str, token: bytes = b"", timeout_s: float = 600.0
+        self,
+        session: FactorSession,
+        *,
+        listen: str,
+        token: bytes = b"",
+        timeout_s: float = 600.0,
+        trace: Tracer = NO_TRACE,
     ) -> None:
         self.session = session
         self.changed = threading.Condition()
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
+        self._trace = trace
         self._token = token
         self._timeout_s = timeout_s
         self._listening = ZmqServerTransport(listen)
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
-        self._outboxes: list[deque[list[Buffer]]] = [deque() for _ in self._others]
+        self._outboxes: list[deque[tuple[str, list[Buffer]]]] = [deque() for _ in self._others]
         self._ranks: dict[bytes, int] = {}
         self._failure: ServerError | None = None
         self._closing = False
@@ -69,7 +78,7 @@ class Peers:
             addresses: of all workers, by rank.
         """
         self._sending = ZmqClientTransport([addresses[rank] for rank in self._others])
-        greeting = encode(Join(self.session.rank, self._token))
+        greeting = ("Join", encode(Join(self.session.rank, self._token)))
         for outbox in self._outboxes:
             outbox.append(greeting)
         self._thread.start()
@@ -83,7 +92,7 @@ class Peers:
             self.check()
             frames = encode(self.session.send(table, pair))
             for outbox in self._outboxes:
-                outbox.append(frames)
+                outbox.append((self.session.tables[table].name, frames))
                 self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
             self.changed.notify_all()
         self._listening.wake()
@@ -165,10 +174,12 @@ class Peers:
         blocked = False
         for peer, outbox in enumerate(self._outboxes):
             while outbox:
-                if self._sending.send(peer, outbox[0]) is False:
+                (name, frames), began_ns = outbox[0], self._trace.now()
+                if self._sending.send(peer, frames) is False:
                     blocked = True
                     break
                 outbox.popleft()
+                self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
         return blocked
 
     def _receive(self, timeout_s: float) -> None:
@@ -184,12 +195,15 @@ class Peers:
             self.changed.notify_all()
 
     def _take_in(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+        began_ns = self._trace.now()
         message = decode(frames, self.session.tables)
         if isinstance(message, Factors):
             if peer not in self._ranks:
                 raise RemoteProtocolError("a stranger sent factors")
             self.session.receive(self._ranks[peer], message)
             self.bytes_in[message.table] += message.pair.u.nbytes + message.pair.v.nbytes
+            name, sender = self.session.tables[message.table].name, self._ranks[peer]
+            self._trace.span(Track.FACTORS, "receive", name, began_ns, worker=sender, clock=message.clock)
             return
         if not hmac.compare_digest(message.token, self._token):
             raise RemoteProtocolError("a peer's token is not this job's")

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained
 from poseidon.exchange.side_stream import InOrder, SideStream
+from poseidon.exchange.traffic import Traffic
 from ps_server import Client, Consistency, Keeping, Precision, Signal, SignalKind, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
@@ -248,6 +249,13 @@ class ServerExchange:
     def signal(self, kind: SignalKind) -> None:
         """See `Exchange`."""
         self._client.signal(kind)
+
+    def traffic(self) -> dict[int, Traffic]:
+        """See `CountsTraffic`."""
+        return {
+            index: Traffic(bytes_out=t.bytes_out, bytes_in=t.bytes_in, on_way_s=t.waited_s + t.hidden_s)
+            for index, t in enumerate(self._client.statistics().tables)
+        }
 
     def close(self) -> None:
         """See `Exchange`."""

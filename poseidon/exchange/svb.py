@@ -28,8 +28,10 @@ from poseidon.exchange.factor_session import FactorSession, FactorTable, Pair, R
 from poseidon.exchange.factors import Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.side_stream import Event, InOrder, SideStream
+from poseidon.exchange.traffic import Flights, Traffic
 from ps_server import LocalProtocolError, PeerLost, ServerError
 from ps_server.rules import clip_factor, history_count
+from ps_server.trace import NO_TRACE, Tracer, Track
 
 
 class NormMeeting(Protocol):
@@ -55,6 +57,7 @@ class FactorChannel:
         token: the job's secret.
         norms: needed with `settings.clip` at staleness 0.
         timeout_s: longest time that any call waits.
+        trace: told of each pair sent and received, and of each round applied.
     """
 
     def __init__(
@@ -69,8 +72,11 @@ class FactorChannel:
         token: bytes,
         norms: NormMeeting,
         timeout_s: float,
+        trace: Tracer = NO_TRACE,
     ) -> None:
         self._settings = settings
+        self._trace = trace
+        self._flights = Flights(len(trained))
         self._workers = workers
         self._rank = rank
         self._staleness = staleness
@@ -88,7 +94,7 @@ class FactorChannel:
             for w in self._weights.values()
         ]
         session = FactorSession(rank, workers, tables, settings.start_clock)
-        self.peers = Peers(session, listen=listen, token=token, timeout_s=timeout_s)
+        self.peers = Peers(session, listen=listen, token=token, timeout_s=timeout_s, trace=trace)
         self._in_order = InOrder(device, f"factors-out-{rank}", self._sending_failed)
         self._rebuilding = threading.Lock()
         self._closing = False
@@ -118,6 +124,7 @@ class FactorChannel:
         """See `Exchange.begin_factors`."""
         weight, iteration, event = self._weights[index], self._iteration, self._side.mark()
         weight.begun = True
+        self._flights.depart(weight.table)
 
         def send() -> None:
             with self._side.after(event):
@@ -173,6 +180,18 @@ class FactorChannel:
     def history(self, index: int) -> History:
         """What the rule keeps for a tensor; call it after `settle`."""
         return [part.detach().cpu().numpy().copy() for part in self._weights[index].history]
+
+    def traffic(self) -> dict[int, Traffic]:
+        """See `CountsTraffic`."""
+        peers = self.peers
+        return {
+            index: Traffic(
+                bytes_out=peers.bytes_out[w.table],
+                bytes_in=peers.bytes_in[w.table],
+                on_way_s=self._flights.total_s(w.table),
+            )
+            for index, w in self._weights.items()
+        }
 
     def close(self) -> None:
         """Stop. Safe to call twice."""
@@ -262,11 +281,14 @@ class FactorChannel:
             return _Stacked(taken, weight, name, self._scratch)
 
     def _apply(self, weight: _Weight, stacked: _Stacked, limit: float) -> None:
+        began_ns = self._trace.now()
         with self._side.after(weight.left):
             scale = limit * self._settings.gradient_scale / self._workers
             weight.step(stacked.clock, stacked.u_BN, stacked.v_BM, scale, self._scratch)
             done = self._side.mark()
         self._side.finish()  # the rounds' memory on the host may go
+        self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=stacked.clock)
+        self._flights.arrive(weight.table)
         with self.peers.changed:
             weight.applied, weight.done = stacked.clock + 1, done
             self.peers.changed.notify_all()
