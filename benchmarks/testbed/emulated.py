@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,21 +36,34 @@ class Pace:
 
     A piece begins when the one before it ends, however late the sleep before it came back, unless the caller has been
     away for longer than `slack_s`: then it waited for something, and the accelerator stood still.
+
+    Args:
+        slack_s: see above.
+        now: the time of day in seconds.
+        sleep: waits for so many seconds.
     """
 
-    def __init__(self, slack_s: float = 1e-3) -> None:
+    def __init__(
+        self,
+        slack_s: float = 1e-3,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._slack_s = slack_s
-        self._done_s = 0.0
+        self._now = now
+        self._sleep = sleep
+        self._done_s = -math.inf
 
     def spend(self, work_s: float) -> None:
         """Return when a piece of work of this length is done."""
-        now = time.perf_counter()
+        now = self._now()
         if now - self._done_s > self._slack_s:
             self._done_s = now
         self._done_s += work_s
         left_s = self._done_s - now
         if left_s > 0:
-            time.sleep(left_s)
+            self._sleep(left_s)
 
 
 class Gradients:
@@ -58,6 +71,11 @@ class Gradients:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
+
+    @property
+    def elements(self) -> int:
+        """Of the largest gradient so far."""
+        return self._memory.numel()
 
     def of(self, shape: Shape) -> Tensor:
         """A constant gradient of this shape; a fresh view, so that autograd takes it without a copy."""
@@ -160,11 +178,14 @@ class EmulatedNet(nn.Module):
         layers: their shapes, in forward order.
         batch: rows of a fully-connected layer's input.
         compute_s: time of one forward and backward pass of the whole.
+        pace: the accelerator's clock; one of its own when not given.
     """
 
-    def __init__(self, layers: Sequence[LayerShape], *, batch: int, compute_s: float) -> None:
+    def __init__(
+        self, layers: Sequence[LayerShape], *, batch: int, compute_s: float, pace: Pace | None = None
+    ) -> None:
         super().__init__()
-        pace, gradients = Pace(), Gradients()
+        pace, gradients = pace or Pace(), Gradients()
         self.layers = nn.ModuleList()
         token = torch.full((1,), VALUE)
         for index, (shape, share) in enumerate(zip(layers, shares_of_work(layers), strict=True)):

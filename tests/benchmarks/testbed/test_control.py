@@ -1,0 +1,86 @@
+"""Rounds over the control socket, with threads as workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.testbed.control import Workers, obey
+from benchmarks.testbed.errors import TestbedError
+
+LIMIT_S = 20.0
+
+
+def nothing() -> None:
+    """An iteration, a barrier, a look at living processes."""
+
+
+@contextmanager
+def worker(path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None]) -> Iterator[None]:
+    thread = threading.Thread(target=obey, args=(path, rank, iterate, barrier))
+    thread.start()
+    yield
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def test_all_workers_run_each_round_and_end_with_the_measuring_side(tmp_path: Path) -> None:
+    done: list[tuple[str, int]] = []
+    path = tmp_path / "control"
+    with (
+        Workers(path, 2) as workers,
+        worker(path, 1, lambda: done.append(("iteration", 1)), lambda: done.append(("barrier", 1))),
+        worker(path, 0, lambda: done.append(("iteration", 0)), lambda: done.append(("barrier", 0))),
+    ):
+        workers.await_all(LIMIT_S, nothing)
+        for iterations in (3, 1):
+            done.clear()
+            rounds = workers.round(iterations)
+            assert [len(each.seconds) for each in rounds] == [iterations, iterations]
+            assert all(each.user_s >= 0 and each.system_s >= 0 for each in rounds)
+            for rank in (0, 1):
+                own = [what for what, who in done if who == rank]
+                assert own == ["barrier", *["iteration"] * iterations]
+        workers.close()
+
+
+def test_missing_workers_are_counted(tmp_path: Path) -> None:
+    with (
+        Workers(tmp_path / "control", 2) as workers,
+        pytest.raises(TestbedError, match="only 0 of 2 workers"),
+    ):
+        workers.await_all(0.0, nothing)
+
+
+def test_a_dead_process_ends_the_wait(tmp_path: Path) -> None:
+    def dead() -> None:
+        raise TestbedError("DDP worker 1 failed with status 3")
+
+    with Workers(tmp_path / "control", 1) as workers, pytest.raises(TestbedError, match="status 3"):
+        workers.await_all(LIMIT_S, dead)
+
+
+def test_a_worker_that_goes_in_a_round_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+
+    class Gone(Exception):
+        pass
+
+    def go() -> None:
+        raise Gone
+
+    def run() -> None:
+        with pytest.raises(Gone):
+            obey(path, 0, go, nothing)
+
+    thread = threading.Thread(target=run)
+    with Workers(path, 1) as workers:
+        thread.start()
+        workers.await_all(LIMIT_S, nothing)
+        with pytest.raises(TestbedError, match="worker 0 is gone"):
+            workers.round(1)
+    thread.join(LIMIT_S)

@@ -1,0 +1,139 @@
+"""True hosts: they reach each other, are counted, and are gone afterwards whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.testbed import links
+from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.hosts import Hosts, remove_leftovers
+from benchmarks.testbed.names import GroupName, owner
+
+ROOT = Path(__file__).parents[3]
+NEEDS_ROOT = pytest.mark.skipif(
+    os.geteuid() != 0
+    or shutil.which("tc") is None
+    or subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode != 0,
+    reason="network namespaces need root, iproute2 and a kernel that has them",
+)
+SEND = """
+import socket, sys
+server = socket.create_server(("", 0)) if sys.argv[1] == "listen" else None
+if server:
+    print(server.getsockname()[1], flush=True)
+    peer, _ = server.accept()
+    while peer.recv(1 << 16):
+        pass
+else:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as peer:
+        peer.sendall(bytes(int(sys.argv[3])))
+"""
+HOLD = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from benchmarks.testbed.hosts import Hosts
+with Hosts(1):
+    print("made", flush=True)
+    {then}
+"""
+
+
+def names_of(pid: int) -> list[str]:
+    return [name for name in [*links.host_names(), *links.link_names()] if owner(name) == pid]
+
+
+def hold(then: str) -> subprocess.Popen[str]:
+    program = HOLD.format(root=str(ROOT), then=then)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+@NEEDS_ROOT
+def test_bytes_between_hosts_are_counted_on_both_links() -> None:
+    size = 3_000_000
+    with Hosts(3, rate_mbit=1000) as hosts:
+        first, second, third = hosts
+        command = [sys.executable, "-c", SEND]
+        with subprocess.Popen(
+            [*first.enter, *command, "listen"], stdout=subprocess.PIPE, text=True
+        ) as listener:
+            assert listener.stdout is not None
+            port = listener.stdout.readline().strip()
+            before = hosts.traffic()
+            subprocess.run([*second.enter, *command, first.address, port, str(size)], check=True, timeout=30)
+            listener.wait(30)
+        after = hosts.quiet_traffic()
+        moved = [new.since(old) for new, old in zip(after, before, strict=True)]
+        assert moved[1].sent_bytes == pytest.approx(size, rel=0.02)
+        assert moved[0].received_bytes == pytest.approx(size, rel=0.02)
+        assert moved[2].sent_bytes < size / 100
+        assert third.address not in (first.address, second.address)
+
+
+@NEEDS_ROOT
+def test_both_directions_have_the_rate() -> None:
+    with Hosts(1, rate_mbit=250) as hosts:
+        (host,) = hosts
+        inside = subprocess.run(
+            ["tc", "-n", host.name, "qdisc", "show", "dev", links.INTERFACE],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        outside = subprocess.run(
+            ["tc", "qdisc", "show", "dev", host.name], capture_output=True, text=True, check=True
+        )
+        assert "tbf" in inside.stdout and "rate 250Mbit" in inside.stdout
+        assert "tbf" in outside.stdout and "rate 250Mbit" in outside.stdout
+
+
+@NEEDS_ROOT
+def test_hosts_go_with_an_exception_and_take_their_processes_along() -> None:
+    with pytest.raises(RuntimeError), Hosts(2) as hosts:
+        child = subprocess.Popen([*hosts[0].enter, "sleep", "1000"])
+        raise RuntimeError
+    assert child.wait(30) == -signal.SIGKILL
+    assert names_of(os.getpid()) == []
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_hosts_go_with_a_signal(number: signal.Signals) -> None:
+    with hold("signal.pause()") as child:
+        assert child.stdout is not None and child.stdout.readline() == "made\n"
+        assert names_of(child.pid) != []
+        child.send_signal(number)
+        assert child.wait(30) == 128 + number
+    assert names_of(child.pid) == []
+
+
+@NEEDS_ROOT
+def test_what_a_killed_process_left_is_removed() -> None:
+    with hold("os.kill(os.getpid(), signal.SIGKILL)") as child:
+        child.wait(30)
+    name = GroupName(pid=child.pid, number=0)
+    assert name.host(0) in names_of(child.pid)
+    with Hosts(1):  # of a living process: these stay
+        removed = remove_leftovers()
+        assert {name.host(0), name.bridge} <= set(removed)
+        assert names_of(os.getpid()) != []
+    assert names_of(child.pid) == []
+
+
+def test_without_root_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(TestbedError, match="only root"), Hosts(1):
+        pass
+
+
+def test_without_the_tools_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(TestbedError, match="iproute2"), Hosts(1):
+        pass

@@ -1,0 +1,47 @@
+"""True jobs on two true hosts: both systems run rounds by turns, and move what the formulas say."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.formulas import expected
+from benchmarks.testbed.hosts import Host, Hosts
+from benchmarks.testbed.jobs import HostJob
+from benchmarks.testbed.measurement import Effort, measure
+from benchmarks.testbed.shapes import LayerShape
+from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from tests.benchmarks.testbed.test_hosts import NEEDS_ROOT
+
+TRAINING = TrainingSettings(
+    layers=(
+        LayerShape(name="conv", tensors=((300, 300, 3, 3), (300,)), work=1),
+        LayerShape(name="fc", tensors=((1000, 800), (1000,)), work=1, fully_connected=True),
+    ),
+    batch=4,
+    compute_s=0.0,
+)
+
+
+@NEEDS_ROOT
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_ours_and_ddp_take_turns_and_keep_to_the_formulas() -> None:
+    ours, ddp = PoseidonSettings(), DdpSettings()
+    with Hosts(2) as hosts:
+        jobs = [HostJob(hosts, TRAINING, how) for how in (ours, ddp)]
+        with jobs[0], jobs[1]:
+            found = measure(hosts, jobs, Effort(rounds=2, iterations=2, warm=1))
+    assert [measured.name for measured in found] == ["hybrid", "DDP"]
+    for measured, how in zip(found, (ours, ddp), strict=True):
+        formula = expected(TRAINING, how, 2).worker
+        assert measured.sent_bytes == pytest.approx([formula] * 2, rel=0.03)
+        assert measured.received_bytes == pytest.approx([formula] * 2, rel=0.03)
+    assert len(jobs[0].shard_bytes) == 2
+    assert jobs[1].shard_bytes == []
+
+
+def test_someone_must_work() -> None:
+    hosts = [Host(index=index, name=f"h{index}", address=f"10.0.0.{index}") for index in range(2)]
+    with pytest.raises(TestbedError, match="2 hosts of which 2 only serve"):
+        HostJob(hosts, TRAINING, PoseidonSettings(servers=2))

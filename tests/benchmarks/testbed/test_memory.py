@@ -1,0 +1,32 @@
+"""Measurements that do not fit are refused before anything starts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.memory import check_memory, needed_bytes
+from benchmarks.testbed.shapes import LayerShape
+from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+
+LARGE = TrainingSettings(
+    layers=(LayerShape(name="fc", tensors=((10_000, 10_000),), work=1, fully_connected=True),),
+    batch=1,
+    compute_s=0.0,
+)
+MODEL = 4 * 10**8
+
+
+def test_both_systems_need_several_copies_of_the_model_for_each_worker() -> None:
+    for how in (DdpSettings(), PoseidonSettings()):
+        assert 3 * 3 * MODEL < needed_bytes(LARGE, how, 3) < 3 * 10 * MODEL
+
+
+def test_what_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * MODEL))
+    check_memory(LARGE, [DdpSettings()], 1)
+    with pytest.raises(TestbedError, match=r"4 workers on this net need about .* fewer hosts"):
+        check_memory(LARGE, [DdpSettings(), PoseidonSettings()], 4)
