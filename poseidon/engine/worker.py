@@ -28,6 +28,7 @@ from poseidon import log
 from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.checkpoint import Checkpoint, Progress
 from poseidon.engine.document import JobDocument, read_document
+from poseidon.engine.observation import Observation, open_trace
 from poseidon.engine.replica import Replica
 from poseidon.engine.summary import net_table
 from poseidon.engine.tester import Tester
@@ -45,6 +46,7 @@ from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.solvers.settings import SolverSettings, solver_settings
 from ps_server import Consistency, PeerLost, Precision, ServerError, SignalKind, StalenessTimeout
+from ps_server.trace import NO_TRACE
 
 LOGGER = logging.getLogger("poseidon.engine.worker")
 ALIVE_S = 2.0
@@ -229,6 +231,7 @@ class Worker:
             worker_history=document.staleness > 0 and document.shards > 0,
         )
         start, histories = self._starting_point(solver, replica, checkpoint)
+        trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
         self._control.tell("ready")
         built = build_exchange(
             replica.trained,
@@ -237,8 +240,11 @@ class Worker:
             ),
             membership(document),
             self._control.await_connect,
+            trace=trace,
         )
-        exchange = built.exchange
+        layers = replica.train.layer_modules
+        seen = Observation(built, layers, trace, self._control.tell, writes_log=rank == 0)
+        exchange = seen.exchange
         try:
             exchange.open(histories)
             self._control.obey(exchange, rank)
@@ -247,7 +253,7 @@ class Worker:
             with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
                 trainer.run()
         finally:
-            exchange.close()
+            seen.close()
 
     def _starting_point(
         self, solver: SolverDefinition, replica: Replica, checkpoint: Checkpoint

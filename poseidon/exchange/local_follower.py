@@ -11,8 +11,8 @@ from torch import Tensor
 
 from poseidon.exchange.base import Ask, History, Trained
 from poseidon.exchange.local_group import LocalGroup, unpack, unpack_signals
-from poseidon.exchange.local_line import Kind, Message, connect
-from poseidon.exchange.reduction import Hello, Welcome, follow
+from poseidon.exchange.local_line import Buffer, Kind, Message, connect
+from poseidon.exchange.reduction import Hello, Reduction, Welcome, follow
 from poseidon.exchange.siblings import Siblings
 from ps_server import LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
 from ps_server.rules import history_count
@@ -31,13 +31,11 @@ class FollowerExchange:
         self._group = group
         self._siblings = Siblings(group.timeout_s)
         self._line = connect(group.address, group.timeout_s)
-        self._line.send(Kind.HELLO, Hello.of(tensors).pack(), number=group.rank)
-        welcome, files = self._line.receive_files(group.timeout_s)
-        if welcome.kind is Kind.FAILED:
-            raise PeerLost(welcome.payload.decode())
-        said = Welcome.unpack(welcome.payload)
-        self._by_factors = said.by_factors
-        self._reduction = follow(tensors, group, said, files)
+        try:
+            self._reduction = self._introduce()
+        except ServerError:
+            self._line.close()
+            raise
         self._published = [0] * len(tensors)
         self._taken = [0] * len(tensors)
         self._round = 0
@@ -49,6 +47,15 @@ class FollowerExchange:
         self._signals: tuple[Signal, ...] = ()
         self._thread = threading.Thread(target=self._listen, name=f"local-{group.rank}", daemon=True)
         self._thread.start()
+
+    def _introduce(self) -> Reduction:
+        self._line.send(Kind.HELLO, Hello.of(self._tensors).pack(), number=self._group.rank)
+        message, files = self._line.receive_files(self._group.timeout_s)
+        if message.kind is Kind.FAILED:
+            raise PeerLost(message.payload.decode())
+        welcome = Welcome.unpack(message.payload)
+        self._by_factors = welcome.by_factors
+        return follow(self._tensors, self._group, welcome, files)
 
     # -- the contract --------------------------------------------------------------------------------------
 
@@ -78,13 +85,13 @@ class FollowerExchange:
         self.wait(index)
         self._begun.add(index)
         pieces = [factor.detach().cpu().contiguous().numpy().data for factor in (u_KN, v_KM)]
-        self._line.send(Kind.FACTORS, *pieces, index=index, number=u_KN.shape[0])
+        self._tell(Kind.FACTORS, *pieces, index=index, number=u_KN.shape[0])
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
         if self._by_factors[index] and index not in self._released:
             self._released.add(index)
-            self._line.send(Kind.RELEASED, index=index)
+            self._tell(Kind.RELEASED, index=index)
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
@@ -102,7 +109,7 @@ class FollowerExchange:
                 self._give(index, trained.tensor.detach().reshape(-1))
             elif self._by_factors[index]:
                 if index not in self._begun:
-                    self._line.send(Kind.FACTORS, index=index)
+                    self._tell(Kind.FACTORS, index=index)
                 self.release(index)
             elif index not in self._begun:
                 self._give(index, None)
@@ -129,7 +136,7 @@ class FollowerExchange:
         """See `Exchange`."""
         tag = self._asked
         self._asked += 1
-        self._line.send(Kind.GATHER, payload, number=tag)
+        self._tell(Kind.GATHER, payload, number=tag)
         kept: list[tuple[bytes, ...]] = []
 
         def collected() -> tuple[bytes, ...] | None:
@@ -159,7 +166,7 @@ class FollowerExchange:
         """See `Exchange`."""
         if self._siblings.closing:
             return
-        self._siblings.closing = True
+        self._siblings.close()
         with contextlib.suppress(PeerLost):  # the leader has left already
             self._line.send(Kind.LEAVE)
         self._line.close()
@@ -172,14 +179,22 @@ class FollowerExchange:
         self.wait(index)  # whoever gives a part before it has the value would write over the part before
         self._begun.add(index)
         self._reduction.give(index, part)
-        self._line.send(Kind.PART, index=index)
+        self._tell(Kind.PART, index=index)
 
     def _take_all(self) -> None:
         """Take every value of a round in which nothing begins."""
         self._round += 1
         for index in range(len(self._tensors)):
             self.wait(index)
-        self._line.send(Kind.TAKEN)
+        self._tell(Kind.TAKEN)
+
+    def _tell(self, kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
+        try:
+            self._line.send(kind, *payload, index=index, number=number)
+        except PeerLost:
+            self._thread.join(self._group.timeout_s)  # it may have said why before it went
+            self._siblings.check()
+            raise
 
     def _await_value(self, index: int) -> None:
         self._siblings.until(

@@ -8,7 +8,6 @@ engine waits for them, so the leader's loop needs no copy: it waits until the en
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor
 from poseidon.exchange.base import Ask, Exchange, History, Trained
 from poseidon.exchange.contributions import Contributions, FactorStack
 from poseidon.exchange.local_group import LocalGroup, pack_signals
-from poseidon.exchange.local_line import Kind, Line, Message, accept
+from poseidon.exchange.local_line import Kind, Line, Message, accept, refuse, tell
 from poseidon.exchange.local_meetings import Meetings
 from poseidon.exchange.reduction import Hello, Means, offer, usual_means
 from poseidon.exchange.siblings import Siblings
@@ -28,7 +27,7 @@ from poseidon.exchange.side_stream import Event, SideStream
 from ps_server import PeerLost, ServerError, Signal, SignalKind
 
 LEAVE_S = 2.0
-"""How long an engine that is in the middle of something may go on when the exchange closes."""
+"""How long the engine has, when the exchange closes, to end an iteration that the others have not finished yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,11 @@ class LeaderExchange:
         self._tells_histories = tells_histories
         self._siblings = Siblings(group.timeout_s)
         self._by_factors = [not t.statistics and inner.takes_factors(i) for i, t in enumerate(tensors)]
-        self._welcome(group, means)
+        try:
+            self._welcome(group, means)
+        except ServerError:
+            inner.close()
+            raise
         self._contributions = Contributions(self._by_factors, group.workers)
         self._stacks = {
             index: FactorStack(shape[0], shape[1], workers=group.workers, device=device)
@@ -91,6 +94,7 @@ class LeaderExchange:
         self._told: tuple[Signal, ...] = ()
         self._given: deque[_Given] = deque()
         self._commands: deque[Callable[[], None]] = deque()
+        self._leaving = False
         self._done = 0
         self._left: set[int] = set()
         self._meetings = Meetings(inner, self._lines, self._siblings, self._fail)
@@ -114,10 +118,14 @@ class LeaderExchange:
                 raise PeerLost(f"worker {message.number} of this machine has other tensors than its leader")
 
         self._lines = accept(group.address, group.workers - 1, group.timeout_s, check)
-        offered = offer(self._tensors, group, means or usual_means(devices), self._by_factors)
-        for line in self._lines:
-            line.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)
-        self._reduction = offered.accepted()
+        try:
+            offered = offer(self._tensors, group, means or usual_means(devices), self._by_factors)
+            for line in self._lines:
+                line.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)
+            self._reduction = offered.accepted()
+        except ServerError as error:
+            refuse(self._lines, error)
+            raise
 
     # -- the contract --------------------------------------------------------------------------------------
 
@@ -189,8 +197,7 @@ class LeaderExchange:
         found = self._inner.histories()
         if self._tells_histories:
             arrays = [array.reshape(-1).data for history in found for array in history]
-            for line in self._lines:
-                line.send(Kind.HISTORIES, *arrays)
+            tell(self._lines, Kind.HISTORIES, *arrays)
         return found
 
     def gather(self, payload: bytes) -> Ask:
@@ -215,13 +222,14 @@ class LeaderExchange:
         if self._siblings.closing:
             return
         with self._siblings.changed:
-            self._siblings.closing = True
+            self._leaving = True
             self._siblings.changed.notify_all()
-        self._meetings.close()
         self._engine.join(LEAVE_S)
+        self._siblings.close()
+        self._engine.join(LEAVE_S)
+        self._meetings.close()
+        tell(self._lines, Kind.LEAVE)
         for line in self._lines:
-            with contextlib.suppress(PeerLost):
-                line.send(Kind.LEAVE)
             line.close()
         for listener in self._listeners:
             listener.join()
@@ -285,7 +293,7 @@ class LeaderExchange:
 
     def _next_command(self) -> Callable[[], None] | None:
         with self._siblings.changed:
-            while not (self._commands or self._siblings.closing or self._siblings.failure):
+            while not (self._commands or self._leaving or self._siblings.failure):
                 self._siblings.changed.wait()
             return self._commands.popleft() if self._commands else None
 
@@ -317,11 +325,10 @@ class LeaderExchange:
             self._inner.wait(index)
             self._reduction.publish(index)
             signals = self._inner.signals
-            for line in self._lines:
-                if signals != self._told:
-                    line.send(Kind.SIGNALS, pack_signals(signals))
-                line.send(Kind.VALUE, index=index)
-            self._told = signals
+            if signals != self._told:
+                tell(self._lines, Kind.SIGNALS, pack_signals(signals))
+                self._told = signals
+            tell(self._lines, Kind.VALUE, index=index)
             with self._siblings.changed:
                 self._published[index] += 1
                 self._marks[index] = self._side.mark()
@@ -391,6 +398,5 @@ class LeaderExchange:
     def _fail(self, error: ServerError) -> None:
         first = self._siblings.failure is None
         self._siblings.fail(error)
-        for line in self._lines if first else ():
-            with contextlib.suppress(PeerLost):
-                line.send(Kind.FAILED, str(error).encode())
+        if first:
+            tell(self._lines, Kind.FAILED, str(error).encode())

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ps_server import PeerLost, StalenessTimeout, TransportError
+from ps_server import PeerLost, ServerError, StalenessTimeout, TransportError
 
 HEAD = struct.Struct("<BIQI")
 RETRY_S = 0.02
@@ -174,6 +174,13 @@ class Line:
             ) from error
 
 
+def tell(lines: Sequence[Line], kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
+    """Send one message on every line; who has gone misses it, as whoever listens to that line will hear."""
+    for line in lines:
+        with contextlib.suppress(PeerLost):
+            line.send(kind, *payload, index=index, number=number)
+
+
 def connect(address: str, timeout_s: float) -> Line:
     """Reach the leading worker, which may not listen yet.
 
@@ -215,6 +222,7 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
         Their lines, by local rank: the first is worker 1's.
     """
     lines: dict[int, Line] = {}
+    accepted: list[Line] = []
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -224,12 +232,17 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
         try:
             listener.listen(others)
             while len(lines) < others:
-                line, hello = _accept_one(listener, deadline, timeout_s)
+                connection = _accept_one(listener, deadline, timeout_s)
+                accepted.append(Line(connection, "a worker", timeout_s))
+                hello, _ = accepted[-1].receive_files(timeout_s)
                 if hello.number in lines or not 1 <= hello.number <= others:
                     raise PeerLost(f"a worker of this machine came as number {hello.number} of {others + 1}")
                 check(hello)
-                line.peer = f"worker {hello.number}"
-                lines[hello.number] = line
+                accepted[-1].peer = f"worker {hello.number}"
+                lines[hello.number] = accepted[-1]
+        except ServerError as error:
+            refuse(accepted, error)
+            raise
         finally:
             os.unlink(address)
             with contextlib.suppress(OSError):  # it holds something else
@@ -237,11 +250,17 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
     return [lines[rank] for rank in sorted(lines)]
 
 
-def _accept_one(listener: socket.socket, deadline: float, timeout_s: float) -> tuple[Line, Message]:
+def refuse(lines: Sequence[Line], error: ServerError) -> None:
+    """Say why there will be no exchange, and cut the connections."""
+    tell(lines, Kind.FAILED, str(error).encode())
+    for line in lines:
+        line.close()
+
+
+def _accept_one(listener: socket.socket, deadline: float, timeout_s: float) -> socket.socket:
     listener.settimeout(max(deadline - time.monotonic(), 0.001))
     try:
         connection, _ = listener.accept()
     except TimeoutError as error:
         raise StalenessTimeout(f"not every worker of this machine came within {timeout_s:g} s") from error
-    line = Line(connection, "a worker", timeout_s)
-    return line, line.receive_files(timeout_s)[0]
+    return connection

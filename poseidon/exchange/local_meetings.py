@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from poseidon.exchange.base import Ask, Exchange
 from poseidon.exchange.local_group import pack, unpack
-from poseidon.exchange.local_line import Kind, Line
+from poseidon.exchange.local_line import Kind, Line, tell
 from poseidon.exchange.siblings import Siblings
 from ps_server import PeerLost, ServerError
 
@@ -97,8 +97,7 @@ class Meetings:
             try:
                 machines = self._inner.gathered(ask)
                 payloads = tuple(payload for packed in machines for payload in unpack(packed))
-                for line in self._lines:
-                    line.send(Kind.GATHERED, pack(payloads), number=tag)
+                tell(self._lines, Kind.GATHERED, pack(payloads), number=tag)
             except ServerError as error:
                 self._failed(error)
                 return

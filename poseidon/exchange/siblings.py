@@ -31,6 +31,12 @@ class Siblings:
             self.failure = self.failure or error
             self.changed.notify_all()
 
+    def close(self) -> None:
+        """This exchange is closed: every wait ends."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify_all()
+
     def check(self) -> None:
         """Raise what went wrong, if anything did."""
         if self.failure is not None:

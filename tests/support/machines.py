@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,3 +47,34 @@ def machines(
 
         yield make
         assert list(Path(folder).iterdir()) == []  # every socket's name has gone, and its folder
+
+
+def run_workers(
+    make: Make,
+    workers: int,
+    body: Callable[[Exchange, list[Trained], int], None],
+    *,
+    tensors: Callable[[], list[Trained]],
+    settings: ExchangeSettings | None = None,
+) -> None:
+    """Run `body(exchange, its tensors, rank)` for every worker on a thread; the first failure is raised."""
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            own = tensors()
+            exchange = make(rank, own, settings or ExchangeSettings())
+            try:
+                body(exchange, own, rank)
+            finally:
+                exchange.close()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"replica-{rank}") for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
