@@ -115,20 +115,27 @@ class Reporter:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._server: Server | None = None
 
     def tell(self, event: str, **fields: object) -> None:
         """Write one event."""
         with self._lock, contextlib.suppress(OSError):  # a launcher that has gone hears nothing
             print(json.dumps({"event": event, **fields}), flush=True)
 
-    def keep_alive(self) -> None:
-        """Tell `alive` every few seconds until `close`."""
+    def keep_alive(self, server: Server) -> None:
+        """Tell statistics, a sign of life too, every few seconds until `close`."""
+        self._server = server
         self._thread = threading.Thread(target=self._beat, name="ps-alive", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
         while not self._over.wait(ALIVE_S):
-            self.tell("alive")
+            self.tell_statistics()
+
+    def tell_statistics(self) -> None:
+        """Tell what the shard has done so far."""
+        if self._server is not None:
+            self.tell("statistics", **self._server.statistics().as_fields())
 
     def close(self) -> None:
         """Stop telling."""
@@ -169,9 +176,10 @@ def main(arguments: list[str] | None = None) -> int:
             reporter.tell("listening", address=server.address)
             if options.supervised:
                 threading.Thread(target=_obey_launcher, args=(server,), name="ps-stdin", daemon=True).start()
-                reporter.keep_alive()
+                reporter.keep_alive(server)
             server.serve()
         reporter.close()
+        reporter.tell_statistics()
         reporter.tell("done", **asdict(shard.counts))
     except (ServerError, OSError) as error:
         reporter.close()

@@ -1,0 +1,151 @@
+"""What a worker tells of itself while it trains: statistics to the launcher and at the end of its log, and a trace.
+
+Law: it looks on. Training with it gives the bits of training without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import nn
+
+from poseidon.errors import JobError
+from poseidon.exchange.base import Exchange
+from poseidon.exchange.build import Built
+from poseidon.exchange.cost import Choice, Scheme
+from poseidon.exchange.measured import MeasuredExchange
+from poseidon.exchange.traced import TracedExchange
+from poseidon.exchange.tracing_hooks import TracingHooks
+from poseidon.exchange.traffic import Traffic
+from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics
+from poseidon.metrics.statistics_tables import tensor_rows, tensor_table
+from ps_server.trace import NO_TRACE, Trace, Tracer
+
+LOGGER = logging.getLogger("poseidon.engine.observation")
+STATISTICS_S = 3.0
+LARGEST = 10
+"""How many tensors the table at the end of the log shows; `poseidon stats` shows all."""
+
+Tell = Callable[..., None]
+
+
+def open_trace(output: Path, rank: int) -> Tracer:
+    """Where a worker's spans go: `trace_worker_<rank>.json` in the job's folder.
+
+    Raises:
+        JobError: the file cannot be written.
+    """
+    path = output / f"trace_worker_{rank}.json"
+    try:
+        return Trace(path, process=f"worker {rank}", order=rank)
+    except OSError as error:
+        raise JobError(f"cannot write the trace {path}: {error.strerror or error}") from error
+
+
+class Observation:
+    """One worker's.
+
+    Args:
+        built: its exchange; this object closes it.
+        layers: name and module of each layer, for the trace.
+        trace: where spans go; this object closes it.
+        tell: writes an event to the launcher.
+        writes_log: whether the log gets a table at the end.
+    """
+
+    def __init__(
+        self,
+        built: Built,
+        layers: Sequence[tuple[str, nn.Module]],
+        trace: Tracer,
+        tell: Tell,
+        *,
+        writes_log: bool,
+    ) -> None:
+        self._built = built
+        self._trace = trace
+        self._tell = tell
+        self._writes_log = writes_log
+        names = [choice.name for choice in built.plan.choices]
+        self._measured = MeasuredExchange(built.exchange, len(names))
+        self.exchange: Exchange = self._measured
+        self._hooks: TracingHooks | None = None
+        if trace is not NO_TRACE:
+            self.exchange = TracedExchange(self._measured, names, trace)
+            self._hooks = TracingHooks(layers, trace)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._report, name="poseidon-statistics", daemon=True)
+        self._thread.start()
+
+    def statistics(self) -> WorkerStatistics:
+        """What has happened so far."""
+        built, measured = self._built, self._measured
+        traffic = built.traffic.traffic() if built.traffic is not None else {}
+        totals = built.client.statistics() if built.client is not None else None
+        return WorkerStatistics(
+            iterations=measured.iterations,
+            tensors=tuple(
+                _tensor(choice, measured, traffic.get(choice.index), speaks=built.client is not None)
+                for choice in built.plan.choices
+            ),
+            other_bytes_out=totals.other_bytes_out if totals else 0,
+            other_bytes_in=totals.other_bytes_in if totals else 0,
+        )
+
+    def close(self) -> None:
+        """Tell the last, leave the exchange, and end the trace."""
+        self._over.set()
+        self._thread.join()
+        if self._hooks is not None:
+            self._hooks.close()
+        last = self.statistics()
+        self._tell_launcher(last)
+        if self._writes_log:
+            for line in closing_table([last]):
+                LOGGER.info("%s", line)
+        try:
+            self.exchange.close()
+        finally:
+            self._trace.close()
+
+    def _report(self) -> None:
+        while not self._over.wait(STATISTICS_S):
+            self._tell_launcher(self.statistics())
+
+    def _tell_launcher(self, statistics: WorkerStatistics) -> None:
+        self._tell("statistics", **asdict(statistics))
+
+
+def closing_table(workers: Sequence[WorkerStatistics]) -> list[str]:
+    """What a worker's log says at its end; nothing where nothing was exchanged."""
+    rows = tensor_rows(workers)
+    if all(row.scheme == Scheme.LOCAL.value for row in rows):
+        return []
+    largest = f"the {LARGEST} largest of {len(rows)} tensors" if len(rows) > LARGEST else "tensors"
+    return [f"per iteration, {largest}:", *tensor_table(rows, largest=LARGEST)]
+
+
+def _tensor(
+    choice: Choice, measured: MeasuredExchange, traffic: Traffic | None, *, speaks: bool
+) -> TensorStatistics:
+    """One tensor; where nobody counts its bytes, those of the formula of an all-reduce."""
+    waited_s = measured.waited_s[choice.index]
+    bytes_out = bytes_in = None
+    hidden_s = None
+    if traffic is not None:
+        bytes_out, bytes_in = traffic.bytes_out, traffic.bytes_in
+        hidden_s = max(0.0, traffic.on_way_s - waited_s)
+    elif choice.scheme is Scheme.ALLREDUCE and speaks:
+        bytes_out = bytes_in = choice.bytes // 2 * measured.iterations
+    return TensorStatistics(
+        name=choice.name,
+        scheme=choice.scheme.value,
+        bytes_out=bytes_out,
+        bytes_in=bytes_in,
+        waited_s=waited_s,
+        hidden_s=hidden_s,
+    )
