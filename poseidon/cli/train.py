@@ -21,6 +21,7 @@ import torch
 from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
 from poseidon.cli.launching import child_environment, read_clients, register_job
 from poseidon.cli.net_flags import add_import_flag
+from poseidon.cli.statistics_file import StatisticsFile
 from poseidon.cli.terminal import Terminal
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.local import LocalLauncher
@@ -222,17 +223,19 @@ class _Job:
         except OSError as error:
             raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
         terminal = Terminal(self._net_name, sys.stderr, on_started=report.started)
+        statistics = StatisticsFile(terminal, self._id, self._output)
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
         try:
             result = run_job(
                 self._plan,
                 self._spec,
                 LocalLauncher(),
-                callbacks=terminal,
+                callbacks=statistics,
                 settings=self._patience,
                 registration=register_job(self._id, self._flags.hostfile, self._plan.clients, self._output),
             )
         finally:
+            statistics.close()
             terminal.close()
             for folder in self._meeting_places.values():
                 shutil.rmtree(folder, ignore_errors=True)  # there still where workers never met

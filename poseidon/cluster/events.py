@@ -3,7 +3,9 @@
 A process says on standard output:
     {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound
     {"event": "ready"}                                              a worker that has its net and can connect
-    {"event": "alive"}                                              every two seconds, from all
+    {"event": "alive"}                                              every two seconds, from all workers
+    {"event": "statistics", ...}                                    every few seconds and at the end, from all;
+                                                                    `poseidon.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
     {"event": "done"}                                               a worker whose work is finished and saved
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}

@@ -52,6 +52,7 @@ def test_two_clients_equal_one_process(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "two").iterdir()) == [
         "exchange_plan.txt",
         "job.netoutputs",
+        "statistics.json",
         "worker_0.log",
         "worker_1.log",
     ]

@@ -1,0 +1,97 @@
+"""`poseidon stats`: what each tensor costs on its way, and how loaded each shard is; for a running job or one that has ended.
+
+poseidon stats
+poseidon stats cifar10_quick-20260105-204016-3f9a1c
+poseidon stats output/cifar10_quick-20260105-204016-3f9a1c --trace=job.json
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from poseidon.cli.kill import read_records
+from poseidon.cluster.registry import JobRecord, Registry
+from poseidon.errors import JobError
+from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
+from poseidon.metrics.statistics_tables import job_tables
+from poseidon.metrics.trace_merge import merge, trace_files
+from poseidon.settings import read_settings
+
+OUTPUT = Path("output")
+"""Where `poseidon train` puts jobs' folders unless it is told otherwise."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `stats` to the commands."""
+    parser = subparsers.add_parser(
+        "stats",
+        help="what a job's tensors and shards cost",
+        description="Print, for each tensor, bytes and time on the way per iteration, and, for each shard, its load.",
+    )
+    parser.add_argument(
+        "job", nargs="?", help="a job's id, or its output folder; default: the job that was started last"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="put the traces of a job (train --trace) into one file"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the tables, or put traces together.
+
+    Raises:
+        JobError: there is no such job, or it has said nothing yet, or has no traces.
+    """
+    folder = _folder(arguments.job)
+    if arguments.trace is not None:
+        print(_merge(folder, arguments.trace))
+        return 0
+    path = folder / FILE_NAME
+    if not path.exists():
+        raise JobError(f"{folder} holds no {FILE_NAME}: the job has said nothing of itself yet")
+    print("\n".join(job_tables(read_statistics(path))))
+    return 0
+
+
+def _folder(job: str | None) -> Path:
+    """The output folder of the job that is meant.
+
+    Raises:
+        JobError: there is no such job.
+    """
+    records = read_records(Registry(read_settings().state_folder))
+    if job is None:
+        return _newest(records)
+    for record in records:
+        if record.job == job:
+            return Path(record.output)
+    for folder in (Path(job), OUTPUT / job):
+        if folder.is_dir():
+            return folder
+    raise JobError(f"'{job}' is neither a running job, nor a folder, nor a job in {OUTPUT}/")
+
+
+def _newest(records: list[JobRecord]) -> Path:
+    running = [record for record in records if (Path(record.output) / FILE_NAME).exists()]
+    if running:
+        return Path(max(running, key=lambda record: record.started_s).output)
+    ended = [(path.stat().st_mtime, path.parent) for path in OUTPUT.glob(f"*/{FILE_NAME}")]
+    if not ended:
+        raise JobError(
+            f"no job is running, and {OUTPUT}/ holds none that has ended; expected a job's id or its output folder"
+        )
+    return max(ended)[1]
+
+
+def _merge(folder: Path, target: Path) -> str:
+    traces = trace_files(folder)
+    if target.resolve() in {path.resolve() for path in traces}:
+        raise JobError(f"--trace={target} is one of the job's own traces; expected another file")
+    try:
+        with target.open("w", encoding="utf-8") as stream:
+            count = merge(traces, stream.write)
+    except OSError as error:
+        raise JobError(f"cannot write {target}: {error.strerror or error}") from error
+    return f"{target}: {count:,} events of {len(traces)} processes; open it at ui.perfetto.dev or chrome://tracing"
