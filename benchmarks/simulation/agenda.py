@@ -1,0 +1,133 @@
+"""Time as a list of events, and the two kinds of things that take time: pipes and outlets.
+
+Law: nothing here knows what is sent or computed; equal inputs give equal times to the bit.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+Action = Callable[[], None]
+Urgency = tuple[int, ...]
+
+
+class Agenda:
+    """What happens when; `now_s` is the time of the event at hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def at(self, when_s: float, action: Action) -> None:
+        """Do something at a time that is not past; at equal times in the order of the calls."""
+        self._count += 1
+        heapq.heappush(self._events, (when_s, self._count, action))
+
+    def run(self) -> None:
+        """Go on until nothing is left to happen."""
+        while self._events:
+            self.now_s, _, action = heapq.heappop(self._events)
+            action()
+
+
+class Pipe:
+    """Does one piece of work after the other, in the order they come: a link inwards, a processor."""
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+
+    def take(self, now_s: float, work_s: float) -> float:
+        """Queue a piece of work; returns when it will be done."""
+        self._free_s = max(self._free_s, now_s) + work_s
+        return self._free_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Something to send.
+
+    Attributes:
+        queue: the link's queues take turns: one for each sender and kind of receiver.
+        urgency: of one queue's messages the lowest goes first.
+        out_s: how long it keeps the link busy.
+        through: what else works on it at the same time, and for how long: links inwards, processors.
+        delivered: called when the last of them is done.
+    """
+
+    queue: str
+    urgency: Urgency
+    out_s: float
+    through: tuple[tuple[Pipe, float], ...]
+    delivered: Action
+
+
+@dataclass(slots=True)
+class _Queue:
+    waiting: list[tuple[Urgency, int, Message]] = field(default_factory=list)
+    blocked: bool = False
+
+
+class Outlet:
+    """A link outwards.
+
+    A message flows through its pipes while it leaves (it is cut into small packets on the way), so it is delivered when
+    the slowest is done. Where a pipe falls behind, its queue waits once `buffer_s` of work is on its way, and the link
+    serves the other queues.
+
+    Args:
+        agenda: the time.
+        latency_s: from the last byte out to the last byte in.
+        buffer_s: how far a pipe may fall behind.
+    """
+
+    def __init__(self, agenda: Agenda, *, latency_s: float = 0.0, buffer_s: float = 0.0) -> None:
+        self._agenda = agenda
+        self._latency_s = latency_s
+        self._buffer_s = buffer_s
+        self._queues: dict[str, _Queue] = {}
+        self._turns: deque[_Queue] = deque()
+        self._count = 0
+        self._busy = False
+
+    def send(self, message: Message) -> None:
+        """Queue a message."""
+        if message.queue not in self._queues:
+            self._queues[message.queue] = _Queue()
+            self._turns.append(self._queues[message.queue])
+        self._count += 1
+        heapq.heappush(self._queues[message.queue].waiting, (message.urgency, self._count, message))
+        self._begin()
+
+    def _begin(self) -> None:
+        queue = None if self._busy else self._next()
+        if queue is None:
+            return
+        message = heapq.heappop(queue.waiting)[2]
+        now_s = self._agenda.now_s
+        self._busy = queue.blocked = True
+        out = now_s + message.out_s
+        behind = max((pipe.take(now_s, work_s) for pipe, work_s in message.through), default=out)
+        self._agenda.at(out, self._free_link)
+        self._agenda.at(max(out, behind - self._buffer_s), partial(self._free_queue, queue))
+        self._agenda.at(max(out, behind) + self._latency_s, message.delivered)
+
+    def _free_link(self) -> None:
+        self._busy = False
+        self._begin()
+
+    def _free_queue(self, queue: _Queue) -> None:
+        queue.blocked = False
+        self._begin()
+
+    def _next(self) -> _Queue | None:
+        for _ in range(len(self._turns)):
+            queue = self._turns[0]
+            self._turns.rotate(-1)
+            if queue.waiting and not queue.blocked:
+                return queue
+        return None

@@ -1,0 +1,226 @@
+"""What is to be foretold: a net, hosts, links, a way to exchange.
+
+Law: values only. Which tensor takes which way is decided by Poseidon's own cost rule, from the same values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import nn
+
+from benchmarks.testbed.shapes import LayerShape, shares_of_work
+from poseidon.cluster.shares import best_shares
+from poseidon.exchange.base import Trained
+from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
+
+MIB = 2**20
+
+
+class Way(Enum):
+    """How gradients meet."""
+
+    PS = "ps"
+    """Everything to the shards."""
+    SVB = "svb"
+    """Fully-connected weights as factors, the rest to the shards."""
+    HYBRID = "hybrid"
+    """The cheaper of both, tensor by tensor."""
+    RING = "ring"
+    """Ring all-reduce in buckets; the next pass begins when all is there, as with DDP."""
+
+
+KIND_OF_WAY = {Way.PS: ExchangeKind.SERVER, Way.SVB: ExchangeKind.FACTORS, Way.HYBRID: ExchangeKind.HYBRID}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a host can do beside the net's own computation; the defaults cost nothing.
+
+    Attributes:
+        latency_s: from one host to another.
+        goodput: part of a link's rate that carries values and not headers.
+        cores: processors of a host for all that follows; below 2, its worker and its shards share them.
+        wire_s_per_byte: a core's time to send, or to receive, a byte.
+        sum_s_per_byte: a core's time to add a byte of gradient to a sum.
+        rule_s_per_byte: a core's time to apply the update rule to a byte of the model.
+        flops: of the products that make gradients of factors, a second.
+        products_on_device: these take the accelerator's time, and not a core's.
+        ring_step_s: what each of the 2 (P - 1) steps of a ring takes beside its bytes and the latency.
+        ring_goodput: part of what is left of the rate that a ring uses.
+        buffer_bytes: on their way between two hosts before a sender waits.
+    """
+
+    latency_s: float = 0.0
+    goodput: float = 1.0
+    cores: float = 2.0
+    wire_s_per_byte: float = 0.0
+    sum_s_per_byte: float = 0.0
+    rule_s_per_byte: float = 0.0
+    flops: float = math.inf
+    products_on_device: bool = False
+    ring_step_s: float = 0.0
+    ring_goodput: float = 1.0
+    buffer_bytes: int = MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One iteration to be foretold.
+
+    Attributes:
+        layers: the net, in forward order.
+        batch: images of each worker.
+        compute_s: one worker's forward and backward pass without any exchange.
+        workers: P, hosts that work.
+        servers: hosts beside them that only serve; the others' shards carry what makes all links alike.
+        way: how gradients meet.
+        bits_per_s: of each link in each direction.
+        wait_free: gradients leave while the backward pass still runs, and a layer waits for its own values only.
+        machine: what a host can do.
+        chunk_bytes: pieces that a tensor is sent in.
+        bucket_bytes: of the ring.
+        forward_part: of the compute time.
+    """
+
+    layers: tuple[LayerShape, ...]
+    batch: int
+    compute_s: float
+    workers: int
+    servers: int = 0
+    way: Way = Way.HYBRID
+    bits_per_s: float
+    wait_free: bool = True
+    machine: Machine = field(default_factory=Machine)
+    chunk_bytes: int = 2 * MIB
+    bucket_bytes: int = 25 * MIB
+    forward_part: float = 1 / 3
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of payload, over a link in one direction."""
+        return self.bits_per_s / 8 * self.machine.goodput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """A weight that travels as factors.
+
+    Attributes:
+        link_bytes: out of each host, and into it: K (P - 1) (N + M) floats.
+        products: floating point operations that make the gradient of all hosts' factors.
+        weight_bytes: of the weight.
+    """
+
+    link_bytes: float
+    products: float
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLoad:
+    """One layer: its time, and what it sends.
+
+    Attributes:
+        forward_s: of one worker.
+        backward_s: of one worker.
+        dense_bytes: of its tensors that go to shards, or round the ring.
+        factors: of its weight, where it travels so.
+    """
+
+    forward_s: float
+    backward_s: float
+    dense_bytes: int
+    factors: Factors | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What part of the model the shards of each host hold.
+
+    Attributes:
+        working: of a host that works too.
+        serving: of a host that only serves.
+        servers: how many of the latter there are.
+    """
+
+    working: float
+    serving: float
+    servers: int
+
+
+def parts(workers: int, servers: int) -> Parts:
+    """As a job's plan deals them."""
+    working, serving = best_shares(workers, servers)
+    total = workers * working + servers * serving
+    return Parts(working=working / total, serving=serving / total, servers=servers)
+
+
+def loads(scenario: Scenario) -> list[LayerLoad]:
+    """Every layer's time and bytes."""
+    by_factors = _by_factors(scenario)
+    shares = shares_of_work(scenario.layers)
+    found = []
+    for index, (layer, share) in enumerate(zip(scenario.layers, shares, strict=True)):
+        compute_s = scenario.compute_s * share
+        weight = math.prod(layer.tensors[0]) if index in by_factors else 0
+        found.append(
+            LayerLoad(
+                forward_s=compute_s * scenario.forward_part,
+                backward_s=compute_s * (1 - scenario.forward_part),
+                dense_bytes=(layer.elements - weight) * ELEMENT_BYTES,
+                factors=_factors(scenario, layer) if weight else None,
+            )
+        )
+    return found
+
+
+def _by_factors(scenario: Scenario) -> frozenset[int]:
+    """The layers whose weight travels as factors."""
+    if scenario.way is Way.RING or scenario.workers == 1:
+        return frozenset()
+    working, serving = best_shares(scenario.workers, scenario.servers)
+    topology = Topology(
+        workers=scenario.workers,
+        worker_shares=(working,) * scenario.workers,
+        server_shares=(serving,) * scenario.servers,
+    )
+    weights = [_weight(layer, scenario.batch) for layer in scenario.layers]
+    plan = choose(weights, KIND_OF_WAY[scenario.way], topology)
+    return frozenset(plan.of(Scheme.FACTORS))
+
+
+def _weight(layer: LayerShape, batch: int) -> Trained:
+    return Trained(
+        name=layer.name,
+        tensor=nn.Parameter(torch.empty(layer.tensors[0], device="meta")),
+        factor_rows=batch if layer.fully_connected else 0,
+    )
+
+
+def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
+    n, m = layer.tensors[0]
+    rows = scenario.batch * scenario.workers
+    return Factors(
+        link_bytes=scenario.batch * (scenario.workers - 1) * (n + m) * ELEMENT_BYTES,
+        products=2.0 * rows * n * m,
+        weight_bytes=n * m * ELEMENT_BYTES,
+    )
+
+
+def buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, ...]]:
+    """The layers of each bucket, from the top of the net down, as DDP deals them: the first bucket is of 1 MiB."""
+    found: list[tuple[int, ...]] = []
+    mine: list[int] = []
+    size = 0
+    for index in reversed(range(len(sizes))):
+        mine.append(index)
+        size += sizes[index]
+        if size >= (limit if found else min(MIB, limit)):
+            found.append(tuple(mine))
+            mine, size = [], 0
+    return [*found, tuple(mine)] if mine else found

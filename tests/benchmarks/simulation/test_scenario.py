@@ -1,0 +1,65 @@
+"""What a scenario makes of a net: each layer's time and bytes, by Poseidon's own rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.simulation.scenario import MIB, Scenario, Way, buckets, loads, parts
+from benchmarks.testbed.shapes import LayerShape
+
+CONV = LayerShape(name="conv", tensors=((64, 3, 3, 3), (64,)), work=300)
+FC = LayerShape(name="fc", tensors=((1000, 2000), (1000,)), work=100, fully_connected=True)
+TWO = Scenario(layers=(CONV, FC), batch=10, compute_s=12.0, workers=4, bits_per_s=8e9)
+
+
+def test_time_goes_by_work_and_a_third_of_it_forward() -> None:
+    low, high = loads(TWO)
+    assert (low.forward_s, low.backward_s) == pytest.approx((3.0, 6.0))
+    assert (high.forward_s, high.backward_s) == pytest.approx((1.0, 2.0))
+
+
+def test_factors_and_what_is_left_for_the_shards() -> None:
+    low, high = loads(TWO)
+    assert (low.factors, low.dense_bytes) == (None, 4 * (64 * 27 + 64))
+    assert high.dense_bytes == 4 * 1000
+    assert high.factors is not None
+    assert high.factors.link_bytes == 10 * 3 * 3000 * 4
+    assert high.factors.products == 2 * 40 * 1000 * 2000
+    assert high.factors.weight_bytes == 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("way", "batch", "by_factors"),
+    [
+        (Way.PS, 1, False),
+        (Way.RING, 1, False),
+        (Way.HYBRID, 333, True),  # 4 x 333 is below 2 M N / (M + N) = 1333.3
+        (Way.HYBRID, 334, False),
+        (Way.SVB, 334, True),
+    ],
+)
+def test_the_rule_decides(way: Way, batch: int, by_factors: bool) -> None:
+    high = loads(replace(TWO, way=way, batch=batch))[1]
+    assert (high.factors is not None) is by_factors
+
+
+def test_one_worker_has_no_factors() -> None:
+    assert loads(replace(TWO, workers=1, way=Way.SVB))[1].factors is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "working", "serving"),
+    [(4, 0, 1 / 4, 0), (4, 2, 1 / 10, 3 / 10), (4, 4, 0, 1 / 4), (2, 8, 0, 1 / 8)],
+)
+def test_parts_of_the_model(workers: int, servers: int, working: float, serving: float) -> None:
+    found = parts(workers, servers)
+    assert (found.working, found.serving) == pytest.approx((working, serving))
+    assert workers * found.working + servers * found.serving == pytest.approx(1)
+
+
+def test_buckets_from_the_top_down() -> None:
+    assert buckets([10 * MIB, 20 * MIB, 6 * MIB, MIB], 25 * MIB) == [(3,), (2, 1), (0,)]
+    assert buckets([4, 8], 25 * MIB) == [(1, 0)]
+    assert buckets([4, 8], 1) == [(1,), (0,)]
