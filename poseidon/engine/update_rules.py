@@ -78,9 +78,9 @@ class UpdateRule:
             UsageError: an argument is out of its range.
         """
         group = next((g for g in self.groups if fnmatchcase(name, g.names)), ParameterGroup(names="*"))
-        decay = self.weight_decay * group.weight_decay_factor
+        decay = float(self.weight_decay * group.weight_decay_factor)
         try:
-            return self._rule(decay=decay, rate_factor=group.lr_factor)
+            return self._rule(decay=decay, rate_factor=float(group.lr_factor))
         except SpecError as error:
             raise UsageError(f"{type(self).__name__}: {error}") from error
 
@@ -114,7 +114,7 @@ class SGD(UpdateRule):
     momentum: float = 0.0
 
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
-        return Rule(kind=RuleKind.SGD, momentum=self.momentum, decay=decay, rate_factor=rate_factor)
+        return Rule(kind=RuleKind.SGD, momentum=float(self.momentum), decay=decay, rate_factor=rate_factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,9 @@ class Nesterov(UpdateRule):
     momentum: float = 0.9
 
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
-        return Rule(kind=RuleKind.NESTEROV, momentum=self.momentum, decay=decay, rate_factor=rate_factor)
+        return Rule(
+            kind=RuleKind.NESTEROV, momentum=float(self.momentum), decay=decay, rate_factor=rate_factor
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ class AdaGrad(UpdateRule):
     eps: float = 1e-10
 
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
-        return Rule(kind=RuleKind.ADAGRAD, delta=self.eps, decay=decay, rate_factor=rate_factor)
+        return Rule(kind=RuleKind.ADAGRAD, delta=float(self.eps), decay=decay, rate_factor=rate_factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +162,8 @@ class RMSProp(UpdateRule):
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
         return Rule(
             kind=RuleKind.RMSPROP,
-            rms_decay=self.alpha,
-            delta=self.eps,
+            rms_decay=float(self.alpha),
+            delta=float(self.eps),
             decay=decay,
             rate_factor=rate_factor,
         )
@@ -183,8 +185,8 @@ class AdaDelta(UpdateRule):
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
         return Rule(
             kind=RuleKind.ADADELTA,
-            momentum=self.rho,
-            delta=self.eps,
+            momentum=float(self.rho),
+            delta=float(self.eps),
             decay=decay,
             rate_factor=rate_factor,
         )
@@ -209,9 +211,9 @@ class Adam(UpdateRule):
     def _rule(self, *, decay: float, rate_factor: float) -> Rule:
         return Rule(
             kind=RuleKind.ADAM,
-            momentum=self.betas[0],
-            momentum2=self.betas[1],
-            delta=self.eps,
+            momentum=float(self.betas[0]),
+            momentum2=float(self.betas[1]),
+            delta=float(self.eps),
             decay=decay,
             rate_factor=rate_factor,
         )

@@ -30,7 +30,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ps_server import Rule, Signal, SignalKind
 
@@ -43,7 +43,7 @@ class Trained:
 
     Args:
         name: for messages to people.
-        tensor: the parameter; float32; updated in place.
+        tensor: the parameter, or statistics; float32, contiguous; updated in place.
         rule: how its values follow from its gradients.
         factor_rows: rows of u and v in an iteration, where its gradient is u^T v of one layer's output gradient and
             input; 0 where it is not. Decides nothing but the cost; the rows may differ from iteration to iteration.
@@ -51,7 +51,7 @@ class Trained:
     """
 
     name: str
-    tensor: nn.Parameter
+    tensor: Tensor
     rule: Rule = field(default_factory=Rule)
     factor_rows: int = 0
     statistics: bool = False

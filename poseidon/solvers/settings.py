@@ -125,7 +125,7 @@ def _rule(solver: SolverDefinition) -> Rule:
         raise solver.error(name, str(error)) from error
 
 
-KINDS = {kind.value: kind for kind in RuleKind if kind is not RuleKind.MEAN}
+KINDS: dict[str, RuleKind] = {kind.value: kind for kind in RuleKind if kind is not RuleKind.MEAN}
 """Caffe's solver types."""
 
 

@@ -1,0 +1,286 @@
+"""A module that all workers of a job train together: what both ways of doing so have in common.
+
+One step of the user's loop, and what happens in it:
+
+    module(x)            the first forward pass begins an iteration; each layer waits for its own tensors
+    loss.backward()      each gradient leaves as soon as it is whole
+    step()               the iteration ends
+
+Laws:
+* All workers call `step`, `settle` and `mean` equally often and in the same order.
+* Between `step` and `settle` the module's tensors are the exchange's own, save inside the module's forward pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from poseidon.engine.sampler import SharedSampler
+from poseidon.engine.workplace import Workplace
+from poseidon.errors import UsageError
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.hooks import Hooks
+from ps_server import SignalKind
+
+PIECE_BYTES = 4 * 2**20
+"""What one meeting of all workers carries of the tensors that are made alike at the beginning."""
+
+Self = TypeVar("Self", bound="Group")
+Number = TypeVar("Number", float, Tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """What a group keeps together.
+
+    Attributes:
+        tensors: for the exchange.
+        sources: the module's parameter or buffer behind each of them.
+        rest: tensors that are made alike once.
+        clip: largest L2 norm of all mean gradients together; None: no limit.
+        passes: backward passes a step.
+    """
+
+    tensors: list[Trained]
+    sources: list[Tensor]
+    rest: list[Tensor]
+    clip: float | None = None
+    passes: int = 1
+
+
+class Group(ABC):
+    """See the module's head.
+
+    Args:
+        module: the module.
+        together: what of it is kept together.
+        workplace: this worker.
+    """
+
+    def __init__(self, module: nn.Module, together: Together, workplace: Workplace) -> None:
+        self._workplace = workplace
+        self._together = together
+        settings = ExchangeSettings(clip=together.clip)
+        built = build_exchange(together.tensors, settings, workplace.member, workplace.connect)
+        self._exchange = built.exchange
+        self._handles: list[RemovableHandle] = []
+        self._hooks: Hooks | None = None
+        self._steps = 0
+        self._passes = 0  # backward passes of this step that have ended
+        self._in_backward = False
+        self._begun = False
+        self._settled = True
+        try:
+            self._exchange.open(None)
+            self._make_alike(together.rest)
+            self._watch(module)
+        except BaseException:
+            self.close()
+            raise
+        workplace.on_open(built, together.tensors)
+
+    # -- for the user's loop -------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker, 0..size-1."""
+        return self._workplace.worker.rank
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self._workplace.worker.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker is to compute."""
+        return self._workplace.worker.device
+
+    @property
+    def steps(self) -> int:
+        """Steps finished."""
+        return self._steps
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was asked to stop, after a step that all workers have reached together.
+
+        A loop that goes on regardless is ended by a KeyboardInterrupt in its next `step`.
+        """
+        return self._asked(SignalKind.STOP)
+
+    @property
+    def snapshot_wanted(self) -> bool:
+        """Whether the job was asked, after this very step, to save what it has."""
+        return any(s.kind is SignalKind.SNAPSHOT and s.clock == self._steps for s in self._exchange.signals)
+
+    @abstractmethod
+    def step(self) -> None:
+        """End the step: every gradient of this worker is there."""
+
+    def settle(self) -> None:
+        """Bring parameters and statistics to the state after all workers' steps; before evaluating or saving.
+
+        All workers call it together. The module may be read until its next step begins.
+
+        Raises:
+            UsageError: a step is under way.
+        """
+        if self._passes or self._in_backward:
+            raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
+        if not self._begun:
+            self._exchange.settle()
+        elif self._workplace.member.staleness:
+            raise UsageError(
+                "settle() comes after a forward pass of the next step; expected right after step()"
+            )
+        else:
+            for index in range(len(self._together.tensors)):
+                self._exchange.wait(index)
+        self._settled = True
+
+    def mean(self, value: Number) -> Number:
+        """The mean over all workers of a number or of a small tensor. All workers call it together."""
+        tensor = torch.as_tensor(value).detach()
+        parts = self._gather(tensor.double().cpu().numpy().tobytes())
+        mean = np.mean([np.frombuffer(part, np.float64) for part in parts], axis=0).reshape(tensor.shape)
+        if isinstance(value, Tensor):
+            return torch.from_numpy(mean).to(tensor)
+        return float(mean)
+
+    def sampler(self, dataset: Sized, *, shuffle: bool = True, seed: int = 0) -> SharedSampler:
+        """For a DataLoader: this worker's records of a dataset, another order each epoch.
+
+        Args:
+            dataset: anything with a length, the same on every worker.
+            shuffle: whether there is an order to draw.
+            seed: of the orders.
+        """
+        return SharedSampler(dataset, rank=self.rank, workers=self.size, shuffle=shuffle, seed=seed)
+
+    def close(self) -> None:
+        """Leave the others and take the hooks off the module. Safe to call twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
+        self._exchange.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.settle()
+        self.close()
+
+    # -- for the two ways ----------------------------------------------------------------------------------
+
+    def _rate(self) -> float:
+        """The rate of the iteration that begins."""
+        return 0.0
+
+    def _end_iteration(self) -> None:
+        """Send what has not left, and end the iteration.
+
+        Raises:
+            UsageError: there was no backward pass.
+            KeyboardInterrupt: the job was asked to stop, and the loop has gone on.
+        """
+        if self._hooks is None:
+            raise UsageError("step() after close()")
+        if self.stopping:
+            raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
+        if not self._passes:
+            raise UsageError("step() without a backward pass before it")
+        self._hooks.finish()
+        self._exchange.finish()
+        self._begun = self._settled = False
+        self._passes = 0
+
+    def _step_is_over(self) -> None:
+        self._steps += 1
+        self._workplace.on_step(self._steps)
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    def _asked(self, kind: SignalKind) -> bool:
+        return any(signal.kind is kind and signal.clock <= self._steps for signal in self._exchange.signals)
+
+    def _gather(self, payload: bytes) -> tuple[bytes, ...]:
+        return self._exchange.gathered(self._exchange.gather(payload))
+
+    def _make_alike(self, tensors: Sequence[Tensor]) -> None:
+        """Bring what is not kept together to rank 0's values, in pieces."""
+        for tensor in tensors if self.size > 1 else ():
+            flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
+            for start in range(0, flat.numel(), PIECE_BYTES):
+                piece = flat[start : start + PIECE_BYTES]
+                mine = piece.numpy().tobytes() if self.rank == 0 else b""
+                piece.copy_(torch.frombuffer(bytearray(self._gather(mine)[0]), dtype=torch.uint8))
+            with torch.no_grad():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+    def _watch(self, module: nn.Module) -> None:
+        """Hooks that begin an iteration come before those that use it."""
+        together, sources = self._together, set(self._together.sources)
+        for source in sources:
+            if source.requires_grad:
+                self._handles.append(source.register_post_accumulate_grad_hook(self._gradient_is_there))
+        self._hooks = Hooks(
+            module, together.tensors, self._exchange, passes=together.passes, sources=together.sources
+        )
+        for child in module.modules():
+            own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
+            if child is module or own & sources:
+                self._handles.append(child.register_forward_pre_hook(self._forward_begins, prepend=True))
+        self._handles.append(module.register_forward_hook(self._watch_outputs))
+
+    def _forward_begins(self, module: nn.Module, arguments: object) -> None:
+        if not self._begun and (torch.is_grad_enabled() or not self._settled):
+            self._begin()
+
+    def _begin(self) -> None:
+        assert self._hooks is not None
+        self._begun = True
+        self._exchange.start(self._steps, self._rate())
+        self._hooks.start()
+
+    def _watch_outputs(self, module: nn.Module, arguments: object, outputs: object) -> None:
+        """A net of which all weights travel as factors accumulates no gradient that would tell of a pass."""
+        for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(self._gradient_is_there)
+
+    def _gradient_is_there(self, _: Any) -> None:
+        if not self._begun:
+            self._begin()
+        if self._in_backward:
+            return
+        if self._passes >= self._together.passes:
+            raise UsageError(
+                f"backward() has run more than {self._together.passes} time(s) without step(); expected step() after "
+                "it, or passes= for the number of passes that a step adds up"
+            )
+        self._in_backward = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
+
+    def _backward_is_over(self) -> None:
+        assert self._hooks is not None
+        self._in_backward = False
+        self._passes += 1
+        self._hooks.next_pass()

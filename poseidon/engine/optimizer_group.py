@@ -1,0 +1,128 @@
+"""The second way: a torch.optim optimizer runs on every worker, on gradients that are the mean over all workers.
+
+Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch; as all workers begin
+alike and it is deterministic, all stay alike.
+
+What is exchanged is not the parameter but a tensor of its shape, whose next value is the mean gradient (`RuleKind.MEAN`).
+Its first value is the parameter itself: so rank 0's parameters reach all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.group import Group, Together
+from poseidon.engine.module_tensors import ModuleTensors
+from poseidon.engine.workplace import Workplace
+from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
+from ps_server import Rule, RuleKind
+
+
+class OptimizerGroup(Group):
+    """See `Group`.
+
+    Args:
+        module: the module.
+        optimizer: of some or all of its parameters.
+        tensors: what of it is kept together.
+        rows: of the factors of each weight that may travel so.
+        clip: largest L2 norm of all mean gradients together.
+        passes: backward passes a step.
+        workplace: this worker.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        tensors: ModuleTensors,
+        rows: Mapping[nn.Parameter, int],
+        *,
+        clip: float | None,
+        passes: int,
+        workplace: Workplace,
+    ) -> None:
+        if workplace.member.staleness:
+            raise UsageError(
+                f"an optimizer runs on the workers and needs every gradient at once; expected --table_staleness=0, "
+                f"not {workplace.member.staleness}, or a rule such as poseidon.SGD"
+            )
+        self._optimizer = optimizer
+        self._means: dict[nn.Parameter, nn.Parameter] = {}
+        self._averaged = False
+        together = self._plan(tensors, rows, clip, passes)
+        super().__init__(module, together, workplace)
+        with torch.no_grad():
+            for parameter, mean in self._means.items():
+                parameter.copy_(mean)
+        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+        self._handles.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _plan(
+        self, tensors: ModuleTensors, rows: Mapping[nn.Parameter, int], clip: float | None, passes: int
+    ) -> Together:
+        wanted = _parameters(self._optimizer, tensors)
+        moving, sources = [], []
+        rest = list(tensors.rest.values())
+        for name, tensor in tensors.moving.items():
+            if not isinstance(tensor, nn.Parameter):
+                moving.append(Trained(name=name, tensor=tensor, statistics=True))
+                sources.append(tensor)
+            elif tensor in wanted:
+                mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
+                rule = Rule(kind=RuleKind.MEAN)
+                factor_rows = rows.get(tensor, 0) * passes
+                moving.append(Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows))
+                sources.append(tensor)
+            else:
+                rest.append(tensor)
+        return Together(tensors=moving, sources=sources, rest=rest, clip=clip, passes=passes)
+
+    def step(self) -> None:
+        """See `Group`: the optimizer's own `step`, which may be called as well."""
+        self._optimizer.step()
+
+    def average_gradients(self) -> None:
+        """Make every `grad` the mean over all workers now, for a loop that reads them before the optimizer does.
+
+        Raises:
+            UsageError: there was no backward pass.
+        """
+        self._end_iteration()
+        self._exchange.settle()
+        self._settled = self._averaged = True
+        for parameter, mean in self._means.items():
+            parameter.grad = mean.data
+
+    def _before_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if any(given is not None for given in (*arguments[1:], named.get("closure"))):
+            raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
+        if not self._averaged:
+            self.average_gradients()
+
+    def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._averaged = False
+        self._step_is_over()
+
+
+def _parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:
+    """Those of an optimizer, all of which must be the module's."""
+    found = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    strange = found - set(tensors.moving.values()) - set(tensors.rest.values())
+    if strange:
+        raise UsageError(
+            f"{len(strange)} of the optimizer's {len(found)} parameters are not the module's; expected one module that "
+            "holds all of them"
+        )
+    if not found & set(tensors.moving.values()):
+        raise UsageError("the optimizer has no parameter that wants a gradient: nothing to train")
+    return found
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,87 @@
+"""Workers on threads that train one torch module together, beside one process with the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.distribute import Options, join
+from poseidon.engine.group import Group
+from poseidon.engine.update_rules import UpdateRule
+from poseidon.engine.workplace import ThisWorker, Workplace
+from poseidon.exchange.build import Membership
+from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+
+How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer]
+Body = Callable[[nn.Module, Group], None]
+
+
+def workplaces(workers: int, addresses: list[str], member: Membership) -> list[Workplace]:
+    """One of each worker, over shards at these addresses."""
+    return [
+        Workplace(
+            worker=ThisWorker(rank=rank, size=workers),
+            member=replace(member, rank=rank, workers=workers, shards=len(addresses), token=TOKEN),
+            connect=lambda: addresses,
+        )
+        for rank in range(workers)
+    ]
+
+
+def together(
+    workers: int,
+    build: Callable[[int], nn.Module],
+    how: How,
+    body: Body,
+    *,
+    options: Options | None = None,
+    member: Membership | None = None,
+    shards: int = 2,
+) -> list[dict[str, Tensor]]:
+    """Run `body(module, group)` on a thread per worker; each one's `state_dict` at the end. One worker is alone.
+
+    Args:
+        workers: number of workers.
+        build: makes the module of a rank.
+        how: the rule, or a function that makes the optimizer of a module.
+        body: the user's loop.
+        options: of `distribute`.
+        member: what else the exchange is to know.
+        shards: number of shards.
+    """
+    ends: list[dict[str, Tensor] | None] = [None] * workers
+    failures: list[BaseException] = []
+
+    def run(rank: int, workplace: Workplace) -> None:
+        try:
+            module = build(rank)
+            with join(module, _how(how, module), options or Options(), workplace) as group:
+                body(module, group)
+                group.settle()
+                ends[rank] = copy.deepcopy(module.state_dict())
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+
+    with ExitStack() as stack:
+        places = [Workplace()]
+        if workers > 1:
+            addresses = stack.enter_context(shards_on_sockets(workers, shards))
+            places = workplaces(workers, addresses, member or Membership(timeout_s=TIMEOUT_S))
+        threads = [threading.Thread(target=run, args=pair) for pair in enumerate(places)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return [end for end in ends if end is not None]
+
+
+def _how(how: How, module: nn.Module) -> UpdateRule | torch.optim.Optimizer:
+    return how if isinstance(how, UpdateRule) else how(module)
