@@ -1,0 +1,79 @@
+"""Groups of processes that sum and broadcast; here of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place, own_host, peers
+from ps_server import PeerLost
+
+
+def groups(size: int, body: Callable[[Group, int], None]) -> None:
+    """Run `body(group, rank)` on a thread for every member."""
+    address: list[str] = []
+    opened = threading.Event()
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            place = Place(rank=rank, size=size, host="127.0.0.1", timeout_s=20.0)
+            if rank == 0:
+                meeting = MeetingPlace(place)
+                address.append(meeting.address)
+                opened.set()
+            else:
+                opened.wait()
+                meeting = MeetingPlace(place, address[0])
+            body(Group(meeting, "test", place), rank)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_operations_are_those_of_arithmetic() -> None:
+    def body(group: Group, rank: int) -> None:
+        first, second = torch.full((3,), rank + 1.0), torch.full((2,), rank + 2.0)
+        waits = [group.sum(first), group.sum(second)]
+        for wait in waits:
+            wait()
+        assert (first.tolist(), second.tolist()) == ([6.0] * 3, [9.0] * 2)
+        group.broadcast(third := torch.full((2,), rank + 5.0))()
+        assert third.tolist() == [5.0] * 2
+        group.reduce(fourth := torch.full((2,), rank + 1.0))()
+        assert rank or fourth.tolist() == [6.0] * 2
+
+    groups(3, body)
+
+
+def test_what_torch_says_becomes_one_sentence() -> None:
+    with (
+        pytest.raises(PeerLost, match=r"^could not sum with the other workers: Timed out$"),
+        peers("sum"),
+    ):
+        raise RuntimeError("[/some/file.cc:78] Timed out\nand a trace")
+
+
+def test_a_meeting_place_that_is_not_there_is_one_sentence() -> None:
+    place = Place(rank=1, size=2, host="127.0.0.1", timeout_s=0.2)
+    with pytest.raises(PeerLost, match=r"^could not reach the meeting place with the other workers: "):
+        MeetingPlace(place, "127.0.0.1 1")
+
+
+def test_the_backend_follows_the_device() -> None:
+    assert Backend.of(torch.device("cpu")) is Backend.GLOO
+    assert Backend.of(torch.device("cuda:1")) is Backend.NCCL
+
+
+def test_the_own_host_is_the_one_on_the_way_to_the_shard() -> None:
+    assert own_host("tcp://127.0.0.1:5555") == "127.0.0.1"
