@@ -97,7 +97,8 @@ def divided(layers: Sequence[LayerShape], by: float) -> tuple[LayerShape, ...]:
     return tuple(replace(layer, tensors=tuple(shape(old) for old in layer.tensors)) for layer in layers)
 
 
-def _read(definition: str) -> tuple[LayerShape, ...]:
+def read_layers(definition: str) -> tuple[LayerShape, ...]:
+    """The layers of a definition, a path under `prototxt/`, that are trained."""
     net = compile_net(
         read_net(ROOT / "prototxt" / definition), LayerContext(phase=TEST, seed=1), state=NetState(phase=TEST)
     )
@@ -130,11 +131,11 @@ def _as_convolution(layer: LayerShape) -> LayerShape:
 
 def _resnet50() -> tuple[LayerShape, ...]:
     """ResNet-50 with its last layer as a 1x1 convolution, so that nothing in it has factors."""
-    return tuple(_as_convolution(layer) for layer in _read("resnet/resnet50_deploy.prototxt"))
+    return tuple(_as_convolution(layer) for layer in read_layers("resnet/resnet50_deploy.prototxt"))
 
 
 def _vgg19_22k() -> tuple[LayerShape, ...]:
-    *layers, last = _read("vgg/vgg19_deploy.prototxt")
+    *layers, last = read_layers("vgg/vgg19_deploy.prototxt")
     inputs = last.tensors[0][1]
     wide = replace(
         last,
@@ -145,10 +146,10 @@ def _vgg19_22k() -> tuple[LayerShape, ...]:
 
 
 NETS: dict[str, Callable[[], tuple[LayerShape, ...]]] = {
-    "alexnet": lambda: _read("alexnet/deploy.prototxt"),
-    "googlenet": lambda: _read("googlenet/deploy.prototxt"),
+    "alexnet": lambda: read_layers("alexnet/deploy.prototxt"),
+    "googlenet": lambda: read_layers("googlenet/deploy.prototxt"),
     "resnet50": _resnet50,
-    "vgg19": lambda: _read("vgg/vgg19_deploy.prototxt"),
+    "vgg19": lambda: read_layers("vgg/vgg19_deploy.prototxt"),
     "vgg19-22k": _vgg19_22k,
     "vgg19-22k/40": lambda: divided(_vgg19_22k(), PAPER_SCALE),
 }
