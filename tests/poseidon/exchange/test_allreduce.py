@@ -15,7 +15,6 @@ from poseidon.exchange.allreduce import AllReduceExchange, meeting_store
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.buckets import Flight
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.process_group import own_host
 from ps_server import LocalProtocolError, PeerLost, Rule, RuleKind, Signal, SignalKind
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.poseidon.exchange.test_statistics import (
@@ -242,7 +241,3 @@ def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
 
     together(2, run)
     assert left.index("bucket") < left.index("backward of the first layer")
-
-
-def test_the_own_host_is_the_one_on_the_way_to_the_shard() -> None:
-    assert own_host("tcp://127.0.0.1:5555") == "127.0.0.1"
