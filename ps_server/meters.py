@@ -13,6 +13,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 
+from ps_server.messages import Push, Value
 from ps_server.settings import StoreSpec
 from ps_server.statistics import ClientStatistics, ShardStatistics, TableStatistics
 
@@ -30,7 +31,7 @@ class ClientMeter:
         self._start_clock = store.start_clock
         count = len(self._names)
         self._now = now
-        self._out = [0] * (count + 1)  # the last place: what belongs to no table
+        self._out = [0] * (count + 1)  # the last place: what belongs to no table's iterations
         self._in = [0] * (count + 1)
         self._waited_s = [0.0] * count
         self._on_the_way_s = [0.0] * count
@@ -44,6 +45,8 @@ class ClientMeter:
     def received(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
         """A message has come."""
         place = self._place(message)
+        if place >= 0 and self._left_s[place] is None:
+            place = -1  # a first value follows from no push
         self._in[place] += payload_bytes(frames)
         if place >= 0:
             self._came_s[place] = self._now()
@@ -90,8 +93,9 @@ class ClientMeter:
         return self._on_the_way_s[table] + under_way_s
 
     def _place(self, message: object) -> int:
-        table = getattr(message, "table", None)
-        return table if isinstance(table, int) and 0 <= table < len(self._names) else -1
+        if isinstance(message, Push | Value) and message.table < len(self._names):
+            return message.table
+        return -1
 
 
 class ServerMeter:

@@ -16,8 +16,8 @@ class TableStatistics:
 
     Attributes:
         name: the table's.
-        bytes_out: payload sent for it, message heads included.
-        bytes_in: payload received for it, message heads included.
+        bytes_out: of its pushes, message heads included.
+        bytes_in: of the values that follow from them, message heads included.
         waited_s: how long reads of it have blocked.
         hidden_s: how long its gradients and values were on their way while nobody waited for them: from a push to the
             arrival of the last piece of the value that follows from it, less what `waited_s` has of that time.
@@ -37,7 +37,7 @@ class ClientStatistics:
     Attributes:
         iterations: its clock, less the clock it started with.
         tables: by table id.
-        other_bytes_out: what belongs to no table: joining, clocks, meetings.
+        other_bytes_out: what no iteration makes necessary: joining, first values, clocks, meetings, snapshots.
         other_bytes_in: likewise.
     """
 

@@ -53,7 +53,7 @@ class WorkerStatistics:
     Attributes:
         iterations: how many it has finished in this run.
         tensors: in the order of the net.
-        other_bytes_out: sent for no tensor: joining, clocks, meetings.
+        other_bytes_out: sent for no tensor's iterations: joining, first values, clocks, meetings, snapshots.
         other_bytes_in: likewise.
     """
 

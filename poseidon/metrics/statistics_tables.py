@@ -110,7 +110,7 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
     others = [worker.other_bytes_out + worker.other_bytes_in for worker in workers]
     if any(others):
-        lines.append(f"beside these {sum(others):,} bytes in all: joining, clocks, meetings")
+        lines.append(f"beside these {sum(others):,} bytes in all: joining, clocks, meetings, snapshots")
     table = shard_table(list(statistics.shards.items()))
     return [*lines, "", "since the start, a shard:", *table] if table else lines
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps_server.messages import Clock, Push, Value
+from ps_server.messages import Clock, Initial, Push, Value
 from ps_server.meters import ClientMeter, ServerMeter, payload_bytes
 from ps_server.settings import StoreSpec, TableSpec
 from ps_server.statistics import TableStatistics
@@ -35,13 +35,16 @@ def value(table: int) -> Value:
 def test_bytes_go_to_their_table_and_the_rest_beside() -> None:
     meter = ClientMeter(STORE, Clockwork())
     meter.sent(push(1), [b"head", memoryview(ARRAY)])
+    meter.received(value(0), [b"h", memoryview(ARRAY)])  # a first value
+    meter.pushed(0)
     meter.received(value(0), [b"hea", memoryview(ARRAY)])
+    meter.sent(Initial(1, 0, [ARRAY]), [memoryview(ARRAY)])
     meter.sent(Clock(6), [b"123"])
     meter.sent(Push(7, 0, 5, 0.1, ARRAY), [b"12"])  # no such table
     found = meter.statistics(9)
     assert found.iterations == 4
     assert [(t.name, t.bytes_out, t.bytes_in) for t in found.tables] == [("a", 0, 19), ("b", 20, 0)]
-    assert (found.other_bytes_out, found.other_bytes_in) == (5, 0)
+    assert (found.other_bytes_out, found.other_bytes_in) == (21, 17)
 
 
 def test_what_was_not_waited_for_was_hidden() -> None:
