@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.main import main
+from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
+from poseidon.metrics.job_statistics import (
+    FILE_NAME,
+    JobStatistics,
+    TensorStatistics,
+    WorkerStatistics,
+    encode_statistics,
+)
+from ps_server.trace import Trace, Track
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
+
+
+def folder(name: str, *, ended_s: int = 1000) -> Path:
+    """An output folder with statistics."""
+    made = Path("output") / name
+    made.mkdir(parents=True)
+    worker = WorkerStatistics(iterations=2, tensors=(TensorStatistics(name="fc.0", bytes_out=4, bytes_in=6),))
+    (made / FILE_NAME).write_text(encode_statistics(JobStatistics(job=name, workers={0: worker})))
+    os.utime(made / FILE_NAME, (ended_s, ended_s))
+    return made
+
+
+def record(job: str, output: Path, *, started_s: float) -> None:
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
+    Registry(Path("home").absolute()).write(
+        JobRecord(
+            job=job,
+            launcher=launcher,
+            hostfile=None,
+            clients=(),
+            output=str(output.absolute()),
+            started_s=started_s,
+        )
+    )
+
+
+def first_line(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main(["stats", *map(str, words)]) == 0
+    return capsys.readouterr().out.split(":")[0]
+
+
+def test_a_job_by_its_folder_or_its_id(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder("one-1")
+    assert main(["stats", "output/one-1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "job one-1: 1 workers, 2 iterations, 0 shards"
+    assert lines[-2].split()[:3] == ["fc.0", "2", "3"]
+    assert first_line(capsys, "one-1") == "job one-1"
+    elsewhere = folder("two-2").rename(tmp_path / "elsewhere")
+    record("two-2", elsewhere, started_s=1.0)
+    assert first_line(capsys, "two-2") == "job two-2"
+
+
+def test_without_a_job_the_newest_that_runs_else_the_newest_that_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, ended_s in (("a", 2000), ("b", 3000), ("c", 1000)):
+        folder(name, ended_s=ended_s)
+    assert first_line(capsys) == "job b"
+    for name, started_s in (("a", 20.0), ("c", 10.0)):
+        record(name, Path("output") / name, started_s=started_s)
+    record("just-begun", Path("output") / "just-begun", started_s=99.0)
+    assert first_line(capsys) == "job a"
+
+
+def test_traces_become_one_file(capsys: pytest.CaptureFixture[str]) -> None:
+    made = folder("one-1")
+    for process in ("worker_0", "shard_0"):
+        trace = Trace(made / f"trace_{process}.json", process=process)
+        trace.span(Track.COMPUTE, "forward", process, trace.now())
+        trace.close()
+    assert main(["stats", "one-1", "--trace=all.json"]) == 0
+    assert "of 2 processes" in capsys.readouterr().out
+    events = json.loads(Path("all.json").read_text(encoding="utf-8"))
+    assert {event["name"] for event in events if event["ph"] == "X"} == {
+        "forward worker_0",
+        "forward shard_0",
+    }
+
+
+def write_nonsense() -> None:
+    Path("nonsense").mkdir()
+    (Path("nonsense") / FILE_NAME).write_text("{")
+    (Path("nonsense") / "trace_worker_0.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "no job is running, and output/ holds none"),
+        (["lenet-9"], "'lenet-9' is neither a running job, nor a folder, nor a job in output/"),
+        (["../x"], "'../x' is neither"),
+        (["nonsense"], "holds no statistics of a job"),
+        (["home"], "home holds no statistics.json"),
+        (["home", "--trace=all.json"], "home holds no traces"),
+        (["nonsense", "--trace=all.json"], "is not a trace"),
+        (["nonsense", "--trace=nowhere/all.json"], "cannot write nowhere/all.json"),
+        (["nonsense", "--trace=nonsense/trace_worker_0.json"], "is one of the job's own traces"),
+    ],
+)
+def test_what_it_cannot_show(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_nonsense()
+    Path("home").mkdir()
+    assert main(["stats", *words]) == 1
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out
