@@ -141,6 +141,19 @@ def test_a_resumed_run_goes_on_from_the_history_of_rank_0() -> None:
     together(2, run)
 
 
+def test_the_mean_itself_can_be_asked_for() -> None:
+    def run(make: Make, rank: int) -> None:
+        tensors = [Trained(name="w", tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(kind=RuleKind.MEAN))]
+        exchange = make(rank, tensors, ExchangeSettings())
+        exchange.open(None)
+        step(exchange, 0, torch.full((2, 3), float(rank)))
+        exchange.settle()
+        assert torch.equal(tensors[0].tensor, torch.full((2, 3), 0.5))
+        exchange.close()
+
+    together(2, run)
+
+
 def test_factors_give_their_product() -> None:
     u, v = torch.randn(4, 2), torch.randn(4, 3)
 

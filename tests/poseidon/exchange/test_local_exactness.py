@@ -1,0 +1,75 @@
+"""Two machines of two workers by every exchange: one process's weights, and the same bits in every run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from poseidon.exchange.build import Membership, build_exchange
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.local_follower import FollowerExchange
+from poseidon.exchange.local_leader import LeaderExchange
+from tests.poseidon.exchange.test_exactness import CASES, KINDS, RULES, SHARDS, Case, reference, train
+from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+
+MACHINES = 2
+LOCAL = 2
+
+
+def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
+    """A job with its workers as threads; their final weights, by rank."""
+    ends: dict[int, list[np.ndarray]] = {}
+    failures: list[BaseException] = []
+    for machine in range(MACHINES):
+        (Path(folder) / f"{machine}").mkdir()
+
+    def worker(rank: int, addresses: Sequence[str]) -> None:
+        machine, local_rank = divmod(rank, LOCAL)
+        member = Membership(
+            rank=machine,
+            workers=MACHINES,
+            shards=SHARDS,
+            kind=kind,
+            token=TOKEN,
+            timeout_s=TIMEOUT_S,
+            local_rank=local_rank,
+            local_workers=LOCAL,
+            local_address=str(Path(folder) / f"{machine}" / "workers"),
+        )
+        try:
+            ends[rank], built = train(
+                rank, MACHINES * LOCAL, case, lambda t, s: build_exchange(t, s, member, lambda: addresses)
+            )
+            assert type(built.exchange) is (FollowerExchange if local_rank else LeaderExchange)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failures.append(error)
+
+    with shards_on_sockets(MACHINES, SHARDS) as addresses:
+        threads = [
+            threading.Thread(target=worker, args=(rank, addresses)) for rank in range(MACHINES * LOCAL)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return [ends[rank] for rank in range(MACHINES * LOCAL)]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES[::4] + CASES[3::8] if c.rule in RULES], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
+def test_the_weights_are_those_of_one_process(kind: ExchangeKind, case: Case) -> None:
+    runs = []
+    for _ in range(2):
+        with TemporaryDirectory(prefix="p") as folder:
+            runs.append(run(kind, case, folder))
+    for end in (*runs[0][1:], *runs[1]):
+        assert all(np.array_equal(a, b) for a, b in zip(runs[0][0], end, strict=True))
+    for mine, whole in zip(runs[0][0], reference(case), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-5)
