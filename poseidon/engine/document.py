@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
@@ -21,13 +21,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDocument:
-    """What one worker is told.
+class WorkerDocument:
+    """What every worker of a job with a server is told.
 
     Attributes:
         job: the job's id.
         token: the job's secret, hexadecimal.
-        solver: path of the solver definition.
         output: folder of logs and net outputs.
         rank: this worker, 0..workers-1.
         workers: number of workers.
@@ -39,7 +38,6 @@ class JobDocument:
             gone once they have met; empty where a machine has one.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
-        seed: the job's random seed, the same on every worker.
         shards: number of server shards; 0 for a single process without a server.
         staleness: the bound of every table.
         rows: pieces to cut each table into; 0: pieces of 2 MiB.
@@ -53,17 +51,10 @@ class JobDocument:
         shares: relative load of each shard; empty: all alike.
         wait_free: gradients leave while the backward pass still runs.
         trace: write what this worker does when to `<output>/trace_worker_<rank>.json`.
-        snapshot: solver state to go on from, or empty.
-        weights: models to start from, later ones over earlier ones.
-        net_outputs: prefix of the net outputs' file.
-        level: of the train net, for rules of the definition, or empty: that of the solver.
-        stages: of the train net, beyond those of the solver.
-        imports: Python modules to import before any net is read: they register layers.
     """
 
     job: str
     token: str
-    solver: str
     output: str
     rank: int = 0
     workers: int = 1
@@ -74,7 +65,6 @@ class JobDocument:
     local_address: str = ""
     device: str = "cpu"
     threads: int = 1
-    seed: int = 1
     shards: int = 0
     staleness: int = 0
     rows: int = 0
@@ -87,12 +77,6 @@ class JobDocument:
     shares: tuple[int, ...] = ()
     wait_free: bool = True
     trace: bool = False
-    snapshot: str = ""
-    weights: tuple[str, ...] = ()
-    net_outputs: str = ""
-    level: str = ""
-    stages: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("workers", 1), ("clients", 1), ("local_workers", 1), ("threads", 1)):
@@ -116,7 +100,53 @@ class JobDocument:
         return json.dumps(asdict(self)).encode()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDocument(WorkerDocument):
+    """What a worker that trains Caffe's nets is told.
+
+    Attributes:
+        solver: path of the solver definition.
+        seed: the job's random seed, the same on every worker.
+        snapshot: solver state to go on from, or empty.
+        weights: models to start from, later ones over earlier ones.
+        net_outputs: prefix of the net outputs' file.
+        level: of the train net, for rules of the definition, or empty: that of the solver.
+        stages: of the train net, beyond those of the solver.
+        imports: Python modules to import before any net is read: they register layers.
+    """
+
+    solver: str
+    seed: int = 1
+    snapshot: str = ""
+    weights: tuple[str, ...] = ()
+    net_outputs: str = ""
+    level: str = ""
+    stages: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptDocument(WorkerDocument):
+    """What a worker that runs a script is told.
+
+    Attributes:
+        script: path of the script.
+        arguments: its words.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+
+
+Document = TypeVar("Document", bound=WorkerDocument)
+
+
 def read_document(line: str | bytes) -> JobDocument:
+    """The document of a job of `poseidon train`; see `read_document_of`."""
+    return read_document_of(JobDocument, line)
+
+
+def read_document_of(kind: type[Document], line: str | bytes) -> Document:
     """The document in a line of JSON.
 
     Raises:
@@ -126,20 +156,22 @@ def read_document(line: str | bytes) -> JobDocument:
         value: dict[str, Any] = json.loads(line)
     except ValueError as error:
         raise UsageError("the job document is not JSON; workers are started by `poseidon train`") from error
-    known = {field.name: field for field in fields(JobDocument)}
+    known = {field.name: field for field in fields(kind)}
     if not isinstance(value, dict) or value.keys() - known.keys():
         extra = ", ".join(sorted(value.keys() - known.keys())) if isinstance(value, dict) else "no object"
         raise UsageError(f"the job document has fields that this version does not know: {extra}")
     for name, content in value.items():
-        kind: type = {"int": int, "str": str, "bool": bool, "float": float}.get(str(known[name].type), list)
-        if type(content) is not kind:
-            raise UsageError(f"the job document's {name} is {content!r:.60}; expected {kind.__name__}")
+        expected: type = {"int": int, "str": str, "bool": bool, "float": float}.get(
+            str(known[name].type), list
+        )
+        if type(content) is not expected:
+            raise UsageError(f"the job document's {name} is {content!r:.60}; expected {expected.__name__}")
     for name, field in known.items():
         if str(field.type).startswith("tuple"):
             value[name] = tuple(value.get(name, ()))
             if any(type(item) is not (int if "int" in str(field.type) else str) for item in value[name]):
                 raise UsageError(f"the job document's {name} is {value[name]!r:.60}; expected {field.type}")
     try:
-        return JobDocument(**value)
+        return kind(**value)
     except TypeError as error:
         raise UsageError(f"the job document is incomplete: {error}") from error

@@ -28,9 +28,9 @@ from poseidon import log
 from poseidon.data.database import Backend
 from poseidon.data.datum import encode_datum
 from poseidon.data.writer import DatabaseWriter, write_database
+from poseidon.engine.control import Control
 from poseidon.engine.extraction import Extraction, read_extraction
 from poseidon.engine.solo import NetRequest, open_net, zero_inputs
-from poseidon.engine.worker import Control
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.layers.base import LayerContext
 from poseidon.layers.naming import unknown

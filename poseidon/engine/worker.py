@@ -9,34 +9,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
-import os
-import queue
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from poseidon import log
 from poseidon.engine.averages import SmoothedLoss
 from poseidon.engine.checkpoint import Checkpoint, Progress
+from poseidon.engine.control import Control
 from poseidon.engine.document import JobDocument, read_document
+from poseidon.engine.membership import membership
 from poseidon.engine.observation import Observation, open_trace
 from poseidon.engine.replica import Replica
 from poseidon.engine.summary import net_table
 from poseidon.engine.tester import Tester
 from poseidon.engine.trainer import LoopSettings, Trainer
-from poseidon.errors import JobError, PoseidonError
+from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings, History
-from poseidon.exchange.build import Built, Membership, build_exchange
-from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.build import Built, build_exchange
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink
@@ -45,92 +41,11 @@ from poseidon.metrics.sinks import Sink
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.solvers.settings import SolverSettings, solver_settings
-from ps_server import Consistency, PeerLost, Precision, ServerError, SignalKind, StalenessTimeout
+from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE
 
 LOGGER = logging.getLogger("poseidon.engine.worker")
-ALIVE_S = 2.0
 PROGRESS_S = 0.25
-CONNECT_TIMEOUT_S = 600.0
-ORPHAN_S = 60.0
-"""Once its launcher has gone, a worker has this long to write a snapshot and end."""
-
-NOTES = {
-    "stop": "asked to stop: ending after the iteration or test under way; a second request ends the job at once",
-    "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
-}
-"""What the user reads at once after a signal: a test pass may keep the job busy for a while."""
-
-
-class Control:
-    """The line to the launcher: events out, commands in, a sign of life every two seconds."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
-
-    def start(self) -> None:
-        """Listen and show life from now on."""
-        threading.Thread(target=self._listen, name="poseidon-commands", daemon=True).start()
-        threading.Thread(target=self._beat, name="poseidon-alive", daemon=True).start()
-
-    def tell(self, event: str, **fields: object) -> None:
-        """Write one event; a launcher that has gone hears nothing."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
-            sys.stdout.flush()
-
-    def await_connect(self) -> list[str]:
-        """Wait for the shards' addresses."""
-        while True:
-            try:
-                command = self.commands.get(timeout=CONNECT_TIMEOUT_S)
-            except queue.Empty as error:
-                raise JobError("the launcher never said where the shards are") from error
-            if command.get("do") == "connect":
-                return [str(address) for address in command["shards"]]
-            if command.get("do") in ("stop", "gone"):
-                raise JobError("the job was stopped before training began")
-
-    def obey(self, exchange: Exchange, rank: int) -> None:
-        """From now on pass the launcher's wishes on to all workers (rank 0)."""
-        threading.Thread(target=self._obey, args=(exchange, rank), name="poseidon-obey", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop showing life."""
-        self._over.set()
-
-    def _obey(self, exchange: Exchange, rank: int) -> None:
-        while True:
-            do = self.commands.get().get("do")
-            if do == "gone":
-                LOGGER.warning("the launcher has gone: stopping with a snapshot")
-                timer = threading.Timer(ORPHAN_S, os._exit, args=(1,))
-                timer.daemon = True
-                timer.start()
-            elif do in NOTES and rank == 0:
-                LOGGER.info("%s", NOTES[do])
-            kind = {"stop": SignalKind.STOP, "gone": SignalKind.STOP, "snapshot": SignalKind.SNAPSHOT}.get(
-                str(do)
-            )
-            if kind is not None and rank == 0:
-                with contextlib.suppress(ServerError):  # the loop meets the same error and tells it
-                    exchange.signal(kind)
-
-    def _listen(self) -> None:
-        for line in sys.stdin:
-            try:
-                command = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(command, dict):
-                self.commands.put(command)
-        self.commands.put({"do": "gone"})
-
-    def _beat(self) -> None:
-        while not self._over.wait(ALIVE_S):
-            self.tell("alive")
 
 
 class ProgressTeller:
@@ -163,28 +78,6 @@ class ProgressTeller:
             images=iteration * self._images,
             loss=smoothed.value,
         )
-
-
-def membership(document: JobDocument) -> Membership:
-    """What the exchange must know of the document."""
-    return Membership(
-        rank=document.rank // document.local_workers,
-        workers=document.workers // document.local_workers,
-        local_rank=document.local_rank,
-        local_workers=document.local_workers,
-        local_address=document.local_address,
-        shards=document.shards,
-        kind=ExchangeKind(document.exchange),
-        host=document.host,
-        token=bytes.fromhex(document.token),
-        homes=document.homes,
-        shares=document.shares,
-        staleness=document.staleness,
-        rows=document.rows,
-        consistency=Consistency(document.consistency),
-        precision=Precision(document.precision),
-        bandwidth_mbps=document.bandwidth_mbps or None,
-    )
 
 
 class Worker:

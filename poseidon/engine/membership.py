@@ -1,0 +1,30 @@
+"""What a worker's exchange must know of its document."""
+
+from __future__ import annotations
+
+from poseidon.engine.document import WorkerDocument
+from poseidon.exchange.build import Membership
+from poseidon.exchange.cost import ExchangeKind
+from ps_server import Consistency, Precision
+
+
+def membership(document: WorkerDocument) -> Membership:
+    """What the exchange must know of the document."""
+    return Membership(
+        rank=document.rank // document.local_workers,
+        workers=document.workers // document.local_workers,
+        local_rank=document.local_rank,
+        local_workers=document.local_workers,
+        local_address=document.local_address,
+        shards=document.shards,
+        kind=ExchangeKind(document.exchange),
+        host=document.host,
+        token=bytes.fromhex(document.token),
+        homes=document.homes,
+        shares=document.shares,
+        staleness=document.staleness,
+        rows=document.rows,
+        consistency=Consistency(document.consistency),
+        precision=Precision(document.precision),
+        bandwidth_mbps=document.bandwidth_mbps or None,
+    )
