@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
@@ -142,4 +143,7 @@ def layers_with_factors(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
 
 
 def _is_linear(module: nn.Module) -> bool:
+    # torch's MultiheadAttention reads the weight of its out_proj without running that module: no factors to be had.
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return False
     return type(module).forward is nn.Linear.forward or bool(getattr(module, "offers_factors", False))

@@ -163,3 +163,8 @@ def test_a_shared_weight_is_not_offered_and_is_refused() -> None:
     assert layers_with_factors(net) == {}
     with pytest.raises(UsageError, match="shared"):
         run(net, loss_on(torch.randn(2, 5)))
+
+
+def test_a_weight_that_is_read_behind_its_modules_back_is_not_offered() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    assert attention.out_proj.weight not in layers_with_factors(attention)
