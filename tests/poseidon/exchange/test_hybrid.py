@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.ps import store_spec
-from ps_server import Rule, RuleKind
+from ps_server import Client, Rule, RuleKind
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, TOKEN, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
@@ -73,3 +75,34 @@ def test_at_staleness_s_all_replicas_settle_on_one_value_near_the_exact_one(
     distance = sum(float(np.abs(a - b).sum()) for a, b in zip(ends[0], exact, strict=True))
     moved = sum(float(np.abs(b).sum()) for b in exact)
     assert distance < 0.3 * moved
+
+
+def test_the_shards_copy_is_brought_up_to_date_with_the_histories() -> None:
+    weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=nn.Parameter(torch.zeros(2)))]
+    settings = ExchangeSettings()
+    spec = store_spec(tensors, settings, workers=1, shards=1, by_factors=(0,))
+    with socket_store(1, 1) as connect:
+        client = connect(0, spec)
+        exchange = HybridExchange(
+            client, tensors, spec, settings, listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=TIMEOUT_S
+        )
+        try:
+            exchange.open(None)
+            first = weight.detach().numpy().reshape(-1).copy()
+            exchange.start(0, 0.5)
+            exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
+            exchange.finish()
+            exchange.settle()
+            assert np.array_equal(_copy_of(client, 6), first)
+            exchange.histories()
+            assert np.array_equal(_copy_of(client, 6), first - 2)  # 0.5 x 4 rows of ones
+            assert np.array_equal(_copy_of(client, 6), weight.detach().numpy().reshape(-1))
+        finally:
+            exchange.close()
+
+
+def _copy_of(client: Client, size: int) -> np.ndarray:
+    fetched = np.empty(size, np.float32)
+    client.fetch_copy(0, fetched)
+    return fetched
