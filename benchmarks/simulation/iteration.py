@@ -236,7 +236,9 @@ class Simulation:
         rule_s = self._machine.rule_s_per_byte * factors.weight_bytes
         then = partial(self._arrived, layer)
         if self._machine.products_on_device:
-            self._compute(product_s + rule_s, then)
+            # The worker's own gradient is part of the layer's compute time already, and is not made there.
+            others = 1 - 1 / self._scenario.workers
+            self._compute(product_s * others + rule_s, then)
         else:
             self._process(self._working.worker, self._working, product_s + rule_s, then)
 

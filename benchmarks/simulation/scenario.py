@@ -212,6 +212,18 @@ def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
     )
 
 
+def link_bytes(scenario: Scenario) -> float:
+    """Bytes that an iteration brings to the busiest link in one direction."""
+    p, found = scenario.workers, loads(scenario)
+    dense = sum(load.dense_bytes for load in found)
+    if scenario.way is Way.RING:
+        return dense * 2 * (p - 1) / p
+    part = parts(p, scenario.servers)
+    factors = sum(load.factors.link_bytes for load in found if load.factors is not None)
+    working = dense * (1 + part.working * (p - 2)) + factors
+    return max(working, dense * part.serving * p)
+
+
 def buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, ...]]:
     """The layers of each bucket, from the top of the net down, as DDP deals them: the first bucket is of 1 MiB."""
     found: list[tuple[int, ...]] = []

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""What an iteration takes on hosts that are not there.
+
+    python benchmarks/simulate.py curves --plot docs/performance_curves.svg
+    python benchmarks/simulate.py iteration --net alexnet --hosts 4 --rate 250 --compute 50 --exchange hybrid
+    python benchmarks/simulate.py iteration --net resnet50 --hosts 4 --servers 4 --rate 250 --compute 50 --exchange ps
+
+`curves` foretells five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of docs/performance.md and draws
+its picture; its assumptions are in benchmarks/simulation/curves.py. `iteration` foretells one iteration and prints it
+beside its bound: the greater of the compute time and the bytes of the busiest link at its rate.
+
+The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both directions, shards'
+sums, the scheduler's order. Weights and gradients themselves are not computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+
+from benchmarks.simulation.curves import NETS as CURVE_NETS  # noqa: E402
+from benchmarks.simulation.curves import facts, points  # noqa: E402
+from benchmarks.simulation.drawing import draw, efficiency_table, fact_table, winner_table  # noqa: E402
+from benchmarks.simulation.iteration import predict  # noqa: E402
+from benchmarks.simulation.scenario import Scenario, Way, link_bytes  # noqa: E402
+from benchmarks.testbed.shapes import NETS, layers_of  # noqa: E402
+
+Tell = Callable[[str], None]
+
+
+def run_curves(flags: argparse.Namespace, tell: Tell) -> str:
+    """All curves; the text of the tables."""
+    found = list(points(tell=tell))
+    if flags.plot:
+        draw(found, flags.plot)
+        tell(f"drew {flags.plot}")
+    tables = (fact_table([facts(net) for net in CURVE_NETS]), winner_table(found), efficiency_table(found))
+    return "\n\n".join(tables)
+
+
+def run_iteration(flags: argparse.Namespace, _: Tell) -> str:
+    """One iteration and its bound."""
+    scenario = Scenario(
+        layers=layers_of(flags.net),
+        batch=flags.batch,
+        compute_s=flags.compute / 1000,
+        workers=flags.hosts,
+        servers=flags.servers,
+        way=Way(flags.exchange),
+        bits_per_s=flags.rate * 1e6,
+        wait_free=not flags.no_wait_free,
+    )
+    wire_s = link_bytes(scenario) / scenario.bytes_per_s
+    seconds = predict(scenario)
+    bound_s = max(scenario.compute_s, wire_s)
+    return (
+        f"{flags.net}, {flags.exchange}, {flags.hosts} hosts: {seconds:.4f} s an iteration; "
+        f"compute {scenario.compute_s:.4f} s, wire {wire_s:.4f} s, {seconds / bound_s:.2f} of the greater"
+    )
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True)
+    curves = commands.add_parser("curves", help="all curves, as tables and as a picture")
+    curves.add_argument("--plot", type=Path, metavar="FILE", help="draw them (.svg, .png)")
+    curves.set_defaults(run=run_curves)
+    one = commands.add_parser("iteration", help="one iteration")
+    one.add_argument("--net", choices=list(NETS), default="alexnet")
+    one.add_argument("--batch", type=int, default=32, help="images a host (32)")
+    one.add_argument("--compute", type=float, default=50.0, metavar="MS", help="forward and backward (50)")
+    one.add_argument("--hosts", type=int, default=4, help="that work (4)")
+    one.add_argument("--servers", type=int, default=0, help="hosts beside them that only serve (0)")
+    one.add_argument("--rate", type=float, default=1000.0, metavar="MBIT", help="of the links (1000)")
+    one.add_argument("--exchange", choices=[way.value for way in Way], default=Way.HYBRID.value)
+    one.add_argument("--no-wait-free", action="store_true", help="gradients leave after the backward pass")
+    one.set_defaults(run=run_iteration)
+    flags = parser.parse_args(words)
+    print(flags.run(flags, lambda line: print(line, file=sys.stderr, flush=True)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

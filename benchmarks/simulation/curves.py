@@ -1,0 +1,195 @@
+"""Five nets on 8 to 1024 hosts: how much of linear speed-up each way to exchange keeps, and which is fastest where.
+
+Law: pure; the assumptions are the constants here, and docs/performance.md names them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from benchmarks.simulation.iteration import predict
+from benchmarks.simulation.scenario import Machine, Scenario, Way
+from benchmarks.testbed.shapes import LayerShape, elements, read_layers
+
+HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+GBIT_PER_S = (1, 10, 40, 100)
+BATCH = 32
+DEVICE_FLOPS = 10e12
+"""What an accelerator sustains in a training step, and in the products of factors."""
+FLOPS_PER_MULTIPLICATION = 6
+"""A multiplication and an addition: forward, for the gradient of the input, for that of the weight."""
+MACHINE = Machine(
+    latency_s=20e-6, goodput=0.94, flops=DEVICE_FLOPS, products_on_device=True, buffer_bytes=4 * 2**20
+)
+"""TCP over frames of 1500 bytes leaves 94 % for values. Shards and senders keep up with the links."""
+NEAR = 0.02
+"""Ways that are within this of the fastest are as good."""
+
+NETS: dict[str, str] = {
+    "AlexNet": "alexnet/deploy.prototxt",
+    "GoogLeNet": "googlenet/deploy.prototxt",
+    "VGG-19": "vgg/vgg19_deploy.prototxt",
+    "ResNet-50": "resnet/resnet50_deploy.prototxt",
+    "ResNet-152": "resnet/resnet152_deploy.prototxt",
+}
+"""Definitions under `prototxt/`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve.
+
+    Attributes:
+        label: for people.
+        way: how gradients meet.
+        with_servers: beside the working hosts stand as many that only serve.
+    """
+
+    label: str
+    way: Way
+    with_servers: bool = False
+
+
+LINES = (
+    Line("ps", Way.PS),
+    Line("svb", Way.SVB),
+    Line("hybrid", Way.HYBRID),
+    Line("ring", Way.RING),
+    Line("ps + servers", Way.PS, with_servers=True),
+    Line("hybrid + servers", Way.HYBRID, with_servers=True),
+)
+ALIKE = LINES[:4]
+"""Those that need the same machines."""
+
+
+@cache
+def layers(net: str) -> tuple[LayerShape, ...]:
+    """The layers of one of `NETS`."""
+    return read_layers(NETS[net])
+
+
+def compute_s(net: str) -> float:
+    """One worker's forward and backward pass of a batch."""
+    work = sum(layer.work for layer in layers(net))
+    return BATCH * FLOPS_PER_MULTIPLICATION * work / DEVICE_FLOPS
+
+
+def scenario(net: str, gbit_per_s: float, line: Line, hosts: int) -> Scenario:
+    """One point of a curve."""
+    return Scenario(
+        layers=layers(net),
+        batch=BATCH,
+        compute_s=compute_s(net),
+        workers=hosts,
+        servers=hosts if line.with_servers else 0,
+        way=line.way,
+        bits_per_s=gbit_per_s * 1e9,
+        machine=MACHINE,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One prediction.
+
+    Attributes:
+        net: one of `NETS`.
+        gbit_per_s: of the links.
+        label: of the curve.
+        hosts: that work.
+        iteration_s: foretold.
+        efficiency: speed-up over one host, by the number of hosts.
+    """
+
+    net: str
+    gbit_per_s: float
+    label: str
+    hosts: int
+    iteration_s: float
+    efficiency: float
+
+
+def points(
+    nets: Sequence[str] = tuple(NETS), tell: Callable[[str], None] = lambda _: None
+) -> Iterator[Point]:
+    """All points of all curves."""
+    for net in nets:
+        alone_s = compute_s(net)
+        for rate in GBIT_PER_S:
+            tell(f"{net} at {rate} Gbit/s")
+            for line in LINES:
+                for hosts in HOSTS:
+                    seconds = predict(scenario(net, rate, line, hosts))
+                    yield Point(net, rate, line.label, hosts, seconds, alone_s / seconds)
+
+
+def winners(found: Sequence[Point]) -> list[tuple[int, tuple[str, ...]]]:
+    """For each number of hosts the ways that need the same machines and are as good as the fastest.
+
+    Args:
+        found: the points of one net at one rate.
+    """
+    rows = []
+    labels = [line.label for line in ALIKE]
+    for hosts in sorted({point.hosts for point in found}):
+        here = {point.label: point.iteration_s for point in found if point.hosts == hosts}
+        fastest = min(here[label] for label in labels)
+        near = tuple(label for label in labels if here[label] <= fastest * (1 + NEAR))
+        rows.append((hosts, near))
+    return rows
+
+
+def in_ranges(rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
+    """`8-64: svb, hybrid; 128-1024: ps, hybrid`."""
+    ranges: list[tuple[int, int, tuple[str, ...]]] = []
+    for hosts, labels in rows:
+        if ranges and ranges[-1][2] == labels:
+            ranges[-1] = (ranges[-1][0], hosts, labels)
+        else:
+            ranges.append((hosts, hosts, labels))
+    everything = tuple(line.label for line in ALIKE)
+    return "; ".join(
+        f"{first}{f'-{last}' if last > first else ''}: {'all' if labels == everything else ', '.join(labels)}"
+        for first, last, labels in ranges
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NetFacts:
+    """What the curves of a net follow from.
+
+    Attributes:
+        net: one of `NETS`.
+        parameters: how many numbers it trains.
+        fully_connected: part of them in weights that have factors.
+        compute_s: of a batch.
+        factors_up_to: for each fully-connected layer the number of hosts up to which its factors are fewer bytes.
+    """
+
+    net: str
+    parameters: int
+    fully_connected: float
+    compute_s: float
+    factors_up_to: tuple[tuple[str, int], ...]
+
+
+def facts(net: str) -> NetFacts:
+    """The facts of one net."""
+    weights = [layer for layer in layers(net) if layer.fully_connected]
+    total = elements(layers(net))
+    return NetFacts(
+        net=net,
+        parameters=total,
+        fully_connected=sum(math.prod(layer.tensors[0]) for layer in weights) / total,
+        compute_s=compute_s(net),
+        factors_up_to=tuple((layer.name, _break_even(layer)) for layer in weights),
+    )
+
+
+def _break_even(layer: LayerShape) -> int:
+    """K P <= 2 N M / (N + M)."""
+    n, m = layer.tensors[0]
+    return 2 * n * m // (BATCH * (n + m))
