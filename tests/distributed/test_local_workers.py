@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from pathlib import Path
 from tempfile import gettempdir
 
 import numpy as np
 import pytest
 
+from tests.support.living import none_left
 from tests.support.training import largest_difference, weights, write_definitions
-from tests.support.trainings import make_data, poseidon
+from tests.support.trainings import make_data, poseidon, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -63,3 +66,39 @@ def test_two_machines_of_two_workers_have_one_processes_weights(
     assert "2 clients, 4 workers" in result.stderr
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
     assert left_over() <= before
+
+
+def endless(alone: Path, *extra: str) -> tuple[str, ...]:
+    """A job of two machines of two workers that goes on until it is told to stop."""
+    write_definitions(alone, batch=BATCH // 4, extra="max_iter: 1000000\ndisplay: 1\n")
+    return ("--solver=solver.prototxt", "--hostfile=hosts", "--num_app_threads=2", *extra)
+
+
+@pytest.mark.parametrize("victim", ["worker 2", "worker 3"])
+def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, victim: str) -> None:
+    before = left_over()
+    with training(alone, *endless(alone)) as job:
+        job.wait_for("Iteration 1, loss")
+        children = job.children()
+        children[victim].kill()
+        assert job.end() == 1
+        assert re.search(
+            rf"{victim} \(client 1, 127\.0\.0\.1, pid \d+\) was killed by signal 9", job.lines[-1]
+        )
+        assert "Traceback" not in "".join(job.lines)
+        assert none_left([child.pid for child in children.values()])
+    assert left_over() <= before
+
+
+def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
+    """All workers stop at the same iteration; each brings its machine's history to the snapshot, and finds it there."""
+    words = endless(alone, "--table_staleness=2")
+    before = set(alone.glob("snap_iter_*.solverstate"))
+    with training(alone, *words) as job:
+        job.wait_for("Iteration 1, loss")
+        job.process.send_signal(signal.SIGINT)
+        assert job.end() == 0
+    (state,) = set(alone.glob("snap_iter_*.solverstate")) - before
+    iteration = int(re.findall(r"\d+", state.name)[0])
+    with training(alone, *words, f"--snapshot={state}") as job:
+        assert f"Iteration {iteration}, loss" in job.wait_for("loss: ")
