@@ -3,6 +3,8 @@
 Law: pure. Bytes are per iteration and client: those of all workers together, by the number of workers that send for
 themselves. Times are milliseconds per iteration, the mean over the workers. `hidden` is the part of the time on the
 way during which training went on: hidden / (hidden + waited).
+Of a shard: its load as a part of the mean; its queue now and at its longest; bytes of the values and histories that it
+keeps, and the most memory its process has had.
 """
 
 from __future__ import annotations
@@ -13,7 +15,18 @@ from dataclasses import dataclass
 from poseidon.metrics.job_statistics import JobStatistics, ShardStatistics, WorkerStatistics
 
 TENSOR_HEAD = ("tensor", "scheme", "bytes out", "bytes in", "waited ms", "hidden ms", "hidden")
-SHARD_HEAD = ("shard", "bytes in", "bytes out", "of mean", "updates", "busy s", "queue", "longest", "memory")
+SHARD_HEAD = (
+    "shard",
+    "bytes in",
+    "bytes out",
+    "of mean",
+    "updates",
+    "busy s",
+    "queue",
+    "longest",
+    "values",
+    "peak",
+)
 UNKNOWN = "-"
 
 
@@ -94,6 +107,7 @@ def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
             str(shard.queue),
             str(shard.longest_queue),
             f"{shard.memory_bytes:,}",
+            f"{shard.peak_bytes:,}",
         )
         for index, shard in shards
     ]

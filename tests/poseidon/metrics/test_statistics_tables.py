@@ -74,12 +74,12 @@ def test_before_the_first_iteration(workers: list[WorkerStatistics]) -> None:
 def test_shards_are_compared_with_their_mean() -> None:
     shards = [
         (0, ShardStatistics(bytes_in=300, bytes_out=300, updates=4, busy_s=1.25, queue=2, longest_queue=9)),
-        (1, ShardStatistics(bytes_in=100, bytes_out=100, memory_bytes=123456)),
+        (1, ShardStatistics(bytes_in=100, bytes_out=100, memory_bytes=123456, peak_bytes=10**8)),
     ]
     assert shard_table(shards) == [
-        "shard  bytes in  bytes out  of mean  updates  busy s  queue  longest   memory",
-        "    0       300        300    1.500        4     1.2      2        9        0",
-        "    1       100        100    0.500        0     0.0      0        0  123,456",
+        "shard  bytes in  bytes out  of mean  updates  busy s  queue  longest   values         peak",
+        "    0       300        300    1.500        4     1.2      2        9        0            0",
+        "    1       100        100    0.500        0     0.0      0        0  123,456  100,000,000",
     ]
     assert shard_table([]) == []
     assert "-" in shard_table([(0, ShardStatistics())])[1].split()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from poseidon.engine.observation import Observation, closing_table, open_trace
+from poseidon.errors import JobError
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import Built
+from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
+from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.traffic import Traffic
+from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics, parse_worker
+from ps_server.trace import NO_TRACE
+from tests.support.tracing import Recorded
+
+
+class Counter:
+    """Stands for an exchange that counts."""
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        return {0: Traffic(bytes_out=100, bytes_in=200, on_way_s=5.0)}
+
+
+def build(layer: nn.Linear, *schemes: Scheme, counts: bool = False) -> Built:
+    tensors = [Trained(name=name, tensor=p) for name, p in layer.named_parameters()]
+    choices = tuple(
+        Choice(
+            index=index,
+            name=tensors[index].name,
+            shape=tuple(tensors[index].tensor.shape),
+            scheme=scheme,
+            server_bytes=0,
+            factor_bytes=None,
+            allreduce_bytes=64,
+        )
+        for index, scheme in enumerate(schemes)
+    )
+    return Built(
+        exchange=LocalExchange(tensors, ExchangeSettings()),
+        plan=ExchangePlan(choices=choices),
+        traffic=Counter() if counts else None,
+    )
+
+
+def iterate(seen: Observation) -> None:
+    seen.exchange.open(None)
+    seen.exchange.start(0, 0.1)
+    for index in range(2):
+        seen.exchange.wait(index)
+        seen.exchange.begin(index, torch.zeros(4 - 2 * index))
+    seen.exchange.finish()
+
+
+def observe(
+    *schemes: Scheme, counts: bool = False, trace: Recorded | None = None
+) -> tuple[list[dict[str, object]], nn.Linear]:
+    """What an observed worker has told after one iteration."""
+    layer, told = nn.Linear(2, 2), list[dict[str, object]]()
+
+    def tell(event: str, **fields: object) -> None:
+        told.append(json.loads(json.dumps({"event": event, **fields})))
+
+    built = build(layer, *schemes, counts=counts)
+    seen = Observation(built, [("layer", layer)], trace or NO_TRACE, tell, writes_log=True)
+    iterate(seen)
+    layer(torch.ones(1, 2)).sum().backward()
+    seen.close()
+    return told, layer
+
+
+def test_the_last_word_comes_at_the_end_and_the_launcher_understands_it() -> None:
+    told, _ = observe(Scheme.SERVER, Scheme.LOCAL, counts=True)
+    said = parse_worker(told[-1])
+    assert said is not None
+    assert said.iterations == 1
+    weight, bias = said.tensors
+    assert (weight.name, weight.scheme, weight.bytes_out, weight.bytes_in) == ("weight", "ps", 100, 200)
+    assert weight.hidden_s == pytest.approx(5 - weight.waited_s)
+    assert bias == TensorStatistics(name="bias", scheme="local", waited_s=bias.waited_s)
+
+
+def test_bytes_that_nobody_counts_are_not_known() -> None:
+    told, _ = observe(Scheme.ALLREDUCE, Scheme.ALLREDUCE)
+    said = parse_worker(told[-1])
+    assert said is not None
+    assert said.tensors[0].bytes_out is None  # a worker that another one speaks for
+
+
+def test_with_a_trace_layers_and_calls_are_seen_until_the_end() -> None:
+    trace = Recorded()
+    _, layer = observe(Scheme.SERVER, Scheme.SERVER, trace=trace)
+    assert {("wait", "weight"), ("begin", "bias"), ("iteration", "0"), ("forward", "layer")} <= set(
+        trace.names()
+    )
+    assert ("backward", "layer") in trace.names()
+    assert trace.closed
+    count = len(trace.spans)
+    layer(torch.ones(1, 2)).sum().backward()
+    assert len(trace.spans) == count
+
+
+def test_the_log_gets_a_table_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="poseidon.engine.observation"):
+        observe(Scheme.SERVER, Scheme.SERVER, counts=True)
+    assert caplog.messages[0] == "per iteration, tensors:"
+    assert [line.split()[0] for line in caplog.messages[1:]] == ["tensor", "weight", "bias", "total"]
+
+
+def test_of_many_tensors_the_largest_are_shown() -> None:
+    tensors = tuple(TensorStatistics(name=f"t{i}", scheme="ps", bytes_out=i, bytes_in=i) for i in range(20))
+    lines = closing_table([WorkerStatistics(iterations=1, tensors=tensors)])
+    assert lines[0] == "per iteration, the 10 largest of 20 tensors:"
+    assert [line.split()[0] for line in lines[2:-1]] == [f"t{i}" for i in range(10, 20)]
+
+
+def test_a_worker_that_exchanges_nothing_has_no_table() -> None:
+    tensors = (TensorStatistics(name="a", scheme="local"),)
+    assert closing_table([WorkerStatistics(iterations=1, tensors=tensors)]) == []
+    assert closing_table([WorkerStatistics(iterations=0, tensors=tensors)]) == []
+
+
+def test_the_traces_name_and_place(tmp_path: Path) -> None:
+    open_trace(tmp_path, 3).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["trace_worker_3.json"]
+    with pytest.raises(JobError, match="cannot write the trace"):
+        open_trace(tmp_path / "nowhere", 0)
