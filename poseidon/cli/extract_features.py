@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 
 from poseidon import log
+from poseidon.cli.job import START_TIMEOUT_S
 from poseidon.cli.launching import child_environment, read_clients, register_job
 from poseidon.cli.net_flags import add_flag, add_import_flag, one_device, weight_files
 from poseidon.cli.progress import progress_bar
 from poseidon.cli.terminal import Terminal
-from poseidon.cli.train import SERVER_OF_C_POSEIDON, START_TIMEOUT_S
+from poseidon.cli.train import SERVER_OF_C_POSEIDON
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec

@@ -698,7 +698,7 @@ def test_worker_refuses(
     case: Broken, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker finds it before or in the first iteration."""
-    monkeypatch.setattr("poseidon.cli.train.LocalLauncher", ThreadLauncher)
+    monkeypatch.setattr("poseidon.cli.job.LocalLauncher", ThreadLauncher)
     check_job(case, folder, capsys)
 
 

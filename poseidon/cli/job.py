@@ -1,0 +1,288 @@
+"""A job with workers and shards, from its flags to its end: what `poseidon train` and `poseidon run` have in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
+from poseidon.cli.launching import child_environment, read_clients, register_job
+from poseidon.cli.statistics_file import StatisticsFile
+from poseidon.cli.terminal import Terminal
+from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
+from poseidon.cluster.local import LocalLauncher
+from poseidon.cluster.machinefile import socket_host
+from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.registry import new_job_id
+from poseidon.cluster.settings import SignalEffect, SupervisionSettings
+from poseidon.cluster.supervise import run_job
+from poseidon.engine.document import WorkerDocument
+from poseidon.engine.preflight import obstacle_to
+from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.settings import read_settings
+
+START_TIMEOUT_S = 180.0
+
+
+def add_job_flags(flag: Callable[..., None]) -> None:
+    """Add the flags of every job.
+
+    Args:
+        flag: adds one flag, by its name without dashes and the settings of `add_argument`.
+    """
+    flag(
+        "hostfile",
+        metavar="FILE",
+        help="the machinefile: <id> <host> <port> a line; default: this machine alone",
+    )
+    flag(
+        "gpu",
+        metavar="IDS",
+        default="",
+        help="GPUs of each client, one worker each: 0,1 or all; default: CPU",
+    )
+    flag("num_app_threads", type=int, default=1, metavar="T", help="workers of each client on CPU (1)")
+    flag("table_staleness", type=_count, default=0, metavar="S", help="bound of staleness; 0 (default): none")
+    flag(
+        "num_rows_per_table",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="pieces of each table; default: 2 MiB each",
+    )
+    flag(
+        "num_comm_channels_per_client", type=int, default=1, metavar="C", help="server shards per client (1)"
+    )
+    add_exchange_flags(flag)
+    effects = [effect.value for effect in SignalEffect]
+    flag("sigint_effect", default="stop", choices=effects, help="what Ctrl-C does (stop)")
+    flag("sighup_effect", default="snapshot", choices=effects, help="what a hang-up does (snapshot)")
+    flag("output", metavar="DIR", help="folder of logs and net outputs; default: output/<job>")
+    flag("threads", type=int, metavar="N", help="CPU threads per worker; default: the machine's, shared out")
+    flag(
+        "stall_timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="a process silent this long has failed (120)",
+    )
+    flag("background", action="store_true", help="return once the job runs")
+    flag("job", metavar="ID", help=argparse.SUPPRESS)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, 0 or more")
+    return int(text)
+
+
+def run_from_flags(flags: argparse.Namespace, make: Callable[[argparse.Namespace], Job]) -> int:
+    """Make a job and run it, here or in the background; returns the exit code.
+
+    Raises:
+        PoseidonError: a mistake in what the job is made of, or it failed.
+    """
+    report = StartReport(read_settings().status_fd)
+    try:
+        job = make(flags)
+        if flags.background:
+            return job.start_in_background()
+        return job.run(report)
+    except PoseidonError as error:
+        report.failed(str(error), error.exit_code)
+        raise
+
+
+class Job(ABC):
+    """One job from its flags: checks everything that can be checked before a process starts.
+
+    Args:
+        flags: those of `add_job_flags`.
+        title: what the terminal shows.
+        stem: what the job's id begins with.
+        devices: of the workers of each client, where `num_app_threads` is 1.
+    """
+
+    worker_module: str
+    """What a worker's process runs."""
+
+    def __init__(self, flags: argparse.Namespace, *, title: str, stem: str, devices: tuple[str, ...]) -> None:
+        self._flags = flags
+        self._title = title
+        if flags.threads is not None and flags.threads < 1:
+            raise UsageError(f"--threads={flags.threads}: expected 1 or more")
+        self._kind = exchange_kind(flags)
+        self._plan = self._make_plan(devices)
+        self._id = flags.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
+        self._output = Path(flags.output or Path("output") / self._id).absolute()
+        check_folder("output", self._output)
+        self._patience = _patience(flags)
+        self._token = secrets.token_hex(32)
+        self._meeting_places: dict[int, str] = {}
+
+    @abstractmethod
+    def document(self, role: WorkerPlan) -> WorkerDocument:
+        """What one worker is told."""
+
+    def background_words(self, added: Sequence[str]) -> list[str]:
+        """The words of this command without --background, and with others."""
+        return [*(word for word in self._flags.words if word.lstrip("-") != "background"), *added]
+
+    def start_in_background(self) -> int:
+        """Start this command again, detached, and return once the job runs."""
+        words = self.background_words([f"--job={self._id}", f"--output={self._output}"])
+        log = self._output / "launcher.log"
+        pid = run_in_background(this_command(words), log, timeout_s=START_TIMEOUT_S + 30)
+        print(how_to_follow(self._id, pid, log))
+        return 0
+
+    def run(self, report: StartReport) -> int:
+        """Start the processes and stay with them to the end."""
+        try:
+            self._output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
+        terminal = Terminal(self._title, sys.stderr, on_started=report.started)
+        statistics = StatisticsFile(terminal, self._id, self._output)
+        terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
+        try:
+            result = run_job(
+                self._plan,
+                self._spec,
+                LocalLauncher(),
+                callbacks=statistics,
+                settings=self._patience,
+                registration=register_job(self._id, self._flags.hostfile, self._plan.clients, self._output),
+            )
+        finally:
+            statistics.close()
+            terminal.close()
+            for folder in self._meeting_places.values():
+                shutil.rmtree(folder, ignore_errors=True)  # there still where workers never met
+        terminal.say(f"job {self._id} {result.outcome.value} at iteration {result.iteration}")
+        return 0
+
+    def worker_document(self, role: WorkerPlan) -> WorkerDocument:
+        """What one worker of any job is told."""
+        flags, plan = self._flags, self._plan
+        return WorkerDocument(
+            job=self._id,
+            token=self._token,
+            output=str(self._output),
+            rank=role.rank,
+            workers=plan.worker_count,
+            client=role.position,
+            clients=plan.working_clients,
+            local_rank=role.local_rank,
+            local_workers=plan.workers_per_client,
+            local_address=self._meeting_place(role.position),
+            device=role.device,
+            threads=flags.threads or max(1, (os.cpu_count() or 1) // plan.worker_count),
+            shards=plan.shard_count,
+            staleness=flags.table_staleness,
+            rows=flags.num_rows_per_table,
+            consistency=flags.consistency_model,
+            exchange=self._kind.value,
+            precision=flags.wire_precision,
+            bandwidth_mbps=flags.client_bandwidth_mbps or 0.0,
+            host=socket_host(role.client.host),
+            homes=plan.homes,
+            shares=plan.shares,
+            wait_free=flags.wait_free,
+            trace=flags.trace,
+        )
+
+    def _make_plan(self, devices: tuple[str, ...]) -> JobPlan:
+        flags = self._flags
+        if flags.num_app_threads < 1:
+            raise UsageError(f"--num_app_threads is {flags.num_app_threads}, expected 1 or more")
+        if devices == ("cpu",):
+            devices *= flags.num_app_threads
+        channels = flags.num_comm_channels_per_client
+        clients = read_clients(flags.hostfile, channels)
+        plan = plan_job(clients, devices_per_client=devices, channels=channels)
+        check_exchange(flags, plan.worker_count)
+        # A worker that is alone needs no server, unless it is asked for: it applies the update rule itself.
+        asked = flags.exchange not in (None, "local") or plan.has_dedicated_servers
+        served = plan.worker_count > 1 or (asked and self._kind is not ExchangeKind.LOCAL)
+        return plan if served else replace(plan, shards=())
+
+    def _spec(self, role: WorkerPlan | ShardPlan) -> ProcessSpec:
+        marks: tuple[str, ...]
+        if isinstance(role, ShardPlan):
+            module, marks = "ps_server", ("--stdin", "--shard", str(role.index))
+            first_line = self._shard_line(role)
+        else:
+            module, marks = self.worker_module, ("--rank", str(role.rank))
+            first_line = self.document(role).to_json()
+        return ProcessSpec(
+            name=role.process,
+            argv=(sys.executable, "-m", module, "--job", self._id, *marks),
+            environment=child_environment(),
+            first_line=first_line,
+        )
+
+    def _shard_line(self, role: ShardPlan) -> bytes:
+        line: dict[str, object] = {
+            "token": self._token,
+            "workers": self._plan.working_clients,  # of several workers on a machine one speaks for all
+            "address": role.address,
+        }
+        if self._flags.trace:
+            line["trace"] = str(self._output / f"trace_shard_{role.index}.json")
+        return json.dumps(line).encode()
+
+    def _meeting_place(self, position: int) -> str:
+        """Where the workers of a machine meet: a new folder, which they take away once they have met."""
+        if self._plan.workers_per_client == 1:
+            return ""
+        if position not in self._meeting_places:
+            self._meeting_places[position] = tempfile.mkdtemp(prefix="poseidon-")
+        return str(Path(self._meeting_places[position]) / "workers")
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Refuse a folder that cannot be written to.
+
+    Raises:
+        JobError: names the flag, the folder and what is in the way.
+    """
+    obstacle = obstacle_to(folder)
+    if obstacle:
+        raise JobError(f"--{flag}: nothing can be written to {folder}: {obstacle}")
+
+
+def _patience(flags: argparse.Namespace) -> SupervisionSettings:
+    if not flags.stall_timeout > 0:
+        raise UsageError(f"--stall_timeout={flags.stall_timeout:g}: expected more than 0 seconds")
+    return SupervisionSettings(
+        start_timeout_s=START_TIMEOUT_S,
+        stall_timeout_s=flags.stall_timeout,
+        sigint_effect=SignalEffect(flags.sigint_effect),
+        sighup_effect=SignalEffect(flags.sighup_effect),
+    )
+
+
+def _in_words(plan: JobPlan) -> str:
+    def count(number: int, word: str) -> str:
+        return f"{number} {word}{'' if number == 1 else 's'}"
+
+    return ", ".join(
+        (
+            count(len(plan.clients), "client"),
+            count(plan.worker_count, "worker"),
+            count(plan.shard_count, "shard"),
+        )
+    )
