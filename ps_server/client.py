@@ -16,6 +16,7 @@ import numpy as np
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
 from ps_server.messages import Array, Message, Signal, SignalKind, Value
 from ps_server.meters import ClientMeter
+from ps_server.precision import add
 from ps_server.schedule import PACKET_BYTES, Schedule
 from ps_server.session import Addressed, InitialValue, Session
 from ps_server.settings import StoreSpec
@@ -119,7 +120,8 @@ class Client:
             rate: the solver's rate of this iteration (staleness 0); the same on every worker.
         """
         self._meter.pushed(table)
-        self._do(lambda: self._session.push(table, array, rate))
+        payload = self._session.on_the_wire(table, array)
+        self._do(lambda: self._session.push(table, payload, rate))
 
     def clock(self) -> None:
         """Finish an iteration. Every table must have been pushed in it."""
@@ -150,7 +152,7 @@ class Client:
             view = out[piece.start : piece.stop]
             np.copyto(view, piece.value)
             for change in piece.changes:
-                view += change
+                add(view, change)
 
     def history(self, table: int) -> list[Array]:
         """The history that the shards keep for a table of staleness 0."""

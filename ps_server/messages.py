@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from ps_server.settings import StoreSpec
 
 Array = NDArray[np.float32]
+Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
+"""An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`)."""
 
 
 @unique
@@ -71,7 +73,7 @@ class Push:
     chunk: int
     clock: int
     rate: float
-    array: Array
+    array: Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +106,15 @@ class Get:
 class Value:
     """Shard -> worker: a chunk with every update of the first `clock` iterations (and maybe later ones).
 
-    `own` of the receiver's own pushes are in it.
+    `own` of the receiver's own pushes are in it. An array of 16 bits is what the value has changed by since the one
+    before, which had one clock less.
     """
 
     table: int
     chunk: int
     clock: int
     own: int
-    array: Array
+    array: Payload
 
 
 @dataclass(frozen=True, slots=True)

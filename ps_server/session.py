@@ -22,8 +22,9 @@ from ps_server import messages as m
 from ps_server.clock import needed_clock
 from ps_server.errors import LocalProtocolError, RemoteProtocolError, SpecError
 from ps_server.placement import Chunk, place
+from ps_server.precision import NUMPY_TYPES, Feedback, add, of_pushes, of_values
 from ps_server.rules import history_count
-from ps_server.settings import Consistency, Keeping, StoreSpec, TableSpec
+from ps_server.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
 
 
 class Addressed(NamedTuple):
@@ -38,8 +39,8 @@ class Piece(NamedTuple):
 
     start: int
     stop: int
-    value: m.Array
-    changes: tuple[m.Array, ...]
+    value: m.Payload
+    changes: tuple[m.Payload, ...]
 
 
 class _Copy:
@@ -52,9 +53,16 @@ class _Copy:
         self.clock = -1  # no value has come
         self.own = clock  # own pushes that the last value includes
         self.pushed = clock  # own pushes so far
-        self.unread: m.Array | None = None
-        self.held: list[m.Array] = []  # own pushes number own, own + 1, ...
+        self.unread: m.Payload | None = None
+        self.held: list[m.Payload] = []  # own pushes number own, own + 1, ...
         self.asked = -1  # the highest clock asked for
+
+
+def _feedback(store: StoreSpec, table: TableSpec) -> Feedback | None:
+    precision = of_pushes(store, table)
+    if precision is Precision.FLOAT32:
+        return None
+    return Feedback(table.size, precision, reuse=table.staleness == 0)
 
 
 InitialValue = Callable[[int], Sequence[m.Array]]
@@ -82,7 +90,12 @@ class Session:
         self._copies = tuple(
             tuple(_Copy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
         )
-        self._bound: list[m.Array | None] = [None] * len(store.tables)
+        self._bound: list[m.Array | None] = [
+            None if of_values(store, table) is Precision.FLOAT32 else np.zeros(table.size, np.float32)
+            for table in store.tables
+        ]
+        self._feedback = [_feedback(store, table) for table in store.tables]
+        self._bound_outside = [False] * len(store.tables)
         self._fresh = [-1] * store.shards
         self._norms: dict[int, dict[int, m.PartialNorm]] = {}
         self._outside: dict[int, float] = {}
@@ -128,16 +141,26 @@ class Session:
             self._check_array(table, array)
         return arrays
 
-    def _check_array(self, table: int, array: m.Array) -> None:
+    def _check_array(self, table: int, array: m.Payload, precision: Precision = Precision.FLOAT32) -> None:
         spec = self.store.tables[table]
-        if array.shape != (spec.size,) or array.dtype != np.float32:
+        if array.shape != (spec.size,) or array.dtype != NUMPY_TYPES[precision]:
             raise LocalProtocolError(
-                f"table '{spec.name}' takes {spec.size} flat float32, not {array.dtype} of shape {array.shape}"
+                f"table '{spec.name}' takes {spec.size} flat {precision.value}, "
+                f"not {array.dtype} of shape {array.shape}"
             )
 
-    def push(self, table: int, array: m.Array, rate: float) -> list[Addressed]:
-        """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table, once."""
+    def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
+        """What to `push` in place of this iteration's gradient or change: at 16 bits the rounded one; once each.
+
+        Only whoever pushes the table may call it, beside any other method.
+        """
         self._check_array(table, array)
+        feedback = self._feedback[table]
+        return array if feedback is None else feedback.round(array)
+
+    def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
+        """Send what `on_the_wire` gave for this iteration's gradient or change of a table, once."""
+        self._check_array(table, array, of_pushes(self.store, self.store.tables[table]))
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' is a copy: nobody pushes to it"
@@ -249,6 +272,7 @@ class Session:
                 f"table '{spec.name}' cannot be bound: only tables of staleness 0 can, before their first value"
             )
         self._bound[table] = out
+        self._bound_outside[table] = True
 
     # -- listening -----------------------------------------------------------------------------------------
 
@@ -264,8 +288,13 @@ class Session:
         if out is None:
             return
         copy = self._fitting(shard, value)
-        if value.clock > copy.clock:
-            np.copyto(out[copy.chunk.start : copy.chunk.stop], value.array)
+        if value.clock <= copy.clock:
+            return
+        view = out[copy.chunk.start : copy.chunk.stop]
+        if value.array.dtype == np.float32:
+            np.copyto(view, value.array)
+        else:
+            add(view, value.array)
 
     def receive(self, shard: int, message: m.Message) -> list[Addressed]:
         """Take one message of a shard; return what to answer.
@@ -306,13 +335,22 @@ class Session:
         del copy.held[: value.own - copy.own]
         copy.own = value.own
         copy.clock = value.clock
-        if self._bound[value.table] is None:
+        bound = self._bound[value.table]
+        if bound is None:
             copy.unread = value.array
+        elif not self._bound_outside[value.table]:
+            copy.unread = bound[copy.chunk.start : copy.chunk.stop]
 
     def _fitting(self, shard: int, value: m.Value) -> _Copy:
         copy = self._known(shard, value.table, value.chunk)
         if value.array.size != copy.chunk.size or not copy.own <= value.own <= copy.pushed:
             raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
+        if value.array.dtype != np.float32:
+            kind = NUMPY_TYPES[of_values(self.store, self.store.tables[value.table])]
+            if value.array.dtype != kind or copy.clock < 0 or value.clock > copy.clock + 1:
+                raise RemoteProtocolError(
+                    f"shard {shard} sent a change that does not fit chunk {value.chunk}"
+                )
         return copy
 
     def _total_norm(self, clock: int) -> list[Addressed]:

@@ -35,8 +35,9 @@ from ps_server import messages as m
 from ps_server.clock import VectorClock
 from ps_server.errors import RemoteProtocolError
 from ps_server.placement import Chunk, place
+from ps_server.precision import NUMPY_TYPES, Replica, as_array, as_tensor, of_pushes, of_values
 from ps_server.rules import clip_factor, history_count, sum_of_squares, update
-from ps_server.settings import Consistency, Keeping, StoreSpec, TableSpec
+from ps_server.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
 
 TILE = 128 * 1024
 """Elements that a rule is applied to at a time: gradient, value and history together stay in a cache of some MB."""
@@ -100,6 +101,7 @@ class _Cell:
         "history",
         "own",
         "rate",
+        "replica",
         "spec",
         "stale",
         "sum",
@@ -118,7 +120,8 @@ class _Cell:
         self.own = [clock] * workers
         self.sum = _EMPTY  # of the gradients of this iteration, in memory that one of them came in
         self.summed = 0
-        self.arrived: dict[int, m.Array] = {}
+        self.arrived: dict[int, m.Payload] = {}
+        self.replica: Replica | None = None  # where values travel as changes of 16 bits
         self.complete = False
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
@@ -254,9 +257,9 @@ class Shard:
             raise RemoteProtocolError(f"{cell.name} got {len(initial.arrays) - 1} history arrays")
         for array in initial.arrays:
             _check_size(cell, array)
-        cell.value = _tensor(initial.arrays[0]).clone()
+        cell.value = as_tensor(initial.arrays[0]).clone()
         for tensor, array in zip(cell.history, initial.arrays[1:], strict=False):
-            tensor.copy_(_tensor(array))
+            tensor.copy_(as_tensor(array))
         yield from self._begin()
 
     def _begin(self) -> Iterator[Outgoing]:
@@ -265,8 +268,12 @@ class Shard:
         ready = here == self._workers and all(cell.value is not None for cell in self._cells.values())
         if ready and not self._begun:
             self._begun = True
+            assert self._store is not None
             for cell in self._cells.values():
                 yield from self._send_value(cell, cell.clock, range(self._workers))
+                precision = of_values(self._store, cell.spec)
+                if precision is not Precision.FLOAT32 and cell.value is not None:
+                    cell.replica = Replica(cell.value, precision)
 
     # -- staleness 0: the rule runs here -----------------------------------------------------------------
 
@@ -277,6 +284,9 @@ class Shard:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
         if cell.spec.keeping is Keeping.COPY:
             raise RemoteProtocolError(f"{cell.name} is a copy; worker {rank} may not push to it")
+        assert self._store is not None
+        if push.array.dtype != NUMPY_TYPES[of_pushes(self._store, cell.spec)]:
+            raise RemoteProtocolError(f"worker {rank} pushes {cell.name} as {push.array.dtype}")
         if push.clock != cell.own[rank]:
             raise RemoteProtocolError(
                 f"worker {rank} pushes iteration {push.clock} of {cell.name}; expected {cell.own[rank]}"
@@ -305,7 +315,7 @@ class Shard:
             if cell.summed == 0:
                 cell.sum = _own_tensor(array)
             else:
-                cell.sum.add_(_tensor(array))
+                cell.sum.add_(as_tensor(array))
             cell.summed += 1
         cell.complete = cell.summed == self._workers
 
@@ -344,7 +354,10 @@ class Shard:
         cell.summed = 0
         cell.complete = False
         self.counts.updates += 1
-        if self._store.consistency is not Consistency.SSP:
+        if cell.replica is not None:
+            cell.replica.follow(cell.value)
+            yield from self._send(cell, cell.clock, range(self._workers), as_array(cell.replica.change))
+        elif self._store.consistency is not Consistency.SSP:
             yield from self._send_value(cell, cell.clock, range(self._workers))
         else:
             yield from self._answer_waiting(cell, cell.clock)
@@ -357,7 +370,7 @@ class Shard:
         if store.clock < cell.clock:
             raise RemoteProtocolError(f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored")
         assert cell.value is not None
-        cell.value = _tensor(store.array).clone()  # the value it had may still be on its way to somebody
+        cell.value = as_tensor(store.array).clone()  # the value it had may still be on its way to somebody
         cell.clock = store.clock
         self.counts.bytes_in += store.array.nbytes
         yield from self._answer_waiting(cell, cell.clock)
@@ -367,7 +380,7 @@ class Shard:
     def _add(self, rank: int, cell: _Cell, push: m.Push) -> Iterator[Outgoing]:
         assert self._store is not None
         assert cell.value is not None
-        cell.value.add_(_tensor(push.array))
+        cell.value.add_(as_tensor(push.array))
         cell.own[rank] += 1
         self.counts.bytes_in += push.array.nbytes
         self.counts.updates += 1
@@ -423,9 +436,12 @@ class Shard:
 
     def _send_value(self, cell: _Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
         assert cell.value is not None
-        array = cell.value.numpy()
+        array = (cell.value if cell.replica is None else cell.replica.value).numpy()
         if cell.adds_changes:
             array = array.copy()  # the next change may come before the transport has read this one
+        yield from self._send(cell, clock, ranks, array)
+
+    def _send(self, cell: _Cell, clock: int, ranks: Iterable[int], array: m.Payload) -> Iterator[Outgoing]:
         for rank in ranks:
             self.counts.bytes_out += array.nbytes
             value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
@@ -465,7 +481,7 @@ class Shard:
         return cell
 
 
-def _check_size(cell: _Cell, array: m.Array) -> None:
+def _check_size(cell: _Cell, array: m.Payload) -> None:
     if array.size != cell.chunk.size:
         raise RemoteProtocolError(f"{cell.name} has {cell.chunk.size} elements; {array.size} came")
 
@@ -481,13 +497,9 @@ def _update(cell: _Cell, scale: float) -> None:
         update(rule, gradient, history, value, rate=rate, step=step)
 
 
-def _tensor(array: m.Array) -> Tensor:
-    """A tensor over a received array, which is only read. (torch warns about read-only memory: copy that.)"""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-_own_tensor = _tensor
-"""A tensor over a received array, to be written to: nobody else has the memory of a message that has come."""
+def _own_tensor(array: m.Payload) -> Tensor:
+    """A float32 tensor to write to, where possible over the array: nobody else has memory that a message came in."""
+    return as_tensor(array).float()
 
 
 def _difference(mine: StoreSpec, theirs: StoreSpec) -> str:

@@ -3,7 +3,8 @@
 A message is one header frame and then its raw frames; a packet is one or more messages, one after the other:
 
     header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
-    frames   float32 arrays, little endian, or opaque payloads; never copied by this module
+    frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of float32, save those of
+             Push and Value, whose header ends with their precision
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before any
 state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or evaluated.
@@ -22,6 +23,7 @@ import numpy as np
 
 from ps_server import messages as m
 from ps_server.errors import RemoteProtocolError, SpecError
+from ps_server.precision import NUMPY_TYPES
 from ps_server.settings import (
     MAX_TABLES,
     MAX_WORKERS,
@@ -183,6 +185,11 @@ class _Fields:
         (frame,) = self._take_frames(1)
         return _array(frame)
 
+    def payload(self) -> m.Payload:
+        precision = _member(Precision, self.text())
+        (frame,) = self._take_frames(1)
+        return _payload_array(frame, precision)
+
     def payloads(self) -> tuple[bytes, ...]:
         frames = self._take_frames()
         if any(memoryview(frame).nbytes > MAX_PAYLOAD_BYTES for frame in frames):
@@ -206,8 +213,20 @@ def _array(frame: Buffer) -> m.Array:
     return np.frombuffer(frame, dtype="<f4")
 
 
-def _raw(array: m.Array) -> memoryview:
-    return np.ascontiguousarray(array, dtype="<f4").data.cast("B")
+def _payload_array(frame: Buffer, precision: Precision) -> m.Payload:
+    kind = NUMPY_TYPES[precision]
+    if memoryview(frame).nbytes % kind.itemsize:
+        raise RemoteProtocolError(
+            f"a frame of {memoryview(frame).nbytes} bytes is not made of {precision.value}"
+        )
+    return np.frombuffer(frame, dtype=kind)
+
+
+def _raw(array: m.Payload) -> memoryview:
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+_PRECISIONS = {kind: precision.value for precision, kind in NUMPY_TYPES.items()}
 
 
 Written = tuple[Header, Sequence[Buffer]]
@@ -308,10 +327,13 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Welcome: (2, lambda x: ([x.shard], ())),
     m.Create: (3, lambda x: (_write_store(x.store), ())),
     m.Initial: (4, lambda x: ([x.table, x.chunk], [_raw(a) for a in x.arrays])),
-    m.Push: (5, lambda x: ([x.table, x.chunk, x.clock, float(x.rate)], [_raw(x.array)])),
+    m.Push: (
+        5,
+        lambda x: ([x.table, x.chunk, x.clock, float(x.rate), _PRECISIONS[x.array.dtype]], [_raw(x.array)]),
+    ),
     m.Clock: (6, lambda x: ([x.clock], ())),
     m.Get: (7, lambda x: ([x.table, x.chunk, x.clock], ())),
-    m.Value: (8, lambda x: ([x.table, x.chunk, x.clock, x.own], [_raw(x.array)])),
+    m.Value: (8, lambda x: ([x.table, x.chunk, x.clock, x.own, _PRECISIONS[x.array.dtype]], [_raw(x.array)])),
     m.Fresh: (9, lambda x: ([x.clock], ())),
     m.PartialNorm: (10, lambda x: ([x.clock, [[t, c, float(s)] for t, c, s in x.sums]], ())),
     m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
@@ -346,10 +368,10 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
     m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
     m.Create: lambda f: m.Create(_read_store(f)),
     m.Initial: lambda f: m.Initial(_table(f), _chunk(f), f.arrays()),
-    m.Push: lambda f: m.Push(_table(f), _chunk(f), _clock(f), f.number(), f.array()),
+    m.Push: lambda f: m.Push(_table(f), _chunk(f), _clock(f), f.number(), f.payload()),
     m.Clock: lambda f: m.Clock(_clock(f)),
     m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),
-    m.Value: lambda f: m.Value(_table(f), _chunk(f), _clock(f), _clock(f), f.array()),
+    m.Value: lambda f: m.Value(_table(f), _chunk(f), _clock(f), _clock(f), f.payload()),
     m.Fresh: lambda f: m.Fresh(_clock(f)),
     m.PartialNorm: lambda f: m.PartialNorm(_clock(f), _read_sums(f)),
     m.TotalNorm: lambda f: m.TotalNorm(_clock(f), f.any_number()),

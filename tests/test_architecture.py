@@ -110,7 +110,18 @@ def test_imports_point_down_only() -> None:
 
 def test_state_machines_do_no_io() -> None:
     """The thinking half of the server never sees a socket, a thread or the time of day."""
-    pure = ("messages", "clock", "placement", "rules", "schedule", "shard", "session", "settings", "errors")
+    pure = (
+        "messages",
+        "clock",
+        "placement",
+        "precision",
+        "rules",
+        "schedule",
+        "shard",
+        "session",
+        "settings",
+        "errors",
+    )
     forbidden = {"zmq", "socket", "threading", "time", "asyncio", "ps_server.transport", "queue"}
     for name in pure:
         path = ROOT / "ps_server" / f"{name}.py"

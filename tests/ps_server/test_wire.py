@@ -49,9 +49,12 @@ MESSAGES = [
     m.Initial(0, 1, [ONES, 2 * ONES]),
     m.Store(0, 1, 7, ONES),
     m.Push(3, 2, 9, 0.25, ONES),
+    m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.float16)),
+    m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.uint16)),
     m.Clock(4),
     m.Get(1, 0, 5),
     m.Value(1, 0, 5, 4, ONES),
+    m.Value(1, 0, 5, 4, np.ones(3, dtype=np.float16)),
     m.Fresh(6),
     m.PartialNorm(3, ((0, 0, 1.5), (1, 2, 0.0))),
     m.TotalNorm(3, 1.5),
@@ -68,7 +71,7 @@ MESSAGES = [
 def same(a: object, b: object) -> bool:
     """Equality of messages, arrays by their bytes."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.tobytes() == b.tobytes()
+        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     if hasattr(a, "__dataclass_fields__") and type(a) is type(b):
@@ -142,11 +145,13 @@ BROKEN = {
     "clock beyond range": [header(6, HUGE_NUMBER)],
     "worker beyond range": [header(1, HUGE_NUMBER, b"")],
     "text as token": [header(1, 0, "x")],
-    "half a float": [header(5, 0, 0, 0, 0.1, frames=1), b"12345"],
-    "infinite rate": [header(5, 0, 0, 0, float("inf"), frames=1), b"1234"],
-    "rate as integer": [header(5, 0, 0, 0, 1, frames=1), b"1234"],
-    "no data": [header(5, 0, 0, 0, 0.1)],
-    "more frames than came": [header(5, 0, 0, 0, 0.1, frames=2), b"1234"],
+    "half a float": [header(5, 0, 0, 0, 0.1, "float32", frames=1), b"12345"],
+    "half a half": [header(5, 0, 0, 0, 0.1, "float16", frames=1), b"123"],
+    "unknown precision": [header(5, 0, 0, 0, 0.1, "float8", frames=1), b"1234"],
+    "infinite rate": [header(5, 0, 0, 0, float("inf"), "float32", frames=1), b"1234"],
+    "rate as integer": [header(5, 0, 0, 0, 1, "float32", frames=1), b"1234"],
+    "no data": [header(5, 0, 0, 0, 0.1, "float32")],
+    "more frames than came": [header(5, 0, 0, 0, 0.1, "float32", frames=2), b"1234"],
     "no number of frames": [header(6, 1, frames="0")],
     "a negative number of frames": [header(6, 1, frames=-1)],
     "one good message, one bad": [header(6, 1), header(6, -1)],
