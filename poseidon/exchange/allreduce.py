@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
 from poseidon.exchange.buckets import BUCKET_BYTES, Buckets, Flight
 from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
+from poseidon.exchange.traffic import Traffic
 from ps_server import Client, LocalProtocolError, Signal, SignalKind, StoreSpec
 from ps_server.client import TIMEOUT_S
 from ps_server.rules import clip_factor, history_count, sum_of_squares, update
@@ -97,9 +98,9 @@ class AllReduceExchange:
             bucket_bytes=bucket_bytes,
         )
 
-    def _launch(self, buffer: Tensor) -> Flight:
+    def _launch(self, buffer: Tensor, landed: Callable[[], None]) -> Flight:
         assert self._bulk is not None, "the exchange is not open"
-        return self._bulk.sum(buffer)
+        return self._bulk.sum(buffer, landed)
 
     # -- the contract --------------------------------------------------------------------------------------
 
@@ -222,6 +223,10 @@ class AllReduceExchange:
     def signals(self) -> tuple[Signal, ...]:
         """See `Exchange`."""
         return self._wishes.signals
+
+    def traffic(self) -> dict[int, Traffic]:
+        """See `CountsTraffic`."""
+        return self._gradients.traffic() | self._means.traffic()
 
     def close(self) -> None:
         """See `Exchange`."""

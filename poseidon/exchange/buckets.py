@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from poseidon.exchange.traffic import Flights, Traffic
+
 BUCKET_BYTES = 25 * 2**20
 """Large enough that a bucket's latency does not count; torch's DistributedDataParallel has the same."""
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the network starts early in the backward pass (as there)."""
 FLOAT_BYTES = 4
 
-Launch = Callable[[Tensor], "Flight"]
-"""Starts the sum of a buffer over all replicas; returns at once."""
+Launch = Callable[[Tensor, Callable[[], None]], "Flight"]
+"""Starts the sum of a buffer over all replicas, and calls back when it is there; returns at once."""
 Flight = Callable[[], None]
 """Returns once the sum lies in the buffer."""
 
@@ -60,6 +62,7 @@ class _Bucket:
         self.missing = set(indices)
         self.flight: Flight | None = None
         self.summed = False
+        self.launches = 0
 
 
 class Buckets:
@@ -94,6 +97,7 @@ class Buckets:
         self._buckets = [_Bucket(own, _by_index(sizes), device) for own in indices]
         self._of = {index: bucket for bucket in self._buckets for index in bucket.indices}
         self._next = 0
+        self._flights = Flights(max(sizes, default=-1) + 1)
 
     def start(self) -> None:
         """A new iteration: every tensor is missing."""
@@ -109,9 +113,11 @@ class Buckets:
         """A tensor's part is written: its bucket leaves if it is whole and all earlier ones have left."""
         bucket = self._of[index]
         bucket.missing.discard(index)
+        self._flights.depart(index)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             ready = self._buckets[self._next]
-            ready.flight = self._launch(ready.buffer)
+            ready.launches += 1
+            ready.flight = self._launch(ready.buffer, self._landing(ready))
             ready.summed = False
             self._next += 1
 
@@ -121,6 +127,22 @@ class Buckets:
             for index in sorted(bucket.missing, reverse=True):
                 bucket.views[index].zero_()
                 self.filled(index)
+
+    def traffic(self) -> dict[int, Traffic]:
+        """Of each tensor; bytes are those of a ring, in which each replica sends 2 (W - 1) / W of a buffer."""
+        found = {}
+        for index, bucket in self._of.items():
+            size = bucket.views[index].numel() * FLOAT_BYTES * bucket.launches
+            moved = 2 * size * (self._replicas - 1) // self._replicas
+            found[index] = Traffic(bytes_out=moved, bytes_in=moved, on_way_s=self._flights.total_s(index))
+        return found
+
+    def _landing(self, bucket: _Bucket) -> Callable[[], None]:
+        def landed() -> None:
+            for index in bucket.indices:
+                self._flights.arrive(index)
+
+        return landed
 
     def mean(self, index: int) -> Tensor:
         """The tensor's mean over all replicas; waits for its bucket."""

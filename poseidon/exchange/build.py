@@ -197,8 +197,7 @@ def build_exchange(
         )
     else:
         exchange = ServerExchange(client, tensors, store, settings)
-    traffic = None if isinstance(exchange, AllReduceExchange) else exchange
-    return Built(exchange=exchange, plan=plan, store=store, client=client, traffic=traffic)
+    return Built(exchange=exchange, plan=plan, store=store, client=client, traffic=exchange)
 
 
 def _build_local_group(

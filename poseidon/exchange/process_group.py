@@ -118,13 +118,27 @@ class Group:
         self, meeting: MeetingPlace, name: str, place: Place, backend: Backend = Backend.GLOO
     ) -> None:
         self._place = place
+        self._backend = backend
         with peers(f"form the group '{name}'"):
             self._group = _make(dist.PrefixStore(name, meeting.store), place, backend)
 
-    def sum(self, tensor: Tensor) -> Callable[[], None]:
-        """Start summing `tensor` over all processes, in place; the returned function waits for it."""
+    def sum(self, tensor: Tensor, landed: Callable[[], None] | None = None) -> Callable[[], None]:
+        """Start summing `tensor` over all processes, in place.
+
+        Args:
+            tensor: the tensor.
+            landed: called once when the sum is there, from any thread; with NCCL, when it is waited for.
+
+        Returns:
+            A function that waits for it.
+        """
         with peers("sum"):
-            return self._waiter(self._group.allreduce([tensor]), "sum")
+            work = self._group.allreduce([tensor])
+        if landed is None or self._backend is not Backend.GLOO:
+            return self._waiter(work, "sum", landed)
+        arrived = landed
+        work.get_future().add_done_callback(lambda _: arrived())
+        return self._waiter(work, "sum")
 
     def reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Start summing into rank 0's `tensor`; the others' hold nothing of use afterwards."""
@@ -140,10 +154,12 @@ class Group:
         with peers("broadcast"):
             return self._waiter(self._group.broadcast([tensor], options), "broadcast")
 
-    def _waiter(self, work: Any, what: str) -> Callable[[], None]:
+    def _waiter(self, work: Any, what: str, landed: Callable[[], None] | None = None) -> Callable[[], None]:
         def wait() -> None:
             with peers(what):
                 work.wait(self._place.timeout)
+            if landed is not None:
+                landed()
 
         return wait
 

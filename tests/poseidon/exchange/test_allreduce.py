@@ -141,6 +141,21 @@ def test_a_resumed_run_goes_on_from_the_history_of_rank_0() -> None:
     together(2, run)
 
 
+def test_it_counts_what_it_moves() -> None:
+    def run(make: Make, rank: int) -> None:
+        exchange = make(rank, one_tensor(), ExchangeSettings())
+        assert isinstance(exchange, AllReduceExchange)
+        exchange.open(None)
+        for iteration in range(3):
+            step(exchange, iteration, torch.zeros(2, 3))
+        exchange.settle()
+        traffic = exchange.traffic()[0]
+        assert traffic.bytes_out == traffic.bytes_in == 3 * 24  # 2 (W - 1) / W of the tensor
+        exchange.close()
+
+    together(2, run)
+
+
 def test_the_mean_itself_can_be_asked_for() -> None:
     def run(make: Make, rank: int) -> None:
         tensors = [Trained(name="w", tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(kind=RuleKind.MEAN))]
@@ -236,9 +251,9 @@ def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
         launch = exchange._gradients._launch
         if rank == 0:
 
-            def note(buffer: Tensor) -> Flight:
+            def note(buffer: Tensor, landed: Callable[[], None]) -> Flight:
                 left.append("bucket")
-                return launch(buffer)
+                return launch(buffer, landed)
 
             exchange._gradients._launch = note
             net[0].weight.register_hook(lambda _: left.append("backward of the first layer"))

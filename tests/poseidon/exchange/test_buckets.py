@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,12 @@ class Wire:
         self.left: list[list[float]] = []
         self.replicas = replicas
 
-    def __call__(self, buffer: Tensor) -> Flight:
+    def __call__(self, buffer: Tensor, landed: Callable[[], None]) -> Flight:
         self.left.append(buffer.tolist())
 
         def arrive() -> None:
             buffer.mul_(self.replicas)
+            landed()
 
         return arrive
 
@@ -85,3 +88,21 @@ def test_the_buffers_are_the_same_in_every_iteration() -> None:
     for index in (5, 3, 0):
         fill(buckets, index, 1.0)
     assert [buckets.mean(index).data_ptr() for index in (0, 3, 5)] == places
+
+
+def test_traffic_is_counted_tensor_by_tensor() -> None:
+    buckets = three(Wire(4))
+    for _ in range(2):
+        buckets.start()
+        for index in (5, 3, 0):
+            fill(buckets, index, 1.0)
+        for index in (0, 3, 5):
+            buckets.mean(index)
+    traffic = buckets.traffic()
+    # 2 iterations of 2 * 3/4 of 4 or 8 bytes
+    assert {index: (t.bytes_out, t.bytes_in) for index, t in traffic.items()} == {
+        0: (12, 12),
+        3: (12, 12),
+        5: (24, 24),
+    }
+    assert all(t.on_way_s > 0 for t in traffic.values())
