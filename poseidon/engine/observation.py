@@ -97,7 +97,9 @@ class Observation:
         )
 
     def close(self) -> None:
-        """Tell the last, leave the exchange, and end the trace."""
+        """Tell the last, leave the exchange, and end the trace. Safe to call twice."""
+        if self._over.is_set():
+            return
         self._over.set()
         self._thread.join()
         if self._hooks is not None:

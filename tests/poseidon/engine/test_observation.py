@@ -72,11 +72,13 @@ def observe(
     iterate(seen)
     layer(torch.ones(1, 2)).sum().backward()
     seen.close()
+    seen.close()
     return told, layer
 
 
 def test_the_last_word_comes_at_the_end_and_the_launcher_understands_it() -> None:
     told, _ = observe(Scheme.SERVER, Scheme.LOCAL, counts=True)
+    assert len(told) == 1
     said = parse_worker(told[-1])
     assert said is not None
     assert said.iterations == 1
