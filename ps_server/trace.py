@@ -32,6 +32,8 @@ MOST_WAITING = 200_000
 """Events between two writings: some 20 MB."""
 MOST_EVENTS = 2_000_000
 """Events of a file: some 250 MB, about what a viewer takes in."""
+MOST_NAMES = 20_000
+"""Names whose text is kept: those of layers and tables come again, those of iterations do not."""
 _QUARTER_NS = 250
 """Microseconds since 1970 have 51 bits before the point; a double keeps two more behind it."""
 
@@ -137,7 +139,7 @@ class Trace:
         self._left = most_events
         self._dropped = 0
         self._pid = os.getpid()
-        self._since_1970_ns = time.time_ns() - time.perf_counter_ns()
+        self._lines = _Lines(self._pid, since_1970_ns=time.time_ns() - time.perf_counter_ns())
         self._file = path.open("w", encoding="utf-8")
         head = [json.dumps(event) for event in describe_process(self._pid, process, order)]
         self._file.write("[\n" + ",\n".join(head))
@@ -198,7 +200,7 @@ class Trace:
                 self._dropped += 1
                 continue
             self._left -= 1
-            lines.append(json.dumps(_as_json(event, self._pid, self._since_1970_ns)))
+            lines.append(self._lines.make(event))
         if lines:
             self._file.write(",\n" + ",\n".join(lines))
             self._file.flush()
@@ -243,29 +245,38 @@ def describe_process(pid: int, name: str, order: int) -> list[dict[str, object]]
     return events
 
 
-def _as_json(event: _Span | _Count, pid: int, since_1970_ns: int) -> dict[str, object]:
-    if len(event) == 3:
-        name, at_ns, values = event
-        return {
-            "ph": "C",
-            "name": name,
-            "pid": pid,
-            "ts": _quarters(at_ns + since_1970_ns) / 4,
-            "args": values,
-        }
-    track, kind, name, began_ns, ended_ns, facts = event
-    began = _quarters(began_ns + since_1970_ns)
-    line: dict[str, object] = {
-        "ph": "X",
-        "name": f"{kind} {name}",
-        "cat": kind,
-        "pid": pid,
-        "tid": track.value,
-        "ts": began / 4,
-        "dur": (_quarters(ended_ns + since_1970_ns) - began) / 4,
-    }
-    return {**line, "args": facts} if facts else line
+class _Lines:
+    """Makes the text of events, of which a job has some million: what comes again is encoded once.
 
+    Args:
+        pid: of the process.
+        since_1970_ns: what to add to times.
+    """
 
-def _quarters(time_ns: int) -> int:
-    return time_ns // _QUARTER_NS
+    def __init__(self, pid: int, since_1970_ns: int) -> None:
+        self._pid = pid
+        self._since_1970_ns = since_1970_ns
+        self._heads: dict[tuple[str, str, Track], str] = {}
+
+    def make(self, event: _Span | _Count) -> str:
+        """One event as JSON."""
+        if len(event) == 3:
+            name, at_ns, values = event
+            at = self._quarters(at_ns) / 4
+            return json.dumps({"ph": "C", "name": name, "pid": self._pid, "ts": at, "args": values})
+        track, kind, name, began_ns, ended_ns, facts = event
+        head = self._heads.get((kind, name, track)) or self._head(kind, name, track)
+        began = self._quarters(began_ns)
+        lasted = self._quarters(ended_ns) - began
+        args = f', "args": {json.dumps(facts)}' if facts else ""
+        return f'{head}, "ts": {began / 4!r}, "dur": {lasted / 4!r}{args}}}'
+
+    def _head(self, kind: str, name: str, track: Track) -> str:
+        event = {"ph": "X", "name": f"{kind} {name}", "cat": kind, "pid": self._pid, "tid": track.value}
+        head = json.dumps(event).removesuffix("}")
+        if len(self._heads) < MOST_NAMES:
+            self._heads[kind, name, track] = head
+        return head
+
+    def _quarters(self, time_ns: int) -> int:
+        return (time_ns + self._since_1970_ns) // _QUARTER_NS

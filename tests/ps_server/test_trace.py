@@ -42,6 +42,17 @@ def test_each_event_has_the_keys_of_the_format(tmp_path: Path) -> None:
     assert counter["ts"] >= span["ts"]
 
 
+def test_names_and_facts_are_text_of_any_kind(tmp_path: Path) -> None:
+    odd = 'a "b" \\ \n \u00e9{}'
+    trace = Trace(tmp_path / "t.json", process=odd)
+    for _ in range(2):
+        trace.span(Track.SEND, "send", odd, trace.now(), fact=odd, number=1.5)
+    trace.close()
+    sent = [event for event in events(tmp_path / "t.json") if event["ph"] == "X"]
+    assert [event["name"] for event in sent] == [f"send {odd}"] * 2
+    assert sent[0]["args"] == {"fact": odd, "number": 1.5}
+
+
 def test_every_track_has_a_name() -> None:
     named = [event for event in describe_process(1, "shard 0", 0) if event["name"] == "thread_name"]
     assert [event["tid"] for event in named] == [track.value for track in Track]
