@@ -27,6 +27,7 @@ from poseidon.cli import (
     plot,
     prepare_cifar10,
     ps,
+    run,
     stats,
     test,
     time,
@@ -39,6 +40,7 @@ from poseidon.errors import PoseidonError
 
 COMMANDS = (
     train,
+    run,
     test,
     time,
     extract_features,

@@ -71,8 +71,11 @@ class Group(ABC):
         self._workplace = workplace
         self._together = together
         settings = ExchangeSettings(clip=together.clip)
-        built = build_exchange(together.tensors, settings, workplace.member, workplace.connect)
-        self._exchange = built.exchange
+        built = build_exchange(
+            together.tensors, settings, workplace.member, workplace.connect, trace=workplace.trace
+        )
+        self._seen = workplace.observe(built, module)
+        self._exchange = self._seen.exchange
         self._handles: list[RemovableHandle] = []
         self._hooks: Hooks | None = None
         self._steps = 0
@@ -80,6 +83,7 @@ class Group(ABC):
         self._in_backward = False
         self._begun = False
         self._settled = True
+        self._closed = False
         try:
             self._exchange.open(None)
             self._make_alike(together.rest)
@@ -87,7 +91,7 @@ class Group(ABC):
         except BaseException:
             self.close()
             raise
-        workplace.on_open(built, together.tensors)
+        workplace.on_open(built, self._exchange)
 
     # -- for the user's loop -------------------------------------------------------------------------------
 
@@ -170,13 +174,16 @@ class Group(ABC):
 
     def close(self) -> None:
         """Leave the others and take the hooks off the module. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         if self._hooks is not None:
             self._hooks.close()
             self._hooks = None
-        self._exchange.close()
+        self._seen.close()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -195,7 +202,7 @@ class Group(ABC):
         return 0.0
 
     def _end_iteration(self) -> None:
-        """Send what has not left, and end the iteration.
+        """Send what has not left, and end the iteration; the step counts as finished.
 
         Raises:
             UsageError: there was no backward pass.
@@ -211,10 +218,15 @@ class Group(ABC):
         self._exchange.finish()
         self._begun = self._settled = False
         self._passes = 0
-
-    def _step_is_over(self) -> None:
         self._steps += 1
         self._workplace.on_step(self._steps)
+
+    def _begin(self) -> None:
+        """Begin an iteration."""
+        assert self._hooks is not None
+        self._begun = True
+        self._exchange.start(self._steps, self._rate())
+        self._hooks.start()
 
     # -- within --------------------------------------------------------------------------------------------
 
@@ -242,7 +254,12 @@ class Group(ABC):
             if source.requires_grad:
                 self._handles.append(source.register_post_accumulate_grad_hook(self._gradient_is_there))
         self._hooks = Hooks(
-            module, together.tensors, self._exchange, passes=together.passes, sources=together.sources
+            module,
+            together.tensors,
+            self._exchange,
+            passes=together.passes,
+            wait_free=self._workplace.wait_free,
+            sources=together.sources,
         )
         for child in module.modules():
             own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
@@ -253,12 +270,6 @@ class Group(ABC):
     def _forward_begins(self, module: nn.Module, arguments: object) -> None:
         if not self._begun and (torch.is_grad_enabled() or not self._settled):
             self._begin()
-
-    def _begin(self) -> None:
-        assert self._hooks is not None
-        self._begun = True
-        self._exchange.start(self._steps, self._rate())
-        self._hooks.start()
 
     def _watch_outputs(self, module: nn.Module, arguments: object, outputs: object) -> None:
         """A net of which all weights travel as factors accumulates no gradient that would tell of a pass."""

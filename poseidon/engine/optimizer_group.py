@@ -94,7 +94,9 @@ class OptimizerGroup(Group):
             UsageError: there was no backward pass.
         """
         self._end_iteration()
-        self._exchange.settle()
+        self._begin()
+        assert self._hooks is not None
+        self._hooks.wait()
         self._settled = self._averaged = True
         for parameter, mean in self._means.items():
             parameter.grad = mean.data
@@ -107,7 +109,6 @@ class OptimizerGroup(Group):
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._averaged = False
-        self._step_is_over()
 
 
 def _parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:

@@ -83,7 +83,6 @@ class RuleGroup(Group):
     def step(self) -> None:
         """See `Group`. The new parameters come while the next forward pass runs."""
         self._end_iteration()
-        self._step_is_over()
 
     def _rate(self) -> float:
         return self._rule.rate(self._steps) if self._set_rate is None else self._set_rate

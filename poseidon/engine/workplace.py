@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+from torch import nn
 
 from poseidon.errors import JobError
-from poseidon.exchange.base import Trained
+from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Connect, Membership
 from poseidon.layers.base import CPU
+from ps_server.trace import NO_TRACE, Tracer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,33 @@ class ThisWorker:
     rank: int = 0
     size: int = 1
     device: torch.device = CPU
+
+
+class Observed(Protocol):
+    """An exchange that is looked at while it works."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """What to train with."""
+
+    def close(self) -> None:
+        """Close the exchange, and tell the last of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unobserved:
+    """An exchange that nobody looks at."""
+
+    exchange: Exchange
+
+    def close(self) -> None:
+        """Close the exchange."""
+        self.exchange.close()
+
+
+def unobserved(built: Built, module: nn.Module) -> Observed:
+    """The default of `Workplace.observe`."""
+    return Unobserved(built.exchange)
 
 
 def _alone() -> tuple[str, ...]:
@@ -44,12 +74,18 @@ class Workplace:
         worker: this one.
         member: what its exchange must know.
         connect: waits for the shards' addresses.
-        on_open: told of the exchange, once it is open, and of the tensors.
+        wait_free: gradients leave while the backward pass still runs.
+        trace: told of what is sent and received.
+        observe: puts an observer around the exchange of a module.
+        on_open: told of the exchange once it is open: what was built, and what to train with.
         on_step: told of the number of finished steps after each; cheap.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)
     member: Membership = field(default_factory=Membership)
     connect: Connect = _alone
-    on_open: Callable[[Built, list[Trained]], None] = _nothing
+    wait_free: bool = True
+    trace: Tracer = NO_TRACE
+    observe: Callable[[Built, nn.Module], Observed] = unobserved
+    on_open: Callable[[Built, Exchange], None] = _nothing
     on_step: Callable[[int], None] = _nothing

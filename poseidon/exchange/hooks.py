@@ -82,6 +82,11 @@ class Hooks:
             self._wait(index)
         self._start_pass()
 
+    def wait(self) -> None:
+        """Wait for every tensor now, in their order."""
+        for index in sorted(self._waiting):
+            self._wait(index)
+
     def next_pass(self) -> None:
         """A backward pass of this iteration has ended."""
         self._pass += 1

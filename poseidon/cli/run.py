@@ -1,0 +1,76 @@
+"""`poseidon run`: start a script of the user's on every worker of a machinefile, and stay with the job.
+
+poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py --epochs=2
+
+In the script `poseidon.distribute` brings the workers together.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from poseidon.cli.job import Job, add_job_flags, run_from_flags
+from poseidon.cluster.plan import WorkerPlan, devices_from_flag
+from poseidon.engine.document import ScriptDocument
+from poseidon.errors import UsageError
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `run` to the commands."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a script that trains any torch module",
+        description="Run a Python script on every worker of a machinefile; poseidon.distribute, called in it, trains "
+        "a torch module on all of them together. Flags stand before the script; what follows it is the script's.",
+    )
+
+    def flag(name: str, **settings: object) -> None:
+        parser.add_argument(f"--{name}", f"-{name}", dest=name, **settings)  # type: ignore[arg-type]
+
+    add_job_flags(flag)
+    parser.add_argument("script", metavar="SCRIPT", help="the script")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments, handed on as they are"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a script on every worker.
+
+    Raises:
+        PoseidonError: a mistake in the flags, or the job failed.
+    """
+    return run_from_flags(arguments, _ScriptJob)
+
+
+class _ScriptJob(Job):
+    """A job that runs a script; see `Job`."""
+
+    worker_module = "poseidon.engine.script"
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self._script = Path(flags.script)
+        if not self._script.is_file():
+            raise UsageError(f"there is no script {self._script}")
+        devices = devices_from_flag(flags.gpu, available=torch.cuda.device_count())
+        super().__init__(flags, title=self._script.name, stem=self._script.stem, devices=devices)
+
+    def document(self, role: WorkerPlan) -> ScriptDocument:
+        """See `Job`."""
+        return ScriptDocument(
+            **asdict(self.worker_document(role)),
+            script=str(self._script.absolute()),
+            arguments=tuple(self._flags.arguments),
+        )
+
+    def background_words(self, added: Sequence[str]) -> list[str]:
+        """See `Job`. The script and its own words stay last, and as they are."""
+        words, kept = list(self._flags.words), len(self._flags.arguments) + 1
+        own = [word for word in words[:-kept] if word.lstrip("-") != "background"]
+        return [*own, *added, *words[-kept:]]
