@@ -3,6 +3,7 @@
 poseidon stats
 poseidon stats cifar10_quick-20260105-204016-3f9a1c
 poseidon stats output/cifar10_quick-20260105-204016-3f9a1c --trace=job.json
+poseidon stats output/cifar10_quick-20260105-204016-3f9a1c --picture=iteration.svg
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from pathlib import Path
 
 from poseidon.cli.kill import read_records
 from poseidon.cluster.registry import JobRecord, Registry
-from poseidon.errors import JobError
+from poseidon.errors import JobError, UsageError
+from poseidon.metrics.curves import KINDS
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.statistics_tables import job_tables
-from poseidon.metrics.trace_merge import merge, trace_files
+from poseidon.metrics.trace_iteration import view_iteration
+from poseidon.metrics.trace_merge import merge, read_trace, trace_files
+from poseidon.metrics.trace_picture import draw_iteration
 from poseidon.settings import read_settings
+from poseidon.snapshot.files import write_atomically
 
 OUTPUT = Path("output")
 """Where `poseidon train` puts jobs' folders unless it is told otherwise."""
@@ -35,6 +40,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="put the traces of a job (train --trace) into one file"
     )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="draw an iteration from its trace; PNG, SVG or PDF by its ending",
+    )
+    parser.add_argument("--iteration", type=int, metavar="N", help="which one (the one in the middle)")
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="of which worker (0)")
     parser.set_defaults(run=run)
 
 
@@ -43,10 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         JobError: there is no such job, or it has said nothing yet, or has no traces.
+        UsageError: the picture's ending is none that can be drawn.
     """
     folder = _folder(arguments.job)
     if arguments.trace is not None:
         print(_merge(folder, arguments.trace))
+        return 0
+    if arguments.picture is not None:
+        _draw(folder, arguments.picture, arguments.rank, arguments.iteration)
         return 0
     path = folder / FILE_NAME
     if not path.exists():
@@ -83,6 +100,19 @@ def _newest(records: list[JobRecord]) -> Path:
             f"no job is running, and {OUTPUT}/ holds none that has ended; expected a job's id or its output folder"
         )
     return max(ended)[1]
+
+
+def _draw(folder: Path, target: Path, rank: int, iteration: int | None) -> None:
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        raise UsageError(f"--picture={target}: expected a name that ends in .{', .'.join(KINDS)}")
+    source = folder / f"trace_worker_{rank}.json"
+    if source not in trace_files(folder):
+        raise JobError(f"{folder} holds no trace of worker {rank}")
+    view = view_iteration(read_trace(source), iteration)
+    title = f"worker {rank}, iteration {view.iteration}: {view.length_ms:.1f} ms, and the next one"
+    write_atomically(target, draw_iteration(view, title=title, kind=kind))
+    print(f"{target}: {title}")
 
 
 def _merge(folder: Path, target: Path) -> str:

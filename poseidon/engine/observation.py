@@ -89,8 +89,7 @@ class Observation:
         return WorkerStatistics(
             iterations=measured.iterations,
             tensors=tuple(
-                _tensor(choice, measured, traffic.get(choice.index), speaks=built.client is not None)
-                for choice in built.plan.choices
+                _tensor(choice, measured, traffic.get(choice.index)) for choice in built.plan.choices
             ),
             other_bytes_out=totals.other_bytes_out if totals else 0,
             other_bytes_in=totals.other_bytes_in if totals else 0,
@@ -131,18 +130,14 @@ def closing_table(workers: Sequence[WorkerStatistics]) -> list[str]:
     return [f"per iteration, {largest}:", *tensor_table(rows, largest=LARGEST)]
 
 
-def _tensor(
-    choice: Choice, measured: MeasuredExchange, traffic: Traffic | None, *, speaks: bool
-) -> TensorStatistics:
-    """One tensor; where nobody counts its bytes, those of the formula of an all-reduce."""
+def _tensor(choice: Choice, measured: MeasuredExchange, traffic: Traffic | None) -> TensorStatistics:
+    """One tensor; its bytes are not known where another worker speaks for this one."""
     waited_s = measured.waited_s[choice.index]
     bytes_out = bytes_in = None
     hidden_s = None
     if traffic is not None:
         bytes_out, bytes_in = traffic.bytes_out, traffic.bytes_in
         hidden_s = max(0.0, traffic.on_way_s - waited_s)
-    elif choice.scheme is Scheme.ALLREDUCE and speaks:
-        bytes_out = bytes_in = choice.bytes // 2 * measured.iterations
     return TensorStatistics(
         name=choice.name,
         scheme=choice.scheme.value,

@@ -92,6 +92,40 @@ def test_traces_become_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def traced_iterations(made: Path) -> None:
+    trace = Trace(made / "trace_worker_0.json", process="worker 0")
+    for i in range(3):
+        began = trace.now()
+        trace.span(Track.COMPUTE, "wait", "fc.0", trace.now())
+        trace.span(Track.COMPUTE, "iteration", str(i), began)
+    trace.close()
+
+
+def test_an_iteration_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    traced_iterations(folder("one-1"))
+    assert main(["stats", "one-1", "--picture=p.svg"]) == 0
+    assert capsys.readouterr().out.startswith("p.svg: worker 0, iteration 1: ")
+    assert "<svg" in Path("p.svg").read_text(encoding="utf-8")
+    assert main(["stats", "one-1", "--picture=p.png", "--iteration=0"]) == 0
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--picture=p.gif"], 2, "expected a name that ends in .png"),
+        (["--picture=p.svg", "--iteration=7"], 1, "it holds 0 to 1"),
+        (["--picture=nowhere/p.svg"], 1, "cannot write nowhere/p.svg"),
+    ],
+)
+def test_pictures_that_cannot_be_made(
+    flags: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traced_iterations(folder("one-1"))
+    assert main(["stats", "one-1", *flags]) == code
+    assert words in capsys.readouterr().err
+
+
 def write_nonsense() -> None:
     Path("nonsense").mkdir()
     (Path("nonsense") / FILE_NAME).write_text("{")
@@ -110,6 +144,9 @@ def write_nonsense() -> None:
         (["nonsense", "--trace=all.json"], "is not a trace"),
         (["nonsense", "--trace=nowhere/all.json"], "cannot write nowhere/all.json"),
         (["nonsense", "--trace=nonsense/trace_worker_0.json"], "is one of the job's own traces"),
+        (["nonsense", "--picture=a.svg"], "is not a trace"),
+        (["nonsense", "--picture=a.svg", "--rank=3"], "holds no trace of worker 3"),
+        (["home", "--picture=a.svg"], "home holds no traces"),
     ],
 )
 def test_what_it_cannot_show(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
