@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ps_server.bandwidth import ChangeLog
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
 from ps_server.messages import Array, Message, Signal, SignalKind, Value
 from ps_server.meters import ClientMeter
@@ -45,6 +46,8 @@ class Client:
         timeout_s: longest time that any call waits.
         trace: told of each message sent and received; closed by whoever made it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
+        bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
+            what matters most leaves first (`bandwidth.py`). None: all leave at once.
 
     Example::
 
@@ -67,8 +70,11 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         trace: Tracer = NO_TRACE,
         prioritized: bool = True,
+        bandwidth_mbps: float | None = None,
     ) -> None:
-        self._session = Session(rank, store, token)
+        log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
+        self._session = Session(rank, store, token, log=log)
+        self._keeps_back = log is not None
         self._trace = trace
         self._meter = ClientMeter(store)
         self._names = [table.name for table in store.tables]
@@ -122,6 +128,8 @@ class Client:
         self._meter.pushed(table)
         payload = self._session.on_the_wire(table, array)
         self._do(lambda: self._session.push(table, payload, rate))
+        if self._keeps_back:
+            self._transport.wake()
 
     def clock(self) -> None:
         """Finish an iteration. Every table must have been pushed in it."""
@@ -294,8 +302,9 @@ class Client:
     def _pump(self) -> None:
         try:
             while not self._closing:
+                wait_s = self._release()
                 self._send_waiting()
-                self._receive(POLL_S)
+                self._receive(wait_s)
             self._send_rest()
         except ServerError as error:
             self._fail(error)
@@ -303,6 +312,15 @@ class Client:
             lost = PeerLost(f"the connection of worker {self._session.rank} failed: {error!r}")
             lost.__cause__ = error
             self._fail(lost)
+
+    def _release(self) -> float:
+        """Queue what the budget allows of what is kept back; returns the seconds until it allows more."""
+        if not self._keeps_back:
+            return POLL_S
+        with self._changed:
+            self._add(self._session.release(time.monotonic()))
+            wait_s = self._session.release_in_s(time.monotonic())
+        return POLL_S if wait_s is None else min(wait_s, POLL_S)
 
     def _send_rest(self) -> None:
         deadline = time.monotonic() + LINGER_S

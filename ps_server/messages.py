@@ -67,13 +67,17 @@ class Initial:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Worker -> shard: one chunk's gradient (staleness 0) or change (staleness > 0) of iteration `clock`."""
+    """Worker -> shard: one chunk's gradient (staleness 0) or change (staleness > 0) of iteration `clock`.
+
+    Under `SSPAggr` it may be the sum of `count` iterations' changes, from `clock` on.
+    """
 
     table: int
     chunk: int
     clock: int
     rate: float
     array: Payload
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Worker -> shard: I have finished `clock` iterations, and have sent all their pushes."""
+    """Worker -> shard: I have finished `clock` iterations, and have sent all their pushes; counted without a gap."""
 
     clock: int
 

@@ -10,7 +10,8 @@ Laws, where a store's precision is float16 or bfloat16:
   is taken from that copy, which is the same feedback: the workers' value never drifts from the shard's, is as close to
   it as one rounding of one change, not of the value, and has the same bits on every worker.
 * In float32 stay: first values and history, values of staleness > 0 (each worker meets them at another moment), values
-  that are asked for (`SSP`: changes that nobody asked for would be missed), averaged tables, and copies.
+  that are asked for (`SSP`: changes that nobody asked for would be missed), changes that are kept back and added up
+  (`SSPAggr`), averaged tables, and copies.
 * float16 ends at 65,504: what is larger is sent as that, and the rest with what comes next.
 
 On the wire and in messages a bfloat16 array is numpy's uint16, as numpy has no such type.
@@ -42,7 +43,8 @@ _TORCH_TYPES = {
 
 def of_pushes(store: StoreSpec, table: TableSpec) -> Precision:
     """How a table's gradients or changes cross the wire."""
-    return store.precision if table.keeping is Keeping.GRADIENTS else Precision.FLOAT32
+    added_up = table.staleness > 0 and store.consistency is Consistency.SSP_AGGR
+    return store.precision if table.keeping is Keeping.GRADIENTS and not added_up else Precision.FLOAT32
 
 
 def of_values(store: StoreSpec, table: TableSpec) -> Precision:

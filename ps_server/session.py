@@ -5,6 +5,9 @@ Laws:
 * Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
 * Read my writes: at staleness > 0 a value holds the worker's own changes too; those that the shard had not
   yet added when it sent the value are added again here, from the log of own changes.
+* Under `SSPAggr` with a budget, changes may be kept back and leave added up (`bandwidth.py`). At clock c everything of
+  iterations < c + 1 - s has left, so no worker that has finished as much as this one waits for it; and `Clock` tells
+  the shards how many iterations they have all changes of, so the bound holds whatever is kept back.
 * A pushed array is held, and must not be written to, until the shard has it (staleness 0: until the next
   value of its chunk arrives; staleness > 0: until a value that includes it arrives).
 * A table of staleness 0 may be bound to its reader's array: values are then written where they belong as they come,
@@ -13,12 +16,14 @@ Laws:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ps_server import messages as m
+from ps_server.bandwidth import ChangeLog
 from ps_server.clock import needed_clock
 from ps_server.errors import LocalProtocolError, RemoteProtocolError, SpecError
 from ps_server.placement import Chunk, place
@@ -43,19 +48,35 @@ class Piece(NamedTuple):
     changes: tuple[m.Payload, ...]
 
 
+class Held(NamedTuple):
+    """A push that has left: so many of this worker's changes."""
+
+    array: m.Payload
+    iterations: int
+
+
 class _Copy:
     """What this worker knows of one chunk."""
 
-    __slots__ = ("asked", "chunk", "clock", "held", "own", "pushed", "unread")
+    __slots__ = ("asked", "chunk", "clock", "held", "own", "pushed", "sent", "unread")
 
     def __init__(self, chunk: Chunk, clock: int) -> None:
         self.chunk = chunk
         self.clock = -1  # no value has come
         self.own = clock  # own pushes that the last value includes
         self.pushed = clock  # own pushes so far
+        self.sent = clock  # own pushes that have left
         self.unread: m.Payload | None = None
-        self.held: list[m.Payload] = []  # own pushes number own, own + 1, ...
+        self.held: deque[Held] = deque()  # own pushes number own, own + 1, ..., sent - 1
         self.asked = -1  # the highest clock asked for
+
+    def includes(self, own: int) -> bool:
+        """Whether a value may come that includes so many own pushes: those that have left, each wholly or not at all."""
+        at = self.own
+        pushes = iter(self.held)
+        while at < own and (push := next(pushes, None)) is not None:
+            at += push.iterations
+        return at == own
 
 
 def _feedback(store: StoreSpec, table: TableSpec) -> Feedback | None:
@@ -76,9 +97,12 @@ class Session:
         rank: this worker's rank.
         store: the store, the same on every worker.
         token: the job's secret.
+        log: under `SSPAggr`, what keeps changes back (`bandwidth.py`); None: everything leaves at once.
     """
 
-    def __init__(self, rank: int, store: StoreSpec, token: bytes = b"") -> None:
+    def __init__(
+        self, rank: int, store: StoreSpec, token: bytes = b"", *, log: ChangeLog | None = None
+    ) -> None:
         if not 0 <= rank < store.workers:
             raise SpecError(f"rank is {rank}; expected 0 to {store.workers - 1}")
         self.rank = rank
@@ -86,6 +110,8 @@ class Session:
         self.clock = store.start_clock
         self.signals: list[m.Signal] = []
         self._token = token
+        self._log = log if store.consistency is Consistency.SSP_AGGR else None
+        self._told_clock = store.start_clock
         self._placement = place(store.tables, store.shards, store.shares)
         self._copies = tuple(
             tuple(_Copy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
@@ -174,10 +200,55 @@ class Session:
         for copy in self._copies[table]:
             chunk = copy.chunk
             part = array[chunk.start : chunk.stop]
-            copy.held.append(part)
             copy.pushed += 1
-            outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, self.clock, rate, part)))
+            if self._log is not None and self.store.tables[table].adds_changes:
+                self._log.add((table, chunk.index), self.clock, np.asarray(part, np.float32))
+            else:
+                copy.sent += 1
+                copy.held.append(Held(part, 1))
+                outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, self.clock, rate, part)))
         return outgoing
+
+    def release(self, now_s: float) -> list[Addressed]:
+        """Send early what the budget allows of the changes that are kept back."""
+        if self._log is None:
+            return []
+        outgoing = [self._send_kept(key) for key in self._log.affordable(now_s)]
+        return [*outgoing, *self._tell_clock()] if outgoing else []
+
+    def release_in_s(self, now_s: float) -> float | None:
+        """Seconds until `release` has something to send; None when nothing is kept back."""
+        return None if self._log is None else self._log.wait_s(now_s)
+
+    def _send_kept(self, key: tuple[int, int]) -> Addressed:
+        assert self._log is not None
+        first, count, array = self._log.take(key)
+        copy = self._copies[key[0]][key[1]]
+        copy.held.append(Held(array, count))
+        copy.sent = first + count
+        return Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
+
+    def _send_due(self, before: Callable[[TableSpec], int]) -> list[Addressed]:
+        """Send what is kept back of iterations before `before(table)`, and tell the clock that this makes true."""
+        if self._log is None:
+            return []
+        due = [
+            key for table, spec in enumerate(self.store.tables) for key in self._log.due(table, before(spec))
+        ]
+        return [*(self._send_kept(key) for key in due), *self._tell_clock()]
+
+    def _tell_clock(self) -> list[Addressed]:
+        """Tell the shards how many iterations they have all changes of."""
+        sent = [
+            c.sent
+            for (row, t) in zip(self._copies, self.store.tables, strict=True)
+            if t.adds_changes
+            for c in row
+        ]
+        reached = min([self.clock, *sent])
+        clocks = range(self._told_clock + 1, reached + 1)
+        self._told_clock = max(self._told_clock, reached)
+        return [Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
 
     def tick(self) -> list[Addressed]:
         """Finish an iteration. Every table must have been pushed."""
@@ -185,11 +256,19 @@ class Session:
             if spec.keeping is not Keeping.COPY and row[0].pushed != self.clock + 1:
                 raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
         self.clock += 1
-        return [Addressed(shard, m.Clock(self.clock)) for shard in self._clocked]
+        if self._log is None:
+            return self._tell_clock()
+        # Another worker that has finished as much as this one does not wait for what is kept back.
+        return self._send_due(lambda table: needed_clock(self.clock + 1, table.staleness))
 
     def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
-        """Under `SSP`: ask for the chunks that are too old to be read. Under `SSPPush` they come unasked."""
+        """Under `SSP`: ask for the chunks that are too old to be read. Under `SSPPush` they come unasked.
+
+        Under `SSPAggr` with a bound of the reader's own: all workers read so, and need what this one keeps back.
+        """
         spec = self.store.tables[table]
+        if staleness is not None and self._log is not None and spec.adds_changes:
+            return self._send_due(lambda other: self.clock - staleness)
         if self.store.consistency is not Consistency.SSP or spec.keeping is Keeping.COPY:
             return []
         needed = self._needed(table, staleness)
@@ -257,7 +336,8 @@ class Session:
 
     def leave(self) -> list[Addressed]:
         """Say goodbye to every shard."""
-        return [Addressed(shard, m.Leave()) for shard in range(self.store.shards)]
+        rest = self._send_due(lambda table: self.clock + 1)
+        return [*rest, *(Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
 
     def bind(self, table: int, out: m.Array) -> None:
         """Let `land` write the values of a table of staleness 0 to `out`."""
@@ -332,8 +412,10 @@ class Session:
         copy = self._fitting(shard, value)
         if value.clock < copy.clock:
             return
-        del copy.held[: value.own - copy.own]
-        copy.own = value.own
+        while copy.own < value.own:
+            copy.own += copy.held.popleft().iterations
+        if self._log is not None and self.store.tables[value.table].adds_changes:
+            self._log.value((value.table, value.chunk), np.asarray(value.array, np.float32))
         copy.clock = value.clock
         bound = self._bound[value.table]
         if bound is None:
@@ -343,7 +425,7 @@ class Session:
 
     def _fitting(self, shard: int, value: m.Value) -> _Copy:
         copy = self._known(shard, value.table, value.chunk)
-        if value.array.size != copy.chunk.size or not copy.own <= value.own <= copy.pushed:
+        if value.array.size != copy.chunk.size or not copy.includes(value.own):
             raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
         if value.array.dtype != np.float32:
             kind = NUMPY_TYPES[of_values(self.store, self.store.tables[value.table])]
@@ -406,10 +488,16 @@ class Session:
         pieces = []
         for copy in self._copies[table]:
             if copy.unread is not None:
-                changes = tuple(copy.held) if self.store.tables[table].adds_changes else ()
+                changes = self._own_changes(copy) if self.store.tables[table].adds_changes else ()
                 pieces.append(Piece(copy.chunk.start, copy.chunk.stop, copy.unread, changes))
                 copy.unread = None
         return pieces
+
+    def _own_changes(self, copy: _Copy) -> tuple[m.Payload, ...]:
+        """What this worker has changed and the last value does not include."""
+        kept = None if self._log is None else self._log.peek((copy.chunk.table, copy.chunk.index))
+        sent = tuple(push.array for push in copy.held)
+        return sent if kept is None else (*sent, kept)
 
     def history(self, table: int) -> list[m.Array] | None:
         """The history asked for, put together, or None while parts are missing."""

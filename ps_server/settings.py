@@ -28,7 +28,7 @@ class Consistency(Enum):
     SSP_PUSH = "SSPPush"
     """The shard sends every changed chunk to every worker as soon as the slowest clock moves."""
     SSP_AGGR = "SSPAggr"
-    """As SSPPush, but workers keep their changes back and send them as a bandwidth budget allows."""
+    """As SSPPush, but workers with a bandwidth budget keep back, added up, what the bound does not need yet."""
 
 
 class Keeping(Enum):

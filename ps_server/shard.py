@@ -294,6 +294,8 @@ class Shard:
         if cell.adds_changes:
             yield from self._add(rank, cell, push)
             return
+        if push.count != 1:
+            raise RemoteProtocolError(f"worker {rank} pushes {push.count} iterations of {cell.name} at once")
         if push.clock != cell.clock:
             raise RemoteProtocolError(f"worker {rank} pushes {cell.name} again before its new value came")
         if any(count > cell.clock for count in cell.own) and push.rate != cell.rate:
@@ -381,7 +383,7 @@ class Shard:
         assert self._store is not None
         assert cell.value is not None
         cell.value.add_(as_tensor(push.array))
-        cell.own[rank] += 1
+        cell.own[rank] += push.count
         self.counts.bytes_in += push.array.nbytes
         self.counts.updates += 1
         cell.stale.update(worker for worker in range(self._workers) if worker != rank)
@@ -397,14 +399,18 @@ class Shard:
             yield from self._send_value(cell, cell.clock, sorted(workers))
 
     def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
+        assert self._store is not None
+        early = (
+            self._store.consistency is Consistency.SSP_AGGR
+        )  # pushes may come before the clock that they belong to
         for cell in self._cells.values():
-            if cell.adds_changes and cell.own[rank] != tick.clock:
+            own = cell.own[rank]
+            if cell.adds_changes and (own < tick.clock or (own > tick.clock and not early)):
                 raise RemoteProtocolError(
                     f"worker {rank} ends iteration {tick.clock} without its push of {cell.name}"
                 )
         if not self._clock.tick(rank, tick.clock):
             return
-        assert self._store is not None
         slowest = self._clock.slowest
         push = self._store.consistency is not Consistency.SSP
         for cell in self._cells.values():

@@ -329,7 +329,10 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Initial: (4, lambda x: ([x.table, x.chunk], [_raw(a) for a in x.arrays])),
     m.Push: (
         5,
-        lambda x: ([x.table, x.chunk, x.clock, float(x.rate), _PRECISIONS[x.array.dtype]], [_raw(x.array)]),
+        lambda x: (
+            [x.table, x.chunk, x.clock, float(x.rate), x.count, _PRECISIONS[x.array.dtype]],
+            [_raw(x.array)],
+        ),
     ),
     m.Clock: (6, lambda x: ([x.clock], ())),
     m.Get: (7, lambda x: ([x.table, x.chunk, x.clock], ())),
@@ -355,6 +358,11 @@ def _payload(f: _Fields) -> bytes:
     return payloads[0]
 
 
+def _read_push(f: _Fields) -> m.Push:
+    table, chunk, clock, rate, count = _table(f), _chunk(f), _clock(f), f.number(), f.integer(2**31, least=1)
+    return m.Push(table, chunk, clock, rate, f.payload(), count)
+
+
 def _read_sums(f: _Fields) -> tuple[tuple[int, int, float], ...]:
     sums = []
     for item in f.items():
@@ -368,7 +376,7 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
     m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
     m.Create: lambda f: m.Create(_read_store(f)),
     m.Initial: lambda f: m.Initial(_table(f), _chunk(f), f.arrays()),
-    m.Push: lambda f: m.Push(_table(f), _chunk(f), _clock(f), f.number(), f.payload()),
+    m.Push: _read_push,
     m.Clock: lambda f: m.Clock(_clock(f)),
     m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),
     m.Value: lambda f: m.Value(_table(f), _chunk(f), _clock(f), _clock(f), f.payload()),

@@ -111,6 +111,7 @@ def test_imports_point_down_only() -> None:
 def test_state_machines_do_no_io() -> None:
     """The thinking half of the server never sees a socket, a thread or the time of day."""
     pure = (
+        "bandwidth",
         "messages",
         "clock",
         "placement",

@@ -26,8 +26,10 @@ class Connect(Protocol):
 
 
 @contextmanager
-def memory_store(workers: int, shards: int, faults: Faults | None = None) -> Iterator[Connect]:
-    """Shards as threads over a memory network."""
+def memory_store(
+    workers: int, shards: int, faults: Faults | None = None, *, bandwidth_mbps: float | None = None
+) -> Iterator[Connect]:
+    """Shards as threads over a memory network; clients with that budget under `SSPAggr`."""
     network = MemoryNetwork(shards, faults)
     servers = [Server(Shard(i, workers, TOKEN), network.server(i)) for i in range(shards)]
 
