@@ -112,7 +112,7 @@ def run_speed(flags: argparse.Namespace, tell: Tell) -> list[Table]:
 def run_overlap(flags: argparse.Namespace, tell: Tell) -> list[Table]:
     """Point 4."""
     net = TrainingSettings(layers=layers_of(flags.net), batch=flags.batch, compute_s=0.0)
-    how = PoseidonSettings(exchange=flags.exchange[0])
+    how = PoseidonSettings(exchange=flags.exchange[0], trace=flags.trace)
     return [measure_overlap(net, how, flags.hosts, flags.rate, flags.ratios, effort(flags), tell)]
 
 
@@ -171,6 +171,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     added.add_argument("--hosts", type=int, default=4)
     added.add_argument("--rate", type=float, default=250.0, metavar="MBIT")
     added.add_argument("--ratios", type=sizes, default="0.5,1,2", help="compute / wire time (0.5,1,2)")
+    added.add_argument(
+        "--trace", type=Path, metavar="DIR", help="traces of the wait-free job, for `poseidon stats`"
+    )
     added = command("paper", run_paper, "Poseidon's own experiment, a fortieth of its size")
     added.add_argument("--hosts", type=numbers, default="1,2,4,8")
     command("clean", run_clean, "remove what a killed measurement left")

@@ -173,6 +173,8 @@ class HostJob:
         for index, listen in enumerate(settings.shards):
             argv = [sys.executable, "-m", "ps_server", "--shard", str(index), "--listen", listen]
             argv += ["--workers", str(settings.workers), "--token-file", str(secret)]
+            if isinstance(self._how, PoseidonSettings) and self._how.trace is not None:
+                argv += ["--trace", str(self._how.trace / f"trace_shard_{index}.json")]
             name = f"{self.name} shard {index}"
             self._shards.append(name)
             self._processes.start(name, argv, host=self._serving[index // per_host])

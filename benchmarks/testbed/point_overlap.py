@@ -46,7 +46,7 @@ def measure_overlap(
     Raises:
         TestbedError: it does not fit, or a process failed.
     """
-    ways = (how, replace(how, wait_free=False))
+    ways = (how, replace(how, wait_free=False, trace=None))
     check_memory(training, ways, hosts_count)
     formula = expected(training, how, hosts_count)
     wire_s = formula.busiest * 8 / (rate_mbit * 1e6)
@@ -55,8 +55,9 @@ def measure_overlap(
         timed = replace(training, compute_s=ratio * wire_s)
         bound = bound_s(timed, formula, rate_mbit)
         tell(f"compute of {ratio:g} x the wire time {wire_s:.3f} s")
+        free_way = _traced(how, ratio)
         with Hosts(hosts_count, rate_mbit=rate_mbit) as hosts:
-            jobs = [HostJob(hosts, timed, way) for way in ways]
+            jobs = [HostJob(hosts, timed, way) for way in (free_way, ways[1])]
             with jobs[0], jobs[1]:
                 free, bound_to_end = measure(hosts, jobs, effort, tell)
         found = (free.median_s, bound_to_end.median_s)
@@ -75,3 +76,12 @@ def measure_overlap(
         )
     title = f"Overlap: {how.exchange} on {hosts_count} hosts at {rate_words(rate_mbit)}"
     return Table(title=title, head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts))
+
+
+def _traced(how: PoseidonSettings, ratio: float) -> PoseidonSettings:
+    """With a folder of this ratio's own, where traces are wanted."""
+    if how.trace is None:
+        return how
+    folder = how.trace.absolute() / f"ratio_{ratio:g}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return replace(how, trace=folder)

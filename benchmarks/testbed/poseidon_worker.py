@@ -27,7 +27,10 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.traced import TracedExchange
+from poseidon.exchange.tracing_hooks import TracingHooks, named_layers
 from ps_server import Rule
+from ps_server.trace import NO_TRACE, Trace, Tracer
 
 
 class PoseidonTraining:
@@ -100,14 +103,29 @@ def opened(settings: WorkerSettings, rank: int) -> Iterator[PoseidonTraining]:
     training = settings.training
     net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
     tensors = trained(net, training)
-    built = build_exchange(tensors, ExchangeSettings(), membership(settings, rank), lambda: settings.shards)
-    try:
-        built.exchange.open(None)
-        if rank == 0:
-            print("\n".join(built.plan.table()), flush=True)
-        yield PoseidonTraining(net, tensors, built.exchange, settings)
-    finally:
-        built.exchange.close()
+    with contextlib.closing(open_trace(settings, rank)) as trace:
+        member = membership(settings, rank)
+        built = build_exchange(tensors, ExchangeSettings(), member, lambda: settings.shards, trace=trace)
+        exchange = built.exchange
+        if trace is not NO_TRACE:
+            exchange = TracedExchange(exchange, [tensor.name for tensor in tensors], trace)
+            TracingHooks(named_layers(net), trace)
+        try:
+            exchange.open(None)
+            if rank == 0:
+                print("\n".join(built.plan.table()), flush=True)
+            yield PoseidonTraining(net, tensors, exchange, settings)
+        finally:
+            exchange.close()
+
+
+def open_trace(settings: WorkerSettings, rank: int) -> Tracer:
+    """Where this worker's spans go."""
+    assert isinstance(settings.how, PoseidonSettings)
+    folder = settings.how.trace
+    if folder is None:
+        return NO_TRACE
+    return Trace(folder / f"trace_worker_{rank}.json", process=f"worker {rank}", order=rank)
 
 
 def main() -> None:

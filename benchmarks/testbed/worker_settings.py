@@ -50,7 +50,7 @@ class PoseidonSettings:
         wait_free: gradients leave during the backward pass; False: after it, for contrast.
         servers: so many hosts beside those of the workers only serve; 0: every host works and serves.
         shards: on each host that serves.
-        trace: a folder for a trace of every worker; None: none.
+        trace: a folder for a trace of every worker and shard; None: none.
     """
 
     exchange: str = "hybrid"
