@@ -5,9 +5,13 @@
     python benchmarks/simulate.py iteration --net alexnet --hosts 4 --rate 250 --compute 50 --exchange hybrid
     python benchmarks/simulate.py iteration --net resnet50 --hosts 4 --servers 4 --rate 250 --compute 50 --exchange ps
 
+    sudo python benchmarks/simulate.py beside measured.json
+
 `curves` foretells five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of docs/performance.md and draws
 its picture; its assumptions are in benchmarks/simulation/curves.py. `iteration` foretells one iteration and prints it
-beside its bound: the greater of the compute time and the bytes of the busiest link at its rate.
+beside its bound: the greater of the compute time and the bytes of the busiest link at its rate. `beside` puts what
+`benchmarks/cluster.py --json FILE` has measured beside what the model foretells for the same jobs; what this machine's
+processors take for sums, rules, products and sockets is measured first, since all hosts of a testbed share them.
 
 The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both directions, shards'
 sums, the scheduler's order. Weights and gradients themselves are not computed.
@@ -16,13 +20,17 @@ sums, the scheduler's order. Weights and gradients themselves are not computed.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
+from benchmarks.simulation.beside import beside  # noqa: E402
+from benchmarks.simulation.calibrate import measure_costs, testbed_machine  # noqa: E402
 from benchmarks.simulation.curves import NETS as CURVE_NETS  # noqa: E402
 from benchmarks.simulation.curves import facts, points  # noqa: E402
 from benchmarks.simulation.drawing import draw, efficiency_table, fact_table, winner_table  # noqa: E402
@@ -64,6 +72,14 @@ def run_iteration(flags: argparse.Namespace, _: Tell) -> str:
     )
 
 
+def run_beside(flags: argparse.Namespace, tell: Tell) -> str:
+    """Measured tables, foretold."""
+    costs = measure_costs()
+    tell(str(costs))
+    tables = [table for path in flags.files for table in json.loads(path.read_text(encoding="utf-8"))]
+    return str(beside(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
+
+
 def main(words: list[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
@@ -83,6 +99,13 @@ def main(words: list[str] | None = None) -> int:
     one.add_argument("--exchange", choices=[way.value for way in Way], default=Way.HYBRID.value)
     one.add_argument("--no-wait-free", action="store_true", help="gradients leave after the backward pass")
     one.set_defaults(run=run_iteration)
+    other = commands.add_parser("beside", help="measured iterations beside foretold ones")
+    other.add_argument("files", type=Path, nargs="+", metavar="FILE", help="of cluster.py --json")
+    other.add_argument(
+        "--net", choices=list(NETS), default="googlenet", help="of tables on overlap (googlenet)"
+    )
+    other.add_argument("--batch", type=int, default=32, help="of tables on overlap (32)")
+    other.set_defaults(run=run_beside)
     flags = parser.parse_args(words)
     print(flags.run(flags, lambda line: print(line, file=sys.stderr, flush=True)))
     return 0

@@ -121,7 +121,7 @@ def points(
         for rate in GBIT_PER_S:
             tell(f"{net} at {rate} Gbit/s")
             for line in LINES:
-                for hosts in HOSTS:
+                for hosts in hosts_counts:
                     seconds = predict(scenario(net, rate, line, hosts))
                     yield Point(net, rate, line.label, hosts, seconds, alone_s / seconds)
 

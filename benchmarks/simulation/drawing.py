@@ -23,8 +23,7 @@ SHOWN = (8, 32, 128, 1024)
 
 def draw(points: Sequence[Point], path: Path) -> None:
     """A grid: a row a net, a column a rate; equal heights are equal ratios."""
-    settings = {"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 9}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context({"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(11, 12), layout="constrained")
         axes = figure.subplots(len(NETS), len(GBIT_PER_S), sharex=True, sharey=True)
         for row, net in enumerate(NETS):

@@ -55,6 +55,23 @@ class Home:
     of_shard: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of a layer's tensors on its way to the shards and back.
+
+    Attributes:
+        layer: whose.
+        urgency: of its messages.
+        size: bytes.
+        messages: that it stands for.
+    """
+
+    layer: int
+    urgency: Urgency
+    size: float
+    messages: float
+
+
 class Simulation:
     """A job of a few iterations.
 
@@ -173,50 +190,56 @@ class Simulation:
     # To the shards and back.
 
     def _push(self, layer: int) -> None:
-        for piece, size in enumerate(self._pieces(self._loads[layer].dense_bytes)):
+        sizes = self._pieces(self._loads[layer].dense_bytes)
+        for piece, size in enumerate(sizes):
+            chunk = Chunk(
+                layer=layer,
+                urgency=(self._iteration, layer, piece),
+                size=size,
+                messages=self._loads[layer].messages / len(sizes),
+            )
             for home in self._homes:
-                self._push_chunk(home, layer, (self._iteration, layer, piece), size)
+                self._push_chunk(home, chunk)
 
-    def _push_chunk(self, home: Home, layer: int, urgency: Urgency, size: float) -> None:
-        leaves, enters = size * home.of_worker, size * home.of_shard
+    def _push_chunk(self, home: Home, chunk: Chunk) -> None:
         self._send(
             self._working,
             f"worker to {home.name}",
-            urgency,
-            leaves,
+            chunk.urgency,
+            chunk.size * home.of_worker,
             (
-                (home.host.into, self._wire_s(enters)),
-                (self._working.worker, self._handling_s(leaves)),
-                (home.host.shard, self._handling_s(enters)),
+                (home.host.into, self._wire_s(chunk.size * home.of_shard)),
+                (self._working.worker, self._handling_s(chunk.size, chunk.messages, home.of_worker)),
+                (home.host.shard, self._handling_s(chunk.size, chunk.messages, home.of_shard)),
             ),
-            partial(self._sum, home, layer, urgency, size),
+            partial(self._sum, home, chunk),
         )
 
-    def _sum(self, home: Home, layer: int, urgency: Urgency, size: float) -> None:
+    def _sum(self, home: Home, chunk: Chunk) -> None:
         """A chunk of all workers is there: the shards add, apply the rule and answer."""
         per_byte = self._machine.sum_s_per_byte * self._scenario.workers + self._machine.rule_s_per_byte
-        answer = partial(self._answer, home, layer, urgency, size)
-        self._process(home.host.shard, home.host, per_byte * size * home.part, answer)
+        answer = partial(self._answer, home, chunk)
+        self._process(home.host.shard, home.host, per_byte * chunk.size * home.part, answer)
 
-    def _answer(self, home: Home, layer: int, urgency: Urgency, size: float) -> None:
-        leaves, enters = size * home.of_shard, size * home.of_worker
+    def _answer(self, home: Home, chunk: Chunk) -> None:
         self._send(
             home.host,
             f"shard of {home.name}",
-            urgency,
-            leaves,
+            chunk.urgency,
+            chunk.size * home.of_shard,
             (
-                (self._working.into, self._wire_s(enters)),
-                (home.host.shard, self._handling_s(leaves)),
-                (self._working.worker, self._handling_s(enters)),
+                (self._working.into, self._wire_s(chunk.size * home.of_worker)),
+                (home.host.shard, self._handling_s(chunk.size, chunk.messages, home.of_shard)),
+                (self._working.worker, self._handling_s(chunk.size, chunk.messages, home.of_worker)),
             ),
-            partial(self._arrived, layer),
+            partial(self._arrived, chunk.layer),
         )
 
     # To the other workers.
 
     def _send_factors(self, layer: int, factors: Factors) -> None:
         sizes = self._pieces(factors.link_bytes)
+        peers = self._scenario.workers - 1
         whole = _all(len(sizes), partial(self._multiply, layer, factors))
         for piece, size in enumerate(sizes):
             self._send(
@@ -226,7 +249,7 @@ class Simulation:
                 size,
                 (
                     (self._working.into, self._wire_s(size)),
-                    (self._working.worker, 2 * self._handling_s(size)),
+                    (self._working.worker, 2 * self._handling_s(size, peers / len(sizes))),
                 ),
                 whole,
             )
@@ -309,8 +332,10 @@ class Simulation:
     def _wire_s(self, size: float) -> float:
         return size / self._scenario.bytes_per_s
 
-    def _handling_s(self, size: float) -> float:
-        return size * self._machine.wire_s_per_byte / self._working.speed
+    def _handling_s(self, size: float, messages: float = 0.0, part: float = 1.0) -> float:
+        """To make, or to take, a part of some messages of so many bytes together."""
+        work_s = size * self._machine.wire_s_per_byte + messages * self._machine.message_s
+        return part * work_s / self._working.speed
 
     def _pieces(self, size: float) -> list[float]:
         count = min(MOST_PIECES, math.ceil(size / self._scenario.chunk_bytes))

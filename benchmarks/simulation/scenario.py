@@ -46,6 +46,7 @@ class Machine:
         goodput: part of a link's rate that carries values and not headers.
         cores: processors of a host for all that follows; below 2, its worker and its shards share them.
         wire_s_per_byte: a core's time to send, or to receive, a byte.
+        message_s: a core's time to make, or to take, a message beside its bytes.
         sum_s_per_byte: a core's time to add a byte of gradient to a sum.
         rule_s_per_byte: a core's time to apply the update rule to a byte of the model.
         flops: of the products that make gradients of factors, a second.
@@ -59,6 +60,7 @@ class Machine:
     goodput: float = 1.0
     cores: float = 2.0
     wire_s_per_byte: float = 0.0
+    message_s: float = 0.0
     sum_s_per_byte: float = 0.0
     rule_s_per_byte: float = 0.0
     flops: float = math.inf
@@ -129,12 +131,14 @@ class LayerLoad:
         forward_s: of one worker.
         backward_s: of one worker.
         dense_bytes: of its tensors that go to shards, or round the ring.
+        messages: that those take to the shards: one a chunk, and at least one a tensor.
         factors: of its weight, where it travels so.
     """
 
     forward_s: float
     backward_s: float
     dense_bytes: int
+    messages: int = 0
     factors: Factors | None = None
 
 
@@ -167,13 +171,15 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
     found = []
     for index, (layer, share) in enumerate(zip(scenario.layers, shares, strict=True)):
         compute_s = scenario.compute_s * share
-        weight = math.prod(layer.tensors[0]) if index in by_factors else 0
+        dense = layer.tensors[1:] if index in by_factors else layer.tensors
+        sizes = [math.prod(shape) * ELEMENT_BYTES for shape in dense]
         found.append(
             LayerLoad(
                 forward_s=compute_s * scenario.forward_part,
                 backward_s=compute_s * (1 - scenario.forward_part),
-                dense_bytes=(layer.elements - weight) * ELEMENT_BYTES,
-                factors=_factors(scenario, layer) if weight else None,
+                dense_bytes=sum(sizes),
+                messages=sum(-(-size // scenario.chunk_bytes) for size in sizes),
+                factors=_factors(scenario, layer) if index in by_factors else None,
             )
         )
     return found

@@ -121,3 +121,12 @@ def test_many_pieces_keep_the_busiest_link_busy(workers: int, servers: int) -> N
         )
     )
     assert numbers <= found <= 1.05 * numbers + 9
+
+
+def test_messages_take_processor_time() -> None:
+    # With a quarter of a second a message, half of them to each host's shard: out and in 1/4 s, no slower than the wire.
+    quick = replace(PS.machine, message_s=0.25)
+    assert predict(replace(PS, machine=quick)) == pytest.approx(18.0)
+    # With 12 s: each chunk keeps both hosts' worker busy for 6 s and the shard likewise, each way; on one core together.
+    slow = replace(PS.machine, message_s=12.0, cores=1.0)
+    assert predict(replace(PS, machine=slow)) == pytest.approx(54.0)

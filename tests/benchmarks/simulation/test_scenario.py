@@ -63,3 +63,10 @@ def test_buckets_from_the_top_down() -> None:
     assert buckets([10 * MIB, 20 * MIB, 6 * MIB, MIB], 25 * MIB) == [(3,), (2, 1), (0,)]
     assert buckets([4, 8], 25 * MIB) == [(1, 0)]
     assert buckets([4, 8], 1) == [(1,), (0,)]
+
+
+def test_every_tensor_is_a_message_and_every_chunk_of_it() -> None:
+    low, high = loads(replace(TWO, chunk_bytes=1000))
+    assert low.messages == 7 + 1  # 6912 and 256 bytes
+    assert high.messages == 4  # the bias; the weight goes as factors
+    assert loads(replace(TWO, way=Way.PS, chunk_bytes=1000))[1].messages == 8000 + 4

@@ -1,0 +1,176 @@
+"""Measured iterations beside foretold ones: reads what `benchmarks/cluster.py --json` wrote.
+
+Law: pure; the settings of a measurement are read from its table's title and facts, and what does not fit is an error
+that names the table.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.simulation.iteration import predict
+from benchmarks.simulation.scenario import MIB, Machine, Scenario, Way
+from benchmarks.testbed.shapes import layers_of
+from benchmarks.testbed.tables import Table
+
+UNSHAPED_BITS_PER_S = 100e9
+"""Links without a rate are as fast as the processors that carry their bytes."""
+SPEED = re.compile(
+    r"(?P<net>\S+), batch (?P<batch>\d+), (?P<hosts>\d+) hosts(?: and (?P<servers>\d+) that only serve)?, "
+    r"compute [\d.]+ ms, .*"
+)
+OVERLAP = re.compile(r"Overlap: (?P<exchange>\w+) on (?P<hosts>\d+) hosts at (?P<rate>[\d.]+) Mbit/s")
+PAPER = re.compile(r"VGG19-22K / 40 at (?P<rate>[\d.]+) Mbit/s; .*")
+DDP = re.compile(r"DDP(?: (?P<bucket>[\d.]+) MB)?")
+OURS = re.compile(r"(?P<exchange>ps|svb|hybrid)(?: \d+ servers)?(?P<late> not wait-free)?")
+PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
+HEAD = ("job", "measured s", "foretold s", "foretold / measured")
+READING = (
+    "'measured s' is the median of the rounds, 'foretold s' what the model gives for the same net, hosts and links, with "
+    "the costs of this machine's processors measured beforehand. The goal is within 15 %."
+)
+
+MachineOf = Callable[[int], Machine]
+"""The machine of one host, by the number of hosts that share this one."""
+
+
+class BesideError(Exception):
+    """A table is none of those that can be foretold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measured job.
+
+    Attributes:
+        label: for people.
+        measured_s: an iteration.
+        scenario: the same, for the model.
+    """
+
+    label: str
+    measured_s: float
+    scenario: Scenario
+
+
+def beside(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
+    """Every job of the tables, measured and foretold.
+
+    Args:
+        tables: as `cluster.py --json` wrote them.
+        machine_of: what a host can do.
+        net: of the tables on overlap, whose titles do not name it.
+        batch: of the same.
+
+    Raises:
+        BesideError: a table is of another kind.
+    """
+    rows, facts = [], []
+    for table in tables:
+        for case in cases(table, machine_of, net=net, batch=batch):
+            seconds = predict(case.scenario)
+            ratio = seconds / case.measured_s
+            rows.append((case.label, f"{case.measured_s:.3f}", f"{seconds:.3f}", f"{ratio:.2f}"))
+            facts.append({"job": case.label, "measured_s": case.measured_s, "foretold_s": seconds})
+    return Table(
+        title="Measured and foretold", head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts)
+    )
+
+
+def cases(table: dict[str, Any], machine_of: MachineOf, *, net: str, batch: int) -> list[Case]:
+    """The jobs of one table."""
+    title = table["title"]
+    if found := SPEED.fullmatch(title):
+        return list(_speed(table, found, machine_of))
+    if found := OVERLAP.fullmatch(title):
+        return list(_overlap(table, found, machine_of, net, batch))
+    if found := PAPER.fullmatch(title):
+        return list(_paper(table, found, machine_of))
+    raise BesideError(f"'{title}' is none of the tables of speed, overlap or paper")
+
+
+def _speed(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -> Iterator[Case]:
+    hosts, servers = int(found["hosts"]), int(found["servers"] or 0)
+    for fact in table["facts"]:
+        rate = fact["rate_mbit"]
+        scenario = Scenario(
+            layers=layers_of(found["net"]),
+            batch=int(found["batch"]),
+            compute_s=fact["compute_s"],
+            workers=hosts,
+            servers=servers,
+            bits_per_s=rate * 1e6 if rate else UNSHAPED_BITS_PER_S,
+            machine=machine_of(hosts + servers),
+        )
+        job = _by_name(scenario, fact["job"])
+        if job is not None:
+            where = f"{found['net']}, {hosts}{f' + {servers}' if servers else ''} hosts"
+            label = f"{where}, {f'{rate:g} Mbit/s' if rate else 'unshaped'}: {fact['job']}"
+            yield Case(label=label, measured_s=fact["median_s"], scenario=job)
+
+
+def _by_name(scenario: Scenario, job: str) -> Scenario | None:
+    """The scenario with a job's own way; None for one that the model does not know."""
+    if found := DDP.fullmatch(job):
+        bucket = int(float(found["bucket"] or 25) * MIB)
+        return replace(
+            scenario,
+            way=Way.RING,
+            servers=0,
+            bucket_bytes=bucket,
+            machine=replace(scenario.machine, cores=scenario.machine.cores * _all_hosts(scenario)),
+        )
+    if found := OURS.fullmatch(job):
+        return replace(scenario, way=Way(found["exchange"]), wait_free=not found["late"])
+    return None
+
+
+def _all_hosts(scenario: Scenario) -> float:
+    """Hosts that only serve leave their processors to DDP's."""
+    return (scenario.workers + scenario.servers) / scenario.workers
+
+
+def _overlap(
+    table: dict[str, Any], found: re.Match[str], machine_of: MachineOf, net: str, batch: int
+) -> Iterator[Case]:
+    hosts = int(found["hosts"])
+    for fact in table["facts"]:
+        for late, name in ((False, "wait_free_s"), (True, "not_wait_free_s")):
+            words = "not wait-free" if late else "wait-free"
+            yield Case(
+                label=f"{net}, {hosts} hosts, compute {fact['ratio']:g} x wire: {found['exchange']} {words}",
+                measured_s=statistics.median(fact[name]),
+                scenario=Scenario(
+                    layers=layers_of(net),
+                    batch=batch,
+                    compute_s=fact["compute_s"],
+                    workers=hosts,
+                    way=Way(found["exchange"]),
+                    bits_per_s=float(found["rate"]) * 1e6,
+                    wait_free=not late,
+                    machine=machine_of(hosts),
+                ),
+            )
+
+
+def _paper(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -> Iterator[Case]:
+    for fact in table["facts"]:
+        hosts = fact["hosts"]
+        for name, way in (("hybrid", Way.HYBRID), ("ps", Way.PS), ("ddp", Way.RING)):
+            yield Case(
+                label=f"VGG19-22K / 40, {hosts} hosts: {name}",
+                measured_s=fact[name],
+                scenario=Scenario(
+                    layers=layers_of(PAPER_NET),
+                    batch=PAPER_BATCH,
+                    compute_s=PAPER_COMPUTE_S,
+                    workers=hosts,
+                    way=way,
+                    bits_per_s=float(found["rate"]) * 1e6,
+                    machine=machine_of(hosts),
+                ),
+            )

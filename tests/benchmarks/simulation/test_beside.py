@@ -1,0 +1,77 @@
+"""What `cluster.py --json` wrote, as scenarios: nets, hosts, links and ways are those of the measurement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.simulation.beside import UNSHAPED_BITS_PER_S, BesideError, Case, beside, cases
+from benchmarks.simulation.scenario import MIB, Machine, Way
+from benchmarks.testbed.shapes import layers_of
+
+
+def machine_of(hosts: int) -> Machine:
+    return Machine(cores=8 / hosts)
+
+
+def read(table: dict[str, Any]) -> list[Case]:
+    return cases(table, machine_of, net="googlenet", batch=32)
+
+
+def speed(title: str, *jobs: str, rate: float | None = 250.0) -> dict[str, Any]:
+    facts = [{"job": job, "rate_mbit": rate, "compute_s": 0.05, "median_s": 2.0} for job in jobs]
+    return {"title": title, "facts": facts}
+
+
+def test_speed() -> None:
+    title = "alexnet, batch 16, 4 hosts, compute 50 ms, 250 Mbit/s"
+    hybrid, ps, ddp, small = read(speed(title, "hybrid", "ps not wait-free", "DDP", "DDP 5 MB", "allreduce"))
+    assert hybrid.scenario.layers == layers_of("alexnet")
+    assert (hybrid.scenario.batch, hybrid.scenario.workers, hybrid.scenario.servers) == (16, 4, 0)
+    assert (hybrid.scenario.bits_per_s, hybrid.scenario.compute_s, hybrid.measured_s) == (250e6, 0.05, 2.0)
+    assert (hybrid.scenario.way, hybrid.scenario.wait_free) == (Way.HYBRID, True)
+    assert (ps.scenario.way, ps.scenario.wait_free) == (Way.PS, False)
+    assert (ddp.scenario.way, ddp.scenario.bucket_bytes) == (Way.RING, 25 * MIB)
+    assert small.scenario.bucket_bytes == 5 * MIB
+
+
+def test_hosts_that_only_serve_are_not_ddps() -> None:
+    title = "alexnet, batch 32, 4 hosts and 4 that only serve, compute 50 ms, unshaped"
+    ours, ddp = read(speed(title, "ps 4 servers", "DDP", rate=None))
+    assert (ours.scenario.workers, ours.scenario.servers, ours.scenario.machine.cores) == (4, 4, 1.0)
+    assert (ddp.scenario.workers, ddp.scenario.servers, ddp.scenario.machine.cores) == (4, 0, 2.0)
+    assert ours.scenario.bits_per_s == UNSHAPED_BITS_PER_S
+
+
+def test_overlap() -> None:
+    fact = {"ratio": 0.5, "compute_s": 0.2, "wait_free_s": [1.0, 5.0, 2.0], "not_wait_free_s": [3.0]}
+    free, late = read({"title": "Overlap: ps on 4 hosts at 250 Mbit/s", "facts": [fact]})
+    assert (free.measured_s, late.measured_s) == (2.0, 3.0)
+    assert (free.scenario.wait_free, late.scenario.wait_free) == (True, False)
+    assert (free.scenario.layers, free.scenario.way) == (layers_of("googlenet"), Way.PS)
+
+
+def test_paper() -> None:
+    fact = {"hosts": 8, "alone_s": 0.93, "hybrid": 1.0, "ps": 1.5, "ddp": 2.0}
+    title = "VGG19-22K / 40 at 1000 Mbit/s; one process takes 0.930 s"
+    found = read({"title": title, "facts": [fact]})
+    assert [(case.scenario.way, case.measured_s) for case in found] == [
+        (Way.HYBRID, 1.0),
+        (Way.PS, 1.5),
+        (Way.RING, 2.0),
+    ]
+    assert {case.scenario.workers for case in found} == {8}
+
+
+def test_the_table() -> None:
+    title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
+    table = beside([speed(title, "hybrid")], machine_of, net="alexnet", batch=1)
+    ((label, measured, foretold, ratio),) = table.rows
+    assert (label, measured) == ("googlenet, 2 hosts, 250 Mbit/s: hybrid", "2.000")
+    assert float(foretold) / 2.0 == pytest.approx(float(ratio), abs=0.01)
+
+
+def test_another_table_is_refused() -> None:
+    with pytest.raises(BesideError, match="'Bytes per host' is none of the tables"):
+        read({"title": "Bytes per host", "facts": []})
