@@ -21,7 +21,7 @@ from poseidon.exchange.local_line import Kind, Line, tell
 from poseidon.exchange.reduction import Reduction
 from poseidon.exchange.siblings import Siblings
 from poseidon.exchange.side_stream import Event, SideStream
-from ps_server import PeerLost, ServerError, Signal
+from ps_server import PeerLost, ServerError, Signal, SignalKind
 
 LEAVE_S = 2.0
 """How long it has, when the exchange closes, to end an iteration that the others have not finished yet."""
@@ -96,6 +96,7 @@ class Engine:
         self._told: tuple[Signal, ...] = ()
         self._given: deque[Given] = deque()
         self._commands: deque[Callable[[], None]] = deque()
+        self._wishes: deque[SignalKind] = deque()
         self._left: set[int] = set()
         self._settled = 0
         self._leaving = False
@@ -113,6 +114,11 @@ class Engine:
     def iterate(self, iteration: int, rate: float) -> None:
         """Begin an iteration once the last one has ended; returns at once."""
         self._command(lambda: self._iterate(iteration, rate))
+
+    def signal(self, kind: SignalKind) -> None:
+        """Rank 0 asks all replicas for something: passed on when the next iteration starts, before its values."""
+        with self._siblings.changed:
+            self._wishes.append(kind)
 
     def together(self, step: Callable[[], None]) -> None:
         """Do `step`, publish what every tensor has become; return once all workers have taken it."""
@@ -180,6 +186,8 @@ class Engine:
 
     def _iterate(self, iteration: int, rate: float) -> None:
         self._inner.start(iteration, rate)
+        while self._wishes:
+            self._inner.signal(self._wishes.popleft())
         self._publish_all()
         self._contributions.start()
         while not self._contributions.complete:

@@ -174,7 +174,7 @@ class LeaderExchange:
 
     def signal(self, kind: SignalKind) -> None:
         """See `Exchange`."""
-        self._inner.signal(kind)
+        self._engine.signal(kind)
 
     @property
     def signals(self) -> tuple[Signal, ...]:

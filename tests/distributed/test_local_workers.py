@@ -74,6 +74,18 @@ def endless(alone: Path, *extra: str) -> tuple[str, ...]:
     return ("--solver=solver.prototxt", "--hostfile=hosts", "--num_app_threads=2", *extra)
 
 
+@pytest.mark.parametrize("flags", [(), ("--exchange=ps",)])
+def test_one_machine_of_two_workers_has_them_too(
+    alone: Path, one: list[np.ndarray], flags: tuple[str, ...]
+) -> None:
+    (alone / f"snap_iter_{STEPS}.caffemodel").unlink()
+    write_definitions(alone, batch=BATCH // 2, extra=f"max_iter: {STEPS}")
+    result = poseidon(alone, "train", "--solver=solver.prototxt", "--num_app_threads=2", "--output=o", *flags)
+    assert result.returncode == 0, result.stderr
+    assert f"1 client, 2 workers, {1 if flags else 0} shard" in result.stderr
+    assert largest_difference(weights(alone, STEPS), one) <= 1e-5
+
+
 @pytest.mark.parametrize("victim", ["worker 2", "worker 3"])
 def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, victim: str) -> None:
     before = left_over()

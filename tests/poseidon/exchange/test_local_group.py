@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -120,11 +121,14 @@ def test_a_collection_has_every_workers_payload_by_rank() -> None:
         run_workers(make, 6, run, tensors=two_tensors)
 
 
-@pytest.mark.parametrize(("joined_by", "staleness"), [("server", 0), ("server", 2), ("all-reduce", 0)])
+@pytest.mark.parametrize(
+    ("joined_by", "staleness"), [("server", 0), ("server", 2), ("all-reduce", 0), ("nothing", 0)]
+)
 def test_all_workers_hear_a_signal_before_the_iteration_that_it_names_is_over(
     joined_by: str, staleness: int
 ) -> None:
-    done: dict[int, list[tuple[int, SignalKind]]] = {rank: [] for rank in range(4)}
+    ranks = range(2 if joined_by == "nothing" else 4)
+    done: dict[int, list[tuple[int, SignalKind]]] = {rank: [] for rank in ranks}
 
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         exchange.open(None)
@@ -136,11 +140,15 @@ def test_all_workers_hear_a_signal_before_the_iteration_that_it_names_is_over(
             done[rank] += [(iteration, kind) for kind in named]
         exchange.settle()
 
-    join = allreduce(2) if joined_by == "all-reduce" else server(2, 2, staleness=staleness)
-    with join as inner, machines(inner, 2) as make:
-        run_workers(make, 4, run, tensors=two_tensors)
+    with ExitStack() as stack:
+        inner = alone
+        if joined_by != "nothing":
+            join = allreduce(2) if joined_by == "all-reduce" else server(2, 2, staleness=staleness)
+            inner = stack.enter_context(join)
+        make = stack.enter_context(machines(inner, 2))
+        run_workers(make, len(ranks), run, tensors=two_tensors)
     assert [kind for _, kind in done[0]] == [SignalKind.SNAPSHOT, SignalKind.STOP]
-    assert done[0] == done[1] == done[2] == done[3]
+    assert all(done[rank] == done[0] for rank in ranks)
 
 
 def test_what_leaves_a_machine_does_not_depend_on_its_number_of_workers(
