@@ -113,7 +113,9 @@ class Point:
 
 
 def points(
-    nets: Sequence[str] = tuple(NETS), tell: Callable[[str], None] = lambda _: None
+    nets: Sequence[str] = tuple(NETS),
+    hosts_counts: Sequence[int] = HOSTS,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Point]:
     """All points of all curves."""
     for net in nets:
