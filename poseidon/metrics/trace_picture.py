@@ -24,7 +24,7 @@ COLORS = {
 OTHERS = "#bbbbbb"
 ON_THE_WAY = "#8fc9b5"
 MOST_TENSORS = 40
-"""More are shown by those that were on their way longest."""
+"""Of more, those are shown that were waited for longest, then those that were on their way longest."""
 _UNSHOWN = ("begin", "finish", "gather")
 """Of the training thread these only hide what is below them."""
 
@@ -37,7 +37,8 @@ def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> byt
         title: of the picture.
         kind: one of `KINDS`.
     """
-    ways = sorted(view.ways, key=lambda way: way.begin_ms - way.arrival_ms)[:MOST_TENSORS]
+    ways = sorted(view.ways, key=lambda way: (-round(way.waited_ms), way.begin_ms - way.arrival_ms))
+    ways = ways[:MOST_TENSORS]
     shown = [way for way in view.ways if way in ways]
     rows = sorted({bar.row for bar in view.bars})
     height = 1.6 + 0.42 * len(rows) + 0.2 * len(shown)
@@ -76,8 +77,7 @@ def _draw_bar(axis: Axes, place: int, bar: Bar) -> None:
         [(bar.begin_ms, bar.end_ms - bar.begin_ms)],
         (place - lift, height),
         facecolors=COLORS.get(bar.kind, OTHERS),
-        edgecolors="white",
-        linewidth=0.2,
+        linewidth=0,
         zorder=3 if thin else 2,
     )
 
@@ -95,6 +95,6 @@ def _draw_ways(axis: Axes, view: IterationView, names: list[str]) -> None:
             zorder=3,
         )
     axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
+    axis.set_ylim(max(len(names), 1) - 0.4, -0.6)
     axis.axvline(view.length_ms, color="#555555", linewidth=0.7, linestyle=":")
     axis.tick_params(axis="y", length=0)
