@@ -178,14 +178,15 @@ class ZmqClientTransport:
 
     def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""
-        if shard in self._blocked:
-            return False
         try:
             self._sockets[shard].send_multipart(list(frames), zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self._blocked.add(shard)
             self._poller.modify(self._sockets[shard], zmq.POLLIN | zmq.POLLOUT)
             return False
+        if shard in self._blocked:
+            self._blocked.discard(shard)
+            self._poller.modify(self._sockets[shard], zmq.POLLIN)
         return True
 
     def wake(self) -> None:

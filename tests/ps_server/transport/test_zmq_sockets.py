@@ -46,6 +46,25 @@ def test_a_peer_that_does_not_receive_is_sent_little() -> None:
         server.close()
 
 
+def test_who_only_sends_goes_on_once_the_peer_has_received() -> None:
+    server = ZmqServerTransport("tcp://127.0.0.1:0")
+    client = ZmqClientTransport([server.address])
+    piece = bytes(4 * 2**20)
+    try:
+        sent = received = 0
+        while client.send(0, [piece]):
+            sent += 1
+        for _ in range(200):
+            received += len(server.receive(0.01))
+            sent += client.send(0, [piece])
+        assert sent > 20
+        while received < sent:
+            received += len(server.receive(10))
+    finally:
+        client.close()
+        server.close()
+
+
 def test_an_address_in_use_is_named() -> None:
     first = ZmqServerTransport("tcp://127.0.0.1:0")
     try:
