@@ -7,6 +7,7 @@
     sudo python benchmarks/cluster.py speed --net resnet50 --exchange ps --rates 250 --servers 4
     sudo python benchmarks/cluster.py overlap                      # iteration beside max(compute, bytes / rate)
     sudo python benchmarks/cluster.py paper                        # VGG19-22K on 1 to 8 hosts, a fortieth of its size
+    sudo python benchmarks/cluster.py links --net resnet50         # how busy each link is, interval by interval
     sudo python benchmarks/cluster.py clean                        # remove what a killed measurement left
 
 Hosts are network namespaces on a bridge; their links have the given rate in both directions (tc tbf). Nets are emulated:
@@ -21,6 +22,7 @@ Needs root, iproute2, and memory for all hosts' models; --json FILE keeps the nu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
+from benchmarks.testbed.exclusion import alone  # noqa: E402
 from benchmarks.testbed.hosts import remove_leftovers  # noqa: E402
 from benchmarks.testbed.measurement import Effort  # noqa: E402
 from benchmarks.testbed.point_bytes import measure_bytes  # noqa: E402
@@ -37,7 +40,8 @@ from benchmarks.testbed.point_paper import measure_paper  # noqa: E402
 from benchmarks.testbed.point_speed import Comparison, compare  # noqa: E402
 from benchmarks.testbed.shapes import NETS, layers_of  # noqa: E402
 from benchmarks.testbed.tables import Table, rate_words, write_json  # noqa: E402
-from benchmarks.testbed.worker_settings import PoseidonSettings, TrainingSettings  # noqa: E402
+from benchmarks.testbed.timeline import measure_links  # noqa: E402
+from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings  # noqa: E402
 from poseidon.errors import PoseidonError  # noqa: E402
 
 EXCHANGES = ("hybrid", "ps", "svb", "allreduce")
@@ -121,6 +125,21 @@ def run_paper(flags: argparse.Namespace, tell: Tell) -> list[Table]:
     return [measure_paper(flags.hosts, effort(flags), tell)]
 
 
+def run_links(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+    """Watch the links of one job."""
+    how = DdpSettings() if flags.ddp else PoseidonSettings(exchange=flags.exchange[0], servers=flags.servers)
+    table = measure_links(
+        training(flags),
+        how,
+        flags.hosts,
+        flags.rate,
+        iterations=flags.iterations,
+        every_s=flags.every / 1000,
+        tell=tell,
+    )
+    return [table]
+
+
 def run_clean(flags: argparse.Namespace, tell: Tell) -> list[Table]:
     """Remove leftovers."""
     for name in remove_leftovers():
@@ -176,6 +195,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     added = command("paper", run_paper, "Poseidon's own experiment, a fortieth of its size")
     added.add_argument("--hosts", type=numbers, default="1,2,4,8")
+    added = command("links", run_links, "how busy each link is, interval by interval")
+    net(added, "resnet50", "ps")
+    added.add_argument("--ddp", action="store_true", help="DDP instead of ours")
+    added.add_argument("--hosts", type=int, default=4, help="that work (4)")
+    added.add_argument("--servers", type=int, default=0, help="hosts beside those that only serve (0)")
+    added.add_argument("--rate", type=float, default=250.0, metavar="MBIT")
+    added.add_argument("--compute", type=float, default=100.0, metavar="MS", help="of an iteration (100)")
+    added.add_argument("--every", type=float, default=200.0, metavar="MS", help="the interval (200)")
     command("clean", run_clean, "remove what a killed measurement left")
     return parser.parse_args(arguments)
 
@@ -184,7 +211,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     flags = parse(arguments)
     try:
-        tables = flags.run(flags, partial(print, file=sys.stderr, flush=True))
+        tell = partial(print, file=sys.stderr, flush=True)
+        with contextlib.nullcontext() if flags.run is run_clean else alone(tell):
+            tables = flags.run(flags, tell)
     except PoseidonError as error:
         print(f"cluster.py: {error}", file=sys.stderr)
         return 1

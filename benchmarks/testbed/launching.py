@@ -1,0 +1,41 @@
+"""Starts a job's processes on hosts: a `Launcher` for `run_job`, whose clients are hosts by their addresses.
+
+    with Hosts(2, rate_mbit=250) as hosts:
+        clients = [Client(id=host.index, host=host.address, port=9000) for host in hosts]
+        run_job(plan_job(clients, ...), make_spec, HostLauncher(hosts), ...)
+
+Law: a process gets what `LocalLauncher` gives it; only its network is its host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from benchmarks.testbed.hosts import Host
+from poseidon.cluster.local import LocalLauncher, LocalProcess
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.process import Listener, ProcessSpec
+from poseidon.errors import JobError
+
+
+class HostLauncher:
+    """Starts each client's processes on the host that has its address.
+
+    Args:
+        hosts: entered.
+        launcher: starts them on this machine.
+    """
+
+    def __init__(self, hosts: Iterable[Host], launcher: LocalLauncher | None = None) -> None:
+        self._hosts = {host.address: host for host in hosts}
+        self._launcher = launcher or LocalLauncher()
+
+    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> LocalProcess:
+        """Start a process; see `Launcher.start`."""
+        host = self._hosts.get(client.host)
+        if host is None:
+            known = ", ".join(self._hosts)
+            raise JobError(f"client {client.id} is on {client.host}, which is none of the hosts: {known}")
+        inside = replace(spec, argv=(*host.enter, *spec.argv))
+        return self._launcher.start(inside, replace(client, host="127.0.0.1"), listener)

@@ -1,0 +1,51 @@
+"""The command line of the cluster: flags in, one sentence where it cannot run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cluster
+from benchmarks.testbed import exclusion
+
+
+@pytest.fixture(autouse=True)
+def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Do not wait for a measurement that runs beside the tests."""
+    monkeypatch.setattr(cluster, "alone", lambda tell: exclusion.alone(tell, tmp_path / "lock"))
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ("bytes", "hosts", [2, 4, 8]),
+        ("bytes --exchange ps,svb", "exchange", ["ps", "svb"]),
+        ("speed --rates 250,none", "rates", [250.0, None]),
+        ("speed --buckets=", "buckets", ()),
+        ("speed", "buckets", (1.0, 5.0, 25.0)),
+        ("overlap", "ratios", (0.5, 1.0, 2.0)),
+        ("paper --hosts 2", "hosts", [2]),
+        ("links --ddp", "ddp", True),
+    ],
+)
+def test_flags(words: str, field: str, value: object) -> None:
+    assert getattr(cluster.parse(words.split()), field) == value
+
+
+@pytest.mark.parametrize("words", ["", "speed --exchange mpi", "speed --net lenet5000", "bytes --hosts x"])
+def test_mistakes_end_with_status_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cluster.parse(words.split())
+    assert leaving.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bytes", "paper", "clean"])
+def test_without_root_one_sentence_is_told(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert cluster.main([command]) == 1
+    assert "only root can make; run this as root" in capsys.readouterr().err
