@@ -242,7 +242,7 @@ class Engine:
                 raise PeerLost(f"worker {given.worker} sent an unexpected {given.kind.name}")
 
     def _begin_inner(self, index: int) -> None:
-        mean = self._reduction.total(index, self._own.pop(index)).div_(self._workers)
+        mean = self._reduction.mean(index, self._own.pop(index))
         if mean.is_cuda:
             mean.record_stream(torch.cuda.current_stream(mean.device))
         if self._tensors[index].statistics:

@@ -38,13 +38,14 @@ class GroupTensors:
     ) -> None:
         self._tensors = tensors
         self._order = order
+        self._size = place.size
         self._parts_group = Group(meeting, "parts", place, backend)
         self._values_group = Group(meeting, "values", place, backend)
         self._given: dict[int, Tensor] = {}
         self._next_part = 0
         self._flights: dict[int, Flight] = {}
         self._whole: set[int] = set()
-        self._next_total = 0
+        self._next_mean = 0
         self._next_value = 0
         self._ahead: set[int] = set()
         self._publishing: dict[int, Flight] = {}
@@ -60,16 +61,16 @@ class GroupTensors:
         """See `Reduction`. Only the fixed order will do."""
         self._whole.add(index)
         found = []
-        while (following := self._order[self._next_total]) in self._whole:
+        while (following := self._order[self._next_mean]) in self._whole:
             self._whole.discard(following)
             found.append(following)
-            self._next_total = (self._next_total + 1) % len(self._order)
+            self._next_mean = (self._next_mean + 1) % len(self._order)
         return found
 
-    def total(self, index: int, own: Tensor) -> Tensor:
+    def mean(self, index: int, own: Tensor) -> Tensor:
         """See `Reduction`."""
         self._flights.pop(index)()
-        return own
+        return own.div_(self._size)
 
     def publish(self, index: int) -> None:
         """See `Reduction`."""

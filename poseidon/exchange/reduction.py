@@ -29,14 +29,14 @@ class Reduction(Protocol):
     def give(self, index: int, part: Tensor | None) -> None:
         """Hand over this worker's part of tensor `index`; None counts as zero.
 
-        The leader's part must stay as it is until `total`.
+        The leader's part must stay as it is until `mean`.
         """
 
     def due(self, index: int) -> Sequence[int]:
-        """Leader, once all have given `index`: the tensors whose `total` is to be taken now, in this order."""
+        """Leader, once all have given `index`: the tensors whose `mean` is to be taken now, in this order."""
 
-    def total(self, index: int, own: Tensor) -> Tensor:
-        """Leader: the sum of all parts.
+    def mean(self, index: int, own: Tensor) -> Tensor:
+        """Leader: the mean of all parts.
 
         Args:
             index: the tensor.

@@ -43,6 +43,7 @@ class SharedTensors:
     ) -> None:
         self._tensors = tensors
         self._local_rank = local_rank
+        self._local_workers = local_workers
         sizes = [tensor.numel() for tensor in tensors]
         part_sizes = [size if keeps else 0 for size, keeps in zip(sizes, with_parts, strict=True)]
         floats = _padded(sizes) + (local_workers - 1) * _padded(part_sizes)
@@ -63,16 +64,23 @@ class SharedTensors:
         """See `Reduction`."""
         if self._local_rank:
             place = self._parts[self._local_rank - 1][index]
-            place.zero_() if part is None else place.copy_(part)
+            if part is None:
+                place.zero_()
+            elif part.device == place.device:
+                torch.div(part, self._local_workers, out=place)
+            else:
+                place.copy_(part).div_(self._local_workers)
 
     def due(self, index: int) -> Sequence[int]:
         """See `Reduction`. Any order will do."""
         return [index]
 
-    def total(self, index: int, own: Tensor) -> Tensor:
-        """See `Reduction`. Parts are added in the workers' order."""
+    def mean(self, index: int, own: Tensor) -> Tensor:
+        """See `Reduction`. Parts, which their givers have divided, are added in the workers' order."""
+        share = 1.0 / self._local_workers
         for parts in self._parts:
-            own.add_(parts[index].to(own.device))
+            torch.add(parts[index].to(own.device), own, alpha=share, out=own)
+            share = 1.0
         return own
 
     def publish(self, index: int) -> None:

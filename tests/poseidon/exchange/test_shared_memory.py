@@ -27,7 +27,7 @@ def workers(count: int, tensors: list[list[Tensor]], with_parts: list[bool]) -> 
     ]
 
 
-def test_parts_add_up_on_the_leader_and_its_value_reaches_the_others() -> None:
+def test_the_mean_of_parts_is_made_on_the_leader_and_its_value_reaches_the_others() -> None:
     sizes = [5, 1, 40]
     tensors = [[torch.full((size,), float(rank)) for size in sizes] for rank in range(3)]
     ends = workers(3, tensors, [True, False, True])
@@ -36,7 +36,8 @@ def test_parts_add_up_on_the_leader_and_its_value_reaches_the_others() -> None:
             ends[rank].give(index, torch.full((sizes[index],), 10.0 * rank + index))
         own = torch.ones(sizes[index])
         assert list(ends[0].due(index)) == [index]
-        assert ends[0].total(index, own).tolist() == [31.0 + 2 * index] * sizes[index]
+        mean = torch.full((sizes[index],), (31.0 + 2 * index) / 3)
+        torch.testing.assert_close(ends[0].mean(index, own), mean)
     for index in range(3):
         ends[0].publish(index)
         tensors[0][index].add_(100)  # may be written to again
@@ -54,7 +55,7 @@ def test_no_part_is_a_part_of_zeros() -> None:
     leader, other = workers(2, tensors, [True])
     other.give(0, torch.ones(3))
     other.give(0, None)
-    assert leader.total(0, torch.ones(3)).tolist() == [1.0] * 3
+    assert leader.mean(0, torch.ones(3)).tolist() == [0.5] * 3
 
 
 def test_parts_are_added_in_the_order_of_ranks() -> None:
@@ -62,7 +63,7 @@ def test_parts_are_added_in_the_order_of_ranks() -> None:
     ends = workers(4, tensors, [True])
     for rank, part in ((3, 1.0), (1, 1e8), (2, -1e8)):
         ends[rank].give(0, torch.tensor([part]))
-    assert ends[0].total(0, torch.zeros(1)).item() == 1.0
+    assert ends[0].mean(0, torch.zeros(1)).item() == 0.25
 
 
 def test_a_worker_without_tensors_has_memory_too() -> None:
