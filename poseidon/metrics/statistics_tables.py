@@ -119,7 +119,8 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     workers = list(statistics.workers.values())
     iterations = max((worker.iterations for worker in workers), default=0)
     lines = [
-        f"job {statistics.job}: {len(workers)} workers, {iterations} iterations, {len(statistics.shards)} shards"
+        f"job {statistics.job}: {_counted(len(workers), 'worker')}, {_counted(iterations, 'iteration')}, "
+        f"{_counted(len(statistics.shards), 'shard')}"
     ]
     lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
     others = [worker.other_bytes_out + worker.other_bytes_in for worker in workers]
@@ -127,6 +128,10 @@ def job_tables(statistics: JobStatistics) -> list[str]:
         lines.append(f"beside these {sum(others):,} bytes in all: joining, clocks, meetings, snapshots")
     table = shard_table(list(statistics.shards.items()))
     return [*lines, "", "since the start, a shard:", *table] if table else lines
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -57,7 +57,7 @@ def test_a_job_by_its_folder_or_its_id(capsys: pytest.CaptureFixture[str], tmp_p
     folder("one-1")
     assert main(["stats", "output/one-1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "job one-1: 1 workers, 2 iterations, 0 shards"
+    assert lines[0] == "job one-1: 1 worker, 2 iterations, 0 shards"
     assert lines[-2].split()[:3] == ["fc.0", "2", "3"]
     assert first_line(capsys, "one-1") == "job one-1"
     elsewhere = folder("two-2").rename(tmp_path / "elsewhere")

@@ -88,7 +88,7 @@ def test_shards_are_compared_with_their_mean() -> None:
 def test_a_whole_job() -> None:
     job = JobStatistics(job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardStatistics(bytes_in=1)})
     lines = job_tables(job)
-    assert lines[0] == "job lenet-1: 2 workers, 20 iterations, 1 shards"
+    assert lines[0] == "job lenet-1: 2 workers, 20 iterations, 1 shard"
     assert "beside these 11 bytes in all: joining, clocks, meetings, snapshots" in lines
     assert lines[-2].startswith("shard")
     assert job_tables(JobStatistics(job="lenet-1"))[-1] == "no iteration has ended yet"
