@@ -18,6 +18,8 @@ from ps_server.settings import CHUNK_ELEMENTS, Keeping, TableSpec
 
 BALANCE = 1.05
 CHUNKS_FOR_BALANCE = 10
+CHUNKS_A_SHARD = 48
+LEAST_CHUNK_ELEMENTS = 64 * 1024
 SMALLEST_ELEMENTS = 8 * 1024
 """Of few chunks only those from here on (32 KiB) are halved: a chunk's message must be worth its header."""
 
@@ -97,7 +99,8 @@ def _deal_evenly(
     chosen: Sequence[int], tables: Sequence[TableSpec], shares: Sequence[int]
 ) -> list[tuple[Piece, int]]:
     """Cut these tables into pieces, small enough for an even load, with the shard of each."""
-    pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table])]
+    step = chunk_elements(sum(tables[table].size for table in chosen), len(shares))
+    pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
     homes = _deal(pieces, shares)
     while not _balanced(pieces, homes, shares):
         few = len(pieces) < CHUNKS_FOR_BALANCE * len(shares)
@@ -110,8 +113,22 @@ def _deal_evenly(
     return list(zip(pieces, homes, strict=True))
 
 
-def _cut(spec: TableSpec) -> list[tuple[int, int]]:
-    step = -(-spec.size // min(spec.rows, spec.size)) if spec.rows else CHUNK_ELEMENTS
+def chunk_elements(elements: int, shards: int) -> int:
+    """Elements of a chunk of tables whose rows are not given: a power of two, 256 KiB to 2 MiB of float32.
+
+    A shard can send a chunk's new value only when the last worker's gradient of it has come, so its link stands idle for
+    about a chunk of every worker at the beginning of an iteration, and the workers' at the end. Some tens of chunks a
+    shard make that little; more would only be more messages.
+    """
+    step = CHUNK_ELEMENTS
+    while step > LEAST_CHUNK_ELEMENTS and elements < CHUNKS_A_SHARD * shards * step:
+        step //= 2
+    return step
+
+
+def _cut(spec: TableSpec, step: int) -> list[tuple[int, int]]:
+    if spec.rows:
+        step = -(-spec.size // min(spec.rows, spec.size))
     return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
 
 

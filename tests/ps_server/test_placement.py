@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_server.errors import SpecError
-from ps_server.placement import BALANCE, CHUNKS_FOR_BALANCE, place
+from ps_server.placement import BALANCE, CHUNKS_FOR_BALANCE, chunk_elements, place
 from ps_server.settings import CHUNK_ELEMENTS, Keeping, TableSpec
 
 SIZES = st.lists(st.integers(1, 4 * CHUNK_ELEMENTS), min_size=1, max_size=30)
@@ -72,6 +72,23 @@ def test_shards_carry_their_shares(shares: tuple[int, ...]) -> None:
     whole = sum(spec.size for spec in specs)
     for load, share in zip(placement.elements(), shares, strict=True):
         assert load <= BALANCE * whole * share / sum(shares)
+
+
+@pytest.mark.parametrize(
+    ("elements", "shards", "expected"),
+    [
+        (1, 1, 2**16),
+        (25_500_000, 4, 2**17),  # ResNet-50: 512 KiB
+        (61_000_000, 4, 2**18),  # AlexNet: 1 MiB
+        (143_000_000, 4, 2**19),  # VGG-19: 2 MiB
+        (2**26, 1, 2**19),  # 256 MiB on one shard
+        (10**9, 1, 2**19),
+    ],
+)
+def test_a_chunk_is_a_small_part_of_what_a_shard_carries(elements: int, shards: int, expected: int) -> None:
+    assert chunk_elements(elements, shards) == expected
+    (row,) = place(tables([elements]), shards).chunks
+    assert max(chunk.size for chunk in row) <= expected
 
 
 def test_rows_cut_a_table() -> None:
