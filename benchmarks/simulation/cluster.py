@@ -1,0 +1,121 @@
+"""Hosts, links and processors, and what it takes to use them.
+
+All hosts of a kind do the same at the same time, so one of each kind stands for all: a link outwards, a link inwards
+and processors of a host that works, and of a host that only serves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.simulation.agenda import Action, Agenda, Message, Outlet, Pipe, Urgency
+from benchmarks.simulation.scenario import Scenario, parts
+
+QUANTUM_S = 0.002
+"""Longer work on a processor lets other work in after so long, as an operating system does."""
+MOST_PIECES = 128
+"""A layer's bytes are sent in at most so many pieces; more would change nothing but the simulation's own time."""
+
+
+class HostKind:
+    """One host that stands for all that do the same."""
+
+    def __init__(self, agenda: Agenda, scenario: Scenario) -> None:
+        machine = scenario.machine
+        buffer_s = machine.buffer_bytes / scenario.bytes_per_s
+        self.out = Outlet(agenda, latency_s=machine.latency_s, buffer_s=buffer_s)
+        self.into = Pipe()
+        self.speed = min(machine.cores, 1.0)
+        self.worker = Pipe()
+        self.shard = Pipe() if machine.cores >= 2 else self.worker
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where shards are, on one kind of host; all parts are of a chunk that every shard has one of.
+
+    Attributes:
+        name: of the kind.
+        host: one that stands for all.
+        part: what one host holds.
+        of_worker: what one worker sends to other hosts of this kind, and gets back.
+        of_shard: what one host gets from all workers on others, and sends back.
+    """
+
+    name: str
+    host: HostKind
+    part: float
+    of_worker: float
+    of_shard: float
+
+
+class Cluster:
+    """The machines of a scenario.
+
+    Attributes:
+        scenario: what is simulated.
+        agenda: its time.
+        working: a host that works.
+        homes: the kinds of hosts that hold shards which a worker must send to.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.agenda = Agenda()
+        self.working = HostKind(self.agenda, scenario)
+        self.homes = self._place()
+        self._device = Pipe()
+
+    def _place(self) -> list[Home]:
+        p, servers = self.scenario.workers, self.scenario.servers
+        part = parts(p, servers)
+        homes = []
+        if part.working and p > 1:
+            others = part.working * (p - 1)
+            homes.append(Home("workers", self.working, part=part.working, of_worker=others, of_shard=others))
+        if part.serving:
+            serving = HostKind(self.agenda, self.scenario)
+            of_worker, of_shard = part.serving * servers, part.serving * p
+            homes.append(Home("servers", serving, part=part.serving, of_worker=of_worker, of_shard=of_shard))
+        return homes
+
+    def compute(self, work_s: float, then: Action) -> None:
+        """Use a worker's accelerator."""
+        self.agenda.at(self._device.take(self.agenda.now_s, work_s), then)
+
+    def process(self, pipe: Pipe, host: HostKind, work_s: float, then: Action) -> None:
+        """Use a processor of a host, a slice at a time."""
+        slice_s = min(work_s, QUANTUM_S)
+        done_s = pipe.take(self.agenda.now_s, slice_s / host.speed)
+        left_s = work_s - slice_s
+        self.agenda.at(done_s, partial(self.process, pipe, host, left_s, then) if left_s > 0 else then)
+
+    def send(
+        self,
+        host: HostKind,
+        queue: str,
+        urgency: Urgency,
+        out_s: float,
+        through: tuple[tuple[Pipe, float], ...],
+        delivered: Action,
+    ) -> None:
+        """Use a host's link outwards, and what must work on the message besides."""
+        used = tuple((pipe, work_s) for pipe, work_s in through if work_s > 0)
+        host.out.send(Message(queue=queue, urgency=urgency, out_s=out_s, through=used, delivered=delivered))
+
+    def wire_s(self, size: float) -> float:
+        """How long so many bytes keep a link busy."""
+        return size / self.scenario.bytes_per_s
+
+    def handling_s(self, size: float, messages: float = 0.0, part: float = 1.0) -> float:
+        """What a processor takes to make, or to take, a part of some messages of so many bytes together."""
+        machine = self.scenario.machine
+        work_s = size * machine.wire_s_per_byte + messages * machine.message_s
+        return part * work_s / self.working.speed
+
+    def pieces(self, size: float) -> list[float]:
+        """The chunks of so many bytes; none for none."""
+        count = min(MOST_PIECES, math.ceil(size / self.scenario.chunk_bytes))
+        return [size / count] * count if count else []

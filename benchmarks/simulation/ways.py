@@ -1,0 +1,196 @@
+"""What a layer's gradient sets off: chunks to the shards and back, factors to the other workers, buckets round a ring.
+
+Law: each way calls `arrived(layer)` once for everything that `count` said would arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.simulation.agenda import Action, Urgency
+from benchmarks.simulation.cluster import Cluster, Home
+from benchmarks.simulation.scenario import Factors, LayerLoad, buckets
+
+Arrived = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of a layer's tensors on its way to the shards and back.
+
+    A chunk stands for such a chunk on every shard: out of a worker goes what its own shards do not hold, into a host
+    goes what all others send to its shards.
+
+    Attributes:
+        layer: whose.
+        urgency: of its messages.
+        size: bytes.
+        messages: that it stands for.
+    """
+
+    layer: int
+    urgency: Urgency
+    size: float
+    messages: float
+
+
+class ServerWay:
+    """To the shards and back."""
+
+    def __init__(self, cluster: Cluster, arrived: Arrived) -> None:
+        self._cluster = cluster
+        self._arrived = arrived
+
+    def count(self, load: LayerLoad) -> int:
+        """How many values of a layer will arrive."""
+        return len(self._cluster.pieces(load.dense_bytes)) * len(self._cluster.homes)
+
+    def send(self, iteration: int, layer: int, load: LayerLoad) -> None:
+        """The layer has its gradient."""
+        sizes = self._cluster.pieces(load.dense_bytes)
+        for piece, size in enumerate(sizes):
+            messages = load.messages / len(sizes)
+            chunk = Chunk(layer=layer, urgency=(iteration, layer, piece), size=size, messages=messages)
+            for home in self._cluster.homes:
+                self._push(home, chunk)
+
+    def _push(self, home: Home, chunk: Chunk) -> None:
+        cluster = self._cluster
+        cluster.send(
+            cluster.working,
+            f"worker to {home.name}",
+            chunk.urgency,
+            cluster.wire_s(chunk.size * home.of_worker),
+            (
+                (home.host.into, cluster.wire_s(chunk.size * home.of_shard)),
+                (cluster.working.worker, cluster.handling_s(chunk.size, chunk.messages, home.of_worker)),
+                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard)),
+            ),
+            partial(self._sum, home, chunk),
+        )
+
+    def _sum(self, home: Home, chunk: Chunk) -> None:
+        """A chunk of all workers is there: the shards add, apply the rule and answer."""
+        scenario = self._cluster.scenario
+        per_byte = scenario.machine.sum_s_per_byte * scenario.workers + scenario.machine.rule_s_per_byte
+        answer = partial(self._answer, home, chunk)
+        self._cluster.process(home.host.shard, home.host, per_byte * chunk.size * home.part, answer)
+
+    def _answer(self, home: Home, chunk: Chunk) -> None:
+        cluster = self._cluster
+        cluster.send(
+            home.host,
+            f"shard of {home.name}",
+            chunk.urgency,
+            cluster.wire_s(chunk.size * home.of_shard),
+            (
+                (cluster.working.into, cluster.wire_s(chunk.size * home.of_worker)),
+                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard)),
+                (cluster.working.worker, cluster.handling_s(chunk.size, chunk.messages, home.of_worker)),
+            ),
+            partial(self._arrived, chunk.layer),
+        )
+
+
+class FactorWay:
+    """To the other workers, and there into a gradient; one arrival a layer."""
+
+    def __init__(self, cluster: Cluster, arrived: Arrived) -> None:
+        self._cluster = cluster
+        self._arrived = arrived
+
+    def send(self, iteration: int, layer: int, factors: Factors) -> None:
+        """The layer has the gradient of its output."""
+        cluster = self._cluster
+        sizes = cluster.pieces(factors.link_bytes)
+        messages = (cluster.scenario.workers - 1) / len(sizes)
+        whole = _all(len(sizes), partial(self._multiply, layer, factors))
+        for piece, size in enumerate(sizes):
+            cluster.send(
+                cluster.working,
+                "factors",
+                (iteration, layer, piece),
+                cluster.wire_s(size),
+                (
+                    (cluster.working.into, cluster.wire_s(size)),
+                    (cluster.working.worker, 2 * cluster.handling_s(size, messages)),
+                ),
+                whole,
+            )
+
+    def _multiply(self, layer: int, factors: Factors) -> None:
+        cluster, machine = self._cluster, self._cluster.scenario.machine
+        product_s = factors.products / machine.flops
+        rule_s = machine.rule_s_per_byte * factors.weight_bytes
+        then = partial(self._arrived, layer)
+        if machine.products_on_device:
+            # The worker's own gradient is part of the layer's compute time already, and is not made there.
+            others = 1 - 1 / cluster.scenario.workers
+            cluster.compute(product_s * others + rule_s, then)
+        else:
+            cluster.process(cluster.working.worker, cluster.working, product_s + rule_s, then)
+
+
+class RingWay:
+    """Round a ring, in buckets; DDP sends them in one order, each when the last of its layers has its gradient.
+
+    Args:
+        cluster: the machines.
+        loads: of all layers.
+        arrived: called once for each layer, when the last bucket has been applied.
+    """
+
+    def __init__(self, cluster: Cluster, loads: Sequence[LayerLoad], arrived: Arrived) -> None:
+        self._cluster = cluster
+        self._arrived = arrived
+        self._sizes = [load.dense_bytes for load in loads]
+        self._buckets = buckets(self._sizes, cluster.scenario.bucket_bytes)
+        self._left = 0
+
+    def send(self, iteration: int, layer: int) -> None:
+        """The layer has its gradient."""
+        number = next(n for n, bucket in enumerate(self._buckets) if layer in bucket)
+        if layer != self._buckets[number][-1]:
+            return
+        if number == 0:
+            self._left = len(self._buckets)
+        cluster, machine = self._cluster, self._cluster.scenario.machine
+        p = cluster.scenario.workers
+        size = sum(self._sizes[member] for member in self._buckets[number]) * 2 * (p - 1) / p
+        steps_s = 2 * (p - 1) * (machine.latency_s + machine.ring_step_s)
+        out_s = cluster.wire_s(size) / machine.ring_goodput + steps_s
+        sum_s = machine.sum_s_per_byte * size / 2 / cluster.working.speed
+        cluster.send(
+            cluster.working,
+            "ring",
+            (iteration, number),
+            out_s,
+            ((cluster.working.into, out_s), (cluster.working.worker, 2 * cluster.handling_s(size) + sum_s)),
+            self._bucket_done,
+        )
+
+    def _bucket_done(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        rule_s = self._cluster.scenario.machine.rule_s_per_byte * sum(self._sizes)
+        working = self._cluster.working
+        self._cluster.process(working.worker, working, rule_s, self._all_done)
+
+    def _all_done(self) -> None:
+        for layer in range(len(self._sizes)):
+            self._arrived(layer)
+
+
+def _all(count: int, then: Action) -> Action:
+    """An action that does `then` when it is called for the `count`th time."""
+    left = [count]
+
+    def one() -> None:
+        left[0] -= 1
+        if not left[0]:
+            then()
+
+    return one
