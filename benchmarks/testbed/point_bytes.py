@@ -58,7 +58,9 @@ def measure_bytes(
 
 
 def furthest(measured: Measured, formula: float) -> float:
-    """The greatest relative distance from the formula among hosts and directions, with its sign."""
+    """The greatest relative distance from the formula among hosts and directions, with its sign; 0 where it is 0."""
+    if not formula:
+        return 0.0
     counts = [*measured.sent_bytes, *measured.received_bytes]
     return max((count / formula - 1 for count in counts), key=abs)
 
@@ -76,7 +78,7 @@ def _row(exchange: str, hosts: int, formula: LinkBytes, measured: Measured) -> t
         megabytes(statistics.fmean(measured.sent_bytes)),
         megabytes(statistics.fmean(measured.received_bytes)),
         percent(furthest(measured, formula.worker)),
-        f"{evenness(measured.shard_bytes):.3f}" if measured.shard_bytes else "-",
+        f"{evenness(measured.shard_bytes):.3f}" if any(measured.shard_bytes) else "-",
     )
 
 

@@ -2,34 +2,35 @@
 
     python -m benchmarks.testbed.poseidon_worker --settings FILE --rank 0
 
-Law: the exchange is made by the function that jobs use, from the same plan, and joined to the net by the same hooks.
+Law: the module is trained as any user's is, by `poseidon.distribute`; only the worker's place in its job comes from the
+measurement, in place of `poseidon run`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
 
+import poseidon
 from benchmarks.testbed.control import obey
-from benchmarks.testbed.emulated import EmulatedLinear, EmulatedNet
+from benchmarks.testbed.emulated import EmulatedNet
 from benchmarks.testbed.worker_settings import (
     PoseidonSettings,
     TrainingSettings,
     WorkerSettings,
     read_settings,
 )
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.build import Membership, build_exchange
+from poseidon.engine.distribute import at_work
+from poseidon.engine.workplace import ThisWorker, Unobserved, Workplace, unobserved
+from poseidon.exchange.base import Exchange
+from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.traced import TracedExchange
 from poseidon.exchange.tracing_hooks import TracingHooks, named_layers
-from ps_server import Rule
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
 
@@ -37,86 +38,55 @@ class PoseidonTraining:
     """One replica and its iteration.
 
     Args:
-        net: the net.
-        tensors: its parameters, as the exchange knows them.
-        exchange: opened.
-        settings: what to train, and how.
+        training: what to train.
     """
 
-    def __init__(
-        self, net: EmulatedNet, tensors: list[Trained], exchange: Exchange, settings: WorkerSettings
-    ) -> None:
-        assert isinstance(settings.how, PoseidonSettings)
-        self._net = net
-        self._exchange = exchange
-        self._rate = settings.training.rate
-        self._iteration = 0
-        self._hooks = Hooks(net, tensors, exchange, wait_free=settings.how.wait_free)
+    def __init__(self, training: TrainingSettings) -> None:
+        self._net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
+        rule = poseidon.SGD(lr=training.rate, momentum=training.momentum, weight_decay=training.weight_decay)
+        self._group = poseidon.distribute(self._net, rule, example=())
 
     def iterate(self) -> None:
         """Forward, backward; the update is the exchange's business."""
-        self._exchange.start(self._iteration, self._rate)
-        self._hooks.start()
         self._net().sum().backward()
-        self._hooks.next_pass()
-        self._hooks.finish()
-        self._exchange.finish()
-        self._iteration += 1
+        self._group.step()
 
     def barrier(self) -> None:
         """Returns once all workers are there."""
-        self._exchange.gathered(self._exchange.gather(b""))
+        self._group.mean(0.0)
 
 
-def trained(net: nn.Module, training: TrainingSettings) -> list[Trained]:
-    """The parameters of a net, with SGD's rule."""
-    rule = Rule(momentum=training.momentum, decay=training.weight_decay)
-    with_factors = {child.weight for child in net.modules() if isinstance(child, EmulatedLinear)}
-    return [
-        Trained(
-            name=name,
-            tensor=parameter,
-            rule=rule,
-            factor_rows=training.batch if parameter in with_factors else 0,
-        )
-        for name, parameter in net.named_parameters()
-    ]
-
-
-def membership(settings: WorkerSettings, rank: int) -> Membership:
-    """What the exchange must know of the job."""
+def workplace(settings: WorkerSettings, rank: int, trace: Tracer) -> Workplace:
+    """The worker's place in its job."""
     assert isinstance(settings.how, PoseidonSettings)
-    return Membership(
-        rank=rank,
-        workers=settings.workers,
-        shards=len(settings.shards),
-        kind=ExchangeKind(settings.how.exchange),
-        host=settings.hosts[rank],
-        token=settings.token.encode(),
-        homes=settings.homes,
+    return Workplace(
+        worker=ThisWorker(rank=rank, size=settings.workers),
+        member=Membership(
+            rank=rank,
+            workers=settings.workers,
+            shards=len(settings.shards),
+            kind=ExchangeKind(settings.how.exchange),
+            host=settings.hosts[rank],
+            token=settings.token.encode(),
+            homes=settings.homes,
+        ),
+        connect=lambda: settings.shards,
+        wait_free=settings.how.wait_free,
+        trace=trace,
+        observe=unobserved if trace is NO_TRACE else lambda built, module: traced(built, module, trace),
+        on_open=tell_plan if rank == 0 else lambda built, exchange: None,
     )
 
 
-@contextlib.contextmanager
-def opened(settings: WorkerSettings, rank: int) -> Iterator[PoseidonTraining]:
-    """A replica whose exchange is open."""
-    training = settings.training
-    net = EmulatedNet(training.layers, batch=training.batch, compute_s=training.compute_s)
-    tensors = trained(net, training)
-    with contextlib.closing(open_trace(settings, rank)) as trace:
-        member = membership(settings, rank)
-        built = build_exchange(tensors, ExchangeSettings(), member, lambda: settings.shards, trace=trace)
-        exchange = built.exchange
-        if trace is not NO_TRACE:
-            exchange = TracedExchange(exchange, [tensor.name for tensor in tensors], trace)
-            TracingHooks(named_layers(net), trace)
-        try:
-            exchange.open(None)
-            if rank == 0:
-                print("\n".join(built.plan.table()), flush=True)
-            yield PoseidonTraining(net, tensors, exchange, settings)
-        finally:
-            exchange.close()
+def traced(built: Built, module: nn.Module, trace: Tracer) -> Unobserved:
+    """An exchange whose calls, and a module whose layers, are seen in a trace."""
+    TracingHooks(named_layers(module), trace)
+    return Unobserved(TracedExchange(built.exchange, [choice.name for choice in built.plan.choices], trace))
+
+
+def tell_plan(built: Built, exchange: Exchange) -> None:
+    """The plan, for the job's file of output."""
+    print("\n".join(built.plan.table()), flush=True)
 
 
 def open_trace(settings: WorkerSettings, rank: int) -> Tracer:
@@ -136,7 +106,11 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(1)
     settings = read_settings(flags.settings)
-    with opened(settings, flags.rank) as replica:
+    with (
+        contextlib.closing(open_trace(settings, flags.rank)) as trace,
+        at_work(workplace(settings, flags.rank, trace)),
+    ):
+        replica = PoseidonTraining(settings.training)
         obey(settings.control, flags.rank, replica.iterate, replica.barrier)
 
 
