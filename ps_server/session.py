@@ -16,7 +16,6 @@ Laws:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,10 +23,11 @@ import numpy as np
 
 from ps_server import messages as m
 from ps_server.bandwidth import ChangeLog
+from ps_server.chunk_copy import ChunkCopy, Held, Piece, feedback_for
 from ps_server.clock import needed_clock
 from ps_server.errors import LocalProtocolError, RemoteProtocolError, SpecError
 from ps_server.placement import Chunk, place
-from ps_server.precision import NUMPY_TYPES, Feedback, add, of_pushes, of_values
+from ps_server.precision import NUMPY_TYPES, add, of_pushes, of_values
 from ps_server.rules import history_count
 from ps_server.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
 
@@ -37,53 +37,6 @@ class Addressed(NamedTuple):
 
     shard: int
     message: m.ToShard
-
-
-class Piece(NamedTuple):
-    """What a reader must do to elements `start:stop` of its copy: take `value`, then add `changes`."""
-
-    start: int
-    stop: int
-    value: m.Payload
-    changes: tuple[m.Payload, ...]
-
-
-class Held(NamedTuple):
-    """A push that has left: so many of this worker's changes."""
-
-    array: m.Payload
-    iterations: int
-
-
-class _Copy:
-    """What this worker knows of one chunk."""
-
-    __slots__ = ("asked", "chunk", "clock", "held", "own", "pushed", "sent", "unread")
-
-    def __init__(self, chunk: Chunk, clock: int) -> None:
-        self.chunk = chunk
-        self.clock = -1  # no value has come
-        self.own = clock  # own pushes that the last value includes
-        self.pushed = clock  # own pushes so far
-        self.sent = clock  # own pushes that have left
-        self.unread: m.Payload | None = None
-        self.held: deque[Held] = deque()  # own pushes number own, own + 1, ..., sent - 1
-        self.asked = -1  # the highest clock asked for
-
-    def includes(self, own: int) -> bool:
-        """Whether a value may come that includes so many own pushes: those that have left, each wholly or not at all."""
-        at = self.own
-        pushes = iter(self.held)
-        while at < own and (push := next(pushes, None)) is not None:
-            at += push.iterations
-        return at == own
-
-
-def _feedback(store: StoreSpec, table: TableSpec) -> Feedback | None:
-    precision = of_pushes(store, table)
-    if precision is Precision.FLOAT32:
-        return None
-    return Feedback(table.size, precision, reuse=table.staleness == 0)
 
 
 InitialValue = Callable[[int], Sequence[m.Array]]
@@ -114,13 +67,13 @@ class Session:
         self._told_clock = store.start_clock
         self._placement = place(store.tables, store.shards, store.shares)
         self._copies = tuple(
-            tuple(_Copy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
+            tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
         )
         self._bound: list[m.Array | None] = [
             None if of_values(store, table) is Precision.FLOAT32 else np.zeros(table.size, np.float32)
             for table in store.tables
         ]
-        self._feedback = [_feedback(store, table) for table in store.tables]
+        self._feedback = [feedback_for(store, table) for table in store.tables]
         self._bound_outside = [False] * len(store.tables)
         self._fresh = [-1] * store.shards
         self._norms: dict[int, dict[int, m.PartialNorm]] = {}
@@ -423,7 +376,7 @@ class Session:
         elif not self._bound_outside[value.table]:
             copy.unread = bound[copy.chunk.start : copy.chunk.stop]
 
-    def _fitting(self, shard: int, value: m.Value) -> _Copy:
+    def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
         copy = self._known(shard, value.table, value.chunk)
         if value.array.size != copy.chunk.size or not copy.includes(value.own):
             raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
@@ -450,7 +403,7 @@ class Session:
         told = self._norm_shards | ({0} if outside else set())
         return [Addressed(to, m.TotalNorm(clock, total)) for to in sorted(told)]
 
-    def _known(self, shard: int, table: int, chunk: int) -> _Copy:
+    def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:
         if table < len(self._copies) and chunk < len(self._copies[table]):
             copy = self._copies[table][chunk]
             if copy.chunk.shard == shard:
@@ -493,7 +446,7 @@ class Session:
                 copy.unread = None
         return pieces
 
-    def _own_changes(self, copy: _Copy) -> tuple[m.Payload, ...]:
+    def _own_changes(self, copy: ChunkCopy) -> tuple[m.Payload, ...]:
         """What this worker has changed and the last value does not include."""
         kept = None if self._log is None else self._log.peek((copy.chunk.table, copy.chunk.index))
         sent = tuple(push.array for push in copy.held)

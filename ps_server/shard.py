@@ -29,19 +29,15 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ps_server import messages as m
+from ps_server.cell import EMPTY, Cell, own_tensor
 from ps_server.clock import VectorClock
 from ps_server.errors import RemoteProtocolError
-from ps_server.placement import Chunk, place
+from ps_server.placement import place
 from ps_server.precision import NUMPY_TYPES, Replica, as_array, as_tensor, of_pushes, of_values
-from ps_server.rules import clip_factor, history_count, sum_of_squares, update
-from ps_server.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
-
-TILE = 128 * 1024
-"""Elements that a rule is applied to at a time: gradient, value and history together stay in a cache of some MB."""
-_EMPTY = torch.empty(0)
+from ps_server.rules import clip_factor, sum_of_squares
+from ps_server.settings import Consistency, Keeping, Precision, StoreSpec
 
 
 class Outgoing(NamedTuple):
@@ -89,54 +85,6 @@ class Counts:
     updates: int = 0
 
 
-class _Cell:
-    """One chunk: its value, history, and what has come of the present iteration."""
-
-    __slots__ = (
-        "arrived",
-        "chunk",
-        "clock",
-        "complete",
-        "eager",
-        "history",
-        "own",
-        "rate",
-        "replica",
-        "spec",
-        "stale",
-        "sum",
-        "summed",
-        "value",
-        "waiting",
-    )
-
-    def __init__(self, chunk: Chunk, spec: TableSpec, workers: int, clock: int) -> None:
-        self.chunk = chunk
-        self.spec = spec
-        self.value: Tensor | None = None
-        count = history_count(spec.rule.kind) if spec.follows_gradients else 0
-        self.history = [torch.zeros(chunk.size) for _ in range(count)]
-        self.clock = clock
-        self.own = [clock] * workers
-        self.sum = _EMPTY  # of the gradients of this iteration, in memory that one of them came in
-        self.summed = 0
-        self.arrived: dict[int, m.Payload] = {}
-        self.replica: Replica | None = None  # where values travel as changes of 16 bits
-        self.complete = False
-        self.rate = 0.0
-        self.stale: set[int] = set()  # workers that lack a change of another worker
-        self.eager = set(range(workers))  # workers that may be sent one value before the slowest clock moves
-        self.waiting: list[tuple[int, int]] = []
-
-    @property
-    def adds_changes(self) -> bool:
-        return self.spec.adds_changes
-
-    @property
-    def name(self) -> str:
-        return f"table '{self.spec.name}' chunk {self.chunk.index}"
-
-
 class Shard:
     """One shard of the store.
 
@@ -155,7 +103,7 @@ class Shard:
         self._ranks: dict[bytes, int] = {}
         self._peers: dict[int, bytes] = {}
         self._store: StoreSpec | None = None
-        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._cells: dict[tuple[int, int], Cell] = {}
         self._clock = VectorClock(workers)
         self._begun = False
         self._gathering: dict[int, dict[int, bytes]] = {}
@@ -243,7 +191,7 @@ class Shard:
             self._clock = VectorClock(self._workers, store.start_clock)
             for chunk in place(store.tables, store.shards, store.shares).of_shard(self.index):
                 spec = store.tables[chunk.table]
-                cell = _Cell(chunk, spec, self._workers, store.start_clock)
+                cell = Cell(chunk, spec, self._workers, store.start_clock)
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {_difference(self._store, store)}")
@@ -256,7 +204,7 @@ class Shard:
         if len(initial.arrays) not in (1, 1 + len(cell.history)):
             raise RemoteProtocolError(f"{cell.name} got {len(initial.arrays) - 1} history arrays")
         for array in initial.arrays:
-            _check_size(cell, array)
+            cell.check_size(array)
         cell.value = as_tensor(initial.arrays[0]).clone()
         for tensor, array in zip(cell.history, initial.arrays[1:], strict=False):
             tensor.copy_(as_tensor(array))
@@ -279,7 +227,7 @@ class Shard:
 
     def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
         cell = self._cell(push.table, push.chunk)
-        _check_size(cell, push.array)
+        cell.check_size(push.array)
         if not self._begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
         if cell.spec.keeping is Keeping.COPY:
@@ -310,18 +258,18 @@ class Shard:
         if cell.complete:
             yield from self._complete(cell)
 
-    def _sum_in_worker_order(self, cell: _Cell) -> None:
+    def _sum_in_worker_order(self, cell: Cell) -> None:
         """Add what has come, as far as worker order allows."""
         while cell.summed in cell.arrived:
             array = cell.arrived.pop(cell.summed)
             if cell.summed == 0:
-                cell.sum = _own_tensor(array)
+                cell.sum = own_tensor(array)
             else:
                 cell.sum.add_(as_tensor(array))
             cell.summed += 1
         cell.complete = cell.summed == self._workers
 
-    def _complete(self, cell: _Cell) -> Iterator[Outgoing]:
+    def _complete(self, cell: Cell) -> Iterator[Outgoing]:
         assert self._store is not None
         if self._workers > 1:
             cell.sum.div_(self._workers)
@@ -344,14 +292,14 @@ class Shard:
         if self._store.outside_norm and self.index == 0:
             yield from (Outgoing(peer, norm) for other, peer in self._peers.items() if other != 0)
 
-    def _apply(self, cell: _Cell, factor: float) -> Iterator[Outgoing]:
+    def _apply(self, cell: Cell, factor: float) -> Iterator[Outgoing]:
         assert self._store is not None
         assert cell.value is not None
         if cell.spec.keeping is Keeping.AVERAGE:
             cell.value = cell.sum  # the memory it arrived in becomes the chunk's own
         else:
-            _update(cell, factor * self._store.gradient_scale)
-        cell.sum = _EMPTY
+            cell.update(factor * self._store.gradient_scale)
+        cell.sum = EMPTY
         cell.clock += 1
         cell.summed = 0
         cell.complete = False
@@ -366,7 +314,7 @@ class Shard:
 
     def _store_copy(self, rank: int, store: m.Store) -> Iterator[Outgoing]:
         cell = self._cell(store.table, store.chunk)
-        _check_size(cell, store.array)
+        cell.check_size(store.array)
         if rank != 0 or cell.spec.keeping is not Keeping.COPY or not self._begun:
             raise RemoteProtocolError(f"{cell.name} is not for worker {rank} to store")
         if store.clock < cell.clock:
@@ -379,7 +327,7 @@ class Shard:
 
     # -- staleness > 0: changes are added, the vector clock bounds reads -----------------------------------
 
-    def _add(self, rank: int, cell: _Cell, push: m.Push) -> Iterator[Outgoing]:
+    def _add(self, rank: int, cell: Cell, push: m.Push) -> Iterator[Outgoing]:
         assert self._store is not None
         assert cell.value is not None
         cell.value.add_(as_tensor(push.array))
@@ -393,7 +341,7 @@ class Shard:
             cell.eager -= ready
             yield from self._send_changes(cell, ready)
 
-    def _send_changes(self, cell: _Cell, workers: set[int]) -> Iterator[Outgoing]:
+    def _send_changes(self, cell: Cell, workers: set[int]) -> Iterator[Outgoing]:
         cell.stale -= workers
         if workers:
             yield from self._send_value(cell, cell.clock, sorted(workers))
@@ -434,20 +382,20 @@ class Shard:
         if self._begun:
             yield from self._answer_waiting(cell, cell.clock)
 
-    def _answer_waiting(self, cell: _Cell, clock: int) -> Iterator[Outgoing]:
+    def _answer_waiting(self, cell: Cell, clock: int) -> Iterator[Outgoing]:
         ready = [rank for rank, wanted in cell.waiting if wanted <= clock]
         cell.waiting = [(rank, wanted) for rank, wanted in cell.waiting if wanted > clock]
         if ready:
             yield from self._send_value(cell, clock, ready)
 
-    def _send_value(self, cell: _Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
+    def _send_value(self, cell: Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
         assert cell.value is not None
         array = (cell.value if cell.replica is None else cell.replica.value).numpy()
         if cell.adds_changes:
             array = array.copy()  # the next change may come before the transport has read this one
         yield from self._send(cell, clock, ranks, array)
 
-    def _send(self, cell: _Cell, clock: int, ranks: Iterable[int], array: m.Payload) -> Iterator[Outgoing]:
+    def _send(self, cell: Cell, clock: int, ranks: Iterable[int], array: m.Payload) -> Iterator[Outgoing]:
         for rank in ranks:
             self.counts.bytes_out += array.nbytes
             value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
@@ -480,32 +428,11 @@ class Shard:
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
         yield from ()
 
-    def _cell(self, table: int, chunk: int) -> _Cell:
+    def _cell(self, table: int, chunk: int) -> Cell:
         cell = self._cells.get((table, chunk))
         if cell is None:
             raise RemoteProtocolError(f"chunk {chunk} of table {table} is not on shard {self.index}")
         return cell
-
-
-def _check_size(cell: _Cell, array: m.Payload) -> None:
-    if array.size != cell.chunk.size:
-        raise RemoteProtocolError(f"{cell.name} has {cell.chunk.size} elements; {array.size} came")
-
-
-def _update(cell: _Cell, scale: float) -> None:
-    """Apply the rule, tile by tile: what one operation leaves in the cache is there for the next."""
-    assert cell.value is not None
-    rule, rate, step = cell.spec.rule, cell.rate, cell.clock
-    tiled = [tensor.split(TILE) for tensor in (cell.sum, cell.value, *cell.history)]
-    for gradient, value, *history in zip(*tiled, strict=True):
-        if scale != 1.0:
-            gradient.mul_(scale)
-        update(rule, gradient, history, value, rate=rate, step=step)
-
-
-def _own_tensor(array: m.Payload) -> Tensor:
-    """A float32 tensor to write to, where possible over the array: nobody else has memory that a message came in."""
-    return as_tensor(array).float()
 
 
 def _difference(mine: StoreSpec, theirs: StoreSpec) -> str:

@@ -112,6 +112,8 @@ def test_state_machines_do_no_io() -> None:
     """The thinking half of the server never sees a socket, a thread or the time of day."""
     pure = (
         "bandwidth",
+        "cell",
+        "chunk_copy",
         "messages",
         "clock",
         "placement",

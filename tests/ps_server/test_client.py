@@ -13,12 +13,17 @@ from ps_server import (
     RemoteProtocolError,
     Rule,
     RuleKind,
+    Server,
+    Shard,
     SignalKind,
     StalenessTimeout,
     StoreSpec,
     TableSpec,
 )
-from ps_server.transport.memory import Faults, MemoryNetwork
+from ps_server.messages import Push
+from ps_server.transport.base import Frames
+from ps_server.transport.memory import Faults, MemoryClientTransport, MemoryNetwork
+from ps_server.wire import decode
 from tests.support.cluster import TOKEN, Connect, memory_store, run_workers, socket_store, zeros
 
 STORES = {"memory": memory_store, "sockets": socket_store}
@@ -214,6 +219,56 @@ def test_bound_tables_end_with_the_same_bits(prioritized: bool) -> None:
 
         run_workers(connect_so, store, body)
     assert ends == plain
+
+
+class Gate:
+    """A worker's transport that takes nothing while it is shut, and notes the tables of the pushes that it took."""
+
+    def __init__(self, transport: MemoryClientTransport) -> None:
+        self._transport = transport
+        self.shut = False
+        self.tables: list[int] = []
+
+    def send(self, shard: int, frames: Frames) -> bool:
+        if self.shut:
+            return False
+        self.tables += [message.table for message, _ in decode(frames) if isinstance(message, Push)]
+        return self._transport.send(shard, frames)
+
+    def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
+        return self._transport.receive(0.01 if self.shut else timeout_s)
+
+    def wake(self) -> None:
+        self._transport.wake()
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
+    """The last layer's gradient is large and comes first; the first layer's comes last and is needed first."""
+    chunks = 9
+    tables = (TableSpec(name="first", size=10), TableSpec(name="last", size=90_000 * chunks, rows=chunks))
+    store = StoreSpec(workers=1, shards=1, tables=tables)
+    network = MemoryNetwork(1)
+    server = Server(Shard(0, 1), network.server(0))
+    thread = threading.Thread(target=server.serve, name="ps-shard")
+    thread.start()
+    gate = Gate(network.client("worker 0"))
+    client = Client(gate, rank=0, store=store, timeout_s=20, prioritized=prioritized)
+    values = [np.zeros(table.size, dtype=np.float32) for table in tables]
+    client.start(zeros(store))
+    gate.shut = True
+    client.push(1, values[1].copy(), rate=0.1)
+    client.push(0, values[0].copy(), rate=0.1)
+    gate.shut = False
+    client.clock()
+    for table in (0, 1):
+        client.read(table, values[table])
+    client.close()
+    thread.join()
+    assert gate.tables == ([0] + [1] * chunks if prioritized else [1] * chunks + [0])
 
 
 def test_large_tables_cross_sockets_whole() -> None:

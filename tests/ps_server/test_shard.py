@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from ps_server import cell as cell_module
 from ps_server import messages as m
-from ps_server import shard as shard_module
 from ps_server.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
 from ps_server.shard import LEGAL, Outgoing, Shard, Stage
 
@@ -98,7 +98,7 @@ def test_tiles_change_no_bit(
     spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=size, rule=rule),))
     found = set()
     for tile in (7, size):
-        monkeypatch.setattr(shard_module, "TILE", tile)
+        monkeypatch.setattr(cell_module, "TILE", tile)
         random = np.random.default_rng(0)
         shard = Shard(0, 1)
         shard.handle(peer(0), m.Hello(0, b""))
