@@ -54,6 +54,7 @@ class LeaderExchange:
         except ServerError:
             inner.close()
             raise
+        self._failed = False
         self._round = 0
         self._used = [0] * len(tensors)
         self._begun: set[int] = set()
@@ -237,7 +238,8 @@ class LeaderExchange:
                 self._fail(error)
 
     def _fail(self, error: ServerError) -> None:
-        first = self._siblings.failure is None
-        self._siblings.fail(error)
-        if first:
+        with self._siblings.changed:
+            first, self._failed = not self._failed, True
+        if first:  # before this worker's loop hears of it, which then closes the lines
             tell(self._lines, Kind.FAILED, str(error).encode())
+        self._siblings.fail(error)

@@ -20,7 +20,11 @@ TIMEOUT_S = 20.0
 
 @contextmanager
 def machines(
-    inner: Make, local_workers: int, *, means: Means | None = None, tells_histories: bool = False
+    inner: Make,
+    local_workers: int,
+    *,
+    means: Means | None = None,
+    tells_histories: bool = False,
 ) -> Iterator[Make]:
     """Makes the exchanges of all workers of machines that `inner` joins; its ranks are machines."""
     with TemporaryDirectory(prefix="p") as folder:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.local_follower import FollowerExchange
+from poseidon.exchange.local_leader import LeaderExchange
 from poseidon.exchange.reduction import Means
 from ps_server import PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
 from ps_server.transport.base import Frames
@@ -294,6 +295,27 @@ def test_a_worker_that_leaves_before_the_end_is_one_sentence() -> None:
         with pytest.raises(PeerLost, match=r"^worker 1 of this machine has left before the end$"):
             step(exchange, 0, 1.0)
             exchange.settle()
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
+def test_a_worker_that_hangs_is_not_waited_for_for_ever() -> None:
+    over = threading.Event()
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        if rank == 1:
+            assert over.wait(60)
+            return
+        assert isinstance(exchange, LeaderExchange)
+        exchange._siblings.timeout_s = 0.5  # from now on: all have come
+        try:
+            step(exchange, 0, 1.0)
+            with pytest.raises(ServerError, match=r"within 0\.5 s: a worker of this machine hangs$"):
+                exchange.settle()
+        finally:
+            over.set()
 
     with machines(alone, 2) as make:
         run_workers(make, 2, run, tensors=two_tensors)
