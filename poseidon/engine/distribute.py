@@ -125,8 +125,10 @@ def distribute(
     options = Options(
         clip=clip, passes=passes, buffers=_buffers(buffers), example=example, batch_size=batch_size
     )
-    _PROCESS.group = join(module, how, options, _workplace())
-    return _PROCESS.group
+    group = join(module, how, options, _workplace())
+    if _PROCESS.workplace is not None:
+        _PROCESS.group = group
+    return group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
