@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import poseidon
-from poseidon.engine.distribute import Options
+from poseidon.engine.distribute import Options, at_work
 from poseidon.engine.group import Group
-from poseidon.engine.update_rules import SGD, Adam, ParameterGroup
+from poseidon.engine.module_tensors import Buffers
+from poseidon.engine.optimizer_group import OptimizerGroup
+from poseidon.engine.rule_group import RuleGroup
+from poseidon.engine.update_rules import SGD, Adam, Nesterov, ParameterGroup, UpdateRule
+from poseidon.engine.workplace import Workplace
 from poseidon.errors import UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
+from ps_server import ServerError, SignalKind
+from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
 BATCH = 12
@@ -47,20 +55,14 @@ class Net(nn.Module):
         return result
 
 
+BUILDING = threading.Lock()
+
+
 def build(rank: int) -> Net:
-    with torch.random.fork_rng():
+    """Each rank begins with values of its own; rank 0's are the ones that count."""
+    with BUILDING, torch.random.fork_rng():  # the seed is the process's
         torch.manual_seed(rank)
-        net = Net()
-    return net
-
-
-BUILDING = __import__("threading").Lock()
-
-
-def build_alike(rank: int) -> Net:
-    """Rank 0's values are the ones that count."""
-    with BUILDING:  # the seed is the process's
-        return build(rank)
+        return Net()
 
 
 def batches(passes: int = 1) -> list[list[tuple[Tensor, Tensor]]]:
@@ -107,13 +109,258 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [ExchangeKind.HYBRID, ExchangeKind.FACTORS, ExchangeKind.SERVER, ExchangeKind.ALLREDUCE]
-)
+KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
+
+
+def member(kind: ExchangeKind = ExchangeKind.HYBRID, staleness: int = 0) -> Membership:
+    return Membership(kind=kind, staleness=staleness, timeout_s=TIMEOUT_S)
+
+
+def example() -> Tensor:
+    return torch.ones(BATCH // 2, 3, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [*RULES, *OPTIMIZERS])
 def test_two_workers_are_one_process(name: str, kind: ExchangeKind) -> None:
     how = {**RULES, **OPTIMIZERS}[name]
-    (expected,) = together(1, build_alike, how, loop())
-    options = Options(example=torch.randn(BATCH // 2, 3, 5))
-    ends = together(2, build_alike, how, loop(), options=options, member=Membership(kind=kind, timeout_s=20))
+    (expected,) = together(1, build, how, loop())
+    ends = together(2, build, how, loop(), options=Options(example=example()), member=member(kind))
     assert_same(ends, expected)
+
+
+@pytest.mark.parametrize("name", ["sgd", "torch sgd"])
+def test_several_passes_and_a_limit_of_the_norm(name: str) -> None:
+    how = {**RULES, **OPTIMIZERS}[name]
+    limited = Options(passes=2, clip=0.05, example=example())
+    (expected,) = together(1, build, how, loop(passes=2), options=limited)
+    (unlimited,) = together(1, build, how, loop(passes=2), options=Options(passes=2))
+    ends = together(3, build, how, loop(passes=2), options=limited, member=member())
+    assert_same(ends, expected)
+    assert not torch.allclose(expected["last.weight"], unlimited["last.weight"], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_alone_is_the_optimizer_without_us(name: str) -> None:
+    (end,) = together(1, build, OPTIMIZERS[name], loop())
+    module = build(0)
+    optimizer = OPTIMIZERS[name](module)
+    for step in batches():
+        optimizer.zero_grad()
+        for x, y in step:
+            nn.functional.mse_loss(module(x), y).backward()
+        for parameter in module.parameters():  # what is used nowhere counts as zero
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    for name, value in module.state_dict().items():
+        assert torch.equal(end[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("rule", "optimizer"),
+    [
+        (SGD(lr=0.1, momentum=0.9, weight_decay=0.01), {"momentum": 0.9, "weight_decay": 0.01}),
+        (Nesterov(lr=0.1, momentum=0.9), {"momentum": 0.9, "nesterov": True}),
+    ],
+)
+def test_a_rule_at_a_fixed_rate_is_torchs_optimizer(rule: UpdateRule, optimizer: dict[str, Any]) -> None:
+    (by_rule,) = together(1, build, rule, loop())
+    (by_torch,) = together(
+        1, build, lambda net: torch.optim.SGD(net.parameters(), lr=0.1, **optimizer), loop()
+    )
+    assert_same([by_rule], by_torch)
+
+
+def test_gradients_may_be_zeroed_in_place() -> None:
+    ends = [
+        together(2, build, OPTIMIZERS["torch sgd"], loop(set_to_none=where), member=member())[0]
+        for where in (True, False)
+    ]
+    assert_same(ends, ends[0])
+
+
+def test_the_optimizers_own_step_is_enough() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(group, OptimizerGroup)
+        optimizer = group._optimizer
+        for ((x, y),) in batches():
+            own = slice(group.rank, None, group.size)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(module(x[own]), y[own]).backward()
+            optimizer.step()
+        assert group.steps == STEPS
+
+    (expected,) = together(1, build, OPTIMIZERS["torch sgd"], loop())
+    assert_same(together(2, build, OPTIMIZERS["torch sgd"], body, member=member()), expected)
+
+
+def test_stale_workers_end_alike() -> None:
+    first, second = together(2, build, SGD(lr=0.01), loop(), member=member(staleness=2))
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, msg=name)
+
+
+def test_what_is_not_trained_begins_alike() -> None:
+    first, second = together(2, build, SGD(lr=0.0), lambda module, group: None, member=member())
+    for name, value in build(0).state_dict().items():
+        assert torch.equal(first[name], value), name
+        assert torch.equal(second[name], value), name
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+
+
+def of_batches(body: Callable[[nn.Module, Group, Tensor], None]) -> Callable[[nn.Module, Group], None]:
+    def run(module: nn.Module, group: Group) -> None:
+        for ((x, _),) in batches():
+            body(module, group, x[group.rank :: group.size, :, 0])
+
+    return run
+
+
+def a_step(module: nn.Module, group: Group, x: Tensor) -> None:
+    module.zero_grad()
+    module(x).square().mean().backward()
+    group.step()
+
+
+@pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
+@pytest.mark.parametrize("buffers", Buffers)
+def test_running_statistics(buffers: Buffers, how: How) -> None:
+    options = Options(buffers=buffers)
+    ends = together(2, lambda _: Normed(), how, of_batches(a_step), options=options, member=member())
+    alike = torch.equal(ends[0]["1.running_mean"], ends[1]["1.running_mean"])
+    assert alike == (buffers is Buffers.AVERAGE)
+    assert int(ends[1]["1.num_batches_tracked"]) == STEPS
+    assert torch.equal(ends[0]["0.weight"], ends[1]["0.weight"])
+
+
+def test_mean_and_sampler() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        assert group.mean(float(group.rank)) == 0.5
+        assert torch.equal(group.mean(torch.tensor([1, 2]) * (1 + 2 * group.rank)), torch.tensor([2, 4]))
+        assert list(group.sampler(range(4), shuffle=False)) == [group.rank, 2 + group.rank]
+        assert group.device == torch.device("cpu")
+
+    together(2, build, SGD(lr=0.1), body, member=member())
+
+
+def test_a_stop_ends_all_loops_after_the_same_step() -> None:
+    stopped: dict[int, int] = {}
+
+    def body(module: nn.Module, group: Group) -> None:
+        if group.rank == 0:
+            group._exchange.signal(SignalKind.STOP)
+        for _ in range(50):
+            a_step(module, group, torch.ones(2, 3))
+            if group.stopping:
+                stopped[group.rank] = group.steps
+                with pytest.raises(KeyboardInterrupt, match=f"after step {group.steps}"):
+                    a_step(module, group, torch.ones(2, 3))
+                return
+
+    with pytest.raises(UsageError, match="settle"):  # the loop above has left in the middle of a step
+        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
+    assert len(set(stopped.values())) == 1
+    assert set(stopped) == {0, 1}
+
+
+# -- misuse ------------------------------------------------------------------------------------------------
+
+
+def twice(module: nn.Module, group: Group) -> None:
+    for _ in range(2):
+        module(torch.ones(2, 3)).sum().backward()
+
+
+def never(module: nn.Module, group: Group) -> None:
+    group.step()
+
+
+def settles_within(module: nn.Module, group: Group) -> None:
+    module(torch.ones(2, 3)).sum().backward()
+    group.settle()
+
+
+def rate_within(module: nn.Module, group: Group) -> None:
+    assert isinstance(group, RuleGroup)
+    module(torch.ones(2, 3))
+    group.lr = 0.5
+
+
+def by_closure(module: nn.Module, group: Group) -> None:
+    torch.optim.Optimizer.zero_grad(group._optimizer)  # type: ignore[attr-defined]
+    group._optimizer.step(lambda: 0.0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (twice, "more than 1 time"),
+        (never, "without a backward pass"),
+        (settles_within, "between a backward pass"),
+    ],
+)
+@pytest.mark.parametrize("how", [SGD(lr=0.1), lambda net: torch.optim.SGD(net.parameters(), lr=0.1)])
+def test_a_loop_in_the_wrong_order(how: How, body: Callable[[nn.Module, Group], None], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        together(1, lambda _: Normed(), how, body)
+
+
+def test_what_only_one_way_can_do_wrong() -> None:
+    with pytest.raises(UsageError, match="before its forward pass"):
+        together(1, lambda _: Normed(), SGD(lr=0.1), rate_within)
+    with pytest.raises(UsageError, match="closure"):
+        together(1, lambda _: Normed(), OPTIMIZERS["torch sgd"], by_closure)
+    with pytest.raises(UsageError, match="--table_staleness=0, not 1"):
+        together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))
+
+
+def test_a_rate_set_between_steps_counts_from_the_next_one() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    module.weight.data.fill_(0)
+    with poseidon.distribute(module, SGD(lr=1.0)) as group:
+        for rate, expected in ((1.0, -1.0), (0.5, -1.5)):
+            group.lr = rate
+            module(torch.ones(1, 1)).sum().backward()
+            group.step()
+            assert module.weight.item() == expected
+
+
+def test_other_modules_on_other_workers() -> None:
+    with pytest.raises(ServerError, match="differ"):
+        together(2, lambda rank: nn.Linear(3, 2 + rank), SGD(lr=0.1), never, member=member())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"passes": 0}, "passes is 0"),
+        ({"clip": 0.0}, "clip is 0"),
+        ({"buffers": "no"}, "buffers is 'no'; expected 'average' or 'own'"),
+        ({"example": (1,), "batch_size": 2}, "not both"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        poseidon.distribute(Normed(), SGD(lr=0.1), **arguments)
+
+
+def test_how_is_a_rule_or_an_optimizer_of_the_module() -> None:
+    with pytest.raises(UsageError, match="was given a str"):
+        poseidon.distribute(Normed(), "sgd")  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="2 of the optimizer's 2 parameters are not the module's"):
+        poseidon.distribute(Normed(), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    with pytest.raises(UsageError, match=r"fits the group 'x\.\*'"):
+        poseidon.distribute(Normed(), SGD(lr=0.1, groups=(ParameterGroup(names="x.*"),)))
+
+
+def test_one_call_a_job() -> None:
+    with at_work(Workplace()):
+        poseidon.distribute(Normed(), SGD(lr=0.1))
+        with pytest.raises(UsageError, match="second time"):
+            poseidon.distribute(Normed(), SGD(lr=0.1))
+    assert poseidon.this_worker() == poseidon.ThisWorker(rank=0, size=1)
