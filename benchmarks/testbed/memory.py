@@ -12,7 +12,7 @@ from benchmarks.testbed.tables import megabytes
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 
 ELEMENT_BYTES = 4
-PROCESS_BYTES = 350_000_000
+PROCESS_BYTES = 200_000_000
 """Python and torch, and what a process needs beside the model."""
 COPIES_DDP = 3
 """Weights, momentum, buckets."""
