@@ -57,6 +57,7 @@ class Message:
         out_s: how long it keeps the link busy.
         through: what else works on it at the same time, and for how long: links inwards, processors.
         delivered: called when the last of them is done.
+        least_s: not before so long after its beginning.
     """
 
     queue: str
@@ -64,6 +65,7 @@ class Message:
     out_s: float
     through: tuple[tuple[Pipe, float], ...]
     delivered: Action
+    least_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -114,7 +116,8 @@ class Outlet:
         behind = max((pipe.take(now_s, work_s) for pipe, work_s in message.through), default=out)
         self._agenda.at(out, self._free_link)
         self._agenda.at(max(out, behind - self._buffer_s), partial(self._free_queue, queue))
-        self._agenda.at(max(out, behind) + self._latency_s, message.delivered)
+        there = max(out, behind, now_s + message.least_s) + self._latency_s
+        self._agenda.at(there, message.delivered)
 
     def _free_link(self) -> None:
         self._busy = False

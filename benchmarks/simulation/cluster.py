@@ -34,7 +34,7 @@ class HostKind:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where shards are, on one kind of host; all parts are of a chunk that every shard has one of.
+    """Where shards are, on one kind of host; all parts are of what is spread over all shards.
 
     Attributes:
         name: of the kind.
@@ -42,6 +42,7 @@ class Home:
         part: what one host holds.
         of_worker: what one worker sends to other hosts of this kind, and gets back.
         of_shard: what one host gets from all workers on others, and sends back.
+        peers: how many workers on other hosts send to one of them.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Home:
     part: float
     of_worker: float
     of_shard: float
+    peers: int
 
 
 class Cluster:
@@ -74,11 +76,24 @@ class Cluster:
         homes = []
         if part.working and p > 1:
             others = part.working * (p - 1)
-            homes.append(Home("workers", self.working, part=part.working, of_worker=others, of_shard=others))
+            homes.append(
+                Home(
+                    "workers", self.working, part=part.working, of_worker=others, of_shard=others, peers=p - 1
+                )
+            )
         if part.serving:
             serving = HostKind(self.agenda, self.scenario)
             of_worker, of_shard = part.serving * servers, part.serving * p
-            homes.append(Home("servers", serving, part=part.serving, of_worker=of_worker, of_shard=of_shard))
+            homes.append(
+                Home(
+                    "servers",
+                    serving,
+                    part=part.serving,
+                    of_worker=of_worker,
+                    of_shard=of_shard,
+                    peers=p,
+                )
+            )
         return homes
 
     def compute(self, work_s: float, then: Action) -> None:
@@ -100,10 +115,20 @@ class Cluster:
         out_s: float,
         through: tuple[tuple[Pipe, float], ...],
         delivered: Action,
+        least_s: float = 0.0,
     ) -> None:
         """Use a host's link outwards, and what must work on the message besides."""
         used = tuple((pipe, work_s) for pipe, work_s in through if work_s > 0)
-        host.out.send(Message(queue=queue, urgency=urgency, out_s=out_s, through=used, delivered=delivered))
+        host.out.send(
+            Message(
+                queue=queue,
+                urgency=urgency,
+                out_s=out_s,
+                through=used,
+                delivered=delivered,
+                least_s=least_s,
+            )
+        )
 
     def wire_s(self, size: float) -> float:
         """How long so many bytes keep a link busy."""
@@ -116,6 +141,6 @@ class Cluster:
         return part * work_s / self.working.speed
 
     def pieces(self, size: float) -> list[float]:
-        """The chunks of so many bytes; none for none."""
-        count = min(MOST_PIECES, math.ceil(size / self.scenario.chunk_bytes))
+        """The pieces of so many bytes; none for none."""
+        count = min(MOST_PIECES, math.ceil(size / self.scenario.piece_bytes))
         return [size / count] * count if count else []

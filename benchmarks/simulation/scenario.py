@@ -6,7 +6,7 @@ Law: values only. Which tensor takes which way is decided by Poseidon's own cost
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +17,7 @@ from benchmarks.testbed.shapes import LayerShape, shares_of_work
 from poseidon.cluster.shares import best_shares
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
+from ps_server.placement import SMALLEST_ELEMENTS, chunk_elements
 
 MIB = 2**20
 
@@ -84,7 +85,8 @@ class Scenario:
         bits_per_s: of each link in each direction.
         wait_free: gradients leave while the backward pass still runs, and a layer waits for its own values only.
         machine: what a host can do.
-        chunk_bytes: pieces that a tensor is sent in.
+        chunk_bytes: what one shard holds of a tensor in one piece; None: as a job's store cuts it.
+        piece_bytes: what the simulation sends at a time; smaller is slower to simulate, and hardly better.
         bucket_bytes: of the ring.
         forward_part: of the compute time.
     """
@@ -98,7 +100,8 @@ class Scenario:
     bits_per_s: float
     wait_free: bool = True
     machine: Machine = field(default_factory=Machine)
-    chunk_bytes: int = 2 * MIB
+    chunk_bytes: int | None = None
+    piece_bytes: int = 2 * MIB
     bucket_bytes: int = 25 * MIB
     forward_part: float = 1 / 3
 
@@ -132,6 +135,7 @@ class LayerLoad:
         backward_s: of one worker.
         dense_bytes: of its tensors that go to shards, or round the ring.
         messages: that those take to the shards: one a chunk, and at least one a tensor.
+        chunk_bytes: the largest chunk of them.
         factors: of its weight, where it travels so.
     """
 
@@ -139,6 +143,7 @@ class LayerLoad:
     backward_s: float
     dense_bytes: int
     messages: int = 0
+    chunk_bytes: int = 0
     factors: Factors | None = None
 
 
@@ -168,21 +173,39 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
     """Every layer's time and bytes."""
     by_factors = _by_factors(scenario)
     shares = shares_of_work(scenario.layers)
+    chunk = scenario.chunk_bytes or _chunk_bytes(scenario, by_factors)
     found = []
     for index, (layer, share) in enumerate(zip(scenario.layers, shares, strict=True)):
         compute_s = scenario.compute_s * share
-        dense = layer.tensors[1:] if index in by_factors else layer.tensors
-        sizes = [math.prod(shape) * ELEMENT_BYTES for shape in dense]
+        sizes = _dense_sizes(layer, index in by_factors)
         found.append(
             LayerLoad(
                 forward_s=compute_s * scenario.forward_part,
                 backward_s=compute_s * (1 - scenario.forward_part),
                 dense_bytes=sum(sizes),
-                messages=sum(-(-size // scenario.chunk_bytes) for size in sizes),
+                messages=sum(-(-size // chunk) for size in sizes),
+                chunk_bytes=min(chunk, max(sizes, default=0)),
                 factors=_factors(scenario, layer) if index in by_factors else None,
             )
         )
     return found
+
+
+def _dense_sizes(layer: LayerShape, by_factors: bool) -> list[int]:
+    """Bytes of each tensor that is not sent as factors."""
+    dense = layer.tensors[1:] if by_factors else layer.tensors
+    return [math.prod(shape) * ELEMENT_BYTES for shape in dense]
+
+
+def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
+    """As `ps_server.placement` cuts: fewer, where there is less than a chunk a shard, down to what is worth a message."""
+    part = parts(scenario.workers, scenario.servers)
+    shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
+    total = sum(sum(_dense_sizes(layer, index in by_factors)) for index, layer in enumerate(scenario.layers))
+    chunk = chunk_elements(total // ELEMENT_BYTES, shards) * ELEMENT_BYTES
+    while chunk > SMALLEST_ELEMENTS * ELEMENT_BYTES and total < chunk * shards:
+        chunk //= 2
+    return chunk
 
 
 def _by_factors(scenario: Scenario) -> frozenset[int]:

@@ -20,20 +20,23 @@ Arrived = Callable[[int], None]
 class Chunk:
     """A piece of a layer's tensors on its way to the shards and back.
 
-    A chunk stands for such a chunk on every shard: out of a worker goes what its own shards do not hold, into a host
-    goes what all others send to its shards.
+    It is spread over all shards: out of a worker goes what its own shards do not hold, into a host goes what all others
+    send to its shards. But a shard answers with a chunk only when it has that whole chunk of every worker, all of which
+    comes over its one link: `alone` bytes of each.
 
     Attributes:
         layer: whose.
         urgency: of its messages.
         size: bytes.
         messages: that it stands for.
+        alone: bytes of it that one shard has in one piece.
     """
 
     layer: int
     urgency: Urgency
     size: float
     messages: float
+    alone: float
 
 
 class ServerWay:
@@ -51,8 +54,13 @@ class ServerWay:
         """The layer has its gradient."""
         sizes = self._cluster.pieces(load.dense_bytes)
         for piece, size in enumerate(sizes):
-            messages = load.messages / len(sizes)
-            chunk = Chunk(layer=layer, urgency=(iteration, layer, piece), size=size, messages=messages)
+            chunk = Chunk(
+                layer=layer,
+                urgency=(iteration, layer, piece),
+                size=size,
+                messages=load.messages / len(sizes),
+                alone=min(load.chunk_bytes, size),
+            )
             for home in self._cluster.homes:
                 self._push(home, chunk)
 
@@ -69,6 +77,7 @@ class ServerWay:
                 (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard)),
             ),
             partial(self._sum, home, chunk),
+            least_s=cluster.wire_s(chunk.alone * home.peers),
         )
 
     def _sum(self, home: Home, chunk: Chunk) -> None:
@@ -91,6 +100,7 @@ class ServerWay:
                 (cluster.working.worker, cluster.handling_s(chunk.size, chunk.messages, home.of_worker)),
             ),
             partial(self._arrived, chunk.layer),
+            least_s=cluster.wire_s(chunk.alone * home.peers),
         )
 
 

@@ -25,7 +25,8 @@ PS = Scenario(
     workers=2,
     way=Way.PS,
     bits_per_s=32.0,
-    chunk_bytes=WHOLE,
+    chunk_bytes=4,
+    piece_bytes=WHOLE,
     machine=Machine(buffer_bytes=0),
 )
 
@@ -47,7 +48,7 @@ def test_without_wait_free_everything_waits_for_the_backward_pass() -> None:
 
 def test_lower_layers_overtake_piece_by_piece() -> None:
     # h0 h1 | h0' | l0 | h1' | l1 | l0' | h2 | l1' at 9, and low goes forward until 10.5; | h3 | h2' | h3' at 12.
-    assert predict(replace(PS, chunk_bytes=8)) == pytest.approx(16.5)
+    assert predict(replace(PS, piece_bytes=8)) == pytest.approx(16.5)
 
 
 def test_factors_leave_before_the_layers_own_backward_pass() -> None:
@@ -116,7 +117,7 @@ def test_many_pieces_keep_the_busiest_link_busy(workers: int, servers: int) -> N
             layers=layers,
             workers=workers,
             servers=servers,
-            chunk_bytes=400,
+            piece_bytes=400,
             machine=Machine(buffer_bytes=4000),
         )
     )
@@ -124,9 +125,14 @@ def test_many_pieces_keep_the_busiest_link_busy(workers: int, servers: int) -> N
 
 
 def test_messages_take_processor_time() -> None:
-    # With a quarter of a second a message, half of them to each host's shard: out and in 1/4 s, no slower than the wire.
+    # High is 8 messages, half of them to each host's shard: with 1/4 s a message 1 s, no slower than the wire.
     quick = replace(PS.machine, message_s=0.25)
     assert predict(replace(PS, machine=quick)) == pytest.approx(18.0)
-    # With 12 s: each chunk keeps both hosts' worker busy for 6 s and the shard likewise, each way; on one core together.
-    slow = replace(PS.machine, message_s=12.0, cores=1.0)
-    assert predict(replace(PS, machine=slow)) == pytest.approx(54.0)
+    # With 1.5 s and one core for both: high 6 s for the worker and 6 for the shard, 0-12, low 3 and 3, 12-18; back 18-30, 30-36.
+    slow = replace(PS.machine, message_s=1.5, cores=1.0)
+    assert predict(replace(PS, machine=slow)) == pytest.approx(42.0)
+
+
+def test_a_shard_answers_when_it_has_a_chunk_of_every_worker() -> None:
+    # In one piece on one shard: high comes over its link 0-8, low 4-8; back go high 8-16 and low 12-16.
+    assert predict(replace(PS, chunk_bytes=WHOLE)) == pytest.approx(22.0)

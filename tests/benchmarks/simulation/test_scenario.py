@@ -70,3 +70,19 @@ def test_every_tensor_is_a_message_and_every_chunk_of_it() -> None:
     assert low.messages == 7 + 1  # 6912 and 256 bytes
     assert high.messages == 4  # the bias; the weight goes as factors
     assert loads(replace(TWO, way=Way.PS, chunk_bytes=1000))[1].messages == 8000 + 4
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "largest"),
+    [
+        (2, 0, 64 * 1024 * 4),  # 8 MB on 2 shards: the store's least
+        (16, 16, 64 * 1024 * 4),
+        (64, 0, 16 * 1024 * 4),  # less than one a shard: halved
+        (512, 0, 8 * 1024 * 4),  # down to what is worth a message
+    ],
+)
+def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: int) -> None:
+    layers = (replace(FC, fully_connected=False),)
+    (load,) = loads(replace(TWO, way=Way.PS, layers=layers, workers=workers, servers=servers))
+    assert load.chunk_bytes == largest
+    assert load.messages == -(-8_000_000 // largest) + 1
