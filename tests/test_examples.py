@@ -11,6 +11,7 @@ import pytest
 from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
 from poseidon.proto.definition import read_net
+from tests.support.trainings import machinefile, poseidon
 
 
 def test_the_net_for_feature_extraction_is_caffenet(repository: Path) -> None:
@@ -37,3 +38,29 @@ def test_surgery_leaves_the_scores_as_they_were(repository: Path, capsys: pytest
     ).groups()  # type: ignore[union-attr]
     assert places == "3x5"
     assert float(difference) < 1e-5
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("script", "words", "result", "least"),
+    [
+        ("torch_cnn", ("--epochs=3", "--records=1024"), r"epoch 3: loss \S+, accuracy (\S+)%", 30.0),
+        (
+            "torch_cnn",
+            ("--epochs=3", "--records=1024", "--torch_optimizer"),
+            r"epoch 3: loss \S+, accuracy (\S+)%",
+            30.0,
+        ),
+        ("transformer", ("--steps=60", "--width=32"), r"(\S+)% of the letters", 18.0),
+    ],
+)
+def test_torch_modules_learn_on_two_clients(
+    repository: Path, tmp_path: Path, script: str, words: tuple[str, ...], result: str, least: float
+) -> None:
+    path = repository / "examples" / script / "train.py"
+    done = poseidon(tmp_path, "run", f"--hostfile={machinefile(tmp_path, 2)}", path, *words)
+    assert done.returncode == 0, done.stderr
+    found = re.search(result, done.stderr)
+    assert found is not None, done.stderr
+    assert float(found.group(1)) > least

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import poseidon
 import ps_server
 
 
@@ -14,3 +15,13 @@ def test_ps_server_lists_what_it_exports() -> None:
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     ]
     assert sorted(names) == ps_server.__all__
+
+
+def test_poseidon_lists_what_it_exports() -> None:
+    names = [
+        name
+        for name, value in vars(poseidon).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    ]
+    assert sorted([*names, "__version__"]) == sorted(poseidon.__all__)
+    assert len(set(poseidon.__all__)) == len(poseidon.__all__)

@@ -66,10 +66,10 @@ def poseidon(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 class Training:
     """A job that runs."""
 
-    def __init__(self, folder: Path, words: tuple[object, ...]) -> None:
+    def __init__(self, folder: Path, name: str, words: tuple[object, ...]) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            command("train", *words),
+            command(name, *words),
             cwd=folder,
             env=environment(folder),
             stdout=subprocess.DEVNULL,
@@ -132,9 +132,9 @@ class Training:
 
 
 @contextmanager
-def training(folder: Path, *words: object) -> Iterator[Training]:
-    """`poseidon train` with these flags, ended at the latest with the block."""
-    job = Training(folder, words)
+def training(folder: Path, *words: object, command: str = "train") -> Iterator[Training]:
+    """`poseidon train`, or another command that starts a job, with these words; ended at the latest with the block."""
+    job = Training(folder, command, words)
     try:
         yield job
     finally:

@@ -332,7 +332,7 @@ def test_a_rate_set_between_steps_counts_from_the_next_one() -> None:
 
 def test_other_modules_on_other_workers() -> None:
     with pytest.raises(ServerError, match="differ"):
-        together(2, lambda rank: nn.Linear(3, 2 + rank), SGD(lr=0.1), never, member=member())
+        together(2, lambda rank: nn.Linear(3, 2 + rank), SGD(lr=0.1), never, member=Membership(timeout_s=3))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""`poseidon run` as users start it: true processes that train a torch module together."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.trainings import machinefile, poseidon, training
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+
+SCRIPT = """
+import sys, torch, poseidon
+torch.manual_seed(poseidon.this_worker().rank)
+model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.Linear(40, 2))
+data = torch.Generator().manual_seed(7)
+x, y = torch.randn(200, 24, 6, generator=data), torch.randn(200, 24, 2, generator=data)
+how = {
+    "rule": lambda: poseidon.SGD(lr=0.1, momentum=0.9),
+    "torch": lambda: torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-3),
+}[sys.argv[1]]()
+with poseidon.distribute(model, how, batch_size=12) as group:
+    own = slice(group.rank, None, group.size)
+    for step in range(int(sys.argv[2])):
+        model.zero_grad()
+        torch.nn.functional.mse_loss(model(x[step % 200, own]), y[step % 200, own]).backward()
+        group.step()
+        if step == 0:
+            print("training")
+        if group.stopping:
+            break
+    group.settle()
+    print("rank", group.rank, "of", group.size, "after", group.steps, sys.stdin.read() or "hears nothing")
+    torch.save(model.state_dict(), sys.argv[3] + str(group.rank))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "fails.py").write_text(
+        "import poseidon\nif poseidon.this_worker().rank == 1:\n    raise ValueError('bad luck')\n"
+        "import time\nwhile True:\n    time.sleep(1)\n",
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+def train_alone(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """What plain `python script.py` does."""
+    monkeypatch.setattr(sys, "argv", ["script.py", how, "8", str(folder / "alone")])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with torch.random.fork_rng():
+        runpy.run_path(str(folder / "script.py"), run_name="__main__")
+    weights: dict[str, torch.Tensor] = torch.load(folder / "alone0")
+    return weights
+
+
+@pytest.mark.parametrize(("how", "threads"), [("rule", 2), ("torch", 1)])
+def test_two_clients_are_one_process(
+    folder: Path, how: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (f"--hostfile={machinefile(folder, 2)}", f"--num_app_threads={threads}", "--output=logs")
+    done = poseidon(folder, "run", *words, "script.py", how, "8", "end")
+    workers = 2 * threads
+    assert done.returncode == 0, done.stderr
+    assert f"rank 0 of {workers} after 8 hears nothing" in done.stderr
+    assert f"rank 1 of {workers}" not in done.stderr
+    assert f"rank 1 of {workers} after 8" in (folder / "logs" / "worker_1.log").read_text(encoding="utf-8")
+    assert "0.weight" in (folder / "logs" / "exchange_plan.txt").read_text(encoding="utf-8")
+    expected = train_alone(folder, how, monkeypatch)
+    for rank in range(workers):
+        for name, value in torch.load(folder / f"end{rank}").items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> None:
+    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2)}", "fails.py")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        r"poseidon run: worker 1: fails.py, line 3: ValueError: bad luck \(details in .*worker_1.log\)", last
+    ), last
+    assert "Traceback" not in done.stderr
+    (log,) = folder.glob("output/*/worker_1.log")
+    assert "Traceback" in log.read_text(encoding="utf-8")
+
+
+def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
+    words = (f"--hostfile={machinefile(folder, 2)}", "--output=logs", "script.py", "rule", "10000000", "end")
+    with training(folder, *words, command="run") as job:
+        job.wait_for("training")
+        job.process.send_signal(signal.SIGINT)
+        assert job.end() == 0, "".join(job.lines)
+    logs = [(folder / "logs" / f"worker_{rank}.log").read_text(encoding="utf-8") for rank in (0, 1)]
+    steps = [re.search(r"rank \d of 2 after (\d+)", log).group(1) for log in logs]  # type: ignore[union-attr]
+    assert steps[0] == steps[1]
+    assert any("stopped at iteration" in line for line in job.lines)

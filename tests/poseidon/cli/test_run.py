@@ -1,0 +1,99 @@
+"""`poseidon run`: what the workers would be told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.main import main
+from poseidon.cluster.job_steps import Outcome
+from poseidon.cluster.plan import JobPlan
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.supervise import JobResult
+from poseidon.engine.document import ScriptDocument, read_document_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    (tmp_path / "hosts").write_text("0 127.0.0.1 0\n1 ::1 0\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocument]:
+    """Filled by a job of which nothing is started."""
+    found: list[ScriptDocument] = []
+
+    def run_job(plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object) -> JobResult:
+        specs = [spec(worker) for worker in plan.workers]
+        assert all(spec.argv[1:3] == ("-m", "poseidon.engine.script") for spec in specs)
+        found.extend(read_document_of(ScriptDocument, spec.first_line) for spec in specs)
+        return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
+
+    monkeypatch.setattr("poseidon.cli.job.run_job", run_job)
+    return found
+
+
+def test_what_follows_the_script_is_the_scripts(folder: Path, documents: list[ScriptDocument]) -> None:
+    flags = ("-hostfile", "hosts", "--exchange=ps", "--table_staleness=2", "--output=logs")
+    assert main(["run", *flags, "train.py", "--epochs=2", "--trace", "-x", "train.py"]) == 0
+    first, second = documents
+    assert first.script == str(folder / "train.py")
+    assert first.arguments == ("--epochs=2", "--trace", "-x", "train.py")
+    assert (first.exchange, first.staleness, first.trace, first.shards) == ("ps", 2, False, 2)
+    assert (first.output, second.rank, second.workers) == (str(folder / "logs"), 1, 2)
+
+
+def test_one_worker_needs_no_server(documents: list[ScriptDocument]) -> None:
+    assert main(["run", "train.py"]) == 0
+    assert [(document.workers, document.shards, document.device) for document in documents] == [(1, 0, "cpu")]
+
+
+def test_the_background_gets_the_words_of_job_and_script(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Sequence[str]] = []
+
+    def start(argv: Sequence[str], log: Path, *, timeout_s: float) -> int:
+        started.append(argv)
+        return 123
+
+    monkeypatch.setattr("poseidon.cli.job.run_in_background", start)
+    assert main(["run", "-background", "--job=j", "--output=logs", "train.py", "--background", "1"]) == 0
+    (argv,) = started
+    assert list(argv) == [
+        sys.executable,
+        "-m",
+        "poseidon",
+        "run",
+        "--job=j",
+        "--output=logs",
+        "--job=j",
+        f"--output={folder}/logs",
+        "train.py",
+        "--background",
+        "1",
+    ]
+    assert "launcher pid 123" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("none.py",), "there is no script none.py"),
+        (("--exchange=local", "--hostfile=hosts", "train.py"), "--exchange=local is for one client"),
+        (("--threads=0", "train.py"), "--threads=0: expected 1 or more"),
+        (("--num_app_threads=0", "train.py"), "--num_app_threads is 0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(
+    folder: Path, words: Sequence[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words]) == 2
+    assert f"poseidon run: {sentence}" in capsys.readouterr().err
