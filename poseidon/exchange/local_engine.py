@@ -171,15 +171,20 @@ class Engine:
                 self._siblings.changed.wait()
             return self._commands.popleft() if self._commands else None
 
-    def _next_given(self, owes: Callable[[int], bool]) -> Given:
+    def _next_given(self, owes: Callable[[int], bool]) -> Given | None:
+        """What comes next; None where nothing can, as this worker leaves and owes its own part."""
         while True:
             for worker in sorted(self._left):
-                if owes(worker):
+                if owes(worker) and not owes(0):  # the leader may be about to leave as well
                     raise PeerLost(f"worker {worker} of this machine has left before the end")
-            given = self._siblings.until(
-                lambda: self._given.popleft() if self._given else None,
+            self._siblings.until(
+                lambda: True if self._given or (self._leaving and owes(0)) else None,
                 "not every worker of this machine has finished the iteration",
+                limited=not owes(0),  # the loop of this worker may take its time
             )
+            if not self._given:
+                return None
+            given = self._given.popleft()
             if given.kind is not Kind.LEAVE:
                 return given
             self._left.add(given.worker)
@@ -192,6 +197,8 @@ class Engine:
         self._contributions.start()
         while not self._contributions.complete:
             given = self._next_given(self._contributions.owes)
+            if given is None:
+                return
             with self.side.after(given.event):
                 self._take(given)
         self._inner.finish()
@@ -201,7 +208,9 @@ class Engine:
         self._publish_all()
         owing = set(range(1, self._workers))
         while owing:
-            owing.discard(self._next_given(owing.__contains__).worker)  # nothing but TAKEN can come now
+            given = self._next_given(owing.__contains__)
+            assert given is not None, "the leader takes nothing"
+            owing.discard(given.worker)  # nothing but TAKEN can come now
         with self._siblings.changed:
             self._settled += 1
             self._siblings.changed.notify_all()

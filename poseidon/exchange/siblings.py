@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -44,13 +45,18 @@ class Siblings:
         if self.closing:
             raise LocalProtocolError("the exchange is closed")
 
-    def until(self, found: Callable[[], T | None], otherwise: str) -> T:
+    def until(self, found: Callable[[], T | None], otherwise: str, *, limited: bool = True) -> T:
         """Wait until `found` gives something.
+
+        Args:
+            found: looks for it, under the lock.
+            otherwise: what to say where it does not come.
+            limited: whether the wait ends after `timeout_s`; not where this worker's own loop is waited for.
 
         Raises:
             StalenessTimeout: it did not in time; the text begins with `otherwise`.
         """
-        deadline = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + (self.timeout_s if limited else math.inf)
         with self.changed:
             while True:
                 result = found()
@@ -62,4 +68,4 @@ class Siblings:
                     raise StalenessTimeout(
                         f"{otherwise} within {self.timeout_s:g} s: a worker of this machine hangs"
                     )
-                self.changed.wait(left)
+                self.changed.wait(left if limited else None)

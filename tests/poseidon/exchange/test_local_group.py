@@ -287,6 +287,21 @@ def test_a_leader_that_goes_is_one_sentence_for_the_others() -> None:
     assert said == dict.fromkeys((1, 2), "the leading worker of this machine has left")
 
 
+def test_an_iteration_that_no_worker_goes_on_with_is_left_without_a_word() -> None:
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        step(exchange, 0, 1.0)
+        exchange.start(1, 1.0)
+        exchange.wait(0)
+        exchange.close()
+        assert isinstance(exchange, LeaderExchange | FollowerExchange)
+        if rank == 0:
+            assert exchange._siblings.failure is None
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
 def test_a_worker_that_leaves_before_the_end_is_one_sentence() -> None:
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         exchange.open(None)
