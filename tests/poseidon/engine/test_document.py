@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from poseidon.engine.document import JobDocument, read_document
+from poseidon.engine.document import JobDocument, ScriptDocument, read_document, read_document_of
 from poseidon.errors import UsageError
 
 DOCUMENT = JobDocument(
@@ -42,3 +42,10 @@ def test_broken_documents_are_refused(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_document(line)
     assert message in str(caught.value)
+
+
+def test_a_script_is_told_its_words_and_no_solver() -> None:
+    document = ScriptDocument(job="j", token="00", output="o", script="s.py", arguments=("--x", "1"))
+    assert read_document_of(ScriptDocument, document.to_json()) == document
+    with pytest.raises(UsageError, match="does not know: arguments, script"):
+        read_document(document.to_json())

@@ -1,0 +1,54 @@
+"""The line between a worker and its launcher."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from poseidon.engine.control import Control
+from poseidon.errors import JobError
+
+
+def control(*commands: object) -> tuple[Control, io.StringIO]:
+    outlet = io.StringIO()
+    lines = "".join(json.dumps(command) + "\n" for command in commands)
+    return Control(io.StringIO("no JSON\n[1]\n" + lines), outlet), outlet
+
+
+def test_events_are_lines_of_json() -> None:
+    line, outlet = control()
+    line.tell("progress", iteration=3)
+    line.tell("done")
+    assert [json.loads(text) for text in outlet.getvalue().splitlines()] == [
+        {"event": "progress", "iteration": 3},
+        {"event": "done"},
+    ]
+
+
+def test_a_launcher_that_has_gone_hears_nothing() -> None:
+    line, outlet = control()
+    outlet.close()
+    line.tell("done")
+
+
+def test_addresses_come_by_command() -> None:
+    line, _ = control({"do": "other"}, {"do": "connect", "shards": ["tcp://a:1"]})
+    line.start()
+    try:
+        assert line.await_connect() == ["tcp://a:1"]
+        assert line.gone.wait(10)
+    finally:
+        line.close()
+
+
+@pytest.mark.parametrize("commands", [(), ({"do": "stop"},)])
+def test_a_stop_before_training_is_an_error(commands: tuple[object, ...]) -> None:
+    line, _ = control(*commands)
+    line.start()
+    try:
+        with pytest.raises(JobError, match="the job was stopped before training began"):
+            line.await_connect()
+    finally:
+        line.close()
