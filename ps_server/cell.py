@@ -52,7 +52,9 @@ class Cell:
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
         self.clock = clock
         self.own = [clock] * workers
-        self.sum = EMPTY  # of the gradients of this iteration, in memory that one of them came in
+        self.sum = (
+            EMPTY  # of this iteration's gradients, at last their average, in memory that one of them came in
+        )
         self.summed = 0
         self.arrived: dict[int, m.Payload] = {}
         self.replica: Replica | None = None  # where values travel as changes of 16 bits
@@ -78,6 +80,16 @@ class Cell:
         """
         if array.size != self.chunk.size:
             raise RemoteProtocolError(f"{self.name} has {self.chunk.size} elements; {array.size} came")
+
+    def add(self, array: m.Payload, *, last: bool) -> None:
+        """Add the next worker's gradient to the sum; the last one's makes the average of it."""
+        if not self.summed:
+            self.sum = own_tensor(array)
+            return
+        for total, more in self._tiles(self.sum, as_tensor(array)):
+            total.add_(more)
+            if last:
+                total.div_(len(self.own))
 
     def update(self, scale: float) -> None:
         """Apply the rule to the sum times `scale`, tile by tile: what one operation leaves in the cache the next finds."""

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ps_server import messages as m
-from ps_server.cell import EMPTY, Cell, own_tensor
+from ps_server.cell import EMPTY, Cell
 from ps_server.clock import VectorClock
 from ps_server.errors import RemoteProtocolError
 from ps_server.placement import place
@@ -259,20 +259,15 @@ class Shard:
             yield from self._complete(cell)
 
     def _sum_in_worker_order(self, cell: Cell) -> None:
-        """Add what has come, as far as worker order allows."""
+        """Add what has come, as far as worker order allows; the last makes it their average."""
         while cell.summed in cell.arrived:
             array = cell.arrived.pop(cell.summed)
-            if cell.summed == 0:
-                cell.sum = own_tensor(array)
-            else:
-                cell.sum.add_(as_tensor(array))
+            cell.add(array, last=cell.summed == self._workers - 1)
             cell.summed += 1
         cell.complete = cell.summed == self._workers
 
     def _complete(self, cell: Cell) -> Iterator[Outgoing]:
         assert self._store is not None
-        if self._workers > 1:
-            cell.sum.div_(self._workers)
         if self._store.clip is None or not cell.spec.follows_gradients:
             yield from self._apply(cell, 1.0)
             return
