@@ -21,12 +21,6 @@ KIND_OF_SVB = {
 """The original's flag, in other words."""
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
-NOT_YET = {
-    "wire_precision": (Precision.FLOAT16.value, Precision.BFLOAT16.value),
-    "consistency_model": (Consistency.SSP_AGGR.value,),
-}
-"""Values that nothing behind them obeys so far: refused, for a job that ignores a flag is not what was asked for."""
-
 
 def add_exchange_flags(flag: Callable[..., None]) -> None:
     """Add them.
@@ -105,9 +99,6 @@ def check_exchange(flags: argparse.Namespace, workers: int) -> None:
     Raises:
         UsageError: in one sentence, what and why.
     """
-    for name, values in NOT_YET.items():
-        if getattr(flags, name) in values:
-            raise UsageError(f"--{name}={getattr(flags, name)} is not there yet")
     kind = exchange_kind(flags)
     if kind is ExchangeKind.LOCAL and workers > 1:
         raise UsageError(f"--exchange=local is for one worker; this job has {workers}")
@@ -115,6 +106,8 @@ def check_exchange(flags: argparse.Namespace, workers: int) -> None:
         raise UsageError(
             f"--exchange=allreduce has no staleness; expected 0, not --table_staleness={flags.table_staleness}"
         )
+    if kind is ExchangeKind.ALLREDUCE and flags.wire_precision != Precision.FLOAT32.value:
+        raise UsageError(f"--exchange=allreduce sends float32; expected that, not {flags.wire_precision}")
     if flags.client_bandwidth_mbps is not None and flags.consistency_model != Consistency.SSP_AGGR.value:
         raise UsageError(
             f"--client_bandwidth_mbps is for --consistency_model=SSPAggr, not {flags.consistency_model}"

@@ -171,6 +171,7 @@ def build_exchange(
         store=store,
         token=member.token,
         timeout_s=member.timeout_s,
+        bandwidth_mbps=member.bandwidth_mbps,
         trace=trace,
     )
     exchange: AllReduceExchange | HybridExchange | ServerExchange

@@ -55,6 +55,12 @@ def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> 
     [
         (("--exchange=local",), 2, 0, "--exchange=local is for one worker; this job has 2"),
         (("--exchange=allreduce",), 2, 3, "--exchange=allreduce has no staleness"),
+        (
+            ("--exchange=allreduce", "--wire_precision=float16"),
+            2,
+            0,
+            "sends float32; expected that, not float16",
+        ),
         (("--client_bandwidth_mbps=40",), 2, 0, "is for --consistency_model=SSPAggr, not SSPPush"),
     ],
 )
