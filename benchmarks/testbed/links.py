@@ -24,6 +24,9 @@ MTU_BYTES = 9000
 """Jumbo frames: with 1500 the headers alone take 4.4 % of the rate."""
 BURST_BYTES = 80_000
 """More than the largest packet that TCP hands down whole (64 KiB), and little beside what an iteration moves."""
+CONGESTION_CONTROL = "reno"
+"""Whatever the machine's is: some have BBR, which is slow to take the rate that another connection leaves. Linux's usual
+cubic behaves as Reno at the round trips of a local network, and a namespace may not always choose it."""
 QUEUE_S = 0.05
 LEAST_QUEUE_BYTES = 1 << 20
 
@@ -58,6 +61,8 @@ def make_host(name: str, bridge: str, address: str) -> None:
     _run(*inside, "link", "set", INTERFACE, "addrgenmode", "none", "mtu", str(MTU_BYTES), "up")
     _run(*inside, "addr", "add", f"{address}/24", "dev", INTERFACE)
     _run(*inside, "link", "set", "lo", "up")
+    setting = "/proc/sys/net/ipv4/tcp_congestion_control"
+    _run(*enter(name), "sh", "-c", f"echo {CONGESTION_CONTROL} > {setting}")
 
 
 def shape(name: str, rate_mbit: float) -> None:

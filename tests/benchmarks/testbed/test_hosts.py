@@ -94,6 +94,14 @@ def test_both_directions_have_the_rate() -> None:
 
 
 @NEEDS_ROOT
+def test_every_host_has_the_same_congestion_control_whatever_the_machine_has() -> None:
+    with Hosts(1) as hosts:
+        words = [*hosts[0].enter, "cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
+        said = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert said.stdout.strip() == links.CONGESTION_CONTROL
+
+
+@NEEDS_ROOT
 def test_hosts_go_with_an_exception_and_take_their_processes_along() -> None:
     with pytest.raises(RuntimeError), Hosts(2) as hosts:
         child = subprocess.Popen([*hosts[0].enter, "sleep", "1000"])
