@@ -104,9 +104,12 @@ def test_every_host_has_the_same_congestion_control_whatever_the_machine_has() -
 @NEEDS_ROOT
 def test_hosts_go_with_an_exception_and_take_their_processes_along() -> None:
     with pytest.raises(RuntimeError), Hosts(2) as hosts:
-        child = subprocess.Popen([*hosts[0].enter, "sleep", "1000"])
+        words = [*hosts[0].enter, "sh", "-c", "echo there; exec sleep 1000"]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None and child.stdout.readline() == "there\n"
         raise RuntimeError
-    assert child.wait(30) == -signal.SIGKILL
+    with child:
+        assert child.wait(30) == -signal.SIGKILL
     assert names_of(os.getpid()) == []
 
 
