@@ -89,19 +89,19 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     return kind
 
 
-def check_exchange(flags: argparse.Namespace, workers: int) -> None:
+def check_exchange(flags: argparse.Namespace, clients: int) -> None:
     """Refuse what cannot be together.
 
     Args:
         flags: those of `add_exchange_flags`, and `table_staleness`.
-        workers: number of workers of the job.
+        clients: number of clients with workers.
 
     Raises:
         UsageError: in one sentence, what and why.
     """
     kind = exchange_kind(flags)
-    if kind is ExchangeKind.LOCAL and workers > 1:
-        raise UsageError(f"--exchange=local is for one worker; this job has {workers}")
+    if kind is ExchangeKind.LOCAL and clients > 1:
+        raise UsageError(f"--exchange=local is for one client; this job has {clients}")
     if kind is ExchangeKind.ALLREDUCE and flags.table_staleness:
         raise UsageError(
             f"--exchange=allreduce has no staleness; expected 0, not --table_staleness={flags.table_staleness}"

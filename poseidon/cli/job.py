@@ -213,10 +213,10 @@ class Job(ABC):
         channels = flags.num_comm_channels_per_client
         clients = read_clients(flags.hostfile, channels)
         plan = plan_job(clients, devices_per_client=devices, channels=channels)
-        check_exchange(flags, plan.worker_count)
-        # A worker that is alone needs no server, unless it is asked for: it applies the update rule itself.
+        check_exchange(flags, plan.working_clients)
+        # A client that is alone needs no server, unless it is asked for: it applies the update rule itself.
         asked = flags.exchange not in (None, "local") or plan.has_dedicated_servers
-        served = plan.worker_count > 1 or (asked and self._kind is not ExchangeKind.LOCAL)
+        served = plan.working_clients > 1 or (asked and self._kind is not ExchangeKind.LOCAL)
         return plan if served else replace(plan, shards=())
 
     def _spec(self, role: WorkerPlan | ShardPlan) -> ProcessSpec:

@@ -185,9 +185,9 @@ def plan_job(
         for local_rank, device in enumerate(devices_per_client)
     )
     shards = _plan_shards(clients, channels) if with_server else ()
-    if with_server and len(workers) > 1 and not shards:
+    if with_server and len(working) > 1 and not shards:
         raise UsageError(
-            f"every client says role=worker, so there is no place for the shards that {len(workers)} workers need; "
+            f"every client says role=worker, so there is no place for the shards that {len(working)} clients need; "
             "expected a client with role=server or role=both"
         )
     return JobPlan(

@@ -38,7 +38,7 @@ class WorkerDocument:
             gone once they have met; empty where a machine has one.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
-        shards: number of server shards; 0 for a single process without a server.
+        shards: number of server shards; 0 for a single client without a server.
         staleness: the bound of every table.
         rows: pieces to cut each table into; 0: pieces of 2 MiB.
         consistency: `SSP`, `SSPPush` or `SSPAggr`.

@@ -79,10 +79,6 @@ class Membership:
     local_address: str = ""
 
     def __post_init__(self) -> None:
-        if self.local_workers > 1 and self.alone:
-            raise UsageError(
-                f"{self.local_workers} workers on one machine need a server or all-reduce; this job has neither"
-            )
         if self.kind is ExchangeKind.LOCAL and self.workers > 1:
             raise UsageError(f"--exchange=local is for one worker; this job has {self.workers}")
         if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
@@ -92,7 +88,7 @@ class Membership:
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to exchange anything with."""
+        """Whether there is no other machine to exchange anything with."""
         return self.shards == 0 or self.kind is ExchangeKind.LOCAL
 
     @property
@@ -220,7 +216,8 @@ def _build_local_group(
     if group.rank:
         return Built(exchange=FollowerExchange(tensors, group), plan=plan_exchange(machine, one))
     built = build_exchange(machine, settings, one, connect, trace=trace)
-    leader = LeaderExchange(built.exchange, tensors, group, tells_histories=member.staleness > 0)
+    stale = member.staleness > 0 and not member.alone
+    leader = LeaderExchange(built.exchange, tensors, group, tells_histories=stale)
     return replace(built, exchange=leader)
 
 

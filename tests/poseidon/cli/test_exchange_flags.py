@@ -53,7 +53,7 @@ def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("words", "workers", "staleness", "message"),
     [
-        (("--exchange=local",), 2, 0, "--exchange=local is for one worker; this job has 2"),
+        (("--exchange=local",), 2, 0, "--exchange=local is for one client; this job has 2"),
         (("--exchange=allreduce",), 2, 3, "--exchange=allreduce has no staleness"),
         (
             ("--exchange=allreduce", "--wire_precision=float16"),

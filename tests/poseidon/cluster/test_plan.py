@@ -88,6 +88,9 @@ def test_a_job_without_server_may_have_workers_only() -> None:
 
 def test_several_cpu_workers_are_legal() -> None:
     assert plan_job(TWO, devices_per_client=("cpu", "cpu"), channels=1).worker_count == 4
+    # Those of one client need no server: they add up among themselves.
+    alone = plan_job(machines("w"), devices_per_client=("cpu", "cpu"), channels=1)
+    assert (alone.worker_count, alone.shard_count) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,6 @@ def test_several_cpu_workers_are_legal() -> None:
         ((), ("cpu",), 1, "client"),
         (machines("ss"), ("cpu",), 1, "client that works"),
         (machines("ww"), ("cpu",), 1, "every client says role=worker"),
-        (machines("w"), ("cpu", "cpu"), 1, "every client says role=worker"),
         (TWO, (), 1, "device"),
         (TWO, ("cuda:0", "cuda:0"), 1, "twice"),
         (TWO, ("cpu",), 0, "from 1 to 1024, not 0"),
