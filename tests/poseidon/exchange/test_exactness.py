@@ -46,7 +46,7 @@ class Case:
     clip: float | None
 
 
-CASES = [Case(rule, passes, clip) for rule, passes, clip in itertools.product(RuleKind, (1, 2), (None, 0.05))]
+CASES = [Case(rule, passes, clip) for rule, passes, clip in itertools.product(RULES, (1, 2), (None, 0.05))]
 
 
 class Net(nn.Module):
