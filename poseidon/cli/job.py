@@ -60,7 +60,7 @@ def add_job_flags(flag: Callable[..., None]) -> None:
         type=_count,
         default=0,
         metavar="N",
-        help="pieces of each table; default: 2 MiB each",
+        help="pieces of each table; default: 256 KiB to 2 MiB each",
     )
     flag(
         "num_comm_channels_per_client", type=int, default=1, metavar="C", help="server shards per client (1)"

@@ -40,7 +40,7 @@ class WorkerDocument:
         threads: CPU threads for this worker's arithmetic.
         shards: number of server shards; 0 for a single client without a server.
         staleness: the bound of every table.
-        rows: pieces to cut each table into; 0: pieces of 2 MiB.
+        rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: `SSP`, `SSPPush` or `SSPAggr`.
         exchange: how gradients meet: `hybrid`, `ps`, `svb`, `allreduce` or `local`.
         precision: of gradients and values on the wire: `float32`, `float16` or `bfloat16`.

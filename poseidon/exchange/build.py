@@ -50,7 +50,7 @@ class Membership:
             spread evenly over the working ones.
         shares: relative load of each shard; empty: all alike.
         staleness: the bound of every table.
-        rows: pieces to cut each table into; 0: pieces of 2 MiB.
+        rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: how values travel.
         precision: of gradients and values on the wire.
         bandwidth_mbps: SSPAggr's budget of each client; None: no limit.

@@ -51,7 +51,7 @@ def store_spec(
         workers: number of workers.
         shards: number of shards.
         staleness: the bound of every table.
-        rows: pieces to cut each table into; 0: pieces of 2 MiB.
+        rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: how values travel.
         shares: relative load of each shard; empty: all alike.
         precision: of gradients and values on the wire.
