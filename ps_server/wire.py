@@ -235,13 +235,13 @@ Written = tuple[Header, Sequence[Buffer]]
 def _write_rule(rule: Rule) -> Header:
     return [
         rule.kind.value,
-        rule.momentum,
-        rule.momentum2,
-        rule.delta,
-        rule.rms_decay,
-        rule.decay,
+        float(rule.momentum),
+        float(rule.momentum2),
+        float(rule.delta),
+        float(rule.rms_decay),
+        float(rule.decay),
         rule.regularization.value,
-        rule.rate_factor,
+        float(rule.rate_factor),
     ]
 
 
@@ -276,8 +276,8 @@ def _write_store(store: StoreSpec) -> Header:
         store.shards,
         tables,
         store.consistency.value,
-        store.clip,
-        store.gradient_scale,
+        None if store.clip is None else float(store.clip),
+        float(store.gradient_scale),
         store.start_clock,
         list(store.shares),
         store.outside_norm,

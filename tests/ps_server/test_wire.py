@@ -181,3 +181,10 @@ def test_broken_frames_are_refused(frames: list[bytes]) -> None:
 def test_noise_never_gets_past(frames: list[bytes]) -> None:
     with contextlib.suppress(RemoteProtocolError):
         decode(frames)
+
+
+def test_whole_numbers_in_a_rule_travel_as_the_floats_they_mean() -> None:
+    table = TableSpec(name="t", size=1, rule=Rule(momentum=0, decay=1, rate_factor=2))
+    store = StoreSpec(workers=1, shards=1, tables=(table,), clip=3, gradient_scale=1)
+    (received,) = decode(encode(m.Create(store)))
+    assert received.message == m.Create(store)
