@@ -688,7 +688,9 @@ def check_job(case: Broken, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     check_sentence(case, folder, code, sentence)
     new = set(tree(folder)) - before
     # LevelDB tidies its folder whenever it is opened.
-    mine = re.compile(r"output(/worker_\d+\.log|/statistics\.json)?|train_lmdb/(LOG.*|MANIFEST-\d+|\d+\.(ldb|log))")
+    mine = re.compile(
+        r"output(/worker_\d+\.log|/statistics\.json)?|train_lmdb/(LOG.*|MANIFEST-\d+|\d+\.(ldb|log))"
+    )
     assert not [path for path in new if not mine.fullmatch(path)]
     assert not [path for path in tree(folder.parent / "home") if path.endswith(".json")]
 
