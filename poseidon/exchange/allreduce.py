@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
+from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained, WholeGradients
 from poseidon.exchange.buckets import BUCKET_BYTES, Buckets, Flight
 from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
 from poseidon.exchange.traffic import Traffic
@@ -40,7 +40,7 @@ def meeting_store(settings: ExchangeSettings, *, workers: int, shards: int) -> S
     return StoreSpec(workers=workers, shards=shards, tables=(), start_clock=settings.start_clock)
 
 
-class AllReduceExchange:
+class AllReduceExchange(WholeGradients):
     """See `Exchange`.
 
     Args:
@@ -142,19 +142,12 @@ class AllReduceExchange:
         self._gradients.place(index).copy_(gradient.detach().reshape(-1))
         self._gradients.filled(index)
 
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return False
-
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
         self.wait(index)
         place_NM = self._gradients.place(index).view(u_KN.shape[1], v_KM.shape[1])
         torch.mm(u_KN.detach().t(), v_KM.detach(), out=place_NM)
         self._gradients.filled(index)
-
-    def release(self, index: int) -> None:
-        """See `Exchange`."""
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""

@@ -24,6 +24,7 @@ the replicas moved them, each by 1/W. Rates, rules, scales and limits do not tou
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -133,3 +134,22 @@ class Exchange(Protocol):
 
     def close(self) -> None:
         """Leave. Safe to call twice."""
+
+
+class WholeGradients(ABC):
+    """What the exchanges share in which every tensor comes by `begin`."""
+
+    @abstractmethod
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """See `Exchange`."""
+
+    def takes_factors(self, index: int) -> bool:
+        """See `Exchange`."""
+        return False
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """See `Exchange`."""
+        self.begin(index, u_KN.t() @ v_KM)
+
+    def release(self, index: int) -> None:  # noqa: B027 - nothing to do: `begin` hands the tensor over
+        """See `Exchange`."""

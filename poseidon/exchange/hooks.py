@@ -10,7 +10,7 @@ for at the start of an iteration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from torch import Tensor, nn
@@ -56,8 +56,9 @@ class Hooks:
         own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
+        layers = layers_with_factors(module)
         self._taps = [
-            _tap(module, own[index], trained.name, index, exchange)
+            _tap(layers, own[index], trained.name, index, exchange)
             for index, trained in enumerate(tensors)
             if exchange.takes_factors(index)
         ]
@@ -145,8 +146,10 @@ class Hooks:
         self._exchange.wait(index)
 
 
-def _tap(module: nn.Module, weight: Tensor, name: str, index: int, exchange: Exchange) -> FactorTap:
-    layer = next((layer for own, layer in layers_with_factors(module).items() if own is weight), None)
+def _tap(
+    layers: Mapping[nn.Parameter, nn.Module], weight: Tensor, name: str, index: int, exchange: Exchange
+) -> FactorTap:
+    layer = next((layer for own, layer in layers.items() if own is weight), None)
     if layer is None:
         raise UsageError(
             f"'{name}' cannot travel as factors: it is shared, or not the weight of a fully-connected layer"

@@ -70,7 +70,7 @@ class HybridExchange:
         self._server.open(histories)
         given = histories or [()] * len(self._tensors)
         addresses = self._meet()
-        self._factors.open(addresses, {index: self._flat(given[index]) for index in self._indices})
+        self._factors.open(addresses, {index: given[index] for index in self._indices})
 
     def _meet(self) -> list[str]:
         """Tell all workers where this one listens; where each of them does."""
@@ -82,10 +82,6 @@ class HybridExchange:
             except (ValueError, KeyError, TypeError) as error:
                 raise RemoteProtocolError(f"worker {rank} did not say where it listens") from error
         return addresses
-
-    @staticmethod
-    def _flat(history: History) -> History:
-        return [array.reshape(-1) for array in history]
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""

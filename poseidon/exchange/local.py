@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
+from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained, WholeGradients
 from ps_server import Signal, SignalKind
 from ps_server.rules import clip_factor, history_count, sum_of_squares, update
 
 
-class LocalExchange:
+class LocalExchange(WholeGradients):
     """See `Exchange`. Gradients are applied as they come, or together in `finish` when their norm is limited."""
 
     def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
@@ -43,17 +43,6 @@ class LocalExchange:
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
         self._begun[index] = gradient.detach().reshape(-1)
-
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return False
-
-    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        """See `Exchange`."""
-        self.begin(index, u_KN.t() @ v_KM)
-
-    def release(self, index: int) -> None:
-        """See `Exchange`."""
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""

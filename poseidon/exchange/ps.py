@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained
+from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained, WholeGradients
 from poseidon.exchange.side_stream import InOrder, SideStream
 from poseidon.exchange.traffic import Traffic
 from ps_server import Client, Consistency, Keeping, Precision, Signal, SignalKind, StoreSpec, TableSpec
@@ -89,7 +89,7 @@ def _keeping(trained: Trained, by_factors: bool) -> Keeping:
     return Keeping.COPY if by_factors else Keeping.GRADIENTS
 
 
-class ServerExchange:
+class ServerExchange(WholeGradients):
     """See `Exchange`.
 
     Args:
@@ -161,17 +161,6 @@ class ServerExchange:
                 slot.kept = flat
 
         self._in_order.call(push)
-
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return False
-
-    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        """See `Exchange`."""
-        self.begin(index, u_KN.t() @ v_KM)
-
-    def release(self, index: int) -> None:
-        """See `Exchange`."""
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
