@@ -1,7 +1,7 @@
-"""Dividing a database, or a list of pictures or of HDF5 files, among clients that share no file system.
+"""Dividing a database, or a list (`split_list.py`), among clients that share no file system.
 
-Law: record i (of a database in key order, of a list its i-th line) goes to part i mod n unchanged; the parts appear beside the
-source as `<name>_0` to `<name>_<n-1>`, all of them or none, and nothing is overwritten.
+Law: record i (of a database in key order) goes to part i mod n unchanged; the parts appear beside the source as
+`<name>_0` to `<name>_<n-1>`, all of them or none, and nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from poseidon.data.cursor import Cursor, open_cursor, records
 from poseidon.data.database import Backend, require
 from poseidon.data.partition import part_path
 from poseidon.data.progress import Report, silent
+from poseidon.data.split_list import ROWS, deal_list, list_kind, part_names
 from poseidon.data.staging import staging
 from poseidon.data.writer import open_writer, refuse_existing, translated_writes
-from poseidon.errors import DataError, UsageError
+from poseidon.errors import UsageError
 
 
 def partition_data(source: Path, parts: int, *, replace: bool = False, report: Report = silent) -> int:
@@ -32,12 +33,12 @@ def partition_data(source: Path, parts: int, *, replace: bool = False, report: R
 
     Raises:
         UsageError: `parts` is not positive or exceeds the number of records.
-        DataError: the database cannot be read, or a part exists already.
+        DataError: the database or list cannot be read, or a part exists already.
     """
     if parts < 1:
         raise UsageError(f"cannot divide {source} into {parts} parts: expected at least 1")
     if source.is_file():
-        return _partition_list(source, parts, replace=replace)
+        return _partition_list(source, parts, replace=replace, report=report)
     backend = require(source)
     targets = [part_path(source, part) for part in range(parts)]
     with ExitStack() as stack:
@@ -53,22 +54,15 @@ def partition_data(source: Path, parts: int, *, replace: bool = False, report: R
     return length
 
 
-def _partition_list(source: Path, parts: int, *, replace: bool) -> int:
-    """Deal the lines of a list out to lists; gives their number."""
-    try:
-        lines = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{source} is neither a database nor a list of UTF-8 lines") from error
-    if parts > len(lines):
-        raise UsageError(f"cannot divide {source} into {parts} parts: it has only {len(lines)} lines")
-    targets = [part_path(source, part) for part in range(parts)]
+def _partition_list(source: Path, parts: int, *, replace: bool, report: Report) -> int:
+    """Deal a list out to lists; gives the number of its records."""
+    kind = list_kind(source)
+    names = [name for part in range(parts) for name in part_names(source, part, kind)]
     with translated_writes(source), staging(source.with_name(f"{source.name}-parts")) as stage:
-        old = _replaceable(source, targets, replace=replace)
-        for part, target in enumerate(targets):
-            text = "".join(f"{line}\n" for line in lines[part::parts])
-            (stage.folder / target.name).write_text(text, encoding="utf-8")
-        stage.publish([target.name for target in targets], remove=old)
-    return len(lines)
+        old = _replaceable(source, [source.with_name(name) for name in names], replace=replace)
+        count = deal_list(source, parts, stage.folder, report)
+        stage.publish(names, remove=old)
+    return count
 
 
 def _replaceable(source: Path, targets: list[Path], *, replace: bool) -> list[str]:
@@ -77,11 +71,17 @@ def _replaceable(source: Path, targets: list[Path], *, replace: bool) -> list[st
     Raises:
         DataError: a part exists and is not to be replaced.
     """
-    old = [part.name for part in existing_parts(source)] if replace else []
+    old = _old_names(source) if replace else []
     for target in targets:
         if target.name not in old:
             refuse_existing(target)
     return old
+
+
+def _old_names(source: Path) -> list[str]:
+    names = [part.name for part in existing_parts(source)]
+    rows = [name + ROWS for name in names]
+    return [*names, *(name for name in rows if source.with_name(name).exists())]
 
 
 def existing_parts(source: Path) -> list[Path]:

@@ -15,7 +15,7 @@ Source: caffe's WindowDataLayer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,10 +86,30 @@ def read_windows(source: Path, root: str, *, fg_threshold: float, bg_threshold: 
     )
 
 
+def window_blocks(source: Path, lines: Sequence[str]) -> list[tuple[str, str]]:
+    """The pictures of a window file: each with its path and the text of its block.
+
+    Args:
+        source: the file, for messages.
+        lines: those of the file; blank ones may be missing.
+
+    Raises:
+        DataError: it is not of this form.
+    """
+    kept = [line for line in lines if line.strip()]
+    blocks = []
+    at = 0
+    for path, rows in _blocks(source, kept):
+        end = at + HEADER_LINES + len(rows)
+        blocks.append((path, "".join(f"{line}\n" for line in kept[at:end])))
+        at = end
+    return blocks
+
+
 Row = tuple[int, int, float, tuple[int, int, int, int]]
 
 
-def _blocks(source: Path, lines: list[str]) -> Iterator[tuple[str, list[Row]]]:
+def _blocks(source: Path, lines: Sequence[str]) -> Iterator[tuple[str, list[Row]]]:
     """Each picture's path and windows, with their lines."""
     at = 0
     while at < len(lines):
