@@ -4,10 +4,11 @@
     0     127.0.0.1   9999
     1     127.0.0.1   10999
     2     127.0.0.1   11999   role=server
+    3     node3       9999    user=ml ssh_port=2222 gpus=0,1 python=/opt/ml/bin/python workdir=/scratch/ml
 
 `<id> <host> <port>`, parted by any blanks; `#` starts a comment; empty lines are allowed. Ids are
 0..n-1, each once, in any order. The host is a name, an IPv4 or an IPv6 address. The port is the first
-of the client's server ports; 0 takes any free ones. `role=` says what the machine is for (`ClientRole`).
+of the client's server ports; 0 takes any free ones. What may follow is in `poseidon.cluster.machine_words`.
 
 Law: every mistake is one MachinefileError with file, line and what was expected; what comes out of here
 needs no second look (no host can be taken for an option or a shell word).
@@ -18,34 +19,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
-from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
+from poseidon.cluster.machine_words import HIGHEST_PORT, LAYOUT, ClientRole, parse_number, parse_words
 from poseidon.errors import MachinefileError
 
-HIGHEST_PORT = 65535
-# Words that later launchers will understand. They are refused until then: a word that is read and not
-# obeyed (`gpus=0`) would start something else than what the file says.
-RESERVED_WORDS = ("user", "ssh_port", "gpus", "python", "workdir")
-ROLE = "role"
-
-_LAYOUT = "'<id> <host> <port>'"
-_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
-
-
-class ClientRole(Enum):
-    """What a machine is for."""
-
-    BOTH = "both"
-    """Workers, and server shards beside them."""
-    WORKER = "worker"
-    """Workers alone; its port is not used."""
-    SERVER = "server"
-    """Server shards alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +38,23 @@ class Client:
         host: a name, an IPv4 address, or an IPv6 address without brackets.
         port: first port of the client's shards, 1..65535; 0 for any free ports.
         role: what the machine is for.
+        user: who logs in over SSH; None: as `~/.ssh/config` says, else the user of the launcher.
+        ssh_port: where its sshd listens; None: as `~/.ssh/config` says, else 22.
+        gpus: the devices of its workers, as `--gpu` takes them; None: what `--gpu` says.
+        python: its interpreter, a program's name or a path (`~/` is the user's home); None: the launcher's own
+            path where that exists, else `python3`.
+        workdir: the folder its processes run in; None: the launcher's own where that exists, else the user's home.
     """
 
     id: int
     host: str
     port: int
     role: ClientRole = ClientRole.BOTH
+    user: str | None = None
+    ssh_port: int | None = None
+    gpus: str | None = None
+    python: str | None = None
+    workdir: str | None = None
 
     @property
     def works(self) -> bool:
@@ -116,7 +108,7 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Cli
         if words:
             found.append((number, _parse_line(words, f"{source}:{number}", channels)))
     if not found:
-        raise MachinefileError(f"{source}: no client found; expected one line {_LAYOUT} for each machine")
+        raise MachinefileError(f"{source}: no client found; expected one line {LAYOUT} for each machine")
     _check_ids(found, source)
     _check_ports(found, source, channels)
     if not any(client.works for _, client in found):
@@ -148,49 +140,27 @@ def socket_host(host: str) -> str:
 
 def _parse_line(words: list[str], place: str, channels: int) -> Client:
     if len(words) < 3:
-        raise MachinefileError(f"{place}: expected {_LAYOUT}, found '{' '.join(words)}'")
-    role = _parse_role(words[3:], place)
-    identifier = _parse_number(words[0], f"{place}: the client id")
+        raise MachinefileError(f"{place}: expected {LAYOUT}, found '{' '.join(words)}'")
+    extra = parse_words(words[3:], place)
+    identifier = parse_number(words[0], f"{place}: the client id")
     host = _parse_host(words[1], place)
-    port = _parse_number(words[2], f"{place}: the port", highest=HIGHEST_PORT)
-    if port and port + channels - 1 > HIGHEST_PORT and role is not ClientRole.WORKER:
+    port = parse_number(words[2], f"{place}: the port", highest=HIGHEST_PORT)
+    if port and port + channels - 1 > HIGHEST_PORT and extra.role is not ClientRole.WORKER:
         raise MachinefileError(
             f"{place}: {channels} shards from port {port} on go beyond port {HIGHEST_PORT}; "
             f"expected a port up to {HIGHEST_PORT - channels + 1}"
         )
-    return Client(id=identifier, host=host, port=port, role=role)
-
-
-def _parse_role(words: list[str], place: str) -> ClientRole:
-    """The role among the words after the port; every other word is a mistake."""
-    roles = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name != ROLE or not equals:
-            raise MachinefileError(f"{place}: {_extra_word(word)}")
-        if value not in {role.value for role in ClientRole}:
-            raise MachinefileError(f"{place}: '{word}' is no role; expected role=server, worker or both")
-        roles.append(ClientRole(value))
-    if len(roles) > 1:
-        raise MachinefileError(f"{place}: a machine has one role, found {len(roles)} words role=")
-    return roles[0] if roles else ClientRole.BOTH
-
-
-def _extra_word(word: str) -> str:
-    name, equals, _ = word.partition("=")
-    if not equals:
-        return f"nothing known may follow {_LAYOUT}, found '{word}'"
-    if name in RESERVED_WORDS:
-        return f"'{word}' is for machines reached over SSH, which is not there yet; remove it"
-    near = get_close_matches(name, (ROLE, *RESERVED_WORDS), n=1)
-    return f"unknown word '{word}'" + (f"; did you mean '{near[0]}='?" if near else f" after {_LAYOUT}")
-
-
-def _parse_number(word: str, what: str, highest: int | None = None) -> int:
-    if not _NUMBER.fullmatch(word) or (highest is not None and int(word) > highest):
-        limits = "0, 1, 2, ..." if highest is None else f"0 to {highest}"
-        raise MachinefileError(f"{what} must be a whole number ({limits}), not '{word}'")
-    return int(word)
+    return Client(
+        id=identifier,
+        host=host,
+        port=port,
+        role=extra.role,
+        user=extra.user,
+        ssh_port=extra.ssh_port,
+        gpus=extra.gpus,
+        python=extra.python,
+        workdir=extra.workdir,
+    )
 
 
 def _parse_host(word: str, place: str) -> str:

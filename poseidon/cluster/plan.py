@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from poseidon.cluster.machinefile import Client, ClientRole, socket_host
+from poseidon.cluster.machine_words import ClientRole
+from poseidon.cluster.machinefile import Client, socket_host
 from poseidon.cluster.shares import best_shares
 from poseidon.errors import UsageError
 

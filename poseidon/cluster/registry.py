@@ -13,16 +13,18 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cluster.machinefile import Client, ClientRole
+from poseidon.cluster.machine_words import ClientRole, MachineWords, parse_words
+from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName
-from poseidon.errors import JobError, UsageError
+from poseidon.errors import JobError, MachinefileError, UsageError
 
 EXTRACTION = "extract_features"
 """How the ids of feature extractions begin."""
+_WORDS = tuple(field.name for field in fields(MachineWords))
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", re.ASCII)
 
 
@@ -136,7 +138,7 @@ class Registry:
             return _decode(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+        except (OSError, ValueError, KeyError, TypeError, UsageError, MachinefileError) as error:
             raise JobError(f"the job's record {path} cannot be read: {error}; remove it by hand") from error
 
     def remove(self, job: str) -> None:
@@ -198,8 +200,9 @@ def _client(fields: Mapping[str, object]) -> Client:
     identifier, port = fields["id"], fields["port"]
     if not isinstance(identifier, int) or not isinstance(port, int):
         raise ValueError("a client's id and port are whole numbers")
-    role = ClientRole(fields.get("role", ClientRole.BOTH.value))
-    return Client(id=identifier, host=str(fields["host"]), port=port, role=role)
+    words = [f"{name}={fields[name]}" for name in _WORDS if fields.get(name) is not None]
+    checked = parse_words(words, f"client {identifier}")
+    return Client(id=identifier, host=str(fields["host"]), port=port, **asdict(checked))
 
 
 def _value(role: ClientRole) -> str:

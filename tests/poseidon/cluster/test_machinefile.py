@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machinefile import (
-    Client,
-    ClientRole,
-    is_loopback,
-    parse_machinefile,
-    read_machinefile,
-    socket_host,
-)
+from poseidon.cluster.machine_words import ClientRole
+from poseidon.cluster.machinefile import Client, is_loopback, parse_machinefile, read_machinefile, socket_host
 from poseidon.errors import MachinefileError
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +61,6 @@ def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
         ("0 h 5\n1 h 5", 1, "hosts:2: ", "clients 0 and 1 on h share port 5"),
         ("1 h 7\n0 H 5", 3, "hosts:2: ", "at least 3 apart"),
         ("0 localhost 5\n1 127.0.0.1 5", 1, "hosts:2: ", "share port 5"),
-        ("0 h 5 gpus=0", 1, "hosts:1: ", "'gpus=0' is for machines reached over SSH"),
         ("0 h 5 gpu=0", 1, "hosts:1: ", "unknown word 'gpu=0'; did you mean 'gpus='?"),
         ("0 h 5 colour=red", 1, "hosts:1: ", "unknown word 'colour=red'"),
         ("0 h 5 more", 1, "hosts:1: ", "found 'more'"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.cluster.machinefile import Client, ClientRole
+from poseidon.cluster.machine_words import ClientRole
+from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import devices_from_flag, plan_job
 from poseidon.errors import UsageError
 

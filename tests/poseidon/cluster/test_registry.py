@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machinefile import Client, ClientRole
+from poseidon.cluster.machine_words import ClientRole
+from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.registry import (
     JobRecord,
