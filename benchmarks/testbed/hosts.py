@@ -22,7 +22,7 @@ from typing import overload
 import psutil
 
 from benchmarks.testbed import links
-from benchmarks.testbed.names import GroupName, address, check_count, leftovers
+from benchmarks.testbed.names import SUBNET, GroupName, address, check_count, leftovers
 
 LOOK_S = 0.1
 CALM_LOOKS = 4
@@ -78,17 +78,19 @@ class Hosts(Sequence[Host]):
     Args:
         count: how many, 1..99.
         rate_mbit: of each link in each direction, Mbit/s; None: as fast as the machine.
+        subnet: the first three numbers of the hosts' addresses.
 
     Raises:
         TestbedError: on entering: not root, no `ip` or `tc`, or the kernel refuses.
     """
 
-    def __init__(self, count: int, *, rate_mbit: float | None = None) -> None:
+    def __init__(self, count: int, *, rate_mbit: float | None = None, subnet: str = SUBNET) -> None:
         check_count(count)
         self._group = GroupName(pid=os.getpid(), number=next(_GROUPS) % 100)
         self._rate_mbit = rate_mbit
         self._hosts = tuple(
-            Host(index=index, name=self._group.host(index), address=address(index)) for index in range(count)
+            Host(index=index, name=self._group.host(index), address=address(index, subnet))
+            for index in range(count)
         )
         self._handlers: dict[int, object] = {}
 
@@ -122,6 +124,11 @@ class Hosts(Sequence[Host]):
         while self._handlers:
             number, handler = self._handlers.popitem()
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @property
+    def bridge(self) -> str:
+        """The link that joins the hosts."""
+        return self._group.bridge
 
     def traffic(self) -> list[Traffic]:
         """What has gone over each host's link so far."""

@@ -65,6 +65,32 @@ def make_host(name: str, bridge: str, address: str) -> None:
     _run(*enter(name), "sh", "-c", f"echo {CONGESTION_CONTROL} > {setting}")
 
 
+def join(bridge: str, address: str) -> None:
+    """Put this machine itself on a bridge, so that it and the hosts reach each other."""
+    _run("ip", "addr", "add", f"{address}/24", "dev", bridge)
+
+
+def add_ipv6(name: str, address: str) -> None:
+    """Give a host an IPv6 address as well."""
+    _run("ip", "-n", name, "addr", "add", f"{address}/64", "dev", INTERFACE, "nodad")
+
+
+def cut(name: str) -> None:
+    """Pull a host's cable: nothing comes or goes, and neither end is told."""
+    _run("ip", "link", "set", name, "nomaster")
+
+
+def mend(name: str, bridge: str) -> None:
+    """Put the cable back."""
+    _run("ip", "link", "set", name, "master", bridge)
+
+
+def addresses() -> set[str]:
+    """This machine's own addresses, IPv4 and IPv6."""
+    found = json.loads(_run("ip", "-j", "addr", "show"))
+    return {str(entry["local"]) for link in found for entry in link.get("addr_info", ()) if "local" in entry}
+
+
 def shape(name: str, rate_mbit: float) -> None:
     """Limit a host's link in both directions to `rate_mbit` Mbit/s each."""
     queue_bytes = max(LEAST_QUEUE_BYTES, int(rate_mbit * 1e6 / 8 * QUEUE_S))

@@ -42,9 +42,9 @@ class GroupName:
         return f"{self.bridge}h{index}"
 
 
-def address(index: int) -> str:
+def address(index: int, subnet: str = SUBNET) -> str:
     """The address of host `index`."""
-    return f"{SUBNET}.{index + 1}"
+    return f"{subnet}.{index + 1}"
 
 
 def check_count(count: int) -> None:
