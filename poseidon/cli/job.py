@@ -54,10 +54,10 @@ def add_job_flags(flag: Callable[..., None]) -> None:
         help="GPUs of each client, one worker each: 0,1 or all; default: CPU",
     )
     flag("num_app_threads", type=int, default=1, metavar="T", help="workers of each client on CPU (1)")
-    flag("table_staleness", type=_count, default=0, metavar="S", help="bound of staleness; 0 (default): none")
+    flag("table_staleness", type=count, default=0, metavar="S", help="bound of staleness; 0 (default): none")
     flag(
         "num_rows_per_table",
-        type=_count,
+        type=count,
         default=0,
         metavar="N",
         help="pieces of each table; default: 256 KiB to 2 MiB each",
@@ -82,7 +82,8 @@ def add_job_flags(flag: Callable[..., None]) -> None:
     flag("job", metavar="ID", help=argparse.SUPPRESS)
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A whole number, 0 or more, of a flag."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, 0 or more")
     return int(text)
@@ -276,13 +277,13 @@ def _patience(flags: argparse.Namespace) -> SupervisionSettings:
 
 
 def _in_words(plan: JobPlan) -> str:
-    def count(number: int, word: str) -> str:
+    def words(number: int, word: str) -> str:
         return f"{number} {word}{'' if number == 1 else 's'}"
 
     return ", ".join(
         (
-            count(len(plan.clients), "client"),
-            count(plan.worker_count, "worker"),
-            count(plan.shard_count, "shard"),
+            words(len(plan.clients), "client"),
+            words(plan.worker_count, "worker"),
+            words(plan.shard_count, "shard"),
         )
     )

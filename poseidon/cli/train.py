@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from poseidon.cli.job import Job, add_job_flags, check_folder, run_from_flags
+from poseidon.cli.job import Job, add_job_flags, check_folder, count, run_from_flags
 from poseidon.cli.net_flags import add_import_flag
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.engine.document import JobDocument
@@ -65,6 +65,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag("snapshot", metavar="FILE", default="", help="solver state to go on from")
     flag("weights", metavar="FILES", default="", help="models to start from, parted by commas (fine-tuning)")
     add_job_flags(flag)
+    flag(
+        "snapshot_keep",
+        type=count,
+        default=0,
+        metavar="N",
+        help="snapshots of this run that stay on disk, the newest; 0 (default): all",
+    )
     flag(
         "net_outputs",
         metavar="PREFIX",
@@ -131,6 +138,7 @@ class _TrainingJob(Job):
             level="" if flags.level is None else str(flags.level),
             stages=self._stages,
             imports=self._imports,
+            snapshot_keep=flags.snapshot_keep,
         )
 
 

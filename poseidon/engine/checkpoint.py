@@ -3,18 +3,24 @@
 Law: a snapshot is the state after one iteration that all workers have finished, and a run that goes on from it ends, at
 staleness 0, with the same bits as one that never stopped: weights, history, every reader's place, random states
 and the losses in the average all travel.
+
+What a snapshot holds is copied while training waits; making files of it is `BackgroundWriter`'s, and a snapshot counts
+once its checksums are there (`poseidon.snapshot.checksums`).
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from poseidon.engine.background_writer import BackgroundWriter
 from poseidon.engine.replica import Replica, Values
+from poseidon.engine.saving import Saving, Written
 from poseidon.errors import SnapshotError
 from poseidon.exchange.base import Exchange, History
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
@@ -22,7 +28,9 @@ from poseidon.proto.blob import from_array, to_array
 from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState, SolverParameter
 from poseidon.snapshot import hdf5
 from poseidon.snapshot.caffemodel import NamedBlobs, write_model
+from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
+from poseidon.snapshot.rotation import remove_older
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from ps_server.rules import history_count
 from ps_server.settings import RuleKind
@@ -60,6 +68,16 @@ class Resumed:
     histories: list[History]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """What a snapshot holds: copies, which training no longer touches."""
+
+    state_path: Path
+    run: RunState
+    blobs: NamedBlobs
+    diffs: NamedBlobs | None
+
+
 class Checkpoint:
     """Saves and restores one worker's part of a job; rank 0 writes the files.
 
@@ -70,6 +88,7 @@ class Checkpoint:
         rank: this worker.
         workers: number of workers.
         worker_history: the update rule runs on the workers (staleness > 0).
+        saving: how snapshots are kept.
     """
 
     def __init__(
@@ -81,6 +100,7 @@ class Checkpoint:
         rank: int,
         workers: int,
         worker_history: bool,
+        saving: Saving | None = None,
     ) -> None:
         self._replica = replica
         self._solver = solver
@@ -88,6 +108,8 @@ class Checkpoint:
         self._rank = rank
         self._workers = workers
         self._worker_history = worker_history
+        self._saving = saving or Saving()
+        self._writer = BackgroundWriter()
 
     def save(
         self,
@@ -98,7 +120,10 @@ class Checkpoint:
         *,
         before: Values | None = None,
     ) -> None:
-        """Write a snapshot. Every worker calls this after the same iteration.
+        """Begin to write a snapshot. Every worker calls this after the same iteration.
+
+        It is whole once `finish` has returned; if it cannot be written, that is a warning, and the error of `finish`
+        when no later one was written.
 
         Args:
             prefix: of the files' names.
@@ -106,9 +131,6 @@ class Checkpoint:
             exchange: to meet the other workers.
             log: where Caffe's lines about it go.
             before: the blobs before the last iteration, whose changes the model gets as diffs; None: no diffs.
-
-        Raises:
-            SnapshotError: on rank 0, the files cannot be written; earlier snapshots are untouched.
         """
         exchange.settle()
         own = self._worker_state(progress, exchange)
@@ -118,7 +140,17 @@ class Checkpoint:
         states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
         histories = self._averaged(states) if self._worker_history else exchange.histories()
         diffs = None if before is None else self._replica.changes_since(before)
-        self._write(prefix, progress, states, histories, log, diffs)
+        contents = self._contents(prefix, progress, states, histories, diffs)
+        log.write(*snapshotting(contents.run.model, str(contents.state_path)))
+        self._writer.submit(lambda: self._write(contents))
+
+    def finish(self) -> None:
+        """Wait until the last snapshot is whole.
+
+        Raises:
+            SnapshotError: it could not be written; earlier snapshots are untouched.
+        """
+        self._writer.wait()
 
     def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
         state = PoseidonWorkerState(rank=self._rank, torch_rng=self._replica.train.random_state())
@@ -137,41 +169,49 @@ class Checkpoint:
         n = self._arrays_per_blob
         return [means[i : i + n] for i in range(0, len(means), n)]
 
-    def _write(
+    def _contents(
         self,
         prefix: Path,
         progress: Progress,
         states: Sequence[PoseidonWorkerState],
         histories: Sequence[History],
-        log: GlogSink,
         diffs: NamedBlobs | None,
-    ) -> None:
+    ) -> _Contents:
         in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
-        model = model_path(prefix, progress.iteration, hdf5=in_hdf5)
-        state = state_path(prefix, progress.iteration, hdf5=in_hdf5)
-        train = self._replica.train
-        log.write(*snapshotting(str(model), str(state)))
         extra = PoseidonState(
             workers=self._workers,
             worker=states,
             tests_done=progress.tests_done,
             random_seed=self._replica.context.seed,
         )
-        make_folder(prefix.parent)
-        if in_hdf5:
-            hdf5.write_model(model, train.layer_blobs(), owned=train.owned_blobs(), diffs=diffs)
-        else:
-            write_model(model, train.definition.param, train.layer_blobs(), diffs=diffs)
-        write_state(
-            state,
-            RunState(
-                iteration=progress.iteration,
-                model=str(model),
-                histories=tuple(tuple(arrays) for arrays in self._for_all_blobs(histories)),
-                current_step=sum(progress.iteration >= value for value in self._solver.stepvalue),
-                poseidon=extra,
-            ),
+        run = RunState(
+            iteration=progress.iteration,
+            model=str(model_path(prefix, progress.iteration, hdf5=in_hdf5)),
+            histories=tuple(tuple(map(np.array, arrays)) for arrays in self._for_all_blobs(histories)),
+            current_step=sum(progress.iteration >= value for value in self._solver.stepvalue),
+            poseidon=extra,
         )
+        return _Contents(
+            state_path=state_path(prefix, progress.iteration, hdf5=in_hdf5),
+            run=run,
+            blobs=self._replica.train.layer_blobs(),
+            diffs=diffs,
+        )
+
+    def _write(self, contents: _Contents) -> None:
+        """Bring a snapshot to disk: the weights, the state that names them, their checksums; then drop an old one."""
+        began_s = time.monotonic()
+        train, model, state = self._replica.train, Path(contents.run.model), contents.state_path
+        make_folder(state.parent)
+        if self._solver.snapshot_format == SolverParameter.HDF5:
+            hdf5.write_model(model, contents.blobs, owned=train.owned_blobs(), diffs=contents.diffs)
+        else:
+            write_model(model, train.definition.param, contents.blobs, diffs=contents.diffs)
+        write_state(state, contents.run)
+        seal(state, model)
+        seconds = time.monotonic() - began_s
+        self._saving.on_written(Written(state=state, iteration=contents.run.iteration, seconds=seconds))
+        remove_older(state, self._saving.keep)
 
     def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
         """Caffe keeps a history for frozen blobs too; theirs is zero."""
@@ -190,6 +230,7 @@ class Checkpoint:
         Raises:
             SnapshotError: the file, or the weights it names, is missing, broken, or of another net.
         """
+        check(path)
         infos = self._replica.train.parameters_info
         state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
         moving = {info.name for info in self._replica.moving}

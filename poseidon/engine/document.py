@@ -113,6 +113,7 @@ class JobDocument(WorkerDocument):
         level: of the train net, for rules of the definition, or empty: that of the solver.
         stages: of the train net, beyond those of the solver.
         imports: Python modules to import before any net is read: they register layers.
+        snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
     """
 
     solver: str
@@ -123,6 +124,7 @@ class JobDocument(WorkerDocument):
     level: str = ""
     stages: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    snapshot_keep: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,7 @@ class Trainer:
         self._say(solving(self._settings.title))
         try:
             self._end(stopped=self._loop())
+            self._checkpoint.finish()
         finally:
             self._hooks.close()
             for sink in self._sinks:

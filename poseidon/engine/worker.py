@@ -27,6 +27,7 @@ from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.membership import membership
 from poseidon.engine.observation import Observation, open_trace
 from poseidon.engine.replica import Replica
+from poseidon.engine.saving import Saving, Written
 from poseidon.engine.summary import net_table
 from poseidon.engine.tester import Tester
 from poseidon.engine.trainer import LoopSettings, Trainer
@@ -122,6 +123,7 @@ class Worker:
             rank=rank,
             workers=document.workers,
             worker_history=document.staleness > 0 and document.shards > 0,
+            saving=Saving(keep=document.snapshot_keep, on_written=self._tell_snapshot),
         )
         start, histories = self._starting_point(solver, replica, checkpoint)
         trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
@@ -162,6 +164,14 @@ class Worker:
         if self._document.rank == 0:
             LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
         return resumed.progress, resumed.histories
+
+    def _tell_snapshot(self, written: Written) -> None:
+        self._control.tell(
+            "snapshot",
+            state=str(written.state),
+            iteration=written.iteration,
+            seconds=round(written.seconds, 3),
+        )
 
     def _note(self, notes: list[str]) -> None:
         if self._document.rank == 0:

@@ -25,6 +25,7 @@ from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
 from poseidon.proto.paths import PLACEHOLDERS
 from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.pycaffe.update import Updater
+from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from poseidon.solvers.settings import solver_settings
@@ -166,6 +167,7 @@ class Solver:
             current_step=sum(self.iter >= value for value in self.param.stepvalue),
         )
         write_state(state, run)
+        seal(state, model)
 
     def restore(self, state_file: str | os.PathLike[str]) -> None:
         """Go on from a snapshot: weights, history, iteration. Data layers go on from where they are.
@@ -175,6 +177,7 @@ class Solver:
                 the state.
         """
         path = Path(state_file)
+        check(path)
         state = read_state(path, self._updater.specs, self._updater.arrays_per_blob)
         self.net.copy_from(learned_net(state, path))
         self._updater.set_histories(state.histories)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +46,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+            left.unlink(missing_ok=True)  # of a process that was killed while it wrote
         with partial.open("wb") as file:
             file.write(content)
             file.flush()

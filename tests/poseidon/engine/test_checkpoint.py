@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from poseidon.errors import SnapshotError
 from poseidon.snapshot.caffemodel import read_model
+from poseidon.snapshot.checksums import check
 from tests.support.training import Job, run, write_definitions
 from tests.support.trainings import make_data
 
@@ -34,3 +37,40 @@ def test_a_run_resumed_from_hdf5_ends_with_the_bits_of_the_whole_one(tmp_path: P
     run(solver, Job(workers=job.workers, shards=job.shards, resume=resume))
     assert model.read_bytes() == end
     assert (tmp_path / "snap_iter_20.solverstate.h5").read_bytes() == state
+
+
+def test_a_full_disk_is_a_warning_until_the_last_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_data(tmp_path)
+    solver = write_definitions(tmp_path, batch=5, extra="snapshot: 5\nmax_iter: 15")
+    real, full = os.fsync, {"snap_iter_10"}
+
+    def fsync(number: int) -> None:
+        if any(name in os.readlink(f"/proc/self/fd/{number}") for name in full):
+            raise OSError(28, "No space left on device")
+        real(number)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    run(solver, Job())
+    assert "No space left on device; training goes on" in caplog.text
+    states = sorted(path.name for path in tmp_path.glob("*.solverstate"))
+    assert states == ["snap_iter_15.solverstate", "snap_iter_5.solverstate"]
+    for state in states:
+        check(tmp_path / state)
+    full.add("snap_iter_15")
+    before = (tmp_path / "snap_iter_15.caffemodel").read_bytes()
+    with pytest.raises(SnapshotError, match="No space left on device"):
+        run(solver, Job())
+    assert (tmp_path / "snap_iter_15.caffemodel").read_bytes() == before
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_damaged_snapshot_is_refused_before_anything_is_restored(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    solver = write_definitions(tmp_path, batch=5, extra="snapshot: 5\nmax_iter: 10")
+    run(solver, Job())
+    model = tmp_path / "snap_iter_5.caffemodel"
+    model.write_bytes(model.read_bytes()[:-1])
+    with pytest.raises(SnapshotError, match=r"snap_iter_5.caffemodel is cut short or changed"):
+        run(solver, Job(resume=tmp_path / "snap_iter_5.solverstate"))

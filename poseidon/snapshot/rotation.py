@@ -1,0 +1,62 @@
+"""Keeping the newest snapshots of a run and removing older ones.
+
+Law: only what this version wrote to its end is removed (it has checksums), only after a newer one is whole, and never one
+of a later iteration: that belongs to another run.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from poseidon.errors import SnapshotError
+from poseidon.snapshot.checksums import sealed_files, sums_path
+
+
+def snapshots_before(state: Path) -> list[Path]:
+    """The sealed states with the prefix of `state` and a smaller iteration, oldest first."""
+    prefix, iteration, ending = _parts(state.name)
+    found = []
+    for path in state.parent.glob("*.solverstate*"):
+        try:
+            other, number, other_ending = _parts(path.name)
+        except ValueError:
+            continue
+        if other == prefix and other_ending == ending and number < iteration and sums_path(path).exists():
+            found.append((number, path))
+    return [path for _, path in sorted(found)]
+
+
+def remove_older(state: Path, keep: int) -> list[Path]:
+    """Leave the newest `keep` snapshots of a run; the checksums go first, so that a half-removed one is none.
+
+    Args:
+        state: the newest state, which is whole.
+        keep: how many stay, this one among them; 0: all.
+
+    Returns:
+        The states that were removed.
+
+    Raises:
+        SnapshotError: one cannot be removed.
+    """
+    if keep < 1:
+        return []
+    before = snapshots_before(state)
+    old = before[: max(0, len(before) - (keep - 1))]
+    for path in old:
+        files = sealed_files(path) or (path,)
+        try:
+            for file in (sums_path(path), *files):
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise SnapshotError(f"cannot remove the old snapshot {path}: {error.strerror}") from error
+    return old
+
+
+def _parts(name: str) -> tuple[str, int, str]:
+    """`quick`, 10 and `.solverstate` of `quick_iter_10.solverstate`; ValueError for any other name."""
+    match = re.fullmatch(r"(.*)_iter_(\d{1,18})(\.solverstate(?:\.h5)?)", name)
+    if match is None:
+        raise ValueError(name)
+    return match[1], int(match[2]), match[3]

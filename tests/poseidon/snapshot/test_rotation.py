@@ -1,0 +1,65 @@
+"""Old snapshots go, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.errors import SnapshotError
+from poseidon.snapshot.checksums import seal, sums_path
+from poseidon.snapshot.files import model_path, state_path
+from poseidon.snapshot.rotation import remove_older
+
+
+def write(prefix: Path, iteration: int, *, hdf5: bool = False, sealed: bool = True) -> Path:
+    model, state = model_path(prefix, iteration, hdf5=hdf5), state_path(prefix, iteration, hdf5=hdf5)
+    model.write_bytes(b"model")
+    state.write_bytes(b"state")
+    if sealed:
+        seal(state, model)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(0, [5, 10, 15, 20]), (1, [20]), (2, [15, 20]), (9, [5, 10, 15, 20])]
+)
+def test_the_newest_stay(tmp_path: Path, keep: int, left: list[int]) -> None:
+    prefix = tmp_path / "snap"
+    newest = [write(prefix, iteration) for iteration in (5, 10, 15, 20)][-1]
+    removed = remove_older(newest, keep)
+    kept = [state_path(prefix, iteration) for iteration in left]
+    files = {model_path(prefix, iteration) for iteration in left} | set(kept) | set(map(sums_path, kept))
+    assert set(tmp_path.iterdir()) == files
+    assert removed == [
+        state_path(prefix, iteration) for iteration in (5, 10, 15, 20) if iteration not in left
+    ]
+
+
+def test_what_is_not_of_this_run_stays(tmp_path: Path) -> None:
+    write(tmp_path / "snap", 5)
+    newest = write(tmp_path / "snap", 10)
+    others = [
+        write(tmp_path / "snap", 15),  # a later iteration: another run's
+        write(tmp_path / "snap", 1, sealed=False),  # of Caffe
+        write(tmp_path / "snap", 2, hdf5=True),  # of another form
+        write(tmp_path / "snap_iter_3", 4),  # of a longer prefix
+        write(tmp_path / "my_snap", 5),
+    ]
+    (tmp_path / "notes.solverstate").write_bytes(b"")
+    assert remove_older(newest, 1) == [state_path(tmp_path / "snap", 5)]
+    assert all(path.exists() for path in (*others, newest))
+
+
+def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "snap", 5)
+    newest = write(tmp_path / "snap", 10)
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(
+        SnapshotError, match=r"cannot remove the old snapshot .*snap_iter_5.*: Permission denied"
+    ):
+        remove_older(newest, 1)
