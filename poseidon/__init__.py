@@ -2,16 +2,24 @@
 
 Nets of Caffe are trained by `poseidon train`; any torch module by `distribute`, in a script that `poseidon run` starts
 (docs/torch_modules.md).
+
+Law: importing this package imports no torch; a name of the engine brings it in when it is first asked for. What starts,
+lists and stops processes on a host has to be there at once.
 """
 
-from poseidon.engine.distribute import distribute, this_worker
-from poseidon.engine.group import Group
-from poseidon.engine.optimizer_group import OptimizerGroup
-from poseidon.engine.rule_group import RuleGroup
-from poseidon.engine.sampler import SharedSampler
-from poseidon.engine.update_rules import SGD, AdaDelta, AdaGrad, Adam, Nesterov, ParameterGroup, RMSProp
-from poseidon.engine.workplace import ThisWorker
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from poseidon.errors import PoseidonError
+
+if TYPE_CHECKING:
+    from poseidon.engine.distribute import distribute, this_worker
+    from poseidon.engine.group import Group
+    from poseidon.engine.optimizer_group import OptimizerGroup
+    from poseidon.engine.rule_group import RuleGroup
+    from poseidon.engine.sampler import SharedSampler
+    from poseidon.engine.update_rules import SGD, AdaDelta, AdaGrad, Adam, Nesterov, ParameterGroup, RMSProp
+    from poseidon.engine.workplace import ThisWorker
 
 __version__ = "0.1.0"
 
@@ -33,3 +41,23 @@ __all__ = [
     "distribute",
     "this_worker",
 ]
+
+if not TYPE_CHECKING:
+    _MODULES = {
+        "distribute": ("distribute", "this_worker"),
+        "group": ("Group",),
+        "optimizer_group": ("OptimizerGroup",),
+        "rule_group": ("RuleGroup",),
+        "sampler": ("SharedSampler",),
+        "update_rules": ("SGD", "AdaDelta", "AdaGrad", "Adam", "Nesterov", "ParameterGroup", "RMSProp"),
+        "workplace": ("ThisWorker",),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'poseidon' has no attribute '{name}'")
+        return getattr(import_module(f"poseidon.engine.{_MODULE_OF[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
