@@ -1,0 +1,118 @@
+"""A real sshd on 127.0.0.1 with keys made for the test: for what needs SSH but no other machine.
+
+`sshd -i` serves one connection on its standard input; the listening is done here, so no port is chosen before it is
+bound, and a test can break every line at once.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+
+
+def missing() -> str | None:
+    """Why no sshd can be run here; None when one can."""
+    if SSHD is None or shutil.which("ssh-keygen") is None:
+        return "needs Debian's openssh-server"
+    if os.geteuid() != 0:
+        return "needs root, to run an sshd"
+    return None
+
+
+@dataclass(slots=True)
+class LoopbackSshd:
+    """A server and a client's configuration for it, in a folder of their own.
+
+    Attributes:
+        folder: holds keys and configurations; `config` is the client's, for `ssh -F`.
+    """
+
+    folder: Path
+    host: str = "127.0.0.1"
+    _listener: socket.socket = field(init=False)
+    _sessions: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        self._listener = socket.create_server((self.host, 0), family=family)
+        for name in ("host", "client"):
+            make_key(self.folder / name)
+        shutil.copy(self.folder / "client.pub", self.folder / "authorized_keys")
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        self.server_config.write_text(
+            f"HostKey {self.folder}/host\nAuthorizedKeysFile {self.folder}/authorized_keys\nStrictModes no\n"
+            "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
+            "Subsystem sftp internal-sftp\nAllowTcpForwarding yes\nPidFile none\nMaxSessions 20\nPrintMotd no\n"
+        )
+        self.known_hosts.write_text(f"[{self.host}]:{self.port} {self.host_key}\n")
+        self.config.write_text(
+            f"Host *\n  Port {self.port}\n  User {getpass.getuser()}\n  IdentityFile {self.folder}/client\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
+        )
+        self._thread = threading.Thread(target=self._serve, name="test sshd", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "client_config"
+
+    @property
+    def server_config(self) -> Path:
+        return self.folder / "sshd_config"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    @property
+    def host_key(self) -> str:
+        """`ssh-ed25519 AAAA...`."""
+        return " ".join((self.folder / "host.pub").read_text().split()[:2])
+
+    def break_lines(self) -> None:
+        """End every connection as a machine that dies does."""
+        for session in self._sessions:
+            session.kill()
+            session.wait(10)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+        self.break_lines()
+
+    def _serve(self) -> None:
+        assert SSHD is not None
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            with line:
+                argv = [SSHD, "-i", "-e", "-f", str(self.server_config)]
+                log = (self.folder / "sshd.log").open("ab")
+                with log:
+                    self._sessions.append(subprocess.Popen(argv, stdin=line, stdout=line, stderr=log))
+
+
+def make_key(path: Path, passphrase: str = "") -> Path:
+    """A new Ed25519 key and, beside it, its public half."""
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
+    subprocess.run(words, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    return path
