@@ -61,6 +61,8 @@ class Server:
             while not (self.shard.finished or self._stopping.is_set()):
                 batch = self._transport.receive(POLL_S)
                 self._handle(batch)
+                if self.shard.all_here:
+                    self._transport.admit_no_more()
                 now = time.monotonic()
                 heard_s = now if batch else heard_s
                 if self._idle_limit_s is not None and now - heard_s > self._idle_limit_s:

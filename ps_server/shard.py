@@ -129,6 +129,11 @@ class Shard:
         return len(stages) == self._workers and all(stage is Stage.LEFT for stage in stages)
 
     @property
+    def all_here(self) -> bool:
+        """Whether every worker has come: nobody else ever may."""
+        return len(self._peers) == self._workers
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of all values and histories. Any thread may ask."""
         return sum(4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values()))

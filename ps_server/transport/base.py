@@ -26,6 +26,13 @@ class ServerTransport(Protocol):
     def address(self) -> str:
         """Where clients reach this end."""
 
+    @property
+    def refused(self) -> int:
+        """How many have tried to connect and were not admitted. Any thread may ask."""
+
+    def admit_no_more(self) -> None:
+        """Everybody has come: ignore whoever tries to connect from now on. Safe to call twice."""
+
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """What has come, as (peer, frames); waits up to `timeout_s` seconds for the first."""
 

@@ -145,6 +145,14 @@ class MemoryServerTransport:
         """A name, not a real address."""
         return f"memory://{self._name}"
 
+    @property
+    def refused(self) -> int:
+        """Nobody: there is no door."""
+        return 0
+
+    def admit_no_more(self) -> None:
+        """Nothing to do: nobody comes who was not made here."""
+
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`."""
         return [(name.encode(), frames) for name, frames in self._network.receive(self._name, timeout_s)]

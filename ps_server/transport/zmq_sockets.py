@@ -6,18 +6,24 @@ of ZeroMQ's own memory, which nobody else uses; sent arrays are not copied eithe
 
 A blocked DEALER says when it can send again. A ROUTER says so only when all its peers block; otherwise it is tried
 again every `RETRY_MS`, in which a link of 1 GB/s does not run dry.
+
+With keys both sides prove who they are, and all frames are encrypted (CURVE); see `doorkeeper.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 
 import zmq
 
 from ps_server.errors import TransportError
+from ps_server.keys import Keyring
 from ps_server.transport.base import MAX_BATCH, Frames
+from ps_server.transport.doorkeeper import Doorkeeper
+from ps_server.transport.listening import Listening
 
 MAX_FRAME_BYTES = 2**31
 """Longest frame that is accepted; a peer that sends more is disconnected before memory is taken."""
@@ -66,33 +72,43 @@ def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str
 class ZmqServerTransport:
     """A ROUTER bound to `address` (`tcp://host:port`; port 0 takes a free one).
 
+    Args:
+        address: where to listen.
+        keys: own pair, and whom to admit; None: everybody, in clear.
+
     Raises:
         TransportError: the address cannot be bound, with the reason (in use, no such interface, ...).
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: Keyring | None = None) -> None:
+        self._listening = Listening(address, send_buffer_bytes=SEND_BUFFER_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _configured(self._context, zmq.ROUTER, address)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full peer is an error to be told, not dropped
-        try:
-            self._socket.bind(address.replace(":0", ":*") if address.endswith(":0") else address)
-        except zmq.ZMQError as error:
-            self._socket.close(0)
-            self._context.term()
-            raise TransportError(f"cannot listen on {address}: {_reason(error)}") from error
-        self._address = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        self._door = Doorkeeper(self._socket, keys)
+        self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
+        self._socket.bind(self._listening.address)
         self._peers: set[bytes] = set()
         self._blocked: set[bytes] = set()
         self._waker = _Waker()
         self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._waker.read_end, zmq.POLLIN)
+        self._at_door = frozenset(self._door.sockets)
+        for waited in (self._socket, self._waker.read_end, *self._at_door):
+            self._poller.register(waited, zmq.POLLIN)
 
     @property
     def address(self) -> str:
         """Where clients reach this end, with the real port."""
-        raw = self._address
-        return (raw if isinstance(raw, bytes) else str(raw).encode()).rstrip(b"\0").decode()
+        return self._listening.address
+
+    @property
+    def refused(self) -> int:
+        """See `ServerTransport`."""
+        return self._door.refused
+
+    def admit_no_more(self) -> None:
+        """See `ServerTransport`."""
+        self._listening.shut()
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`."""
@@ -103,9 +119,7 @@ class ZmqServerTransport:
                 name, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            peer = name.bytes
-            self._peers.add(peer)
-            batch.append((peer, [frame.buffer for frame in frames]))
+            batch.append((name.bytes, [frame.buffer for frame in frames]))
         return batch
 
     def _wait(self, timeout_s: float) -> None:
@@ -113,9 +127,20 @@ class ZmqServerTransport:
         all_block = bool(self._blocked) and self._blocked == self._peers
         self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if all_block else 0))
         timeout_ms = round(timeout_s * 1000)
-        self._poller.poll(min(timeout_ms, RETRY_MS) if self._blocked and not all_block else timeout_ms)
+        self._poll(min(timeout_ms, RETRY_MS) if self._blocked and not all_block else timeout_ms)
         self._waker.clear()
         self._blocked.clear()
+
+    def _poll(self, timeout_ms: int) -> None:
+        """Until something else has happened than a knock at the door."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        ready = {socket for socket, _ in self._poller.poll(timeout_ms)}
+        while ready & self._at_door:
+            self._door.attend()
+            if ready - self._at_door:
+                return
+            left_ms = max(0, round((deadline - time.monotonic()) * 1000))
+            ready = {socket for socket, _ in self._poller.poll(left_ms)}
 
     def send(self, peer: bytes, frames: Frames) -> bool:
         """See `ServerTransport`."""
@@ -126,6 +151,8 @@ class ZmqServerTransport:
             return False
         except zmq.ZMQError:  # a peer that has gone: its launcher deals with that
             self._peers.discard(peer)
+        else:
+            self._peers.add(peer)  # those who are spoken to; who only knocks is nobody to wait for
         return True
 
     def wake(self) -> None:
@@ -134,23 +161,32 @@ class ZmqServerTransport:
 
     def close(self) -> None:
         """See `ServerTransport`."""
+        self._listening.close()
+        self._door.close()
         self._socket.close()
         self._context.term()
         self._waker.close()
 
 
 class ZmqClientTransport:
-    """A DEALER for each shard address, in shard order."""
+    """A DEALER for each shard address, in shard order.
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    Args:
+        addresses: where to connect to.
+        keys: own pair, and whom to expect at each address; None: whoever is there, in clear.
+    """
+
+    def __init__(self, addresses: Sequence[str], keys: Keyring | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._poller.register(self._waker.read_end, zmq.POLLIN)
         self._sockets = [_configured(self._context, zmq.DEALER, address) for address in addresses]
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
-        for socket, address in zip(self._sockets, addresses, strict=True):
+        for shard, (socket, address) in enumerate(zip(self._sockets, addresses, strict=True)):
             try:
+                if keys is not None:
+                    _prove(socket, keys, shard)
                 socket.connect(address)
             except zmq.ZMQError as error:
                 self.close()
@@ -199,6 +235,12 @@ class ZmqClientTransport:
             socket.close()
         self._context.term()
         self._waker.close()
+
+
+def _prove(socket: zmq.Socket[bytes], keys: Keyring, shard: int) -> None:
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.expect[shard].encode())
 
 
 def _reason(error: zmq.ZMQError) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 
 from ps_server.errors import TransportError
+from ps_server.keys import JobKeys
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 from tests.support.transport_contract import Pair, check_transport
 
+KEYS = JobKeys.new(workers=1, shards=1)
+
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://[::1]:0"])
-def test_contract(address: str) -> None:
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_contract(address: str, encrypted: bool) -> None:
     def pair() -> Pair:
-        server = ZmqServerTransport(address)
-        return server, ZmqClientTransport([server.address])
+        server = ZmqServerTransport(address, KEYS.of_shard(0) if encrypted else None)
+        return server, ZmqClientTransport([server.address], KEYS.of_worker(0) if encrypted else None)
 
     check_transport(pair)
 

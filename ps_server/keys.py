@@ -1,0 +1,180 @@
+"""The keys of a job: who each process is, whom it admits, and whom it expects at an address.
+
+Law: each process has a pair of its own and the public halves of those that it speaks with, nothing else. Secrets are in
+no `repr`, travel on standard input or in files that only their owner can read, and are of one job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ps_server.errors import SpecError
+
+_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}", re.ASCII)
+"""32 bytes in Z85, as ZeroMQ writes Curve25519 keys."""
+_LONGEST_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """A Curve25519 pair, both halves in Z85.
+
+    Args:
+        public: says who one is.
+        secret: proves it.
+    """
+
+    public: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_public(self.public)
+        if not _KEY.fullmatch(self.secret) or _public_of(self.secret) != self.public:
+            raise SpecError(f"the secret key is not the one of public key {self.public}")
+
+    @classmethod
+    def new(cls) -> KeyPair:
+        """A fresh pair."""
+        public, secret = zmq.curve_keypair()
+        return cls(public=public.decode(), secret=secret.decode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyring:
+    """What one process needs to prove who it is, and to know the others.
+
+    Args:
+        own: its pair.
+        admit: public keys of the workers, by rank: whoever listens admits these and nobody else.
+        expect: public keys of the shards, by index: whoever connects expects these there.
+    """
+
+    own: KeyPair
+    admit: tuple[str, ...] = ()
+    expect: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in (*self.admit, *self.expect):
+            check_public(key)
+        if len(set(self.admit)) < len(self.admit):
+            raise SpecError("two workers have the same public key; expected one for each")
+
+    def as_fields(self) -> dict[str, object]:
+        """For a JSON document. It holds the secret."""
+        return {
+            "public": self.own.public,
+            "secret": self.own.secret,
+            "admit": list(self.admit),
+            "expect": list(self.expect),
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Keyring:
+        """The inverse of `as_fields`.
+
+        Raises:
+            SpecError: the fields are something else.
+        """
+        try:
+            own = KeyPair(public=str(fields["public"]), secret=str(fields["secret"]))
+            admit, expect = (tuple(map(str, fields.get(name, ()))) for name in ("admit", "expect"))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SpecError("keys have the fields public, secret, admit and expect") from error
+        return cls(own=own, admit=admit, expect=expect)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobKeys:
+    """A pair for every process of a job that speaks with others.
+
+    Args:
+        workers: by rank.
+        shards: by index.
+    """
+
+    workers: tuple[KeyPair, ...] = field(repr=False)
+    shards: tuple[KeyPair, ...] = field(repr=False)
+
+    @classmethod
+    def new(cls, *, workers: int, shards: int) -> JobKeys:
+        """Fresh pairs for so many workers and shards."""
+        return cls(
+            workers=tuple(KeyPair.new() for _ in range(workers)),
+            shards=tuple(KeyPair.new() for _ in range(shards)),
+        )
+
+    def of_worker(self, rank: int) -> Keyring:
+        """What a worker is told."""
+        expect = tuple(pair.public for pair in self.shards)
+        return Keyring(own=self.workers[rank], admit=self._admitted, expect=expect)
+
+    def of_shard(self, index: int) -> Keyring:
+        """What a shard is told."""
+        return Keyring(own=self.shards[index], admit=self._admitted)
+
+    @property
+    def _admitted(self) -> tuple[str, ...]:
+        return tuple(pair.public for pair in self.workers)
+
+
+def check_public(key: str) -> None:
+    """Refuse what is no public key.
+
+    Raises:
+        SpecError: it is none.
+    """
+    if not _KEY.fullmatch(key):
+        raise SpecError(f"'{key:.60}' is no public key; expected 40 characters of Z85")
+
+
+def read_keyring(path: Path) -> Keyring:
+    """The keyring in a file that only its owner can read.
+
+    Raises:
+        SpecError: others can read it, or it holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            open_to_others = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
+            text = file.read(_LONGEST_FILE_BYTES)
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
+    if open_to_others:
+        raise SpecError(f"{path} can be read by others: 'chmod 600 {path}', and make new keys")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path} holds no keys: it is not JSON") from error
+    if not isinstance(fields, dict):
+        raise SpecError(f"{path} holds no keys: it is no JSON object")
+    try:
+        return Keyring.from_fields(fields)
+    except SpecError as error:
+        raise SpecError(f"{path} holds no keys: {error}") from error
+
+
+def write_keyring(path: Path, keys: Keyring) -> None:
+    """Write a new file that only its owner can read.
+
+    Raises:
+        SpecError: it cannot be written, or exists.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(keys.as_fields(), file)
+    except OSError as error:
+        raise SpecError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _public_of(secret: str) -> str:
+    return zmq.curve_public(secret.encode()).decode()

@@ -1,0 +1,82 @@
+"""Who may speak with a listening socket: ZeroMQ asks (its protocol ZAP), an allow-list answers.
+
+Law: with keys, only CURVE with a key on the list is admitted; everybody else is refused before a byte of theirs reaches
+the transport. All of this happens on the transport's own thread, while somebody knocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Sequence
+
+import zmq
+from zmq.utils import z85
+
+from ps_server.keys import Keyring
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+DOMAIN = b"poseidon"
+HANDSHAKE_MS = 10_000
+"""How long a stranger may take to say who it is."""
+_MONITOR = "inproc://handshakes"
+
+
+class Doorkeeper:
+    """Guards one listening socket, the only one of its context.
+
+    Args:
+        socket: not yet bound.
+        keys: own pair and whom to admit; None: admits everybody, and counts who fails to introduce itself.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], keys: Keyring | None) -> None:
+        self.refused = 0
+        """Connections that have not proved to be of this job; whoever is at it this moment counts, too."""
+        self._socket = socket
+        self._admit = {z85.decode(key): rank for rank, key in enumerate(keys.admit)} if keys else {}
+        self._zap: zmq.Socket[bytes] | None = None
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        if keys is not None:
+            self._zap = socket.context.socket(zmq.REP)
+            self._zap.setsockopt(zmq.LINGER, 0)
+            self._zap.bind(ZAP_ADDRESS)
+            socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # with nobody at the door, nobody comes in
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
+        self._visits = socket.context.socket(zmq.PAIR)
+        self._visits.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room otherwise
+        socket.monitor(_MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._visits.connect(_MONITOR)
+
+    @property
+    def sockets(self) -> Sequence[zmq.Socket[bytes]]:
+        """What to wait on, besides the socket itself; `attend` when one is readable."""
+        return [self._visits] if self._zap is None else [self._zap, self._visits]
+
+    def attend(self) -> None:
+        """Answer whoever knocks, and count."""
+        with contextlib.suppress(zmq.Again):
+            while self._zap is not None:
+                self._zap.send_multipart(self._answer(self._zap.recv_multipart(zmq.NOBLOCK)))
+        with contextlib.suppress(zmq.Again):
+            while True:
+                head, *_ = self._visits.recv_multipart(zmq.NOBLOCK)
+                (event,) = struct.unpack_from("=H", head)
+                self.refused += 1 if event == zmq.EVENT_ACCEPTED else -1
+
+    def _answer(self, request: Sequence[bytes]) -> list[bytes]:
+        _, identifier, domain, _, _, mechanism, *credentials = request
+        key = credentials[0] if mechanism == b"CURVE" and domain == DOMAIN and credentials else b""
+        rank = self._admit.get(key)
+        if rank is None:
+            return [ZAP_VERSION, identifier, b"400", b"not one of this job", b"", b""]
+        return [ZAP_VERSION, identifier, b"200", b"", b"%d" % rank, b""]
+
+    def close(self) -> None:
+        """Stop guarding. Before the guarded socket is closed."""
+        self._socket.disable_monitor()
+        for socket in self.sockets:
+            socket.close(0)
