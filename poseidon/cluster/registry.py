@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cluster.machine_words import ClientRole, MachineWords, parse_words
+from poseidon.cluster.machine_words import MachineWords, parse_words
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName
 from poseidon.errors import JobError, MachinefileError, UsageError
@@ -116,7 +116,7 @@ class Registry:
             handle, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=self._folder)
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    json.dump(asdict(record), stream, indent=1, default=_value)
+                    json.dump(record_fields(record), stream, indent=1)
                 os.replace(temporary, path)
             except BaseException:
                 os.unlink(temporary)
@@ -135,7 +135,7 @@ class Registry:
         """
         path = self._path(job)
         try:
-            return _decode(json.loads(path.read_text(encoding="utf-8")))
+            return record_from_fields(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, UsageError, MachinefileError) as error:
@@ -180,8 +180,20 @@ class Registration:
         self._registry.remove(self._record.job)
 
 
-def _decode(fields: Mapping[str, object]) -> JobRecord:
-    """The record in a JSON document; anything unexpected raises ValueError, KeyError or TypeError."""
+def record_fields(record: JobRecord) -> dict[str, object]:
+    """A record as a JSON object."""
+    document = asdict(record)
+    document["clients"] = [{**client, "role": client["role"].value} for client in document["clients"]]
+    document["processes"] = list(document["processes"])
+    return document
+
+
+def record_from_fields(fields: Mapping[str, object]) -> JobRecord:
+    """The record in a JSON object.
+
+    Raises:
+        ValueError, KeyError, TypeError, UsageError, MachinefileError: it is none.
+    """
     clients = [_client(client) for client in _objects(fields["clients"])]
     processes = [_process(process) for process in _objects(fields["processes"])]
     hostfile = fields["hostfile"]
@@ -203,10 +215,6 @@ def _client(fields: Mapping[str, object]) -> Client:
     words = [f"{name}={fields[name]}" for name in _WORDS if fields.get(name) is not None]
     checked = parse_words(words, f"client {identifier}")
     return Client(id=identifier, host=str(fields["host"]), port=port, **asdict(checked))
-
-
-def _value(role: ClientRole) -> str:
-    return role.value
 
 
 def _process(fields: Mapping[str, object]) -> RecordedProcess:
