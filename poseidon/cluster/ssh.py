@@ -111,7 +111,7 @@ class SshHost:
 
     def local_address(self) -> str:
         """Our own address on the way to this host; that of the first hop where there are several."""
-        line = (self._via[0] if self._via else self._transport).sock
+        line: object = (self._via[0] if self._via else self._transport).sock
         try:
             return str(line.getsockname()[0]) if isinstance(line, socket.socket) else ""
         except OSError:
@@ -120,7 +120,7 @@ class SshHost:
     def close(self) -> None:
         """End the connection and those that it runs through. May be called twice."""
         for transport in (self._transport, *reversed(self._via)):
-            transport.close()
+            _hang_up(transport)
 
 
 def connect(client: Client, settings: SshSettings) -> SshHost:
@@ -191,7 +191,7 @@ def _reach(endpoint: Endpoint, config: SshConfig, settings: SshSettings) -> SshH
         return SshHost(endpoint, _handshake(endpoint, via[-1] if via else None, settings), via)
     except BaseException:
         for transport in reversed(via):
-            transport.close()
+            _hang_up(transport)
         raise
 
 
@@ -231,9 +231,25 @@ def _handshake(
         _authenticate(endpoint, transport, deadline_s)
         transport.set_keepalive(KEEPALIVE_S)
     except BaseException:
-        transport.close()
+        _hang_up(transport)
         raise
     return transport
+
+
+def _hang_up(transport: paramiko.Transport) -> None:
+    """Close a connection; the program that made it, if one did, is ended and reaped, too."""
+    transport.close()
+    proxy: object = transport.sock
+    if not isinstance(proxy, paramiko.ProxyCommand):
+        return
+    process = proxy.process
+    with suppress(OSError):
+        process.kill()
+    process.wait(5.0)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        with suppress(OSError):
+            if pipe is not None:
+                pipe.close()
 
 
 def _dial(
