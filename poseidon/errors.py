@@ -7,6 +7,7 @@ PoseidonError
 ├── SnapshotError     a .caffemodel or .solverstate cannot be read, written or matched
 ├── MachinefileError  a machinefile line is wrong
 └── JobError          a job could not start, or one of its processes failed
+    └── JobInterrupted   a process, a host or the way between them was lost: a new start may well succeed
 
 Law: the text of an error is one sentence that names the thing, the place and what was expected.
 The library raises; only `poseidon.cli` exits.
@@ -71,6 +72,21 @@ class MachinefileError(PoseidonError):
 
 class JobError(PoseidonError):
     """A job could not start, or one of its processes failed."""
+
+
+class JobInterrupted(JobError):
+    """A process, a host or the way between them was lost, so a new start may well succeed.
+
+    Args:
+        message: one sentence.
+        iteration: how far the job had come.
+        while_starting: it had not started; a new start makes sense only where the same job has started before.
+    """
+
+    def __init__(self, message: str, *, iteration: int, while_starting: bool) -> None:
+        super().__init__(message)
+        self.iteration = iteration
+        self.while_starting = while_starting
 
 
 def shown(text: str) -> str:

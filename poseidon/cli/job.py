@@ -13,20 +13,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
 from poseidon.cli.launching import child_environment, read_clients, register_job
+from poseidon.cli.restarting import Restarting
+from poseidon.cli.snapshot_ledger import SnapshotLedger
 from poseidon.cli.statistics_file import StatisticsFile
 from poseidon.cli.terminal import Terminal
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import socket_host
+from poseidon.cluster.machinefile import is_loopback, socket_host
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.registry import new_job_id
+from poseidon.cluster.restarts import RestartSettings, StartingPoint, ending_words, run_with_restarts
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
-from poseidon.cluster.supervise import run_job
+from poseidon.cluster.signals import SignalRequests
+from poseidon.cluster.supervise import JobCallbacks, JobResult, run_job
 from poseidon.engine.document import WorkerDocument
 from poseidon.engine.preflight import obstacle_to
 from poseidon.errors import JobError, PoseidonError, UsageError
@@ -34,6 +39,7 @@ from poseidon.exchange.cost import ExchangeKind
 from poseidon.settings import read_settings
 
 START_TIMEOUT_S = 180.0
+RESTARTS_OF_MANY_HOSTS = 3
 
 
 def add_job_flags(flag: Callable[..., None]) -> None:
@@ -78,6 +84,12 @@ def add_job_flags(flag: Callable[..., None]) -> None:
         metavar="S",
         help="a process silent this long has failed (120)",
     )
+    flag(
+        "max_restarts",
+        type=count,
+        metavar="N",
+        help="new starts when a process, a host or the network fails (3 on several hosts, else 0)",
+    )
     flag("background", action="store_true", help="return once the job runs")
     flag("job", metavar="ID", help=argparse.SUPPRESS)
 
@@ -118,6 +130,8 @@ class Job(ABC):
 
     worker_module: str
     """What a worker's process runs."""
+    resumes = False
+    """Whether a new start goes on by itself from where the job was."""
 
     def __init__(self, flags: argparse.Namespace, *, title: str, stem: str, devices: tuple[str, ...]) -> None:
         self._flags = flags
@@ -131,6 +145,7 @@ class Job(ABC):
         check_folder("output", self._output)
         self._patience = _patience(flags)
         self._token = secrets.token_hex(32)
+        self._point, self._attempt = self.origin, 0
         self._meeting_places: dict[int, str] = {}
 
     @abstractmethod
@@ -157,23 +172,46 @@ class Job(ABC):
             raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
         terminal = Terminal(self._title, sys.stderr, on_started=report.started)
         statistics = StatisticsFile(terminal, self._id, self._output)
+        ledger = SnapshotLedger(statistics, terminal.say)
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
         try:
-            result = run_job(
+            with SignalRequests(self._patience) as requests:
+                world = Restarting(partial(self._start, ledger), ledger, self._point, terminal.say, requests)
+                ended = run_with_restarts(world, RestartSettings(most=self._max_restarts()))
+        finally:
+            statistics.close()
+            terminal.close()
+        terminal.say(ending_words(self._id, ended))
+        return 0
+
+    def _start(self, callbacks: JobCallbacks, attempt: int, point: StartingPoint) -> JobResult:
+        """Start all processes once and stay with them to their end."""
+        self._point, self._attempt = point, attempt
+        self._token = secrets.token_hex(32)  # what is left of an earlier start has no part in this one
+        try:
+            return run_job(
                 self._plan,
                 self._spec,
                 LocalLauncher(),
-                callbacks=statistics,
+                callbacks=callbacks,
                 settings=self._patience,
                 registration=register_job(self._id, self._flags.hostfile, self._plan.clients, self._output),
             )
         finally:
-            statistics.close()
-            terminal.close()
             for folder in self._meeting_places.values():
                 shutil.rmtree(folder, ignore_errors=True)  # there still where workers never met
-        terminal.say(f"job {self._id} {result.outcome.value} at iteration {result.iteration}")
-        return 0
+            self._meeting_places.clear()
+
+    @property
+    def origin(self) -> StartingPoint:
+        """Where the job begins."""
+        return StartingPoint()
+
+    def _max_restarts(self) -> int:
+        if self._flags.max_restarts is not None:
+            return int(self._flags.max_restarts)
+        far = any(not is_loopback(client.host) for client in self._plan.clients)
+        return RESTARTS_OF_MANY_HOSTS if far and self.resumes else 0
 
     def worker_document(self, role: WorkerPlan) -> WorkerDocument:
         """What one worker of any job is told."""

@@ -16,13 +16,14 @@ import torch
 from poseidon.cli.job import Job, add_job_flags, check_folder, count, run_from_flags
 from poseidon.cli.net_flags import add_import_flag
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
+from poseidon.cluster.restarts import StartingPoint
 from poseidon.engine.document import JobDocument
 from poseidon.engine.preflight import check_nets, check_snapshot_prefix
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
-from poseidon.snapshot.solverstate import seed_of
+from poseidon.snapshot.solverstate import iteration_of, seed_of
 from poseidon.solvers.settings import solver_settings
 
 SERVER_OF_C_POSEIDON = (
@@ -102,6 +103,7 @@ class _TrainingJob(Job):
     """A job that trains one of Caffe's nets; see `Job`."""
 
     worker_module = "poseidon.engine.worker"
+    resumes = True
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self._imports = module_names(flags.imports)
@@ -118,6 +120,14 @@ class _TrainingJob(Job):
         check_folder("net_outputs", self._net_outputs.parent)
         self._seed = self._choose_seed()
 
+    @property
+    def origin(self) -> StartingPoint:
+        """See `Job`."""
+        if not self._flags.snapshot:
+            return StartingPoint()
+        path = Path(self._flags.snapshot).absolute()
+        return StartingPoint(state=str(path), iteration=iteration_of(path))
+
     def _choose_seed(self) -> int:
         """The solver's; else that of the run that is resumed; else a new one."""
         seed = self._settings.random_seed
@@ -132,7 +142,7 @@ class _TrainingJob(Job):
             **asdict(self.worker_document(role)),
             solver=str(Path(flags.solver).absolute()),
             seed=self._seed,
-            snapshot=str(Path(flags.snapshot).absolute()) if flags.snapshot else "",
+            snapshot=self._point.state,
             weights=tuple(str(Path(part).absolute()) for part in flags.weights.split(",") if part),
             net_outputs=str(self._net_outputs),
             level="" if flags.level is None else str(flags.level),

@@ -112,6 +112,14 @@ class Kill:
 Action = Send | Terminate | Kill
 
 
+class Remedy(Enum):
+    """What may help a job that fails."""
+
+    NONE = "none"  # it would fail again, or somebody wants it ended
+    RESTART = "restart"  # something was lost that ran: a new start may well succeed
+    RETRY = "retry"  # something did not start: the same may start later, if it ever has
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """Why a job fails."""
@@ -119,3 +127,4 @@ class Cause:
     rank: CauseRank
     sentence: str
     exit_code: int = 1
+    remedy: Remedy = Remedy.NONE

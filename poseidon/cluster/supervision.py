@@ -28,6 +28,7 @@ from poseidon.cluster.job_steps import (
     Kill,
     NotStarted,
     Outcome,
+    Remedy,
     Requested,
     Send,
     Started,
@@ -36,7 +37,7 @@ from poseidon.cluster.job_steps import (
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import exit_words
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
-from poseidon.errors import JobError
+from poseidon.errors import JobError, JobInterrupted
 
 # Longer than this between two inputs, and it was the launcher that slept (Ctrl-Z, a frozen terminal, a
 # suspended machine), not the processes: all deadlines move on by the time that was lost.
@@ -133,9 +134,15 @@ class Supervision:
         cause = min(self._ending.causes, key=lambda cause: cause.rank)
         left = [process.words for process in self._processes.values() if process.running]
         survivors = f"; these did not end: {', '.join(left)}" if left and self._ended() else ""
-        error = JobError(cause.sentence + survivors)
+        error = self._error(cause, cause.sentence + survivors)
         error.exit_code = cause.exit_code
         return error
+
+    def _error(self, cause: Cause, sentence: str) -> JobError:
+        if cause.remedy is Remedy.NONE:
+            return JobError(sentence)
+        retry = cause.remedy is Remedy.RETRY
+        return JobInterrupted(sentence, iteration=self.iteration, while_starting=retry)
 
     def handle(self, what: Input, now: float) -> list[Action]:
         """Take one input and say what to do.
@@ -150,7 +157,7 @@ class Supervision:
             process = self._processes[what.name]
             process.pid, process.heard_s = what.pid, now
         elif isinstance(what, NotStarted):
-            self._fail(Cause(rank=CauseRank.ROOT, sentence=what.message), now)
+            self._fail(Cause(rank=CauseRank.ROOT, sentence=what.message, remedy=Remedy.RETRY), now)
         elif isinstance(what, Heard):
             self._hear(self._processes[what.name], what.event, now)
         elif isinstance(what, Exited):
@@ -174,7 +181,10 @@ class Supervision:
         elif isinstance(event, Failed):
             process.explained = True
             rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
-            self._fail(Cause(rank=rank, sentence=event.message, exit_code=event.exit_code), now)
+            remedy = Remedy.RESTART if event.peer_lost else Remedy.NONE
+            self._fail(
+                Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
+            )
 
     def _see_exit(self, process: _Process, exited: Exited, now: float) -> None:
         process.status = exited.status
@@ -188,7 +198,9 @@ class Supervision:
         else:
             rank, words = CauseRank.UNEXPLAINED, f"ended before its work was done{process.when}"
         last = f", last saying '{exited.last_line}'" if exited.last_line and exited.status > 0 else ""
-        self._fail_of(process, rank, words + last, now)
+        # One that ends by itself before it is ready has no chance another time either.
+        lost = exited.status < 0 or process.ready
+        self._fail_of(process, rank, words + last, now, Remedy.RESTART if lost else Remedy.NONE)
 
     def _request(self, effect: SignalEffect, now: float) -> list[Action]:
         if effect is SignalEffect.SNAPSHOT and self._state is JobState.RUNNING:
@@ -221,13 +233,18 @@ class Supervision:
                 words = f"has given no sign of life for {patience.stall_timeout_s:g} s{self._since(process)}"
             else:
                 continue
-            self._fail_of(process, CauseRank.ROOT, words, now)
+            remedy = Remedy.RESTART if process.ready else Remedy.RETRY
+            self._fail_of(process, CauseRank.ROOT, words, now, remedy)
 
     def _since(self, process: _Process) -> str:
         return f" (the last at iteration {process.iteration})" if process.iteration is not None else ""
 
-    def _fail_of(self, process: _Process, rank: CauseRank, words: str, now: float) -> None:
-        self._fail(Cause(rank=rank, sentence=f"{process.words} {words}; the job was stopped"), now)
+    def _fail_of(
+        self, process: _Process, rank: CauseRank, words: str, now: float, remedy: Remedy = Remedy.RESTART
+    ) -> None:
+        self._fail(
+            Cause(rank=rank, sentence=f"{process.words} {words}; the job was stopped", remedy=remedy), now
+        )
 
     def _fail(self, cause: Cause, now: float) -> None:
         wait_s = 0.0 if cause.rank is CauseRank.ROOT else self._settings.collect_s

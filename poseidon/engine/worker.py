@@ -227,7 +227,7 @@ class Worker:
         if document.net_outputs and document.rank == 0:
             sinks.append(NetOutputs(Path(document.net_outputs)))
         progress = ProgressTeller(self._control, settings.max_iter, images)
-        yield Trainer(
+        trainer = Trainer(
             replica,
             exchange,
             settings,
@@ -245,7 +245,10 @@ class Worker:
             sinks=sinks,
             start=start,
         )
-        progress.tell()
+        try:
+            yield trainer
+        finally:
+            progress.tell()  # also of a job that has lost a part: its launcher says what will be repeated
 
 
 def main(arguments: list[str] | None = None) -> int:

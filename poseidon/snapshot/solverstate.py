@@ -101,6 +101,15 @@ def seed_of(path: Path) -> int | None:
     return message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
 
 
+def iteration_of(path: Path) -> int:
+    """The iterations that were finished when a state was written.
+
+    Raises:
+        SnapshotError: the file is missing, or is no solver state.
+    """
+    return _read(path).iter
+
+
 def _read(path: Path) -> SolverState:
     if hdf5.is_hdf5(path):
         return hdf5.read_state(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -25,7 +26,7 @@ from poseidon.cluster.job_steps import (
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.supervision import Supervision
-from poseidon.errors import UsageError
+from poseidon.errors import JobInterrupted, UsageError
 
 SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
 WORKER_0 = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
@@ -345,3 +346,58 @@ def test_a_request_to_stop_while_starting() -> None:
 def test_settings_are_checked(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=name):
         SupervisionSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def killed_worker(job: Job) -> None:
+    job.run().exit(WORKER_1, -9)
+
+
+def silent_worker(job: Job) -> None:
+    job.run().wait(11, alive=(SHARD, WORKER_0))
+
+
+def lost_peer(job: Job) -> None:
+    job.run().hear(WORKER_0, Failed(message="shard 0 has gone", exit_code=1, peer_lost=True))
+
+
+def own_mistake(job: Job) -> None:
+    job.run().hear(WORKER_0, Failed(message="the disk is full", exit_code=1, peer_lost=False))
+
+
+def wish(job: Job) -> None:
+    job.run().take(STOP, STOP)
+
+
+def no_start(job: Job) -> None:
+    job.take(NotStarted(name=WORKER_1, message="no route to node1"))
+
+
+def slow_start(job: Job) -> None:
+    job.start().wait(21)
+
+
+def wrong_from_the_start(job: Job) -> None:
+    job.start().exit(WORKER_1, 1, "ModuleNotFoundError: No module named 'torch'")
+
+
+@pytest.mark.parametrize(
+    ("what", "while_starting"),
+    [
+        (killed_worker, False),
+        (silent_worker, False),
+        (lost_peer, False),
+        (own_mistake, None),
+        (wish, None),
+        (no_start, True),
+        (slow_start, True),
+        (wrong_from_the_start, None),
+    ],
+)
+def test_only_what_was_lost_is_worth_a_new_start(
+    what: Callable[[Job], None], while_starting: bool | None
+) -> None:
+    job = Job()
+    what(job)
+    error = job.supervision.error
+    assert error is not None
+    assert (error.while_starting if isinstance(error, JobInterrupted) else None) == while_starting

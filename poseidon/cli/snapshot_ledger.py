@@ -1,0 +1,62 @@
+"""The launcher's list of the snapshots that its job has written.
+
+Law: a job goes on only from what this list has, so never from a snapshot that an earlier run left under the same name; and only
+from one whose checksums agree at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.restarts import StartingPoint
+from poseidon.cluster.supervise import JobCallbacks
+from poseidon.snapshot.checksums import damage, sums_path
+
+
+class SnapshotLedger:
+    """Callbacks of a job that hand everything on, and list snapshots. See `JobCallbacks`.
+
+    Args:
+        inner: hears everything too.
+        warn: told, in a sentence, of each snapshot that is passed over.
+    """
+
+    def __init__(self, inner: JobCallbacks, warn: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._warn = warn
+        self._written: dict[int, Path] = {}
+
+    def on_started(self) -> None:
+        """See `JobCallbacks`."""
+        self._inner.on_started()
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobCallbacks`."""
+        if event.get("event") == "snapshot" and name.role is Role.WORKER and name.index == 0:
+            state, iteration = event.get("state"), event.get("iteration")
+            if isinstance(state, str) and isinstance(iteration, int):
+                self._written[iteration] = Path(state)
+        self._inner.on_event(name, event)
+
+    def on_log(self, name: ProcessName, line: str) -> None:
+        """See `JobCallbacks`."""
+        self._inner.on_log(name, line)
+
+    def newest_whole(self, origin: StartingPoint) -> StartingPoint:
+        """The newest snapshot that is whole; the place where the job began when there is none.
+
+        Args:
+            origin: where the job began.
+        """
+        for iteration, state in sorted(self._written.items(), reverse=True):
+            wrong = (
+                damage(state) if sums_path(state).exists() else f"{state} is not whole: it has no checksums"
+            )
+            if wrong is None:
+                return StartingPoint(state=str(state), iteration=iteration)
+            if state.exists():  # else it was removed on purpose, by --snapshot_keep
+                self._warn(f"passed over a snapshot: {wrong}")
+            del self._written[iteration]
+        return origin

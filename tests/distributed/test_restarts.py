@@ -1,0 +1,38 @@
+"""A job that loses a process and goes on: the weights are those of a job that lost none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.living import none_left
+from tests.support.training import Job, run, weights, write_definitions
+from tests.support.trainings import machinefile, make_data, training
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+END = 40
+
+
+def test_a_killed_worker_costs_no_bit(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    solver = write_definitions(tmp_path, batch=5, extra=f"max_iter: {END}\nsnapshot: 10\ndisplay: 1")
+    run(solver, Job(workers=2, shards=2))
+    expected = weights(tmp_path, END)
+    for path in tmp_path.glob("snap_*"):
+        path.unlink()
+    flags = (f"--solver={solver}", f"--hostfile={machinefile(tmp_path, 2)}", f"--output={tmp_path / 'out'}")
+    with training(tmp_path, *flags, "--max_restarts=2", "--snapshot_keep=2", "--exchange=ps") as job:
+        job.wait_for("Iteration 15, loss")
+        children = list(job.children().values())
+        job.children()["worker 1"].kill()
+        line = job.wait_for("restart 1 of 2: going on from ")
+        assert job.end() == 0, job.lines
+    assert re.search(r"worker 1 .* was killed by signal 9 \(SIGKILL\) at iteration \d+", line)
+    assert re.search(r"snap_iter_\d0\.solverstate at iteration \d0, at least \d+ iterations? to repeat", line)
+    assert re.search(rf"finished at iteration {END} after 1 restart, at least \d+ iter", job.lines[-1])
+    assert all(np.array_equal(a, b) for a, b in zip(weights(tmp_path, END), expected, strict=True))
+    assert none_left([child.pid for child in children])
+    assert len(list(tmp_path.glob("snap_*.solverstate"))) == 2
