@@ -6,6 +6,7 @@ By hand, give every worker the printed address:
 
 A launcher writes one line of JSON to standard input instead ({"token": hex, "workers": W, "address": ...}),
 so that the job's secret is in no argument list, and keeps the pipe open: {"do": "stop"} stops the shard. It may add
+"keys": what `Keyring.to_json` makes, with which only the job's workers are admitted and everything is encrypted, and
 "trace": the path of a trace to write. Events leave on standard output as JSON lines: {"event": "listening",
 "address": ...}, {"event": "alive"}, {"event": "statistics", ...}, {"event": "done"}, {"event": "error", "message": ...}.
 """
@@ -27,6 +28,7 @@ from urllib.parse import urlsplit
 import torch
 
 from ps_server.errors import ServerError, SpecError
+from ps_server.keys import Keyring, read_keyring
 from ps_server.server import Server
 from ps_server.shard import Shard
 from ps_server.trace import NO_TRACE, Trace, Tracer
@@ -48,6 +50,7 @@ class Options:
     address: str
     token: bytes
     supervised: bool
+    keys: Keyring | None = None
     trace: Path | None = None
 
 
@@ -63,6 +66,9 @@ def parse(arguments: list[str]) -> Options:
     parser.add_argument("--shard", type=int, default=0, help="this shard's number, from 0 (default 0)")
     parser.add_argument("--token-file", type=Path, help="file with the secret that workers must show")
     parser.add_argument(
+        "--keys", type=Path, metavar="FILE", help="this shard's keys, made by python -m ps_server.make_keys"
+    )
+    parser.add_argument(
         "--stdin", action="store_true", help="read a launcher's line of JSON from standard input"
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace that Perfetto opens")
@@ -73,14 +79,16 @@ def parse(arguments: list[str]) -> Options:
     if flags.listen is None or flags.workers is None:
         parser.error("--listen and --workers are required (or --stdin)")
     token = flags.token_file.read_bytes().strip() if flags.token_file else b""
-    if not token and not _is_loopback(flags.listen):
-        parser.error(f"{flags.listen} can be reached from other machines: --token-file is required")
+    keys = read_keyring(flags.keys) if flags.keys else None
+    if not token and keys is None and not _is_loopback(flags.listen):
+        parser.error(f"{flags.listen} can be reached from other machines: --keys or --token-file is required")
     return Options(
         shard=flags.shard,
         workers=flags.workers,
         address=flags.listen,
         token=token,
         supervised=False,
+        keys=keys,
         trace=flags.trace,
     )
 
@@ -94,6 +102,7 @@ def _from_launcher(shard: int, line: str) -> Options:
             address=str(document["address"]),
             token=bytes.fromhex(document["token"]),
             supervised=True,
+            keys=Keyring.from_json(document["keys"]) if document.get("keys") else None,
             trace=Path(document["trace"]) if document.get("trace") else None,
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -171,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         shard = Shard(options.shard, options.workers, options.token)
         with contextlib.closing(_trace(options)) as trace:
-            server = Server(shard, ZmqServerTransport(options.address), trace=trace)
+            server = Server(shard, ZmqServerTransport(options.address, options.keys), trace=trace)
             signal.signal(signal.SIGTERM, lambda *_: server.stop())
             reporter.tell("listening", address=server.address)
             if options.supervised:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ps_server.bandwidth import ChangeLog
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
+from ps_server.keys import Keyring
 from ps_server.messages import Array, Message, Signal, SignalKind, Value
 from ps_server.meters import ClientMeter
 from ps_server.precision import add
@@ -43,6 +44,7 @@ class Client:
         rank: this worker's rank, 0..W-1.
         store: the store, the same on every worker.
         token: the job's secret.
+        keys: own pair, and whom to expect at the shards' addresses; None: all is in clear.
         timeout_s: longest time that any call waits.
         trace: told of each message sent and received; closed by whoever made it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
@@ -67,6 +69,7 @@ class Client:
         rank: int,
         store: StoreSpec,
         token: bytes = b"",
+        keys: Keyring | None = None,
         timeout_s: float = TIMEOUT_S,
         trace: Tracer = NO_TRACE,
         prioritized: bool = True,
@@ -78,7 +81,7 @@ class Client:
         self._trace = trace
         self._meter = ClientMeter(store)
         self._names = [table.name for table in store.tables]
-        self._transport = ZmqClientTransport(shards) if isinstance(shards, Sequence) else shards
+        self._transport = ZmqClientTransport(shards, keys) if isinstance(shards, Sequence) else shards
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]

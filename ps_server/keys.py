@@ -10,10 +10,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import zmq
 
@@ -68,27 +66,32 @@ class Keyring:
         if len(set(self.admit)) < len(self.admit):
             raise SpecError("two workers have the same public key; expected one for each")
 
-    def as_fields(self) -> dict[str, object]:
-        """For a JSON document. It holds the secret."""
-        return {
-            "public": self.own.public,
-            "secret": self.own.secret,
-            "admit": list(self.admit),
-            "expect": list(self.expect),
-        }
+    def to_json(self) -> str:
+        """One line that `from_json` reads. It holds the secret."""
+        return json.dumps(
+            {
+                "public": self.own.public,
+                "secret": self.own.secret,
+                "admit": self.admit,
+                "expect": self.expect,
+            }
+        )
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Keyring:
-        """The inverse of `as_fields`.
+    def from_json(cls, text: str | bytes) -> Keyring:
+        """The inverse of `to_json`.
 
         Raises:
-            SpecError: the fields are something else.
+            SpecError: the text is something else; it is not quoted.
         """
         try:
+            fields = json.loads(text)
             own = KeyPair(public=str(fields["public"]), secret=str(fields["secret"]))
             admit, expect = (tuple(map(str, fields.get(name, ()))) for name in ("admit", "expect"))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise SpecError("keys have the fields public, secret, admit and expect") from error
+        except SpecError:
+            raise
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise SpecError("keys are a JSON object with public, secret, admit and expect") from error
         return cls(own=own, admit=admit, expect=expect)
 
 
@@ -151,13 +154,7 @@ def read_keyring(path: Path) -> Keyring:
     if open_to_others:
         raise SpecError(f"{path} can be read by others: 'chmod 600 {path}', and make new keys")
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path} holds no keys: it is not JSON") from error
-    if not isinstance(fields, dict):
-        raise SpecError(f"{path} holds no keys: it is no JSON object")
-    try:
-        return Keyring.from_fields(fields)
+        return Keyring.from_json(text)
     except SpecError as error:
         raise SpecError(f"{path} holds no keys: {error}") from error
 
@@ -171,7 +168,7 @@ def write_keyring(path: Path, keys: Keyring) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(keys.as_fields(), file)
+            file.write(keys.to_json())
     except OSError as error:
         raise SpecError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -6,7 +6,7 @@ Law: it is checked here, field by field; what does not fit is refused with the f
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from poseidon.errors import UsageError
@@ -27,6 +27,8 @@ class WorkerDocument:
     Attributes:
         job: the job's id.
         token: the job's secret, hexadecimal.
+        keys: what `Keyring.to_json` makes: this worker's pair, and the public keys of those that it speaks with; empty: all
+            is in clear.
         output: folder of logs and net outputs.
         rank: this worker, 0..workers-1.
         workers: number of workers.
@@ -54,7 +56,8 @@ class WorkerDocument:
     """
 
     job: str
-    token: str
+    token: str = field(repr=False)
+    keys: str = field(default="", repr=False)
     output: str
     rank: int = 0
     workers: int = 1
@@ -168,11 +171,11 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
         )
         if type(content) is not expected:
             raise UsageError(f"the job document's {name} is {content!r:.60}; expected {expected.__name__}")
-    for name, field in known.items():
-        if str(field.type).startswith("tuple"):
+    for name, entry in known.items():
+        if str(entry.type).startswith("tuple"):
             value[name] = tuple(value.get(name, ()))
-            if any(type(item) is not (int if "int" in str(field.type) else str) for item in value[name]):
-                raise UsageError(f"the job document's {name} is {value[name]!r:.60}; expected {field.type}")
+            if any(type(item) is not (int if "int" in str(entry.type) else str) for item in value[name]):
+                raise UsageError(f"the job document's {name} is {value[name]!r:.60}; expected {entry.type}")
     try:
         return kind(**value)
     except TypeError as error:

@@ -6,6 +6,7 @@ from poseidon.engine.document import WorkerDocument
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
 from ps_server import Consistency, Precision
+from ps_server.keys import Keyring
 
 
 def membership(document: WorkerDocument) -> Membership:
@@ -20,6 +21,7 @@ def membership(document: WorkerDocument) -> Membership:
         kind=ExchangeKind(document.exchange),
         host=document.host,
         token=bytes.fromhex(document.token),
+        keys=Keyring.from_json(document.keys) if document.keys else None,
         homes=document.homes,
         shares=document.shares,
         staleness=document.staleness,

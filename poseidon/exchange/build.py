@@ -27,6 +27,7 @@ from poseidon.exchange.local_leader import LeaderExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.traffic import CountsTraffic
 from ps_server import Client, Consistency, Precision, StoreSpec
+from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer
 
 TIMEOUT_S = 600.0
@@ -46,6 +47,7 @@ class Membership:
         kind: what the job asks for.
         host: where this machine is reached by the others; an IPv6 address in brackets.
         token: the job's secret.
+        keys: own pair, and those of all machines' workers and of the shards; None: all is in clear.
         homes: for each shard the working client on whose machine it runs, or -1 - j for serving machine j; empty:
             spread evenly over the working ones.
         shares: relative load of each shard; empty: all alike.
@@ -66,6 +68,7 @@ class Membership:
     kind: ExchangeKind = ExchangeKind.HYBRID
     host: str = "127.0.0.1"
     token: bytes = b""
+    keys: Keyring | None = None
     homes: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
     staleness: int = 0
@@ -166,6 +169,7 @@ def build_exchange(
         rank=member.rank,
         store=store,
         token=member.token,
+        keys=member.keys,
         timeout_s=member.timeout_s,
         bandwidth_mbps=member.bandwidth_mbps,
         trace=trace,
@@ -189,6 +193,7 @@ def build_exchange(
             settings,
             listen=f"tcp://{member.host}:0",
             token=member.token,
+            keys=member.keys,
             timeout_s=member.timeout_s,
             trace=trace,
         )

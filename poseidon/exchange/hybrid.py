@@ -17,6 +17,7 @@ from poseidon.exchange.ps import ServerExchange
 from poseidon.exchange.svb import FactorChannel
 from poseidon.exchange.traffic import Traffic
 from ps_server import Client, Keeping, RemoteProtocolError, Signal, SignalKind, StoreSpec
+from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer
 
 
@@ -30,6 +31,7 @@ class HybridExchange:
         settings: common to all tensors.
         listen: `tcp://host:port` where this worker hears the others; port 0 takes a free one.
         token: the job's secret.
+        keys: own pair, and those of all workers by rank; None: all is in clear.
         timeout_s: longest time that any call waits.
         trace: told of factors sent, received and applied.
     """
@@ -43,6 +45,7 @@ class HybridExchange:
         *,
         listen: str,
         token: bytes = b"",
+        keys: Keyring | None = None,
         timeout_s: float = 600.0,
         trace: Tracer = NO_TRACE,
     ) -> None:
@@ -60,6 +63,7 @@ class HybridExchange:
             staleness=store.tables[self._indices[0]].staleness,
             listen=listen,
             token=token,
+            keys=keys,
             norms=client,
             timeout_s=timeout_s,
             trace=trace,

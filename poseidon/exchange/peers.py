@@ -12,11 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from poseidon.exchange.factor_session import Factors, FactorSession, Pair, Round
 from poseidon.exchange.factor_wire import Buffer, Join, decode, encode
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
+from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
@@ -36,6 +38,7 @@ class Peers:
         session: what has come and gone.
         listen: `tcp://host:port` to listen on; port 0 takes a free one.
         token: the job's secret.
+        keys: own pair, and those of all workers by rank; None: all is in clear.
         timeout_s: longest time that any call waits.
         trace: told of each pair sent and received.
     """
@@ -46,6 +49,7 @@ class Peers:
         *,
         listen: str,
         token: bytes = b"",
+        keys: Keyring | None = None,
         timeout_s: float = 600.0,
         trace: Tracer = NO_TRACE,
     ) -> None:
@@ -56,8 +60,9 @@ class Peers:
         self.bytes_in = [0] * len(session.tables)
         self._trace = trace
         self._token = token
+        self._keys = keys
         self._timeout_s = timeout_s
-        self._listening = ZmqServerTransport(listen)
+        self._listening = ZmqServerTransport(listen, keys)
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
         self._outboxes: list[deque[tuple[str, list[Buffer]]]] = [deque() for _ in self._others]
@@ -77,7 +82,8 @@ class Peers:
         Args:
             addresses: of all workers, by rank.
         """
-        self._sending = ZmqClientTransport([addresses[rank] for rank in self._others])
+        keys = self._keys and replace(self._keys, expect=tuple(self._keys.admit[i] for i in self._others))
+        self._sending = ZmqClientTransport([addresses[rank] for rank in self._others], keys)
         greeting = ("Join", encode(Join(self.session.rank, self._token)))
         for outbox in self._outboxes:
             outbox.append(greeting)
@@ -210,3 +216,5 @@ class Peers:
         if message.rank not in self._others or message.rank in self._ranks.values():
             raise RemoteProtocolError(f"a peer says that it is worker {message.rank}")
         self._ranks[peer] = message.rank
+        if len(self._ranks) == len(self._others):
+            self._listening.admit_no_more()

@@ -30,6 +30,7 @@ from poseidon.exchange.peers import Peers
 from poseidon.exchange.side_stream import Event, InOrder, SideStream
 from poseidon.exchange.traffic import Flights, Traffic
 from ps_server import LocalProtocolError, PeerLost, ServerError
+from ps_server.keys import Keyring
 from ps_server.rules import clip_factor, history_count
 from ps_server.trace import NO_TRACE, Tracer, Track
 
@@ -55,6 +56,7 @@ class FactorChannel:
         staleness: the bound of every tensor.
         listen: address to listen on for the other workers.
         token: the job's secret.
+        keys: own pair, and those of all workers by rank; None: all is in clear.
         norms: needed with `settings.clip` at staleness 0.
         timeout_s: longest time that any call waits.
         trace: told of each pair sent and received, and of each round applied.
@@ -70,6 +72,7 @@ class FactorChannel:
         staleness: int,
         listen: str,
         token: bytes,
+        keys: Keyring | None = None,
         norms: NormMeeting,
         timeout_s: float,
         trace: Tracer = NO_TRACE,
@@ -94,7 +97,7 @@ class FactorChannel:
             for w in self._weights.values()
         ]
         session = FactorSession(rank, workers, tables, settings.start_clock)
-        self.peers = Peers(session, listen=listen, token=token, timeout_s=timeout_s, trace=trace)
+        self.peers = Peers(session, listen=listen, token=token, keys=keys, timeout_s=timeout_s, trace=trace)
         self._in_order = InOrder(device, f"factors-out-{rank}", self._sending_failed)
         self._rebuilding = threading.Lock()
         self._closing = False

@@ -16,8 +16,9 @@ def test_a_job_has_a_pair_for_each_and_tells_each_its_own_secret_only() -> None:
     secrets = {pair.secret for pair in (*keys.workers, *keys.shards)}
     assert len(secrets) == 5
     for ring in (keys.of_worker(1), keys.of_shard(2)):
-        told = str(ring.as_fields())
+        told = ring.to_json()
         assert {secret for secret in secrets if secret in told} == {ring.own.secret}
+        assert Keyring.from_json(told) == ring
     assert keys.of_worker(1).expect == tuple(pair.public for pair in keys.shards)
     assert keys.of_shard(2).admit == tuple(pair.public for pair in keys.workers)
 

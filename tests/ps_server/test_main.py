@@ -35,7 +35,7 @@ def test_beyond_loopback_a_token_is_required(address: str, capsys: pytest.Captur
     with pytest.raises(SystemExit) as caught:
         parse(["--listen", address, "--workers", "1"])
     assert caught.value.code == 2
-    assert "--token-file is required" in capsys.readouterr().err
+    assert "--keys or --token-file is required" in capsys.readouterr().err
 
 
 def test_missing_flags(capsys: pytest.CaptureFixture[str]) -> None:

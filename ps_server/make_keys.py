@@ -1,0 +1,43 @@
+"""`python -m ps_server.make_keys FOLDER --workers W --shards P`: a file of keys for each process of a job started by hand.
+
+`shard_0.keys`, `worker_0.keys`, ...: each goes to its own machine, over a line that nobody can read, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ps_server.errors import SpecError
+from ps_server.keys import JobKeys, write_keyring
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the files; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ps_server.make_keys", description="Make the keys of one job."
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="made if it is not there; others cannot enter it"
+    )
+    parser.add_argument("--workers", type=int, required=True, help="number of workers")
+    parser.add_argument("--shards", type=int, default=1, help="number of shards (default 1)")
+    flags = parser.parse_args(arguments)
+    if min(flags.workers, flags.shards) < 1:
+        parser.error("--workers and --shards are 1 or more")
+    keys = JobKeys.new(workers=flags.workers, shards=flags.shards)
+    try:
+        flags.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for rank in range(flags.workers):
+            write_keyring(flags.folder / f"worker_{rank}.keys", keys.of_worker(rank))
+        for index in range(flags.shards):
+            write_keyring(flags.folder / f"shard_{index}.keys", keys.of_shard(index))
+    except (SpecError, OSError) as error:
+        print(f"make_keys: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
