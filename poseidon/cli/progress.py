@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from poseidon.data.progress import DOWNLOADING, Report
+from poseidon.data.progress import IN_BYTES, Report
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def progress_bar() -> Iterator[Report]:
 
     def report(activity: str, done: int, total: int) -> None:
         if activity not in bars:
-            in_bytes = activity == DOWNLOADING
+            in_bytes = activity in IN_BYTES
             for bar in bars.values():
                 bar.close()
             bars[activity] = tqdm(

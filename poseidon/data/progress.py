@@ -10,8 +10,11 @@ from collections.abc import Callable
 # Called with what is being done, how much of it is done, and how much there is in all.
 Report = Callable[[str, int, int], object]
 
-# The one activity that is counted in bytes; all others are counted in records.
 DOWNLOADING = "downloading"
+CHECKING = "reading what is to be copied"
+COPYING = "copying"
+# The activities that are counted in bytes; all others are counted in records.
+IN_BYTES = (DOWNLOADING, CHECKING, COPYING)
 
 
 def silent(activity: str, done: int, total: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from poseidon.cli.partition_data import add_parser
 from poseidon.data.database import Backend
-from poseidon.errors import DataError
+from poseidon.errors import DataError, UsageError
 from tests.support.databases import make_pictures
 
 
@@ -42,3 +42,39 @@ def test_the_wrong_backend(tmp_path: Path) -> None:
 def test_a_backend_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         run("--backend=hdf5", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--distribute"], "--distribute needs --hostfile"),
+        (
+            ["--hostfile=machines", "--num_partitions=3"],
+            "--num_partitions=3, but machines has 2 clients that work",
+        ),
+    ],
+)
+def test_flags_that_contradict_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("machines").write_text("0 a 0\n1 b 0\n2 c 0 role=server\n")
+    with pytest.raises(UsageError, match=message):
+        run(*flags, str(make_pictures(tmp_path / "db", 5)))
+
+
+def test_a_hostfile_of_this_machine_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "machines").write_text("0 127.0.0.1 0\n1 localhost 0\n2 127.0.0.1 0\n")
+    path = make_pictures(tmp_path / "db", 5)
+    words = [f"--hostfile={tmp_path}/machines", "--distribute", str(path)]
+    assert run(*words) == 0
+    here = [
+        f"client {k} ({host}): this machine, where its part is"
+        for k, host in enumerate(["127.0.0.1", "localhost", "127.0.0.1"])
+    ]
+    done = f"Done: {path}_0 to {path}_2."
+    assert capsys.readouterr().out.splitlines() == ["Processed 5 files.", *here, done]
+    assert run(*words) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{path} is divided already.", *here, done]
+    assert run(*words, "--replace") == 0
+    assert capsys.readouterr().out.splitlines()[0] == "Processed 5 files."

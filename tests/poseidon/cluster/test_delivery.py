@@ -44,7 +44,7 @@ class FlakyFile:
         self._stream.close()
 
 
-@dataclass
+@dataclass(eq=False)
 class FolderHost:
     """A host on this machine: `bytes_left` may pass before its line breaks, the first `spoil` blocks come out wrong.
 
