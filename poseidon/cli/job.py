@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from poseidon.cli.encryption import add_encryption_flags, check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
 from poseidon.cli.launching import child_environment, read_clients, register_job
 from poseidon.cli.restarting import Restarting
@@ -72,6 +73,7 @@ def add_job_flags(flag: Callable[..., None]) -> None:
         "num_comm_channels_per_client", type=int, default=1, metavar="C", help="server shards per client (1)"
     )
     add_exchange_flags(flag)
+    add_encryption_flags(flag)
     effects = [effect.value for effect in SignalEffect]
     flag("sigint_effect", default="stop", choices=effects, help="what Ctrl-C does (stop)")
     flag("sighup_effect", default="snapshot", choices=effects, help="what a hang-up does (snapshot)")
@@ -144,7 +146,7 @@ class Job(ABC):
         self._output = Path(flags.output or Path("output") / self._id).absolute()
         check_folder("output", self._output)
         self._patience = _patience(flags)
-        self._token = secrets.token_hex(32)
+        self._token, self._keys = secrets.token_hex(32), new_keys(flags, self._plan)
         self._point, self._attempt = self.origin, 0
         self._meeting_places: dict[int, str] = {}
 
@@ -187,7 +189,8 @@ class Job(ABC):
     def _start(self, callbacks: JobCallbacks, attempt: int, point: StartingPoint) -> JobResult:
         """Start all processes once and stay with them to their end."""
         self._point, self._attempt = point, attempt
-        self._token = secrets.token_hex(32)  # what is left of an earlier start has no part in this one
+        # What is left of an earlier start has no part in this one.
+        self._token, self._keys = secrets.token_hex(32), new_keys(self._flags, self._plan)
         try:
             return run_job(
                 self._plan,
@@ -219,6 +222,7 @@ class Job(ABC):
         return WorkerDocument(
             job=self._id,
             token=self._token,
+            keys=told_keys(self._keys, role),
             output=str(self._output),
             rank=role.rank,
             workers=plan.worker_count,
@@ -253,6 +257,7 @@ class Job(ABC):
         clients = read_clients(flags.hostfile, channels)
         plan = plan_job(clients, devices_per_client=devices, channels=channels)
         check_exchange(flags, plan.working_clients)
+        check_encryption(flags, self._kind, clients)
         # A client that is alone needs no server, unless it is asked for: it applies the update rule itself.
         asked = flags.exchange not in (None, "local") or plan.has_dedicated_servers
         served = plan.working_clients > 1 or (asked and self._kind is not ExchangeKind.LOCAL)
@@ -276,6 +281,7 @@ class Job(ABC):
     def _shard_line(self, role: ShardPlan) -> bytes:
         line: dict[str, object] = {
             "token": self._token,
+            "keys": told_keys(self._keys, role),
             "workers": self._plan.working_clients,  # of several workers on a machine one speaks for all
             "address": role.address,
         }
