@@ -13,12 +13,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 try:
+    import paramiko  # noqa: F401
     import psutil  # noqa: F401
 except ImportError:
-    # The system's Python lacks it; the checkout's own environment (`make setup`) has it.
+    # The system's Python lacks them; the checkout's own environment (`make setup`) has them.
     python = ROOT / ".venv" / "bin" / "python"
     if not python.exists() or Path(sys.prefix).resolve() == (ROOT / ".venv").resolve():
-        sys.exit("kill_caffe.py needs the Python package psutil; run `make setup` once")
+        sys.exit("kill_caffe.py needs the Python packages psutil and paramiko; run `make setup` once")
     os.execv(python, [str(python), __file__, *sys.argv[1:]])
 
 from poseidon.cli.kill import kill_caffe  # noqa: E402

@@ -3,6 +3,7 @@
 poseidon kill cifar10_quick-20260105-204016-3f9a1c
 poseidon kill machinefiles/localserver
 poseidon kill --all
+poseidon kill cifar10_quick-20260105-204016-3f9a1c --hostfile=machinefiles/cluster     from another machine than its launcher's
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from poseidon.cluster.job_selection import jobs_of_machinefile
-from poseidon.cluster.kill import KillPatience, job_processes, kill_job
-from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
-from poseidon.cluster.registry import EXTRACTION, JobRecord, Registry, check_job_id
-from poseidon.errors import JobError, MachinefileError, PoseidonError, UsageError
+from poseidon.cli.stopping import Wanted, here_records, jobs_by_id, jobs_of, over_ssh, stop_jobs
+from poseidon.cluster.far_jobs import Ask
+from poseidon.cluster.kill import KillPatience, job_processes
+from poseidon.cluster.machinefile import read_machinefile
+from poseidon.cluster.registry import EXTRACTION, Registry, check_job_id
+from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.settings import read_settings
 
 
@@ -25,10 +28,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "kill",
         help="stop the processes of a job",
-        description="Stop exactly the processes of a job, by its id or by the machinefile it was started from.",
+        description="Stop exactly the processes of a job, on all its hosts, by its id or by the machinefile it was started from.",
     )
     parser.add_argument("target", nargs="?", help="a job's id (see `poseidon ps`), or a machinefile")
-    parser.add_argument("--all", action="store_true", help="all jobs of this user on this machine")
+    parser.add_argument(
+        "--all", action="store_true", help="all jobs of this user that this machine has on record"
+    )
+    parser.add_argument("--hostfile", metavar="FILE", help="look for the job on the hosts of this file, too")
     parser.add_argument(
         "--grace", type=float, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL (default 3)"
     )
@@ -40,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UsageError: neither or both of a target and --all.
-        JobError: there is no such job, or it cannot be stopped.
+        JobError: there is no such job, or something of it could not be stopped.
     """
     if (arguments.target is None) != arguments.all:
         raise UsageError(
@@ -49,20 +55,33 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)
-    patience = KillPatience(grace_s=arguments.grace)
+    with over_ssh() as ask:
+        wanted = _wanted(arguments, registry, ask)
+        if not wanted.jobs:
+            print("no job is running")
+            return 1
+        problems = stop_jobs(wanted, registry, ask, KillPatience(grace_s=arguments.grace), print)
+    if problems:
+        raise JobError(_not_all(wanted.jobs, problems))
+    return 0
+
+
+def _wanted(arguments: argparse.Namespace, registry: Registry, ask: Ask) -> Wanted:
+    clients = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     if arguments.all:
-        return 0 if _kill([record.job for record in read_records(registry)], registry, patience) else 1
-    if _is_job(arguments.target, registry):
-        return 0 if _kill([arguments.target], registry, patience) else 1
+        jobs = [record.job for record in here_records(registry)]
+        return jobs_by_id(jobs, registry, ask, clients=clients)
+    if clients or _is_job(arguments.target, registry):
+        return jobs_by_id([check_job_id(arguments.target)], registry, ask, clients=clients)
     hostfile = Path(arguments.target)
-    jobs = _jobs_of(hostfile, registry)
-    if not jobs and not hostfile.exists():
+    wanted = jobs_of(hostfile, registry, ask)
+    if not wanted.jobs and not hostfile.exists():
         raise JobError(
             f"'{arguments.target}' is neither a running job nor a machinefile; `poseidon ps` lists the jobs"
         )
-    if not jobs:
-        raise JobError(f"no job that was started from {hostfile} is running on this machine")
-    return 0 if _kill(jobs, registry, patience) else 1
+    if not wanted.jobs:
+        raise JobError("; ".join([_none_of(hostfile, wanted, "job"), *wanted.problems]))
+    return wanted
 
 
 def kill_caffe(arguments: Sequence[str]) -> int:
@@ -90,30 +109,31 @@ def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callabl
     hostfile = Path(arguments[0])
     try:
         registry = Registry(read_settings().state_folder)
-        jobs = [job for job in _jobs_of(hostfile, registry) if wanted(job)]
-        if not jobs:
-            read_machinefile(hostfile)
-            print(f"no {what.removesuffix('s')} that was started from {hostfile} is running on this machine")
-        else:
-            _kill(jobs, registry, KillPatience())
+        with over_ssh() as ask:
+            found = jobs_of(hostfile, registry, ask)
+            found = replace(found, jobs=tuple(job for job in found.jobs if wanted(job)))
+            problems = list(found.problems)
+            if found.jobs:
+                problems = stop_jobs(found, registry, ask, KillPatience(), print)
+            else:
+                read_machinefile(hostfile)
+                print(_none_of(hostfile, found, what.removesuffix("s")))
     except PoseidonError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
-    return 0
+    if problems:
+        print(f"{name}: {_not_all(found.jobs, problems)}", file=sys.stderr)
+    return 1 if problems else 0
 
 
-def read_records(registry: Registry) -> list[JobRecord]:
-    """All records that can be read; the others are named on standard error."""
-    records = []
-    for job in registry.jobs():
-        try:
-            record = registry.read(job)
-        except JobError as error:
-            print(f"warning: {error}", file=sys.stderr)
-            continue
-        if record is not None:
-            records.append(record)
-    return records
+def _none_of(hostfile: Path, wanted: Wanted, what: str) -> str:
+    where = f"this machine or its {len(wanted.hosts)} hosts" if wanted.hosts else "this machine"
+    return f"no {what} that was started from {hostfile} is running on {where}"
+
+
+def _not_all(jobs: Sequence[str], problems: Sequence[str]) -> str:
+    rest = "; try again when they are reached" if jobs else ""
+    return f"processes may be left{rest}: " + "; ".join(dict.fromkeys(problems))
 
 
 def _is_job(target: str, registry: Registry) -> bool:
@@ -122,42 +142,3 @@ def _is_job(target: str, registry: Registry) -> bool:
     except UsageError:
         return False
     return target in registry.jobs() or (not Path(target).exists() and bool(job_processes(target, None)))
-
-
-def _jobs_of(hostfile: Path, registry: Registry) -> list[str]:
-    """The jobs of a machinefile.
-
-    Raises:
-        MachinefileError: it is there and wrong.
-        JobError: none is found here, and it names other machines, which cannot be reached yet.
-    """
-    clients: tuple[Client, ...] | None = None
-    mistake: MachinefileError | None = None
-    try:
-        clients = read_machinefile(hostfile) if hostfile.exists() else None
-    except MachinefileError as error:
-        mistake = error  # a job may have been started before the file was spoilt
-    jobs = [record.job for record in jobs_of_machinefile(read_records(registry), hostfile.resolve(), clients)]
-    if not jobs and mistake is not None:
-        raise mistake
-    far = [client.host for client in clients or () if not is_loopback(client.host)]
-    if not jobs and far:
-        raise JobError(
-            f"no job of {hostfile} was started from this machine, and {far[0]} cannot be reached: "
-            "stopping jobs over SSH is not there yet"
-        )
-    return jobs
-
-
-def _kill(jobs: Sequence[str], registry: Registry, patience: KillPatience) -> int:
-    """Stop jobs, telling the user; how many were found."""
-    for job in jobs:
-        count = kill_job(job, registry, patience=patience, report=print)
-        print(
-            f"job {job}: {count} processes stopped"
-            if count
-            else f"job {job} had already ended; its record is removed"
-        )
-    if not jobs:
-        print("no job is running")
-    return len(jobs)

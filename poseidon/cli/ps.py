@@ -1,17 +1,26 @@
-"""`poseidon ps`: the jobs of this user that run on this machine."""
+"""`poseidon ps`: the running jobs of this user, on this machine and on the hosts of a machinefile.
+
+poseidon ps
+poseidon ps --hostfile=machinefiles/cluster
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
-from poseidon.cli.kill import read_records
-from poseidon.cluster.kill import job_processes, live_process
+from poseidon.cli.stopping import over_ssh
+from poseidon.cluster.far_jobs import FarJob, far_hosts, list_far
+from poseidon.cluster.jobs_here import HostJob, jobs_here
+from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.cluster.registry import Registry
 from poseidon.settings import read_settings
 
 _HEADER = ("JOB", "STARTED", "LAUNCHER", "PROCESSES", "OUTPUT")
+_HERE = "(here)"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,26 +28,50 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "ps",
         help="list running jobs",
-        description="List the jobs of this user that run on this machine: id, start, launcher, processes, output folder.",
+        description="List the running jobs of this user: id, start, launcher, processes, output folder.",
     )
+    parser.add_argument("--hostfile", metavar="FILE", help="ask the hosts of this machinefile, too")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one line a job. A record whose processes have all gone is removed."""
-    registry = Registry(read_settings().state_folder)
-    rows = []
-    for record in read_records(registry):
-        launcher = live_process(record.launcher)
-        alive = len(job_processes(record.job, record))
-        if launcher is None and not alive:
-            registry.remove(record.job)
-            continue
-        started = datetime.fromtimestamp(record.started_s).strftime("%Y-%m-%d %H:%M:%S")
-        state = f"pid {record.launcher.pid}" if launcher is not None else "died"
-        rows.append((record.job, started, state, f"{alive} of {len(record.processes)}", record.output))
-    print(table([_HEADER, *rows]) if rows else "no job is running")
-    return 0
+    """Print one line a job and host. A record whose processes have all gone is removed.
+
+    Raises:
+        MachinefileError: the machinefile is wrong.
+    """
+    clients = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
+    problems: list[str] = []
+    here = jobs_here(Registry(read_settings().state_folder), problems.append)
+    hosts = far_hosts(clients)
+    far: list[FarJob] = []
+    if hosts:
+        with over_ssh() as ask:
+            far, told = list_far(hosts, ask)
+        problems += told
+    print(_listing(here, far, bool(hosts)))
+    for problem in problems:
+        print(f"warning: {problem}", file=sys.stderr)
+    return 1 if hosts and problems else 0
+
+
+def _listing(here: Sequence[HostJob], far: Sequence[FarJob], with_hosts: bool) -> str:
+    if not here and not far:
+        return "no job is running"
+    rows = [(_HERE, *_row(job)) for job in here]
+    rows += [(job.client.host, *_row(job.seen)) for job in far]
+    lines = [("HOST", *_HEADER), *rows]
+    return table(lines if with_hosts else [line[1:] for line in lines])
+
+
+def _row(job: HostJob) -> tuple[str, ...]:
+    record = job.record
+    started = datetime.fromtimestamp(record.started_s).strftime("%Y-%m-%d %H:%M:%S")
+    state = f"pid {record.launcher.pid}" if job.launcher else "died"
+    near = sum(is_loopback(process.host) for process in record.processes)
+    far = len(record.processes) - near
+    living = f"{job.living} of {near}" + (f", {far} on other hosts" if far else "")
+    return (record.job, started, state, living, record.output)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from poseidon.cli.kill import read_records
+from poseidon.cli.stopping import here_records
 from poseidon.cluster.registry import JobRecord, Registry
 from poseidon.errors import JobError, UsageError
 from poseidon.metrics.curves import KINDS
@@ -78,7 +78,7 @@ def _folder(job: str | None) -> Path:
     Raises:
         JobError: there is no such job.
     """
-    records = read_records(Registry(read_settings().state_folder))
+    records = here_records(Registry(read_settings().state_folder))
     if job is None:
         return _newest(records)
     for record in records:

@@ -39,11 +39,11 @@ class Killed:
     """What came of stopping jobs on other hosts.
 
     Attributes:
-        count: how many processes were stopped.
+        counts: how many processes were stopped on each host that was reached.
         problems: what could not be done, a sentence each.
     """
 
-    count: int
+    counts: Mapping[Client, int]
     problems: tuple[str, ...]
 
 
@@ -103,14 +103,13 @@ def kill_far(
         "grace_s": patience.grace_s,
     }
     problems: list[str] = []
-    count = 0
+    counts = {}
     for client, answers in _ask_all(hosts, ask, request, problems):
-        for answer in answers:
-            if isinstance(words := answer.get("stopped"), str):
-                report(f"{client.host}: stopped {words.removeprefix('stopped ')}")
-            if isinstance(number := answer.get("count"), int):
-                count += number
-    return Killed(count=count, problems=tuple(problems))
+        stopped = [words for answer in answers if isinstance(words := answer.get("stopped"), str)]
+        counts[client] = len(stopped)
+        for words in stopped:
+            report(f"{client.host}: stopped {words.removeprefix('stopped ')}")
+    return Killed(counts=counts, problems=tuple(problems))
 
 
 def _ask_all(

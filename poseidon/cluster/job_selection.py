@@ -30,3 +30,21 @@ def jobs_of_machinefile(
     if same_file or not clients or not all(client.port for client in clients):
         return same_file
     return tuple(record for record in records if record.clients == tuple(clients))
+
+
+def far_jobs_of_machinefile(
+    records: Sequence[JobRecord], hostfile: Path, clients: Sequence[Client]
+) -> tuple[JobRecord, ...]:
+    """The jobs of a machinefile among those that its hosts have on record.
+
+    Args:
+        records: as the hosts sent them; a path in them is one of the machine that the job was started from.
+        hostfile: absolute path, links resolved, on this machine.
+        clients: its lines.
+    """
+    same = tuple(record for record in records if record.clients == tuple(clients))
+    if all(client.port for client in clients):
+        return same
+    return tuple(
+        record for record in same if record.hostfile is not None and Path(record.hostfile) == hostfile
+    )

@@ -127,7 +127,8 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
         (("no-such-job",), JobError, "neither a running job nor a machinefile"),
         (("hosts",), JobError, "no job that was started from hosts is running"),
         (("wrong",), MachinefileError, "wrong:1: "),
-        (("far",), JobError, "SSH is not there yet"),
+        (("far",), JobError, "no job that was started from far .* this machine or its 1 hosts; .*node7"),
+        (("../x", "--hostfile=hosts"), UsageError, "cannot be a job id"),
         (("../x",), JobError, "neither a running job nor a machinefile"),
     ],
 )
@@ -153,7 +154,7 @@ def test_mistakes(
         ((), 2, "usage"),
         (("-h",), 2, "usage"),
         (("absent",), 1, "there is no such machinefile"),
-        (("far",), 1, "SSH is not there yet"),
+        (("far",), 1, "processes may be left: "),
     ],
 )
 def test_kill_caffe_mistakes(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.job_selection import jobs_of_machinefile
+from poseidon.cluster.job_selection import far_jobs_of_machinefile, jobs_of_machinefile
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.registry import JobRecord, RecordedProcess
 
@@ -33,3 +33,20 @@ def record(job: str, hostfile: str | None, clients: tuple[Client, ...]) -> JobRe
 )
 def test_selection(records: list[JobRecord], clients: tuple[Client, ...] | None, jobs: list[str]) -> None:
     assert [found.job for found in jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs
+
+
+@pytest.mark.parametrize(
+    ("records", "clients", "jobs"),
+    [
+        (
+            [record("a", "/hosts", FIXED), record("b", "/copy", FIXED), record("c", "/hosts", FREE)],
+            FIXED,
+            ["a", "b"],
+        ),
+        ([record("a", "/hosts", FREE), record("b", "/copy", FREE), record("c", None, FREE)], FREE, ["a"]),
+    ],
+)
+def test_selection_among_what_hosts_say(
+    records: list[JobRecord], clients: tuple[Client, ...], jobs: list[str]
+) -> None:
+    assert [found.job for found in far_jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs

@@ -1,0 +1,84 @@
+"""Which interpreter runs, and where, as a shell decides it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.remote_python import OwnPlaces, module_words
+from poseidon.cluster.shell_words import shell_words
+
+SHOW = "import json, os, sys; print(json.dumps([sys.argv[0] and os.environ.get('MARK'), os.getcwd(), sys.argv[1:]]))"
+
+
+def own(folder: Path, *, python: str = sys.executable, checkout: str = "") -> OwnPlaces:
+    return OwnPlaces(python=python, checkout=checkout, folder=str(folder))
+
+
+def client(python: str | None = None, workdir: str | None = None) -> Client:
+    return Client(id=0, host="h", port=0, python=python, workdir=workdir)
+
+
+def run(home: Path, words: tuple[str, ...]) -> list[object]:
+    done = subprocess.run(
+        shell_words(words),
+        shell=True,
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "PYTHONPATH": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    answer: list[object] = json.loads(done.stdout) if done.returncode == 0 else [done.returncode]
+    return answer
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "it's home"
+    for folder in (home / "work dir", home / "bin"):
+        folder.mkdir(parents=True)
+    (home / "show.py").write_text(SHOW)
+    marked = home / "bin" / "marked"
+    marked.write_text(f'#!/bin/sh\nMARK=marked exec {sys.executable} "$@"\n')
+    marked.chmod(0o755)
+    return home
+
+
+def test_the_launchers_own_where_the_host_has_them(home: Path, tmp_path: Path) -> None:
+    words = module_words(client(), own(tmp_path), "show", "a b", "$HOME", "")
+    assert run(home, words) == [None, str(tmp_path), ["a b", "$HOME", ""]]
+
+
+def test_python3_and_home_where_it_has_not(home: Path) -> None:
+    words = module_words(client(), own(home / "absent", python="/absent/python"), "show")
+    assert run(home, words) == [None, str(home), []]
+
+
+def test_the_machinefiles_words_go_first(home: Path, tmp_path: Path) -> None:
+    words = module_words(client("~/bin/marked", "~/work dir"), own(tmp_path), "show")
+    assert run(home, words) == ["marked", str(home / "work dir"), []]
+    words = module_words(client(str(home / "bin" / "marked")), own(tmp_path), "show")
+    assert run(home, words) == ["marked", str(tmp_path), []]
+
+
+def test_the_checkout_is_found_with_our_own_interpreter_alone(home: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "poseidon").mkdir(parents=True)
+    (checkout / "other.py").write_text(SHOW)
+    places = own(tmp_path, checkout=str(checkout))
+    assert run(home, module_words(client(), places, "other"))[1:] == [str(tmp_path), []]
+    assert run(home, module_words(client("~/bin/marked"), places, "other")) == [1]
+    assert run(home, module_words(client(), places, "show"))[1:] == [str(tmp_path), []]
+
+
+def test_a_folder_that_is_not_there_is_a_failure(home: Path, tmp_path: Path) -> None:
+    assert run(home, module_words(client(workdir="/absent/x"), own(tmp_path), "show")) == [125]
+    assert run(home, module_words(client("~/bin/absent"), own(tmp_path), "show")) == [127]
