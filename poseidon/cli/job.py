@@ -19,10 +19,11 @@ from pathlib import Path
 from poseidon.cli.encryption import add_encryption_flags, check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
 from poseidon.cli.launching import child_environment, read_clients, register_job
+from poseidon.cli.log_files import LogFiles
 from poseidon.cli.restarting import Restarting
 from poseidon.cli.snapshot_ledger import SnapshotLedger
 from poseidon.cli.statistics_file import StatisticsFile
-from poseidon.cli.terminal import Terminal
+from poseidon.cli.terminal import Shown, Terminal
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import is_loopback, socket_host
@@ -78,6 +79,12 @@ def add_job_flags(flag: Callable[..., None]) -> None:
     flag("sigint_effect", default="stop", choices=effects, help="what Ctrl-C does (stop)")
     flag("sighup_effect", default="snapshot", choices=effects, help="what a hang-up does (snapshot)")
     flag("output", metavar="DIR", help="folder of logs and net outputs; default: output/<job>")
+    flag(
+        "show_logs",
+        default=Shown.FIRST.value,
+        choices=[shown.value for shown in Shown],
+        help="worker 0's log and everyone's warnings (first), or everyone's, each line after its client (all)",
+    )
     flag("threads", type=int, metavar="N", help="CPU threads per worker; default: the machine's, shared out")
     flag(
         "stall_timeout",
@@ -172,8 +179,10 @@ class Job(ABC):
             self._output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
-        terminal = Terminal(self._title, sys.stderr, on_started=report.started)
-        statistics = StatisticsFile(terminal, self._id, self._output)
+        shown = Shown(self._flags.show_logs)
+        terminal = Terminal(self._title, sys.stderr, on_started=report.started, shown=shown)
+        logs = LogFiles(terminal, self._output)
+        statistics = StatisticsFile(logs, self._id, self._output)
         ledger = SnapshotLedger(statistics, terminal.say)
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
         try:
@@ -182,6 +191,7 @@ class Job(ABC):
                 ended = run_with_restarts(world, RestartSettings(most=self._max_restarts()))
         finally:
             statistics.close()
+            logs.close()
             terminal.close()
         terminal.say(ending_words(self._id, ended))
         return 0

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         JobError: there is no such job, or it has said nothing yet, or has no traces.
         UsageError: the picture's ending is none that can be drawn.
     """
-    folder = _folder(arguments.job)
+    folder = job_folder(arguments.job)
     if arguments.trace is not None:
         print(_merge(folder, arguments.trace))
         return 0
@@ -72,8 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _folder(job: str | None) -> Path:
+def job_folder(job: str | None) -> Path:
     """The output folder of the job that is meant.
+
+    Args:
+        job: its id or its output folder; None: the one that was started last.
 
     Raises:
         JobError: there is no such job.

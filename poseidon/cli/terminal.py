@@ -1,14 +1,24 @@
-"""What the user of a running job sees: worker 0's log, everyone's warnings, one progress line."""
+"""What the user of a running job sees: worker 0's log or everyone's, all warnings once, one progress line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.metrics.progress import ProgressLine
 
-SEVERE = ("W", "E", "F")
+MOST_TOLD = 10_000
+
+
+class Shown(Enum):
+    """Whose logs are shown."""
+
+    FIRST = "first"
+    """Worker 0's, and what is more than information of the others."""
+    ALL = "all"
+    """Everyone's, each line after its client and process."""
 
 
 class Terminal:
@@ -18,9 +28,18 @@ class Terminal:
         title: the net's name.
         stream: usually standard error.
         on_started: told once when the job runs.
+        shown: whose logs are shown.
     """
 
-    def __init__(self, title: str, stream: TextIO, *, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        title: str,
+        stream: TextIO,
+        *,
+        on_started: Callable[[], None],
+        shown: Shown = Shown.FIRST,
+    ) -> None:
+        self._shown = shown
         self._line = ProgressLine(title, stream)
         self._started = on_started
         self._told: set[str] = set()
@@ -48,14 +67,25 @@ class Terminal:
             )
 
     def on_log(self, name: ProcessName, line: str) -> None:
-        """See `JobCallbacks`. Other workers' lines are shown when they are not information, and each text once."""
-        if _is_first(name):
-            self._line.write(line)
-        elif line.startswith(SEVERE) or not line.startswith("I"):
-            text = line.partition("] ")[2] or line
-            if text not in self._told:
-                self._told.add(text)
-                self._line.write(f"{name.short}: {line}")
+        """See `JobCallbacks`. The same warning is shown once, whoever gives it."""
+        plain = line.startswith("I") or (_is_first(name) and not line.startswith("W"))
+        if plain and self._shown is Shown.FIRST and not _is_first(name):
+            return
+        if not plain and not self._is_news(line):
+            return
+        if self._shown is Shown.ALL:
+            self._line.write(f"client {name.client}, {name.short}: {line}")
+        else:
+            self._line.write(line if _is_first(name) else f"{name.short}: {line}")
+
+    def _is_news(self, line: str) -> bool:
+        """Whether the text, without its time and place, comes for the first time."""
+        text = line.partition("] ")[2] or line
+        if text in self._told:
+            return False
+        if len(self._told) < MOST_TOLD:
+            self._told.add(text)
+        return True
 
     def close(self) -> None:
         """End the progress line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from poseidon.cli.terminal import Terminal
+from poseidon.cli.terminal import Shown, Terminal
 from poseidon.cluster.plan import ProcessName, Role
 
 FIRST = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
@@ -39,3 +39,29 @@ def test_events_that_make_no_sense_are_passed_over() -> None:
     terminal.close()
     assert stream.getvalue() == ""
     assert started == [1]
+
+
+def test_everyones_lines_after_their_client_when_asked() -> None:
+    stream = io.StringIO()
+    terminal = Terminal("net", stream, on_started=lambda: None, shown=Shown.ALL)
+    for name in (FIRST, SECOND, SHARD):
+        terminal.on_log(name, f"I{HEAD}Iteration 1")
+        terminal.on_log(name, f"W{HEAD}slow disk")
+    terminal.close()
+    assert stream.getvalue().splitlines() == [
+        f"client 0, worker 0: I{HEAD}Iteration 1",
+        f"client 0, worker 0: W{HEAD}slow disk",
+        f"client 1, worker 1: I{HEAD}Iteration 1",
+        f"client 0, shard 0: I{HEAD}Iteration 1",
+    ]
+
+
+def test_a_warning_is_shown_once_whoever_gives_it() -> None:
+    stream = io.StringIO()
+    terminal = Terminal("net", stream, on_started=lambda: None)
+    for name in (FIRST, SECOND, FIRST):
+        terminal.on_log(name, f"W{HEAD}slow disk")
+    for _ in range(2):
+        terminal.on_log(FIRST, "    ^^^^^")  # of a traceback
+    terminal.close()
+    assert stream.getvalue().splitlines() == [f"W{HEAD}slow disk", "    ^^^^^", "    ^^^^^"]

@@ -1,0 +1,37 @@
+"""The logs of a job's processes as one: lines in the order of their times, each after the name of its process.
+
+Law: pure. A line without a time (a traceback) stays behind the line before it. Lines of one process never change their
+order, whatever its clock does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+# Severity, month and day, time: `I1126 20:40:16.731869 `. The year is not said.
+_HEAD = re.compile(r"[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ", re.ASCII)
+
+
+def merge_logs(logs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
+    """All lines of all logs.
+
+    Args:
+        logs: the lines of each process, by its name.
+
+    Yields:
+        The name and the line.
+    """
+    streams = [_timed(number, name, lines) for number, (name, lines) in enumerate(logs.items())]
+    for _, _, name, line in heapq.merge(*streams, key=lambda entry: entry[:2]):
+        yield name, line
+
+
+def _timed(number: int, name: str, lines: Iterable[str]) -> Iterator[tuple[str, int, str, str]]:
+    latest = ""
+    for line in lines:
+        match = _HEAD.match(line)
+        if match is not None:
+            latest = max(latest, match[1])
+        yield latest, number, name, line

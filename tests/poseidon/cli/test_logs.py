@@ -1,0 +1,95 @@
+"""`poseidon logs`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli import logs
+from poseidon.cli.launching import register_job
+from poseidon.errors import JobError, UsageError
+
+HEAD = "1126 20:40:{:02d}.731869 29444 solver.cpp:294] "
+
+
+def line(second: int, text: str) -> str:
+    return f"I{HEAD.format(second)}{text}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "output" / "job-a"
+    (folder / "from_hosts").mkdir(parents=True)
+    (folder / "worker_0.log").write_text(line(1, "a") + line(4, "b"))
+    (folder / "worker_1.log").write_text(line(9, "of an earlier launcher here"))
+    (folder / "from_hosts" / "worker_1.log").write_text(line(2, "c"))
+    (folder / "from_hosts" / "shard_1.log").write_text(line(3, "d") + "unfinished")
+    (folder / "launcher.log").write_text("not of a process\n")
+    (folder / "worker_x.log").write_text("nor this\n")
+    return folder
+
+
+def poseidon_logs(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    logs.add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["logs", *words])
+    return int(arguments.run(arguments))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ((), ["worker 0: a", "worker 1: c", "shard 1: d", "worker 0: b"]),
+        (("--lines=2",), ["shard 1: d", "worker 0: b"]),
+        (("--lines=0",), []),
+        (("--worker=1",), ["c"]),
+        (("--shard=1", "--follow"), ["d"]),
+    ],
+)
+def test_lines_in_the_order_of_time(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], shown: list[str]
+) -> None:
+    assert poseidon_logs("job-a", *words) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [text.replace(text[text.find("I1126") : text.find("] ") + 2], "") for text in said] == shown
+
+
+def test_following_a_job_ends_with_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registration = register_job("job-a", None, (), folder)
+    steps = iter([lambda: append("finished\n"), lambda: append(line(6, "e")), registration.remove])
+
+    def append(text: str) -> None:
+        with (folder / "from_hosts" / "shard_1.log").open("a") as file:
+            file.write(text)
+
+    monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
+    assert poseidon_logs("job-a", "--shard=1", "--follow") == 0
+    assert capsys.readouterr().out == f"{line(3, 'd')}unfinishedfinished\n{line(6, 'e')}"
+    assert next(steps, None) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "sentence"),
+    [
+        (
+            ("job-a", "--worker=7"),
+            JobError,
+            "holds no log of worker 7; it has those of worker 0, worker 1, shard 1",
+        ),
+        (("empty",), JobError, "holds no log of a worker"),
+        (("absent",), JobError, "neither a running job, nor a folder"),
+        (("job-a", "--worker=0", "--shard=0"), UsageError, "two processes"),
+        (("job-a", "--lines=-1"), UsageError, "--lines=-1"),
+    ],
+)
+def test_mistakes(folder: Path, words: tuple[str, ...], error: type[Exception], sentence: str) -> None:
+    (folder.parent / "empty").mkdir()
+    with pytest.raises(error, match=sentence):
+        poseidon_logs(*words)
