@@ -1,0 +1,109 @@
+"""Starting the processes of a job over SSH: an agent on each host, behind one channel.
+
+Law: what goes to a host's shell is a fixed script with its words quoted (`poseidon.cluster.shell_words`); everything
+about the job travels over the agent's standard input.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from poseidon.cluster.agent_launcher import AgentLauncher, close_links
+from poseidon.cluster.agent_link import AgentLink, LinkSettings
+from poseidon.cluster.ssh import SshHost, listed
+from poseidon.cluster.ssh_channel import SshLines
+from poseidon.errors import JobError
+
+MOST_LAST_WORDS = 20
+# Paths that begin with ~/ begin in the user's home, which is where a remote command starts.
+_IN_FOLDER = 'cd -- "$1" && shift && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and with what a client's processes run.
+
+    Attributes:
+        host: the connection to its host.
+        python: the interpreter, as the host can start it.
+        folder: the working folder, absolute.
+    """
+
+    host: SshHost
+    python: str
+    folder: str
+
+    def argv(self, module: str, *arguments: str) -> tuple[str, ...]:
+        """The words that run one of our modules there."""
+        return ("sh", "-c", _IN_FOLDER, "sh", self.folder, self.python, "-m", module, *arguments)
+
+
+def open_agents(
+    places: Mapping[int, Place],
+    record: Mapping[str, object],
+    job: str,
+    settings: LinkSettings | None = None,
+) -> AgentLauncher:
+    """Start an agent at every place, all at once; clients in one place share one.
+
+    Args:
+        places: of each client, by its id.
+        record: the job, as `record_fields` writes it.
+        job: its id.
+        settings: how long to wait for what.
+
+    Raises:
+        JobError: lists what is in the way, host by host; no agent is left.
+    """
+    distinct = list(dict.fromkeys(places.values()))
+
+    def open_one(place: Place) -> AgentLink | JobError:
+        try:
+            return _open(place, record, job, settings or LinkSettings())
+        except JobError as error:
+            return error
+
+    with ThreadPoolExecutor(len(distinct), "poseidon agents") as pool:
+        outcomes = dict(zip(distinct, pool.map(open_one, distinct), strict=True))
+    links = {place: link for place, link in outcomes.items() if isinstance(link, AgentLink)}
+    problems = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, JobError)]
+    if problems:
+        close_links(links.values())
+        raise JobError(listed(problems, of=len(distinct)))
+    return AgentLauncher({client: links[place] for client, place in places.items()})
+
+
+def _open(place: Place, record: Mapping[str, object], job: str, settings: LinkSettings) -> AgentLink:
+    lines = place.host.open(place.argv("poseidon.cluster.agent", "--job", job), timeout_s=settings.greet_s)
+    last_words = _LastWords(lines)
+    link = AgentLink(lines, place.host.words, settings)
+    try:
+        link.greet(record)
+    except JobError as error:
+        link.close()
+        said = last_words.text()
+        raise JobError(f"{error}" + (f"; it last said: {said}" if said else "")) from error
+    return link
+
+
+class _LastWords:
+    """Reads what an agent writes to its standard error, and keeps the end of it."""
+
+    def __init__(self, lines: SshLines) -> None:
+        self._lines = lines
+        self._kept: deque[str] = deque(maxlen=MOST_LAST_WORDS)
+        self._thread = threading.Thread(target=self._read, name="poseidon agent stderr", daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """The last line, once there are no more."""
+        self._thread.join(2.0)
+        return next((line for line in reversed(self._kept) if line.strip()), "")
+
+    def _read(self) -> None:
+        while (line := self._lines.receive_error()) is not None:
+            self._kept.append(line.decode("utf-8", errors="replace"))
