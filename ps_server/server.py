@@ -17,6 +17,8 @@ from ps_server.transport.base import Frames, ServerTransport
 from ps_server.wire import decode, encode
 
 POLL_S = 0.5
+MAX_GREETING_BYTES = 1024
+"""Longest first message of a peer; what is longer is not even looked at."""
 LINGER_S = 2.0
 """How long `serve` goes on trying to send what is queued."""
 
@@ -84,7 +86,18 @@ class Server:
             self._trace.count("queue", messages=0)
 
     def _answer(self, peer: bytes, frames: Frames) -> None:
-        """Act upon a packet, or refuse the whole of it."""
+        """Act upon a packet; of somebody unknown look at the rest only if the first message makes it known."""
+        if self.shard.knows(peer):
+            self._act(peer, frames)
+        elif not frames or memoryview(frames[0]).nbytes > MAX_GREETING_BYTES:
+            self._add(self.shard.refuse(peer, "a stranger does not greet"))
+        else:
+            self._act(peer, frames[:1])
+            if len(frames) > 1 and self.shard.knows(peer):
+                self._act(peer, frames[1:])
+
+    def _act(self, peer: bytes, frames: Frames) -> None:
+        """Act upon messages, or refuse all of them."""
         began_ns = self._trace.now()
         try:
             received = decode(frames)

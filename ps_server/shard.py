@@ -74,6 +74,12 @@ LEGAL: dict[Stage, dict[type, Stage]] = {
 }
 
 
+MAX_ANSWERED_FAULTS = 100
+"""Of each worker; one ends a worker that is in its right mind."""
+MAX_OPEN_GATHERS = 1024
+"""Collections that some workers may be ahead of others."""
+
+
 @dataclass(slots=True)
 class Counts:
     """What a shard has seen since it started."""
@@ -108,6 +114,7 @@ class Shard:
         self._begun = False
         self._gathering: dict[int, dict[int, bytes]] = {}
         self._next_tag = [0] * workers
+        self._faults = [0] * workers
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
             m.Initial: self._initial,
@@ -164,9 +171,17 @@ class Shard:
         return outgoing
 
     def refuse(self, sender: bytes, reason: str) -> list[Outgoing]:
-        """Count and answer something that is not a legal message. A stranger is not answered."""
+        """Count something that is not a legal message, and answer it: a known peer, and not without end."""
         self.counts.faults += 1
-        return [Outgoing(sender, m.Fault(reason))] if sender in self._ranks else []
+        rank = self._ranks.get(sender)
+        if rank is None or self._faults[rank] >= MAX_ANSWERED_FAULTS:
+            return []
+        self._faults[rank] += 1
+        return [Outgoing(sender, m.Fault(reason))]
+
+    def knows(self, peer: bytes) -> bool:
+        """Whether a peer has said who it is."""
+        return peer in self._ranks
 
     # -- joining -------------------------------------------------------------------------------------
 
@@ -412,6 +427,8 @@ class Shard:
     def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
         if gather.tag != self._next_tag[rank]:
             raise RemoteProtocolError(f"worker {rank} gathers {gather.tag}; expected {self._next_tag[rank]}")
+        if gather.tag not in self._gathering and len(self._gathering) >= MAX_OPEN_GATHERS:
+            raise RemoteProtocolError(f"worker {rank} is {MAX_OPEN_GATHERS} collections ahead")
         self._next_tag[rank] += 1
         parts = self._gathering.setdefault(gather.tag, {})
         parts[rank] = gather.payload

@@ -76,6 +76,11 @@ class Peers:
         """Where the others reach this worker."""
         return self._listening.address
 
+    @property
+    def refused(self) -> int:
+        """How many have tried to connect and were not admitted."""
+        return self._listening.refused
+
     def connect(self, addresses: Sequence[str]) -> None:
         """Greet every other worker; from now on factors move.
 
@@ -202,6 +207,8 @@ class Peers:
 
     def _take_in(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         began_ns = self._trace.now()
+        if peer not in self._ranks and len(frames) != 1:
+            raise RemoteProtocolError("a stranger sent more than a greeting")
         message = decode(frames, self.session.tables)
         if isinstance(message, Factors):
             if peer not in self._ranks:

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import zmq
 
 from poseidon.exchange.factor_session import Factors, FactorSession, FactorTable, Pair, Round
 from poseidon.exchange.factor_wire import Join, encode
 from poseidon.exchange.peers import Peers
 from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
+from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 
 TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)
@@ -23,18 +25,23 @@ def pair(value: float) -> Pair:
 
 
 @contextmanager
-def workers(count: int, timeout_s: float = 20.0) -> Iterator[list[Peers]]:
+def workers(
+    count: int, timeout_s: float = 20.0, *, keys: JobKeys | None = None, late: int | None = None
+) -> Iterator[list[Peers]]:
+    """Workers who know each other, save for one that may be late: the test connects it."""
     peers = [
         Peers(
             FactorSession(rank, count, TABLES),
             listen="tcp://127.0.0.1:0",
             token=TOKEN,
+            keys=keys.of_worker(rank) if keys else None,
             timeout_s=timeout_s,
         )
         for rank in range(count)
     ]
-    for each in peers:
-        each.connect([other.address for other in peers])
+    for rank, each in enumerate(peers):
+        if rank != late:
+            each.connect([other.address for other in peers])
     try:
         yield peers
     finally:
@@ -62,17 +69,40 @@ def test_every_worker_takes_the_same_rounds(count: int) -> None:
 
 
 def test_what_a_stranger_says_is_dropped_and_changes_nothing() -> None:
-    with workers(2) as peers:
+    with workers(2, late=1) as peers:  # while one of the job is still to come, the door is open
         stranger = ZmqClientTransport([peers[0].address])
         factors = encode(Factors(0, 0, pair(666)))
         for frames in (factors, encode(Join(1, b"another secret")), factors, [b"rubbish"]):
             while not stranger.send(0, frames):
                 stranger.receive(0.01)
         peers[0].wait(lambda: True if peers[0].dropped == 4 else None, "the stranger was not heard")
+        peers[1].connect([each.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, pair(rank))
         assert [float(p.u[0, 0]) for p in next_round(peers[0]).pairs] == [0, 1]
         stranger.close()
+
+
+def test_with_keys_only_those_of_the_job_are_heard() -> None:
+    keys = JobKeys.new(workers=3, shards=0)
+    with workers(3, keys=keys, late=2) as peers:
+        address = peers[0].address
+        strangers = [
+            ZmqClientTransport([address]),
+            ZmqClientTransport([address], Keyring(own=KeyPair.new(), expect=(keys.workers[0].public,))),
+        ]
+        for stranger in strangers:
+            stranger.send(0, encode(Join(2, TOKEN)))
+        peers[0].wait(lambda: True if peers[0].refused >= 2 else None, "the strangers did not knock")
+        peers[2].connect([each.address for each in peers])
+        for rank, each in enumerate(peers):
+            each.broadcast(0, pair(rank))
+        for each in peers:
+            assert [float(p.u[0, 0]) for p in next_round(each).pairs] == [0, 1, 2]
+            assert each.dropped == 0
+        for stranger in strangers:
+            stranger._sockets[0].setsockopt(zmq.LINGER, 0)  # what it has to say is never taken
+            stranger.close()
 
 
 def test_a_worker_that_says_nothing_is_a_timeout_with_its_reason() -> None:
