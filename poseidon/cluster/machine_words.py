@@ -2,7 +2,7 @@
 
     role=server                 worker, server or both
     user=ml  ssh_port=2222      for SSH; without them ~/.ssh/config decides
-    gpus=0,1                    devices of this machine's workers: numbers, all or cpu; without it --gpu decides
+    gpus=0,1                    devices of this machine's workers: numbers or cpu; without it --gpu decides
     python=/opt/ml/bin/python   the interpreter: a program's name, or a path, ~/ being the user's home
     workdir=~/poseidon          the folder in which the processes run
 
@@ -25,7 +25,7 @@ LAYOUT = "'<id> <host> <port>'"
 
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}", re.ASCII)
-_GPUS = re.compile(r"all|cpu|[0-9]{1,4}(,[0-9]{1,4})*", re.ASCII)
+_GPUS = re.compile(r"cpu|[0-9]{1,4}(,[0-9]{1,4})*", re.ASCII)
 _PATH = re.compile(r"(~?/)[A-Za-z0-9_.+@,/-]{0,1000}", re.ASCII)
 _PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}", re.ASCII)
 
@@ -111,7 +111,7 @@ def _check_port(value: str, place: str) -> None:
 
 def _check_gpus(value: str, place: str) -> None:
     if not _GPUS.fullmatch(value):
-        raise MachinefileError(f"{place}: 'gpus={value}': expected device numbers (gpus=0,1), all or cpu")
+        raise MachinefileError(f"{place}: 'gpus={value}': expected device numbers (gpus=0,1) or cpu")
     numbers = value.split(",")
     if len({number.lstrip("0") for number in numbers}) < len(numbers):
         raise MachinefileError(f"{place}: 'gpus={value}' lists a device twice")

@@ -44,6 +44,7 @@ class Client:
         python: its interpreter, a program's name or a path (`~/` is the user's home); None: the launcher's own
             path where that exists, else `python3`.
         workdir: the folder its processes run in; None: the launcher's own where that exists, else the user's home.
+        address: where the others reach it, once the host was asked; None: at `host`.
     """
 
     id: int
@@ -55,6 +56,12 @@ class Client:
     gpus: str | None = None
     python: str | None = None
     workdir: str | None = None
+    address: str | None = None
+
+    @property
+    def reached_at(self) -> str:
+        """Its address as it stands in `tcp://host:port`."""
+        return socket_host(self.address or self.host)
 
     @property
     def works(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from poseidon.cluster.machine_words import ClientRole
-from poseidon.cluster.machinefile import Client, socket_host
+from poseidon.cluster.machinefile import Client
 from poseidon.cluster.shares import best_shares
 from poseidon.errors import UsageError
 
@@ -156,13 +156,14 @@ def plan_job(
 
     Args:
         clients: in the order of their ids, as `read_machinefile` returns them; at least one that works.
-        devices_per_client: the devices of every working client, as `devices_from_flag` returns them.
+        devices_per_client: the devices of every working client, as `devices_from_flag` returns them, save of those
+            whose line in the machinefile says `gpus=`.
         channels: shards per serving client (`--num_comm_channels_per_client`), 1 to 1024.
         with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no client, no device, a device twice, an impossible number of channels, or several workers and
-            no machine for their shards.
+        UsageError: no client, no device, a device twice, another number of them on one client, an impossible number
+            of channels, or several workers and no machine for their shards.
     """
     if not any(client.works for client in clients):
         raise UsageError("a job needs at least one client that works")
@@ -172,8 +173,11 @@ def plan_job(
         raise UsageError(f"a device is listed twice in '{','.join(devices_per_client)}'")
     if not 1 <= channels <= 1024:
         raise UsageError(f"--num_comm_channels_per_client must be from 1 to 1024, not {channels}")
-    local = len(devices_per_client)
     working = [client for client in clients if client.works]
+    own = [client.gpus for client in working if client.gpus is not None]
+    usual = devices_from_flag(own[0]) if len(own) == len(working) else tuple(devices_per_client)
+    local = len(usual)
+    devices_of = {client.id: _devices_of(client, usual) for client in working}
     workers = tuple(
         WorkerPlan(
             rank=position * local + local_rank,
@@ -183,7 +187,7 @@ def plan_job(
             device=device,
         )
         for position, client in enumerate(working)
-        for local_rank, device in enumerate(devices_per_client)
+        for local_rank, device in enumerate(devices_of[client.id])
     )
     shards = _plan_shards(clients, channels) if with_server else ()
     if with_server and len(working) > 1 and not shards:
@@ -253,6 +257,19 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
     return tuple(f"cuda:{number}" for number in numbers)
 
 
+def _devices_of(client: Client, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The devices of a client: those of its own line, as many as everywhere, else the usual ones."""
+    if client.gpus is None:
+        return usual
+    own = ("cpu",) * len(usual) if client.gpus == "cpu" else devices_from_flag(client.gpus)
+    if len(own) != len(usual):
+        raise UsageError(
+            f"client {client.id} on {client.host} has gpus={client.gpus}, {len(own)} workers, where the others have "
+            f"{len(usual)}; expected as many on each machine"
+        )
+    return own
+
+
 def _shard_address(client: Client, channel: int) -> str:
     port = client.port + channel if client.port else 0
-    return f"tcp://{socket_host(client.host)}:{port}"
+    return f"tcp://{client.reached_at}:{port}"

@@ -32,7 +32,7 @@ _SCRIPT = "; ".join(
         "fi",
         "fi",
         "fi",
-        'exec "$python" -m "$@"',
+        'exec "$python" "$@"',
     )
 ).replace("then; ", "then ")
 
@@ -61,5 +61,16 @@ def module_words(client: Client, own: OwnPlaces, module: str, *arguments: str) -
         module: what is run, `python -m`.
         arguments: of the module.
     """
+    return python_words(client, own, "-m", module, *arguments)
+
+
+def python_words(client: Client, own: OwnPlaces, *arguments: str) -> tuple[str, ...]:
+    """The argv that runs the interpreter on a client's host; see `module_words`.
+
+    Args:
+        client: says `python=` and `workdir=`, or does not.
+        own: what is taken where it does not.
+        arguments: of the interpreter.
+    """
     places = (own.python, own.checkout, client.python or "", client.workdir or "", own.folder)
-    return ("sh", "-c", _SCRIPT, "poseidon", *places, module, *arguments)
+    return ("sh", "-c", _SCRIPT, "poseidon", *places, *arguments)

@@ -181,7 +181,8 @@ class Supervision:
         elif isinstance(event, Failed):
             process.explained = True
             rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
-            remedy = Remedy.RESTART if event.peer_lost else Remedy.NONE
+            rank = CauseRank.ROOT if event.host_lost else rank
+            remedy = Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE
             self._fail(
                 Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
             )

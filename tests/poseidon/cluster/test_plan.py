@@ -37,6 +37,44 @@ def test_names() -> None:
     assert plan.shards[0].process.describe(4711) == "shard 0 (client 0, 127.0.0.1, pid 4711)"
 
 
+def _with_gpus(*gpus: str | None) -> tuple[Client, ...]:
+    return tuple(Client(id=number, host="127.0.0.1", port=0, gpus=words) for number, words in enumerate(gpus))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "usual", "devices"),
+    [
+        ((None, "2,3"), ("cuda:0", "cuda:1"), ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+        ((None, "cpu"), ("cuda:0",), ["cuda:0", "cpu"]),
+        (("1,2", "0,1"), ("cpu",), ["cuda:1", "cuda:2", "cuda:0", "cuda:1"]),
+        (("cpu", "0"), ("cpu",), ["cpu", "cuda:0"]),
+    ],
+)
+def test_devices_of_the_machinefile(
+    gpus: tuple[str | None, ...], usual: tuple[str, ...], devices: list[str]
+) -> None:
+    plan = plan_job(_with_gpus(*gpus), devices_per_client=usual, channels=1)
+    assert [worker.device for worker in plan.workers] == devices
+    assert plan.workers_per_client == len(devices) // 2
+
+
+def test_a_machine_with_another_number_of_devices_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match="client 1 on 127.0.0.1 has gpus=0,1, 2 workers, where the others have 1"
+    ):
+        plan_job(_with_gpus(None, "0,1"), devices_per_client=("cuda:0",), channels=1)
+
+
+def test_shards_listen_where_the_others_reach_them() -> None:
+    clients = (
+        Client(id=0, host="node0", port=5, address="10.0.0.1"),
+        Client(id=1, host="node1", port=5, address="fe::1"),
+    )
+    plan = plan_job(clients, devices_per_client=("cpu",), channels=1)
+    assert [shard.address for shard in plan.shards] == ["tcp://10.0.0.1:5", "tcp://[fe::1]:5"]
+    assert plan.shards[0].process.host == "node0"
+
+
 def machines(roles: str) -> tuple[Client, ...]:
     """One client a letter: both, worker, server."""
     role = {"b": ClientRole.BOTH, "w": ClientRole.WORKER, "s": ClientRole.SERVER}

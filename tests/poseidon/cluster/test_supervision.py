@@ -230,6 +230,7 @@ def test_a_process_tells_its_own_error() -> None:
 
 LOST = Failed(message="worker 0 lost its connection to shard 0", exit_code=1, peer_lost=True)
 OWN = Failed(message="the disk is full", exit_code=1, peer_lost=False)
+HOST = Failed(message="ml@node1: the line to it has ended", exit_code=1, peer_lost=False, host_lost=True)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,7 @@ OWN = Failed(message="the disk is full", exit_code=1, peer_lost=False)
         ([Heard(name=WORKER_0, event=LOST), Exited(name=WORKER_0, status=1)], "worker 0 lost its connection"),
         ([Heard(name=WORKER_0, event=LOST), Exited(name=WORKER_1, status=7)], "worker 1 (client 1, node1, pid 102) exited"),
         ([Exited(name=SHARD, status=-9), Heard(name=WORKER_1, event=OWN)], "shard 0"),
+        ([Heard(name=WORKER_0, event=LOST), Heard(name=WORKER_1, event=HOST)], "ml@node1: the line"),
     ],
 )  # fmt: skip
 def test_the_cause_nearest_to_the_root_is_told(inputs: list[Input], words: str) -> None:
@@ -360,6 +362,10 @@ def lost_peer(job: Job) -> None:
     job.run().hear(WORKER_0, Failed(message="shard 0 has gone", exit_code=1, peer_lost=True))
 
 
+def lost_host(job: Job) -> None:
+    job.run().hear(WORKER_1, HOST)
+
+
 def own_mistake(job: Job) -> None:
     job.run().hear(WORKER_0, Failed(message="the disk is full", exit_code=1, peer_lost=False))
 
@@ -386,6 +392,7 @@ def wrong_from_the_start(job: Job) -> None:
         (killed_worker, False),
         (silent_worker, False),
         (lost_peer, False),
+        (lost_host, False),
         (own_mistake, None),
         (wish, None),
         (no_start, True),
