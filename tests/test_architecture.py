@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ps_server",
     },
     # Starts processes by command line and imports no engine.
-    "poseidon.cluster": {"poseidon.proto", "poseidon.metrics"},
+    "poseidon.cluster": {"poseidon.proto", "poseidon.metrics", "ps_server"},
     "poseidon.pycaffe": {
         "poseidon.proto",
         "poseidon.data",

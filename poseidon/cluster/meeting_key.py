@@ -1,0 +1,79 @@
+"""The key of a meeting: a file that all tasks of a job can read and nobody else, and what is made of it.
+
+Law: the key itself is never sent. Each side has a pair of keys that only a holder of the file can have made, admits the other
+side's alone, and what they say is encrypted with keys that are gone when the meeting ends (CURVE).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from poseidon.errors import UsageError
+from ps_server.keys import KeyPair, Keyring
+
+SHORTEST_KEY = 32
+LONGEST_KEY_BYTES = 4096
+
+
+def read_key(path: Path) -> bytes:
+    """The key in a file.
+
+    Raises:
+        UsageError: it cannot be read, others can read it, or it holds too little.
+    """
+    try:
+        with path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            text = stream.read(LONGEST_KEY_BYTES + 1).strip()
+    except OSError as error:
+        raise UsageError(
+            f"--key_file: cannot read {path}: {error.strerror}; make one with: poseidon worker --new_key={path}"
+        ) from error
+    # A Secret of Kubernetes belongs to root and to the pod's group, which is the user's own.
+    forbidden = 0o007 if status.st_uid == 0 and os.geteuid() != 0 else 0o077
+    if stat.S_IMODE(status.st_mode) & forbidden:
+        raise UsageError(f"--key_file: others can read {path}: 'chmod 600 {path}', and make a new key")
+    if not SHORTEST_KEY <= len(text) <= LONGEST_KEY_BYTES:
+        raise UsageError(
+            f"--key_file: {path} holds {len(text)} bytes, expected {SHORTEST_KEY} to {LONGEST_KEY_BYTES} random ones; "
+            f"make one with: poseidon worker --new_key=FILE"
+        )
+    return text
+
+
+def write_new_key(path: Path) -> None:
+    """Make a key in a new file that only its owner can read.
+
+    Raises:
+        UsageError: it cannot be written, or is there already.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+            stream.write(secrets.token_hex(32) + "\n")
+    except OSError as error:
+        raise UsageError(f"--new_key: cannot make {path}: {error.strerror}") from error
+
+
+def keys_of_host(key: bytes) -> Keyring:
+    """Those of rank 0, which listens."""
+    return Keyring(own=_pair(key, "rank 0"), admit=(_pair(key, "tasks").public,))
+
+
+def keys_of_task(key: bytes) -> Keyring:
+    """Those of every task that connects."""
+    return Keyring(own=_pair(key, "tasks"), expect=(_pair(key, "rank 0").public,))
+
+
+def _pair(key: bytes, role: str) -> KeyPair:
+    """A pair that follows from the key; any 32 bytes are a secret of Curve25519."""
+    secret = z85.encode(hmac.digest(key, f"poseidon meeting 1, {role}".encode(), hashlib.sha256))
+    return KeyPair(public=zmq.curve_public(secret).decode(), secret=secret.decode())

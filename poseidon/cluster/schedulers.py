@@ -1,0 +1,183 @@
+"""Which task of how many this process is, as the engine of a site that started it says: torchrun, Slurm, MPI, Kubernetes.
+
+Law: pure; variables in, a `Task` out. Whoever is nearest decides: torchrun inside of a Slurm step counts, and so does mpirun,
+whose own daemons Slurm starts. What is missing or makes no sense is one sentence that names the variable.
+
+Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ (OMPI_COMM_WORLD_*), MPICH's
+Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs (JOB_COMPLETION_INDEX).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from poseidon.errors import UsageError
+
+_NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
+# The first host of a Slurm list such as node[03-07,9],login1: its name before a bracket, and the first number in it.
+_FIRST_OF_LIST = re.compile(r"([A-Za-z0-9_.-]+)(?:\[([0-9]+)[^\]]*\])?([A-Za-z0-9_.-]*)", re.ASCII)
+FIRST_SLURM_PORT, SLURM_PORTS = 15_000, 15_000
+HIGHEST_PORT = 65_535
+
+
+class Engine(Enum):
+    """What started the tasks."""
+
+    TORCHRUN = "torchrun"
+    """torchrun, or anything else that sets RANK and WORLD_SIZE."""
+    OPEN_MPI = "mpirun (Open MPI)"
+    """Open MPI's mpirun."""
+    HYDRA = "mpirun (MPICH, Intel MPI)"
+    """mpirun or mpiexec of MPICH and what comes of it."""
+    SLURM = "srun"
+    """Slurm's srun."""
+    KUBERNETES = "Kubernetes"
+    """An Indexed Job of Kubernetes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """The variables of one engine: rank, size, and the rank on the host; the last may be without one."""
+
+    rank: str
+    size: str
+    local_rank: str
+
+
+_NAMES = {
+    Engine.TORCHRUN: _Names(rank="RANK", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
+    Engine.OPEN_MPI: _Names(
+        rank="OMPI_COMM_WORLD_RANK", size="OMPI_COMM_WORLD_SIZE", local_rank="OMPI_COMM_WORLD_LOCAL_RANK"
+    ),
+    Engine.HYDRA: _Names(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID"),
+    Engine.SLURM: _Names(rank="SLURM_PROCID", size="SLURM_NTASKS", local_rank="SLURM_LOCALID"),
+    Engine.KUBERNETES: _Names(rank="JOB_COMPLETION_INDEX", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
+}
+# What tells that an engine was at work, nearest first.
+_SIGNS = {
+    Engine.TORCHRUN: ("RANK", "WORLD_SIZE"),
+    Engine.OPEN_MPI: ("OMPI_COMM_WORLD_RANK",),
+    Engine.HYDRA: ("PMI_RANK", "MPI_LOCALRANKID"),
+    Engine.KUBERNETES: ("JOB_COMPLETION_INDEX",),
+    Engine.SLURM: ("SLURM_PROCID", "SLURM_STEP_ID"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One of the processes that an engine has started.
+
+    Attributes:
+        engine: which.
+        rank: 0..size-1 over all hosts.
+        size: the number of tasks.
+        local_rank: 0, 1, ... on its host.
+        master: host name or address of the task with rank 0.
+        port: where that listens.
+    """
+
+    engine: Engine
+    rank: int
+    size: int
+    local_rank: int
+    master: str
+    port: int
+
+    @property
+    def leads_its_host(self) -> bool:
+        """Whether it is the one of its host that starts processes there."""
+        return self.local_rank == 0
+
+
+def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
+    """The task that the environment describes.
+
+    Args:
+        variables: the environment.
+        port: where rank 0 is to listen, in place of what the environment says.
+
+    Raises:
+        UsageError: no engine has started this process, or it has left something out.
+    """
+    engine = next((engine for engine, names in _SIGNS.items() if all(map(variables.get, names))), None)
+    if engine is None:
+        raise UsageError(
+            "no RANK and WORLD_SIZE (torchrun), SLURM_PROCID (srun), OMPI_COMM_WORLD_RANK or PMI_RANK (mpirun) and no "
+            "JOB_COMPLETION_INDEX (Kubernetes) in the environment: 'poseidon worker' is started by one of these; by "
+            "hand it is 'poseidon train'"
+        )
+    names = _NAMES[engine]
+    size = _number(variables, names.size, engine)
+    if size == 0:
+        raise UsageError(f"{names.size} is 0, expected at least 1")
+    rank = _number(variables, names.rank, engine, below=size)
+    local_rank = (
+        _number(variables, names.local_rank, engine, below=size) if variables.get(names.local_rank) else 0
+    )
+    return Task(
+        engine=engine,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        master=_master(variables, engine, alone=size == 1),
+        port=_port(variables, engine) if port is None else port,
+    )
+
+
+def first_host(hosts: str) -> str | None:
+    """The first host of a list as Slurm writes it; None where there is none.
+
+    >>> first_host("gpu[03-07,12],login1")
+    'gpu03'
+    """
+    match = _FIRST_OF_LIST.match(hosts)
+    return "".join(part or "" for part in match.groups()) if match else None
+
+
+def _number(variables: Mapping[str, str], name: str, engine: Engine, below: int | None = None) -> int:
+    value = variables.get(name, "")
+    if not value:
+        raise UsageError(f"{engine.value} has started this process, but {name} is not set")
+    if not _NUMBER.fullmatch(value) or (below is not None and int(value) >= below):
+        limits = "a whole number" if below is None else f"0 to {below - 1}"
+        raise UsageError(f"{name} is '{value:.40}', expected {limits}")
+    return int(value)
+
+
+def _master(variables: Mapping[str, str], engine: Engine, *, alone: bool) -> str:
+    if master := variables.get("MASTER_ADDR"):
+        return master
+    if engine is Engine.SLURM:
+        found = first_host(variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or "")
+        if found:
+            return found
+    if alone:
+        return "127.0.0.1"
+    raise UsageError(
+        f"MASTER_ADDR is not set: {engine.value} has to give every task the host of rank 0"
+        + (" (mpirun -x MASTER_ADDR=<host>)" if engine is Engine.OPEN_MPI else "")
+        + (" (mpirun -genv MASTER_ADDR <host>)" if engine is Engine.HYDRA else "")
+    )
+
+
+def _port(variables: Mapping[str, str], engine: Engine) -> int:
+    """Where rank 0 listens: the engine's port, the next where torchrun itself is on that, or one from Slurm's job number."""
+    if variables.get("MASTER_PORT"):
+        port = _number(variables, "MASTER_PORT", engine)
+        port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if not 0 < port <= HIGHEST_PORT:
+            raise UsageError(
+                f"MASTER_PORT is {port}, expected 1 to {HIGHEST_PORT}; --rendezvous_port names another"
+            )
+        return port
+    if engine is Engine.SLURM and (job := variables.get("SLURM_JOB_ID", "")).isdecimal():
+        # Two steps of one job on one host need two ports; steps of other jobs seldom meet.
+        step = variables.get("SLURM_STEP_ID", "")
+        number = int(job) * 7 + (int(step) if step.isdecimal() else 0)
+        return FIRST_SLURM_PORT + number % SLURM_PORTS
+    raise UsageError(
+        "MASTER_PORT is not set: expected it in every task's environment, or --rendezvous_port=P"
+    )
