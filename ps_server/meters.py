@@ -136,7 +136,7 @@ class ServerMeter:
             self._busy_s += self._now() - self._since_s
             self._since_s = None
 
-    def statistics(self, *, updates: int, memory_bytes: int) -> ShardStatistics:
+    def statistics(self, *, updates: int, memory_bytes: int, refused: int, dropped: int) -> ShardStatistics:
         """All of it, with what the shard itself knows."""
         return ShardStatistics(
             bytes_in=self._bytes_in,
@@ -148,6 +148,8 @@ class ServerMeter:
             updates=updates,
             busy_s=self._busy_s,
             memory_bytes=memory_bytes,
+            refused=refused,
+            dropped=dropped,
             peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
         )
 

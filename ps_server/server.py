@@ -152,7 +152,13 @@ class Server:
 
     def statistics(self) -> ShardStatistics:
         """What this shard has done so far. Any thread may call it."""
-        return self._meter.statistics(updates=self.shard.counts.updates, memory_bytes=self.shard.memory_bytes)
+        counts = self.shard.counts
+        return self._meter.statistics(
+            updates=counts.updates,
+            memory_bytes=self.shard.memory_bytes,
+            refused=self._transport.refused,
+            dropped=counts.faults,
+        )
 
     def stop_when_idle(self, limit_s: float) -> None:
         """Make `serve` return once nobody has said anything for `limit_s` seconds. Any thread may call it."""

@@ -66,6 +66,8 @@ class ShardStatistics:
         busy_s: time not spent waiting for messages.
         memory_bytes: of the chunks with their histories, at this moment.
         peak_bytes: the most memory that the process has held.
+        refused: connections that have not proved to be of this job.
+        dropped: messages that were not legal, and changed nothing.
     """
 
     bytes_in: int = 0
@@ -78,6 +80,8 @@ class ShardStatistics:
     busy_s: float = 0.0
     memory_bytes: int = 0
     peak_bytes: int = 0
+    refused: int = 0
+    dropped: int = 0
 
     def as_fields(self) -> Mapping[str, object]:
         """For a JSON document."""

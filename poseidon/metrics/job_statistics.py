@@ -3,7 +3,8 @@
 A worker:   {"iterations": 120, "tensors": [{"name": "conv1.0", "scheme": "ps", "bytes_out": 1, "bytes_in": 1,
              "waited_s": 0.1, "hidden_s": 0.5}, ...], "other_bytes_out": 1, "other_bytes_in": 1}
 A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1, "queue": 0, "longest_queue": 3,
-             "updates": 7, "busy_s": 0.5, "memory_bytes": 4096, "peak_bytes": 200000000}
+             "updates": 7, "busy_s": 0.5, "memory_bytes": 4096, "peak_bytes": 200000000,
+             "refused": 0, "dropped": 0}
 The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}}
 
 Law: numbers count from the start of a process. `parse_worker` and `parse_shard` are the border: what does not fit is
@@ -77,6 +78,8 @@ class ShardStatistics:
     busy_s: float = 0.0
     memory_bytes: int = 0
     peak_bytes: int = 0
+    refused: int = 0
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,19 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     if any(others):
         lines.append(f"beside these {sum(others):,} bytes in all: joining, clocks, meetings, snapshots")
     table = shard_table(list(statistics.shards.items()))
-    return [*lines, "", "since the start, a shard:", *table] if table else lines
+    if not table:
+        return lines
+    return [*lines, "", "since the start, a shard:", *table, *turned_away(list(statistics.shards.items()))]
+
+
+def turned_away(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
+    """A line for each shard that did not listen to somebody."""
+    return [
+        f"shard {index} refused {_counted(shard.refused, 'connection')} and dropped "
+        f"{_counted(shard.dropped, 'message')}"
+        for index, shard in shards
+        if shard.refused or shard.dropped
+    ]
 
 
 def _counted(number: int, word: str) -> str:

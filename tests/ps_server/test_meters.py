@@ -96,10 +96,11 @@ def test_a_shards_queue_and_time() -> None:
         meter.sent([b"12", memoryview(ARRAY)])
         meter.end()
         clock.s += 50  # waiting for messages
-    found = meter.statistics(updates=9, memory_bytes=64)
+    found = meter.statistics(updates=9, memory_bytes=64, refused=3, dropped=2)
     assert (found.messages_in, found.bytes_in) == (4, 20)
     assert (found.messages_out, found.bytes_out) == (2, 36)
     assert (found.queue, found.longest_queue) == (0, 3)
+    assert (found.refused, found.dropped) == (3, 2)
     assert found.busy_s == pytest.approx(4)
     assert (found.updates, found.memory_bytes) == (9, 64)
     assert found.peak_bytes > 2**20
@@ -109,7 +110,7 @@ def test_the_queue_of_this_moment() -> None:
     meter = ServerMeter()
     meter.begin(5)
     meter.received([])
-    assert meter.statistics(updates=0, memory_bytes=0).queue == 4
+    assert meter.statistics(updates=0, memory_bytes=0, refused=0, dropped=0).queue == 4
 
 
 def test_bytes_of_frames_of_any_kind() -> None:

@@ -8,7 +8,13 @@ from poseidon.metrics.job_statistics import (
     TensorStatistics,
     WorkerStatistics,
 )
-from poseidon.metrics.statistics_tables import job_tables, shard_table, tensor_rows, tensor_table
+from poseidon.metrics.statistics_tables import (
+    job_tables,
+    shard_table,
+    tensor_rows,
+    tensor_table,
+    turned_away,
+)
 
 
 def tensor(name: str, scale: int, **numbers: float | None) -> TensorStatistics:
@@ -83,6 +89,12 @@ def test_shards_are_compared_with_their_mean() -> None:
     ]
     assert shard_table([]) == []
     assert "-" in shard_table([(0, ShardStatistics())])[1].split()
+
+
+def test_who_was_turned_away_is_said() -> None:
+    shards = [(0, ShardStatistics()), (1, ShardStatistics(refused=3, dropped=1))]
+    assert turned_away(shards) == ["shard 1 refused 3 connections and dropped 1 message"]
+    assert job_tables(JobStatistics(job="j", shards=dict(shards)))[-1] == turned_away(shards)[0]
 
 
 def test_a_whole_job() -> None:
