@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -89,6 +91,7 @@ class Agent:
         self._launcher = LocalLauncher()
         self._running: dict[int, LocalProcess] = {}
         self._record: JobRecord | None = None
+        self._scratch = ""
         self._silence_s, self._grace_s = GREETING_S, 5.0
         self._inbox: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._outbox: queue.Queue[Report | None] = queue.Queue(MOST_WAITING)
@@ -172,7 +175,8 @@ class Agent:
         me = psutil.Process()
         launcher = RecordedProcess(name="agent", host=HERE, pid=me.pid, created_s=me.create_time())
         self._record = replace(record, launcher=launcher, processes=())
-        self.report(Here(protocol=PROTOCOL, version=__version__, pid=me.pid))
+        self._scratch = tempfile.mkdtemp(prefix="poseidon-")
+        self.report(Here(protocol=PROTOCOL, version=__version__, pid=me.pid, scratch=self._scratch))
 
     def _obey(self, order: Order) -> None:
         if isinstance(order, Start):
@@ -227,6 +231,8 @@ class Agent:
             time.sleep(TICK_S / 4)
         for process in self._running.values():
             process.close()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         with suppress(PoseidonError):
             there = self._registry.read(self._job)
             if there is not None and self._record is not None and there.launcher == self._record.launcher:

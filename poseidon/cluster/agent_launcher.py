@@ -27,6 +27,10 @@ class AgentLauncher:
         """Start a process on a client's host; see `Launcher.start`."""
         return self._links[client.id].start(spec, listener)
 
+    def scratch(self, client: Client) -> str:
+        """A folder on a client's host that only this user can enter, until the agent there goes."""
+        return self._links[client.id].scratch
+
     def close(self) -> None:
         """End what still runs, and the agents. May be called twice."""
         close_links(self._links.values())

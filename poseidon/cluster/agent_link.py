@@ -87,6 +87,7 @@ class AgentLink:
         self._here = threading.Event()
         self._over = threading.Event()
         self._lost: str | None = None
+        self._scratch = ""
         self._heard_s = time.monotonic()
         self._listening = False
         self._threads = [
@@ -103,6 +104,11 @@ class AgentLink:
     def lost(self) -> str | None:
         """Why the agent can no longer be reached; None while it can."""
         return self._lost
+
+    @property
+    def scratch(self) -> str:
+        """A folder there that only this user can enter, until the agent goes; known once it was greeted."""
+        return self._scratch
 
     def greet(self, record: Mapping[str, object]) -> None:
         """Say who we are and wait for the agent to answer.
@@ -204,6 +210,7 @@ class AgentLink:
         if isinstance(report, Beat):
             return
         if isinstance(report, Here):
+            self._scratch = report.scratch
             self._here.set()
         elif isinstance(report, Refused) and report.id == -1:
             self._lose(report.message)

@@ -8,7 +8,7 @@ The launcher orders:
     {"do": "beat"}
     {"do": "leave"}
 and the agent reports:
-    {"is": "here", "protocol": 1, "version": "0.1.0", "pid": 4711}
+    {"is": "here", "protocol": 1, "version": "0.1.0", "pid": 4711, "scratch": "/tmp/poseidon-x"}
     {"is": "started", "id": 3, "pid": 4712, "created_s": 1.7e9}
     {"is": "refused", "id": 3, "message": "one sentence"}
     {"is": "event", "id": 3, "event": {"event": "progress", ...}}
@@ -104,11 +104,19 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """The answer to `Greet`."""
+    """The answer to `Greet`.
+
+    Attributes:
+        protocol: of the agent.
+        version: of its Poseidon.
+        pid: its process.
+        scratch: a folder that only this user can enter, there for as long as the agent is.
+    """
 
     protocol: int
     version: str
     pid: int
+    scratch: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +229,10 @@ def decode_report(line: bytes) -> Report:
         return Beat()
     if kind is Here:
         return Here(
-            protocol=_whole(fields, "protocol"), version=_text(fields, "version"), pid=_whole(fields, "pid")
+            protocol=_whole(fields, "protocol"),
+            version=_text(fields, "version"),
+            pid=_whole(fields, "pid"),
+            scratch=_text(fields, "scratch"),
         )
     number = _whole(fields, "id")
     if kind is Begun:

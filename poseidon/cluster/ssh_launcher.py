@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from poseidon.cluster.agent_launcher import AgentLauncher, close_links
 from poseidon.cluster.agent_link import AgentLink, LinkSettings
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.remote_python import OwnPlaces, module_words, python_words
 from poseidon.cluster.ssh import SshHost, listed
 from poseidon.cluster.ssh_channel import SshLines
 from poseidon.errors import JobError
 
 MOST_LAST_WORDS = 20
-# Paths that begin with ~/ begin in the user's home, which is where a remote command starts.
-_IN_FOLDER = 'cd -- "$1" && shift && exec "$@"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +29,27 @@ class Place:
 
     Attributes:
         host: the connection to its host.
-        python: the interpreter, as the host can start it.
-        folder: the working folder, absolute.
+        own: where the launcher runs.
+        python: see `Client`.
+        workdir: see `Client`.
     """
 
     host: SshHost
-    python: str
-    folder: str
+    own: OwnPlaces
+    python: str | None = None
+    workdir: str | None = None
 
-    def argv(self, module: str, *arguments: str) -> tuple[str, ...]:
+    def module(self, module: str, *arguments: str) -> tuple[str, ...]:
         """The words that run one of our modules there."""
-        return ("sh", "-c", _IN_FOLDER, "sh", self.folder, self.python, "-m", module, *arguments)
+        return module_words(self._client, self.own, module, *arguments)
+
+    def interpreter(self, *arguments: str) -> tuple[str, ...]:
+        """The words that run the interpreter there."""
+        return python_words(self._client, self.own, *arguments)
+
+    @property
+    def _client(self) -> Client:
+        return Client(id=0, host="", port=0, python=self.python, workdir=self.workdir)
 
 
 def open_agents(
@@ -78,7 +88,7 @@ def open_agents(
 
 
 def _open(place: Place, record: Mapping[str, object], job: str, settings: LinkSettings) -> AgentLink:
-    lines = place.host.open(place.argv("poseidon.cluster.agent", "--job", job), timeout_s=settings.greet_s)
+    lines = place.host.open(place.module("poseidon.cluster.agent", "--job", job), timeout_s=settings.greet_s)
     last_words = _LastWords(lines)
     link = AgentLink(lines, place.host.words, settings)
     try:

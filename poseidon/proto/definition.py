@@ -7,8 +7,8 @@ It keeps its file and lines, so that whoever finds a mistake later can still nam
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from poseidon.errors import DefinitionError
@@ -95,12 +95,14 @@ class SolverDefinition:
         source: the file, or another name for where the text came from.
         folder: the folder that relative paths in it may start from.
         lines: every setting with its line.
+        nets: net definitions that came along with it, by the path that it names them by; others are read from disk.
     """
 
     param: SolverParameter
     source: str
     folder: Path
     lines: tuple[Setting, ...] = ()
+    nets: Mapping[str, NetDefinition] = field(default_factory=dict)
 
     def error(self, name: str, message: str) -> DefinitionError:
         """An error about the setting `name`, with file and, where the file has it, line."""
@@ -200,6 +202,8 @@ class SolverDefinition:
     def _net_file(self, name: str, path: str) -> NetDefinition:
         if not path:
             raise self.error(name, "expected the path of a net definition, found an empty string")
+        if path in self.nets:
+            return self.nets[path]
         resolved = self.resolve(path)
         if not resolved.exists():
             raise self.error(name, f"there is no net definition '{path}' (looked for {resolved})")
@@ -219,8 +223,22 @@ def read_net(path: str | Path) -> NetDefinition:
         DefinitionError: the file cannot be read or the definition is wrong.
     """
     path = Path(path)
-    param, lines = _read(path, NetParameter(), "net")
-    return _net_definition(param, source=str(path), lines=lines, folder=path.absolute().parent)
+    return net_of(read_content(path), source=str(path), folder=path.absolute().parent)
+
+
+def net_of(content: bytes, *, source: str, folder: Path) -> NetDefinition:
+    """The net definition in the content of a file; see `read_net`.
+
+    Args:
+        content: of the file.
+        source: its name, for errors.
+        folder: the folder that relative paths in it may start from.
+
+    Raises:
+        DefinitionError: the definition is wrong.
+    """
+    param, lines = _parse(content, NetParameter(), "net", source)
+    return _net_definition(param, source=source, lines=lines, folder=folder)
 
 
 def read_solver(path: str | Path) -> SolverDefinition:
@@ -230,17 +248,33 @@ def read_solver(path: str | Path) -> SolverDefinition:
         DefinitionError: the file cannot be read or the definition is wrong.
     """
     path = Path(path)
-    param, lines = _read(path, SolverParameter(), "solver")
+    return solver_of(read_content(path), source=str(path), folder=path.absolute().parent)
+
+
+def solver_of(
+    content: bytes, *, source: str, folder: Path, nets: Mapping[str, NetDefinition] | None = None
+) -> SolverDefinition:
+    """The solver definition in the content of a file; see `read_solver`.
+
+    Args:
+        content: of the file.
+        source: its name, for errors.
+        folder: the folder that relative paths in it may start from.
+        nets: see `SolverDefinition`.
+
+    Raises:
+        DefinitionError: the definition is wrong.
+    """
+    param, lines = _parse(content, SolverParameter(), "solver", source)
     try:
         param = upgrade_solver(param)
     except UpgradeError as error:
-        raise DefinitionError(error.message, source=str(path)) from error
-    return SolverDefinition(param=param, source=str(path), folder=path.absolute().parent, lines=tuple(lines))
+        raise DefinitionError(error.message, source=source) from error
+    return SolverDefinition(param=param, source=source, folder=folder, lines=tuple(lines), nets=nets or {})
 
 
-def _read(path: Path, message: M, kind: str) -> tuple[M, list[Setting]]:
+def _parse(content: bytes, message: M, kind: str, source: str) -> tuple[M, list[Setting]]:
     """A message from its text or its binary form, and the line of each setting of a text."""
-    content, source = read_content(path), str(path)
     binary = parse_binary(content, type(message)())
     if binary is not None:
         return binary, []

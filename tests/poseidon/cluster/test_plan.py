@@ -60,7 +60,7 @@ def test_devices_of_the_machinefile(
 
 def test_a_machine_with_another_number_of_devices_is_refused() -> None:
     with pytest.raises(
-        UsageError, match="client 1 on 127.0.0.1 has gpus=0,1, 2 workers, where the others have 1"
+        UsageError, match=r"client 1 on 127.0.0.1 has gpus=0,1, 2 workers, where the others have 1"
     ):
         plan_job(_with_gpus(None, "0,1"), devices_per_client=("cuda:0",), channels=1)
 

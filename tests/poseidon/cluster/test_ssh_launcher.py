@@ -12,6 +12,7 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.registry import JobRecord, RecordedProcess, record_fields
+from poseidon.cluster.remote_python import OwnPlaces
 from poseidon.cluster.ssh import SshHost, connect
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.cluster.ssh_launcher import Place, open_agents
@@ -28,6 +29,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[3]
 CLIENTS = [Client(id=0, host="127.0.0.1", port=0), Client(id=1, host="127.0.0.1", port=0)]
 JOB = "ssh-20260101-000000-abcdef"
+OWN = OwnPlaces(python=sys.executable, checkout=str(ROOT), folder=str(ROOT))
 RECORD = record_fields(
     JobRecord(
         job=JOB,
@@ -59,7 +61,7 @@ def _name(client: Client) -> ProcessName:
 
 
 def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: SshHost, tmp_path: Path) -> None:
-    place = Place(host=host, python=sys.executable, folder=str(ROOT))
+    place = Place(host=host, own=OWN)
     launcher = open_agents({0: place, 1: place}, RECORD, JOB)
     try:
         pids = []
@@ -68,6 +70,7 @@ def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: Ssh
             spec = ProcessSpec(name=_name(client), argv=child(ENDLESS_WORKER), first_line=b"{}")
             pids.append(launcher.start(spec, client, ears).pid)
             ears.until("ready")
+        assert Path(launcher.scratch(CLIENTS[1])).is_dir()
         words = ("import os, sys; print(os.getcwd(), sys.executable, sep='|')",)
         ears = Ears()
         launcher.start(
@@ -80,11 +83,12 @@ def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: Ssh
         launcher.close()
         launcher.close()
     assert none_left(pids)
+    assert not Path(launcher.scratch(CLIENTS[1])).exists()
 
 
 def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) -> None:
     host = connect(CLIENTS[0], SshSettings(config=sshd.config))
-    launcher = open_agents({0: Place(host=host, python=sys.executable, folder=str(ROOT))}, RECORD, JOB)
+    launcher = open_agents({0: Place(host=host, own=OWN)}, RECORD, JOB)
     ears = Ears()
     spec = ProcessSpec(name=_name(CLIENTS[0]), argv=child(ENDLESS_WORKER), first_line=b"{}")
     process = launcher.start(spec, CLIENTS[0], ears)
@@ -100,14 +104,14 @@ def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("python", "folder", "words"),
     [
-        ("/no/such/python", str(ROOT), "not found"),
-        (sys.executable, "/no/such/folder", "/no/such/folder"),
-        ("/bin/false", str(ROOT), "the line to it has ended"),
-        ("/bin/echo", str(ROOT), "is no agent of this job"),
+        ("/no/such/python", None, "not found"),
+        (None, "/no/such/folder", "/no/such/folder"),
+        ("/bin/false", None, "the line to it has ended"),
+        ("/bin/echo", None, "is no agent of this job"),
     ],
 )
-def test_what_is_no_agent(host: SshHost, python: str, folder: str, words: str) -> None:
+def test_what_is_no_agent(host: SshHost, python: str | None, folder: str | None, words: str) -> None:
     with pytest.raises(JobError) as caught:
-        open_agents({0: Place(host=host, python=python, folder=folder)}, RECORD, JOB)
+        open_agents({0: Place(host=host, own=OWN, python=python, workdir=folder)}, RECORD, JOB)
     assert words in str(caught.value)
     assert str(caught.value).startswith(host.words)
