@@ -9,8 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from poseidon.cli.launching import own_places
 from poseidon.cluster.delivery import ReceivingHost, SentFile, deliver, sent_file
 from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.remote_python import python_words
 from poseidon.cluster.ssh import close_all, connect_all, listed
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.data.part_files import PartFiles, part_files
@@ -144,7 +146,7 @@ def _deliver_one(
         parcel.files,
         host,
         name=place,
-        python=parcel.client.python or "python3",
+        python=python_words(parcel.client, own_places()),
         folders=parcel.folders,
         replace=replace,
         report=report,

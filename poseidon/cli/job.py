@@ -10,7 +10,8 @@ import shutil
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from poseidon.cli.encryption import add_encryption_flags, check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
-from poseidon.cli.launching import child_environment, read_clients, register_job
+from poseidon.cli.launching import Site, child_environment, read_clients, register_job
 from poseidon.cli.log_files import LogFiles
 from poseidon.cli.restarting import Restarting
 from poseidon.cli.snapshot_ledger import SnapshotLedger
@@ -28,8 +29,8 @@ from poseidon.cluster.background import StartReport, how_to_follow, run_in_backg
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import is_loopback, socket_host
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
-from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.registry import new_job_id
+from poseidon.cluster.process import Launcher, ProcessSpec
+from poseidon.cluster.registry import Registration, new_job_id
 from poseidon.cluster.restarts import RestartSettings, StartingPoint, ending_words, run_with_restarts
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.signals import SignalRequests
@@ -148,6 +149,7 @@ class Job(ABC):
         if flags.threads is not None and flags.threads < 1:
             raise UsageError(f"--threads={flags.threads}: expected 1 or more")
         self._kind = exchange_kind(flags)
+        self._site: Site | None = getattr(flags, "site", None)
         self._plan = self._make_plan(devices)
         self._id = flags.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self._output = Path(flags.output or Path("output") / self._id).absolute()
@@ -201,19 +203,37 @@ class Job(ABC):
         self._point, self._attempt = point, attempt
         # What is left of an earlier start has no part in this one.
         self._token, self._keys = secrets.token_hex(32), new_keys(self._flags, self._plan)
+        registration = register_job(self._id, self._flags.hostfile, self._plan.clients, self._output)
         try:
-            return run_job(
-                self._plan,
-                self._spec,
-                LocalLauncher(),
-                callbacks=callbacks,
-                settings=self._patience,
-                registration=register_job(self._id, self._flags.hostfile, self._plan.clients, self._output),
-            )
+            with self._launcher(registration) as launcher:
+                return run_job(
+                    self._plan,
+                    self._spec,
+                    launcher,
+                    callbacks=callbacks,
+                    settings=self._patience,
+                    registration=registration,
+                )
         finally:
             for folder in self._meeting_places.values():
                 shutil.rmtree(folder, ignore_errors=True)  # there still where workers never met
             self._meeting_places.clear()
+
+    @contextmanager
+    def _launcher(self, registration: Registration) -> Iterator[Launcher]:
+        """What starts the processes; it ends with the block."""
+        if self._site is None:
+            yield LocalLauncher()
+            return
+        try:
+            launcher = self._site.launcher(registration.record)
+        except BaseException:
+            registration.remove()  # nothing of it runs
+            raise
+        try:
+            yield launcher
+        finally:
+            launcher.close()
 
     @property
     def origin(self) -> StartingPoint:
@@ -264,7 +284,7 @@ class Job(ABC):
         if devices == ("cpu",):
             devices *= flags.num_app_threads
         channels = flags.num_comm_channels_per_client
-        clients = read_clients(flags.hostfile, channels)
+        clients = read_clients(flags.hostfile, channels) if self._site is None else self._site.clients
         plan = plan_job(clients, devices_per_client=devices, channels=channels)
         check_exchange(flags, plan.working_clients)
         check_encryption(flags, self._kind, clients)

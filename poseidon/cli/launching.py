@@ -6,14 +6,45 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
+from poseidon.cluster.process import Launcher
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry
+from poseidon.cluster.remote_python import OwnPlaces
 from poseidon.errors import JobError
 from poseidon.proto.paths import repository_root
 from poseidon.settings import inherited_environment, read_settings
+
+
+class ClosingLauncher(Launcher, Protocol):
+    """A launcher that holds on to something."""
+
+    def close(self) -> None:
+        """End what it still runs, and let go."""
+
+
+class Site(Protocol):
+    """Machines that are known without a machinefile: those that an engine of the site has chosen."""
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """One for each."""
+
+    def launcher(self, record: JobRecord) -> ClosingLauncher:
+        """What starts a job's processes there.
+
+        Raises:
+            JobError: what is in the way.
+        """
+
+
+def own_places() -> OwnPlaces:
+    """Where this process runs, for hosts that are laid out alike."""
+    root = repository_root()
+    return OwnPlaces(python=sys.executable, checkout=str(root), folder=os.getcwd())
 
 
 def read_clients(hostfile: str | None, channels: int) -> tuple[Client, ...]:

@@ -135,7 +135,7 @@ def deliver(
     host: ReceivingHost,
     *,
     name: str,
-    python: str,
+    python: Sequence[str],
     folders: Sequence[str] = (),
     replace: bool = False,
     report: Callable[[int], object] = lambda _: None,
@@ -146,7 +146,7 @@ def deliver(
         files: in the order in which they get their names; what makes the others usable comes last.
         host: where to.
         name: the host's, for messages: `client 1 (node1)`.
-        python: its interpreter, 3.10 or newer; nothing need be installed for it.
+        python: the words that start its interpreter, 3.10 or newer; nothing need be installed for it.
         folders: folders there that are to hold nothing but these files.
         replace: whether what is there and differs makes way.
         report: told how many more bytes are there, sent or found.
@@ -168,10 +168,12 @@ def deliver(
 class _Delivery:
     """One delivery to one host."""
 
-    def __init__(self, host: ReceivingHost, name: str, python: str, report: Callable[[int], object]) -> None:
+    def __init__(
+        self, host: ReceivingHost, name: str, python: Sequence[str], report: Callable[[int], object]
+    ) -> None:
         self._host = host
         self._name = name
-        self._python = python
+        self._python = tuple(python)
         self._report = report
         self.sent_bytes = 0
         self.sent_files = 0
@@ -253,13 +255,13 @@ class _Delivery:
         timeout_s = ANSWER_S + 2 * sum(file.size for file in files) / SLOWEST_DIGEST_BYTES_S
         program = Path(receiving.__file__).read_bytes()
         words = b"%d\n%b%b" % (len(program), program, json.dumps(order).encode())
-        finished = self._host.run([self._python, "-c", receiving.START], stdin=words, timeout_s=timeout_s)
+        finished = self._host.run([*self._python, "-c", receiving.START], stdin=words, timeout_s=timeout_s)
         try:
             said = json.loads(finished.stdout)
         except ValueError as error:
             last = finished.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
             raise JobError(
-                f"{self._name}: '{self._python}' there cannot look after the files (status {finished.status}): {last[0]}"
+                f"{self._name}: Python there cannot look after the files (status {finished.status}): {last[0]}"
             ) from error
         if "problem" in said:
             raise JobError(f"{self._name}: {said['problem']}")

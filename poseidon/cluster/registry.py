@@ -169,6 +169,11 @@ class Registration:
         self._record = record
         registry.write(record)
 
+    @property
+    def record(self) -> JobRecord:
+        """What is known of the job."""
+        return self._record
+
     def add(self, name: ProcessName, pid: int, created_s: float) -> None:
         """Put a process on record. Call it right after its start."""
         process = RecordedProcess(name=name.describe(), host=name.host, pid=pid, created_s=created_s)

@@ -89,7 +89,7 @@ class Place:
         return sent_file(path, str(self.there / name))
 
     def send(self, files: Sequence[SentFile], host: FolderHost, **more: Any) -> Delivered:
-        return deliver(files, host, name="client 1 (node1)", python=sys.executable, **more)
+        return deliver(files, host, name="client 1 (node1)", python=[sys.executable], **more)
 
     def contents(self) -> dict[str, bytes]:
         found = [path for path in self.there.rglob("*") if path.is_file()]
@@ -175,8 +175,8 @@ def test_a_file_that_changed_while_it_was_copied(place: Place) -> None:
 
 
 def test_a_host_without_that_python(place: Place) -> None:
-    with pytest.raises(JobError, match=r"'/bin/false' there cannot look after the files \(status 1\)"):
-        deliver([place.file("a", b"a")], FolderHost(), name="client 1 (node1)", python="/bin/false")
+    with pytest.raises(JobError, match=r"Python there cannot look after the files \(status 1\)"):
+        deliver([place.file("a", b"a")], FolderHost(), name="client 1 (node1)", python=["/bin/false"])
 
 
 def test_a_place_that_cannot_be_written(place: Place) -> None:
