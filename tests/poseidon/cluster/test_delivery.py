@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from poseidon.cluster.delivery import Delivered, SentFile, deliver, sent_file
-from poseidon.cluster.receiving import answer, arriving_path
+from poseidon.cluster.receiving import START, answer, arriving_path
 from poseidon.errors import JobError
 
 
@@ -58,7 +58,7 @@ class FolderHost:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Done:
         assert timeout_s > 0
-        if not self.child and argv[0] == sys.executable:
+        if not self.child and START in argv and argv[0] != "/bin/false":
             length, _, rest = stdin.partition(b"\n")
             return Done(0, json.dumps(answer(json.loads(rest[int(length) :]))).encode(), b"")
         done = subprocess.run(argv, input=stdin, capture_output=True, timeout=60, check=False)
