@@ -1,6 +1,7 @@
 """What workers tell each other, as frames: a msgpack header, then u and v as raw float32, never copied here.
 
     header   [VERSION, "join", rank, token]                      the first message of a connection
+             [VERSION, "leave"]                                  the last one: its connection may end now
              [VERSION, "factors", table, clock, rows] u v
 
 Law: `decode` accepts exactly what `encode` makes; everything else is a RemoteProtocolError. Sizes are checked against
@@ -33,8 +34,15 @@ class Join:
     token: bytes
 
 
-def encode(message: Join | Factors) -> list[Buffer]:
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Worker -> worker: I have all I need and have sent all I had."""
+
+
+def encode(message: Join | Leave | Factors) -> list[Buffer]:
     """Turn a message into frames; arrays are passed on as views of their own memory."""
+    if isinstance(message, Leave):
+        return [msgpack.packb([VERSION, "leave"])]
     if isinstance(message, Join):
         return [msgpack.packb([VERSION, "join", message.rank, message.token])]
     u, v = message.pair
@@ -42,7 +50,7 @@ def encode(message: Join | Factors) -> list[Buffer]:
     return [msgpack.packb(header), _raw(u), _raw(v)]
 
 
-def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Factors:
+def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Leave | Factors:
     """Turn frames into a message; arrays are views of the frames.
 
     Raises:
@@ -51,6 +59,8 @@ def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Fa
     match _header(frames):
         case [int(), "join", int(rank), bytes(token)] if len(frames) == 1:
             return Join(rank, token)
+        case [int(), "leave"] if len(frames) == 1:
+            return Leave()
         case [int(), "factors", int(table), int(clock), int(rows)] if len(frames) == 3:
             if not (0 <= table < len(tables) and clock >= 0 and 0 <= rows <= MAX_ROWS):
                 raise RemoteProtocolError("factors name a table, clock or number of rows that cannot be")

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from poseidon.exchange.factor_session import Factors, FactorSession, Pair, Round
-from poseidon.exchange.factor_wire import Buffer, Join, decode, encode
+from poseidon.exchange.factor_wire import Buffer, Join, Leave, decode, encode
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer, Track
@@ -25,6 +25,8 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 POLL_S = 0.5
 RETRY_S = 0.002
 """How soon a message is offered again to a peer whose queue was full."""
+GOODBYE_S = 1.0
+"""How long after the end of a connection its last message may be looked at."""
 LAST_WORDS_S = 2.0
 """How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
 
@@ -67,6 +69,8 @@ class Peers:
         self._sending: ZmqClientTransport | None = None
         self._outboxes: list[deque[tuple[str, list[Buffer]]]] = [deque() for _ in self._others]
         self._ranks: dict[bytes, int] = {}
+        self._left: set[int] = set()
+        self._lost_s: dict[int, float] = {}
         self._failure: ServerError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._pump, name=f"factors-{session.rank}", daemon=True)
@@ -123,10 +127,10 @@ class Peers:
         deadline = time.monotonic() + self._timeout_s
         with self.changed:
             while True:
-                self.check()
                 result = found()
                 if result is not None:
-                    return result
+                    return result  # even where another worker has left since: it had nothing more to say
+                self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise StalenessTimeout(f"{otherwise} within {self._timeout_s:g} s: a worker hangs")
@@ -149,7 +153,10 @@ class Peers:
         """Send what is queued, and disconnect. Safe to call twice."""
         if self._closing:
             return
-        self._closing = True
+        with self.changed:
+            for outbox in self._outboxes:
+                outbox.append(("", encode(Leave())))
+            self._closing = True
         self._listening.wake()
         if self._thread.ident is not None:
             self._thread.join()
@@ -169,6 +176,7 @@ class Peers:
                 if closing:
                     give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
                 blocked = self._send()
+                self._see_losses(time.monotonic())
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
                 self._receive(RETRY_S if blocked else POLL_S)
@@ -183,7 +191,10 @@ class Peers:
         """Send what the peers' queues take; returns whether anything is left."""
         assert self._sending is not None
         blocked = False
+        gone = self._sending.lost
         for peer, outbox in enumerate(self._outboxes):
+            if peer in gone:
+                outbox.clear()  # ZeroMQ would keep it for a peer that comes back
             while outbox:
                 (name, frames), began_ns = outbox[0], self._trace.now()
                 if self._sending.send(peer, frames) is False:
@@ -192,6 +203,20 @@ class Peers:
                 outbox.popleft()
                 self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
         return blocked
+
+    def _see_losses(self, now: float) -> None:
+        """Fail once a connection has ended without a goodbye.
+
+        Raises:
+            PeerLost: names the worker.
+        """
+        assert self._sending is not None
+        for peer in self._sending.lost:
+            rank = self._others[peer]
+            if rank not in self._left and now - self._lost_s.setdefault(rank, now) >= GOODBYE_S:
+                raise PeerLost(
+                    f"worker {self.session.rank} lost {self._sending.loss_words(peer)} (worker {rank})"
+                )
 
     def _receive(self, timeout_s: float) -> None:
         batch = self._listening.receive(timeout_s)
@@ -217,6 +242,11 @@ class Peers:
             self.bytes_in[message.table] += message.pair.u.nbytes + message.pair.v.nbytes
             name, sender = self.session.tables[message.table].name, self._ranks[peer]
             self._trace.span(Track.FACTORS, "receive", name, began_ns, worker=sender, clock=message.clock)
+            return
+        if isinstance(message, Leave):
+            if peer not in self._ranks:
+                raise RemoteProtocolError("a stranger said goodbye")
+            self._left.add(self._ranks[peer])
             return
         if not hmac.compare_digest(message.token, self._token):
             raise RemoteProtocolError("a peer's token is not this job's")

@@ -50,7 +50,11 @@ class ClientTransport(Protocol):
     """The end that is connected to every shard, by index."""
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """What has come, as (shard, frames); waits up to `timeout_s` seconds for the first."""
+        """What has come, as (shard, frames); waits up to `timeout_s` seconds for the first.
+
+        Raises:
+            PeerLost: a shard that was connected has gone, or cannot be reached any more.
+        """
 
     def send(self, shard: int, frames: Frames) -> bool:
         """Send to a shard. Returns whether the frames were taken."""

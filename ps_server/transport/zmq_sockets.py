@@ -7,6 +7,8 @@ of ZeroMQ's own memory, which nobody else uses; sent arrays are not copied eithe
 A blocked DEALER says when it can send again. A ROUTER says so only when all its peers block; otherwise it is tried
 again every `RETRY_MS`, in which a link of 1 GB/s does not run dry.
 
+A connection that stood and is lost is final, and noticed within seconds; see `losses.py`.
+
 With keys both sides prove who they are, and all frames are encrypted (CURVE); see `doorkeeper.py`.
 """
 
@@ -16,14 +18,16 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import zmq
 
-from ps_server.errors import TransportError
+from ps_server.errors import PeerLost, TransportError
 from ps_server.keys import Keyring
 from ps_server.transport.base import MAX_BATCH, Frames
 from ps_server.transport.doorkeeper import Doorkeeper
 from ps_server.transport.listening import Listening
+from ps_server.transport.losses import LossWatch, keep_alive
 
 MAX_FRAME_BYTES = 2**31
 """Longest frame that is accepted; a peer that sends more is disconnected before memory is taken."""
@@ -35,6 +39,8 @@ RECEIVE_MESSAGES = 4
 SEND_BUFFER_BYTES = 512 * 1024
 """What the kernel holds for a peer: enough for 10 Gbit/s at a round trip of 0.4 ms, and small enough for its cache."""
 RETRY_MS = 2
+LOOK_S = 1.0
+"""How often the kernel is asked whether it still hears of a peer."""
 
 
 class _Waker:
@@ -66,6 +72,7 @@ def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.IPV6, int("[" in address))
+    keep_alive(socket)
     return socket
 
 
@@ -183,6 +190,11 @@ class ZmqClientTransport:
         self._poller.register(self._waker.read_end, zmq.POLLIN)
         self._sockets = [_configured(self._context, zmq.DEALER, address) for address in addresses]
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
+        self._addresses = tuple(addresses)
+        self._losses = LossWatch(self._sockets)
+        self._look_at_s = 0.0
+        for monitor in self._losses.sockets:
+            self._poller.register(monitor, zmq.POLLIN)
         for shard, (socket, address) in enumerate(zip(self._sockets, addresses, strict=True)):
             try:
                 if keys is not None:
@@ -196,7 +208,7 @@ class ZmqClientTransport:
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """See `ClientTransport`."""
-        ready = self._poller.poll(round(timeout_s * 1000))
+        ready = self._ready(timeout_s)
         self._waker.clear()
         batch: list[tuple[int, Frames]] = []
         for socket, events in ready:
@@ -210,7 +222,32 @@ class ZmqClientTransport:
                 except zmq.Again:
                     break
                 batch.append((shard, [frame.buffer for frame in frames]))
+        if not batch and (lost := self.lost):  # what came before a loss is looked at first
+            raise PeerLost(f"lost {self.loss_words(min(lost))} (shard {min(lost)})")
         return batch
+
+    def _ready(self, timeout_s: float) -> list[tuple[Any, int]]:
+        """What to look at; a connection that stands now is nothing to look at."""
+        deadline, left_s = time.monotonic() + timeout_s, timeout_s
+        while True:
+            ready: list[tuple[Any, int]] = self._poller.poll(round(left_s * 1000))
+            if not ready and time.monotonic() >= self._look_at_s:
+                self._look_at_s = time.monotonic() + LOOK_S
+                self._losses.look_for_silence()
+            standing = bool(ready) and all(socket in self._losses.sockets for socket, _ in ready)
+            left_s = deadline - time.monotonic()
+            if not standing or self.lost or left_s <= 0:
+                return ready
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The shards whose connections stood and are lost."""
+        self._losses.attend()
+        return frozenset(self._losses.lost)
+
+    def loss_words(self, shard: int) -> str:
+        """A loss, as a part of a sentence."""
+        return f"the connection to {self._addresses[shard]}: the process there has ended, or the network has failed"
 
     def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""
@@ -231,6 +268,7 @@ class ZmqClientTransport:
 
     def close(self) -> None:
         """See `ClientTransport`."""
+        self._losses.close()
         for socket in self._sockets:
             socket.close()
         self._context.term()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poseidon.exchange.factor_session import Factors, FactorTable, Pair
-from poseidon.exchange.factor_wire import MAX_HEADER_BYTES, VERSION, Join, decode, encode
+from poseidon.exchange.factor_wire import MAX_HEADER_BYTES, VERSION, Join, Leave, decode, encode
 from ps_server import RemoteProtocolError
 
 TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)
@@ -24,6 +24,7 @@ def frames_of(*header: object, floats: tuple[int, ...] = ()) -> list[bytes]:
 
 def test_a_greeting_comes_back() -> None:
     assert decode(encode(Join(3, b"secret")), TABLES) == Join(3, b"secret")
+    assert decode(encode(Leave()), TABLES) == Leave()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,11 +11,11 @@ import pytest
 import zmq
 
 from poseidon.exchange.factor_session import Factors, FactorSession, FactorTable, Pair, Round
-from poseidon.exchange.factor_wire import Join, encode
+from poseidon.exchange.factor_wire import Join, Leave, encode
 from poseidon.exchange.peers import Peers
 from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
 from ps_server.keys import JobKeys, KeyPair, Keyring
-from ps_server.transport.zmq_sockets import ZmqClientTransport
+from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
 TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)
 TOKEN = b"the job's secret"
@@ -124,3 +125,44 @@ def test_a_closed_line_says_so() -> None:
         peers[0].close()
         with pytest.raises(LocalProtocolError, match="closed"):
             peers[0].broadcast(0, pair(1))
+
+
+@contextmanager
+def one_and_a_stand_in() -> Iterator[tuple[Peers, ZmqServerTransport, ZmqClientTransport]]:
+    """Worker 0, and the two ends of a worker 1 that does what the test says."""
+    worker = Peers(FactorSession(0, 2, TABLES), listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=20.0)
+    ear = ZmqServerTransport("tcp://127.0.0.1:0")
+    mouth = ZmqClientTransport([worker.address])
+    worker.connect([worker.address, ear.address])
+    assert mouth.send(0, encode(Join(1, TOKEN)))
+    assert ear.receive(20.0)
+    try:
+        yield worker, ear, mouth
+    finally:
+        mouth.close()
+        worker.close()
+
+
+def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
+    with one_and_a_stand_in() as (worker, ear, _):
+        ear.close()
+        with pytest.raises(PeerLost, match=r"worker 0 lost the connection to .*\(worker 1\)"):
+            worker.wait(lambda: None, "a round")
+
+
+def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.exchange.peers.GOODBYE_S", 0.0)
+    with one_and_a_stand_in() as (worker, ear, mouth):
+        worker.broadcast(0, pair(0))
+        for message in (Factors(0, 0, pair(1)), Leave()):
+            while not mouth.send(0, encode(message)):
+                mouth.receive(0.01)
+        worker.wait(lambda: True if worker._left == {1} else None, "the goodbye")
+        ear.close()
+        worker.broadcast(0, pair(2))
+        deadline = time.monotonic() + 20
+        while worker._outboxes[0] and time.monotonic() < deadline:
+            worker._listening.wake()
+        assert not worker._outboxes[0], "the end of the connection was not seen"
+        assert [float(p.u[0, 0]) for p in next_round(worker).pairs] == [0, 1]
+        worker.check()
