@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from poseidon.cli.launching import own_places
@@ -126,7 +126,7 @@ def _deliver_all(
 
     def one(parcel: Parcel) -> str | JobError:
         try:
-            return _deliver_one(parcel, hosts[parcel.client.id], replace=replace, report=count.add)
+            return _deliver_one(parcel, hosts[parcel.client.id], replacing=replace, report=count.add)
         except JobError as error:
             return error
 
@@ -139,16 +139,16 @@ def _deliver_all(
 
 
 def _deliver_one(
-    parcel: Parcel, host: ReceivingHost, *, replace: bool, report: Callable[[int], object]
+    parcel: Parcel, host: ReceivingHost, *, replacing: bool, report: Callable[[int], object]
 ) -> str:
     place = place_of(parcel.client)
     done = deliver(
         parcel.files,
         host,
         name=place,
-        python=python_words(parcel.client, own_places()),
+        python=python_words(replace(parcel.client, workdir=None), own_places()),  # it may not be there yet
         folders=parcel.folders,
-        replace=replace,
+        replace=replacing,
         report=report,
     )
     return f"{place}: {done.files} files, {done.sent_files} of them sent, {done.sent_bytes / 1e6:.1f} MB"

@@ -8,19 +8,38 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 from poseidon.cluster.agent_launcher import AgentLauncher, close_links
 from poseidon.cluster.agent_link import AgentLink, LinkSettings
+from poseidon.cluster.line_channel import LineChannel
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.remote_python import OwnPlaces, module_words, python_words
-from poseidon.cluster.ssh import SshHost, listed
-from poseidon.cluster.ssh_channel import SshLines
+from poseidon.cluster.ssh import listed
 from poseidon.errors import JobError
 
 MOST_LAST_WORDS = 20
+
+
+class Talk(LineChannel, Protocol):
+    """A program on a host, talked to in lines."""
+
+    def receive_error(self) -> bytes | None:
+        """The next line of its standard error; None at the end."""
+
+
+class ReachedHost(Protocol):
+    """A host on which programs can be started: over SSH, or by a task of a meeting (`met_host.py`)."""
+
+    @property
+    def words(self) -> str:
+        """Who it is, for messages."""
+
+    def open(self, argv: Sequence[str], *, timeout_s: float = 15.0) -> Talk:
+        """Start a program and talk to it; see `SshHost.open`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +53,7 @@ class Place:
         workdir: see `Client`.
     """
 
-    host: SshHost
+    host: ReachedHost
     own: OwnPlaces
     python: str | None = None
     workdir: str | None = None
@@ -103,7 +122,7 @@ def _open(place: Place, record: Mapping[str, object], job: str, settings: LinkSe
 class _LastWords:
     """Reads what an agent writes to its standard error, and keeps the end of it."""
 
-    def __init__(self, lines: SshLines) -> None:
+    def __init__(self, lines: Talk) -> None:
         self._lines = lines
         self._kept: deque[str] = deque(maxlen=MOST_LAST_WORDS)
         self._thread = threading.Thread(target=self._read, name="poseidon agent stderr", daemon=True)
