@@ -12,6 +12,7 @@ import zmq
 
 from ps_server.keys import JobKeys, KeyPair
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+from tests.support.relay import Relay
 
 KEYS = JobKeys.new(workers=2, shards=1)
 STRANGER = KeyPair.new()
@@ -148,3 +149,38 @@ def test_once_all_have_come_nobody_else_can_even_connect(encrypted: bool) -> Non
     finally:
         worker.close()
         server.close()
+
+
+MARK = b"a gradient that nobody else may read"
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_a_wire_sees(encrypted: bool) -> None:
+    """In clear it sees everything: the test would notice."""
+    server = ZmqServerTransport(LISTEN, KEYS.of_shard(0) if encrypted else None)
+    relay = Relay(server.address)
+    worker = ZmqClientTransport([relay.address], KEYS.of_worker(0) if encrypted else None)
+    try:
+        assert worker.send(0, [MARK])
+        ((peer, _),) = server.receive(WAIT_S)
+        assert server.send(peer, [MARK[::-1]])
+        assert worker.receive(WAIT_S)
+        assert (MARK in relay.there, MARK[::-1] in relay.back) == (not encrypted, not encrypted)
+    finally:
+        worker.close()
+        relay.close()
+        server.close()
+
+
+def test_what_was_heard_on_the_wire_opens_no_door(shard: ZmqServerTransport) -> None:
+    relay = Relay(shard.address)
+    worker = ZmqClientTransport([relay.address], KEYS.of_worker(0))
+    worker.send(0, [b"once"])
+    ((_, frames),) = shard.receive(WAIT_S)
+    assert bytes(frames[0]) == b"once"
+    worker.close()
+    relay.close()
+    host, _, port = shard.address.removeprefix("tcp://").partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(relay.there)  # the greeting, the handshake and the message, to the byte
+        assert _receive_past(shard) == [b"worker"]
