@@ -204,10 +204,18 @@ class Fault:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Shard -> worker: a worker has left after fewer iterations, or meetings, than this one has begun."""
+
+    worker: int
+    iterations: int
+
+
 ToShard = (
     Hello | Create | Initial | Push | Store | Clock | Get | TotalNorm | GetHistory | Gather | Signal | Leave
 )
-ToWorker = Welcome | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault
+ToWorker = Welcome | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault | Gone
 Message = ToShard | ToWorker
 
 

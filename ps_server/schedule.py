@@ -52,6 +52,7 @@ ORDERS: dict[type, Order] = {
     m.History: Order.BY_URGENCY,
     m.Gathered: Order.AT_ONCE,
     m.Fault: Order.AT_ONCE,
+    m.Gone: Order.AT_ONCE,
 }
 
 PACKET_BYTES = 256 * 1024

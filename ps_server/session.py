@@ -25,7 +25,7 @@ from ps_server import messages as m
 from ps_server.bandwidth import ChangeLog
 from ps_server.chunk_copy import ChunkCopy, Held, Piece, feedback_for
 from ps_server.clock import needed_clock
-from ps_server.errors import LocalProtocolError, RemoteProtocolError, SpecError
+from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
 from ps_server.placement import Chunk, place
 from ps_server.precision import NUMPY_TYPES, add, of_pushes, of_values
 from ps_server.rules import history_count
@@ -334,6 +334,7 @@ class Session:
 
         Raises:
             RemoteProtocolError: the shard refused something of ours, or broke the protocol.
+            PeerLost: another worker has left before this one's work is done.
         """
         match message:
             case m.Value():
@@ -357,6 +358,11 @@ class Session:
                     self.signals.append(message)
             case m.Fault(reason):
                 raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")
+            case m.Gone(worker, iterations):
+                raise PeerLost(
+                    f"worker {worker} has left after {iterations} iterations, and worker {self.rank} goes on: "
+                    "every worker must make the same number of them"
+                )
             case _:
                 raise RemoteProtocolError(f"shard {shard} sent an unexpected {type(message).__name__}")
         return []

@@ -11,6 +11,7 @@ Laws:
   moves, and also, once between two pushes of its own, as soon as it is there: values are then mostly fresher than
   the bound asks for, which is what keeps stale training close to exact training, at no more than twice the bytes.
 * Nothing illegal changes state: it is answered with `Fault` and counted.
+* A worker that leaves before the others have finished can be waited for by nobody: those who go on are told (`Gone`).
 
     stranger --Hello--> known --Create--> joined --Leave--> left
 
@@ -115,6 +116,7 @@ class Shard:
         self._gathering: dict[int, dict[int, bytes]] = {}
         self._next_tag = [0] * workers
         self._faults = [0] * workers
+        self._left: list[int] = []
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
             m.Initial: self._initial,
@@ -166,6 +168,8 @@ class Shard:
         else:
             outgoing = list(self._handlers[type(message)](self._ranks[sender], message))
         self._stages[sender] = after
+        if self._left and isinstance(message, m.Push):
+            outgoing.extend(self._miss_the_left(self._ranks[sender]))
         if stage is Stage.KNOWN:
             outgoing.extend(self._begin())
         return outgoing
@@ -430,6 +434,7 @@ class Shard:
         if gather.tag not in self._gathering and len(self._gathering) >= MAX_OPEN_GATHERS:
             raise RemoteProtocolError(f"worker {rank} is {MAX_OPEN_GATHERS} collections ahead")
         self._next_tag[rank] += 1
+        yield from self._miss_the_left(rank)
         parts = self._gathering.setdefault(gather.tag, {})
         parts[rank] = gather.payload
         if len(parts) == self._workers:
@@ -443,7 +448,19 @@ class Shard:
         yield from (Outgoing(peer, signal) for other, peer in self._peers.items() if other != 0)
 
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
-        yield from ()
+        self._left.append(rank)
+        for other in self._peers:
+            if other not in self._left:
+                yield from self._miss_the_left(other)
+
+    def _miss_the_left(self, rank: int) -> Iterator[Outgoing]:
+        """Tell a worker of one that has left before it: what it began can never be finished."""
+        for gone in self._left:
+            behind = self._next_tag[gone] < self._next_tag[rank]
+            if behind or any(cell.own[gone] < cell.own[rank] for cell in self._cells.values()):
+                iterations = max((cell.own[gone] for cell in self._cells.values()), default=0)
+                yield Outgoing(self._peers[rank], m.Gone(gone, iterations))
+                return
 
     def _cell(self, table: int, chunk: int) -> Cell:
         cell = self._cells.get((table, chunk))

@@ -37,7 +37,7 @@ from ps_server.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
@@ -348,6 +348,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Leave: (17, lambda _: ([], ())),
     m.Fault: (18, lambda x: ([x.reason], ())),
     m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [_raw(x.array)])),
+    m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
 }
 
 
@@ -391,6 +392,7 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
     m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),
     m.Leave: lambda f: m.Leave(),
     m.Fault: lambda f: m.Fault(f.text()),
+    m.Gone: lambda f: m.Gone(f.integer(MAX_WORKERS), _clock(f)),
 }
 
 

@@ -117,11 +117,16 @@ class Peers:
         with self.changed:
             return self.session.take(table)
 
-    def wait(self, found: Callable[[], T | None], otherwise: str) -> T:
+    def wait(self, found: Callable[[], T | None], otherwise: str, *, table: int) -> T:
         """Wait until `found`, called under the lock whenever something has changed, gives something.
 
+        Args:
+            found: see above.
+            otherwise: how the sentence begins that says that it did not.
+            table: whose factors are waited for.
+
         Raises:
-            StalenessTimeout: it did not in time; the text begins with `otherwise`.
+            StalenessTimeout: it did not in time; the text names the workers whose factors are missing.
             PeerLost: the connection failed.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -133,7 +138,10 @@ class Peers:
                 self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise StalenessTimeout(f"{otherwise} within {self._timeout_s:g} s: a worker hangs")
+                    lagging = ", ".join(f"worker {rank}" for rank in self.session.lagging(table))
+                    raise StalenessTimeout(
+                        f"{otherwise} within {self._timeout_s:g} s; missing: {lagging or 'none, they are not applied'}"
+                    )
                 self.changed.wait(left)
 
     def fail(self, error: ServerError) -> None:

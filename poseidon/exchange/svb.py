@@ -212,6 +212,7 @@ class FactorChannel:
         self.peers.wait(
             lambda: True if weight.applied >= clock else None,
             f"the factors of '{weight.name}' of iteration {clock - 1} did not come",
+            table=weight.table,
         )
         self._side.join(weight.done)
         if self._staleness:

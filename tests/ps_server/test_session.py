@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps_server import messages as m
-from ps_server.errors import LocalProtocolError, RemoteProtocolError, SpecError
+from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
 from ps_server.session import Session
 from ps_server.settings import Consistency, StoreSpec, TableSpec
 
@@ -173,6 +173,11 @@ def test_only_rank_0_signals() -> None:
 def test_a_rank_beyond_the_store_is_an_error() -> None:
     with pytest.raises(SpecError, match="rank is 2"):
         session(rank=2)
+
+
+def test_a_worker_that_left_early_is_a_lost_peer() -> None:
+    with pytest.raises(PeerLost, match="worker 1 has left after 7 iterations"):
+        session().receive(0, m.Gone(1, 7))
 
 
 REMOTE_FAULTS = [

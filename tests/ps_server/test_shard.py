@@ -195,6 +195,24 @@ def test_a_shard_is_finished_when_all_have_left() -> None:
     assert shard.finished
 
 
+@pytest.mark.parametrize("late", [m.Push(0, 0, 0, 0.5, array(1, 1, 1, 1)), m.Gather(0, b"")], ids=str)
+@pytest.mark.parametrize("first", [False, True], ids=["before", "after"])
+def test_who_goes_on_hears_of_a_worker_that_has_left(first: bool, late: m.Message) -> None:
+    shard = joined(store(workers=3))
+    steps = [(1, m.Leave()), (0, late)]
+    told = [
+        out for rank, message in steps[:: -1 if first else 1] for out in shard.handle(peer(rank), message)
+    ]
+    assert told == [Outgoing(peer(0), m.Gone(1, 0))]
+
+
+def test_nobody_is_missed_after_the_same_number_of_iterations() -> None:
+    shard = joined(store())
+    for rank in (0, 1):
+        shard.handle(peer(rank), m.Push(0, 0, 0, 0.5, array(1, 1, 1, 1)))
+    assert [shard.handle(peer(rank), m.Leave()) for rank in (0, 1)] == [[], []]
+
+
 G = array(1, 1, 1, 1)
 ANOTHER_RATE = m.Push(0, 0, 0, 2.0, G)
 ILLEGAL: dict[str, tuple[StoreSpec, int, list[m.Message]]] = {

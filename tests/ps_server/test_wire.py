@@ -66,6 +66,7 @@ MESSAGES = [
     m.Signal(m.SignalKind.STOP, 12),
     m.Leave(),
     m.Fault("no such chunk"),
+    m.Gone(1, 7),
 ]
 
 

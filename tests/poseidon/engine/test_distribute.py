@@ -21,7 +21,7 @@ from poseidon.engine.workplace import Workplace
 from poseidon.errors import UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
-from ps_server import ServerError, SignalKind
+from ps_server import PeerLost, ServerError, SignalKind
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
@@ -266,6 +266,15 @@ def test_a_stop_ends_all_loops_after_the_same_step() -> None:
         together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
     assert len(set(stopped.values())) == 1
     assert set(stopped) == {0, 1}
+
+
+def test_who_makes_more_steps_than_another_worker_hears_of_it() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        for _ in range(2 + group.rank):
+            a_step(module, group, torch.ones(2, 3))
+
+    with pytest.raises(PeerLost, match=r"worker 0 has left after 2 iterations, and worker 1 goes on"):
+        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
 
 
 # -- misuse ------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def workers(
 
 
 def next_round(peers: Peers) -> Round:
-    return peers.wait(lambda: peers.session.take(0), "a round")
+    return peers.wait(lambda: peers.session.take(0), "a round did not come", table=0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -76,7 +76,7 @@ def test_what_a_stranger_says_is_dropped_and_changes_nothing() -> None:
         for frames in (factors, encode(Join(1, b"another secret")), factors, [b"rubbish"]):
             while not stranger.send(0, frames):
                 stranger.receive(0.01)
-        peers[0].wait(lambda: True if peers[0].dropped == 4 else None, "the stranger was not heard")
+        peers[0].wait(lambda: True if peers[0].dropped == 4 else None, "the stranger was not heard", table=0)
         peers[1].connect([each.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, pair(rank))
@@ -109,7 +109,9 @@ def test_with_keys_only_those_of_the_job_are_heard() -> None:
 def test_a_worker_that_says_nothing_is_a_timeout_with_its_reason() -> None:
     with workers(2, timeout_s=0.05) as peers:
         peers[0].broadcast(0, pair(1))
-        with pytest.raises(StalenessTimeout, match="a round within"):
+        with pytest.raises(
+            StalenessTimeout, match=r"a round did not come within 0\.05 s; missing: worker 1$"
+        ):
             next_round(peers[0])
 
 
