@@ -8,63 +8,40 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from poseidon import __version__
-from poseidon.cli import (
-    compute_image_mean,
-    convert_cifar,
-    convert_imageset,
-    convert_mnist,
-    convert_mnist_siamese,
-    device_query,
-    download_model_binary,
-    draw_net,
-    extract_features,
-    kill,
-    logs,
-    parse_log,
-    partition_data,
-    plot,
-    prepare_cifar10,
-    ps,
-    run,
-    stats,
-    test,
-    time,
-    train,
-    upgrade_net_proto_binary,
-    upgrade_net_proto_text,
-    upgrade_solver_proto_text,
-)
 from poseidon.errors import PoseidonError
 
 COMMANDS = (
-    train,
-    run,
-    test,
-    time,
-    extract_features,
-    download_model_binary,
-    device_query,
-    draw_net,
-    kill,
-    ps,
-    logs,
-    stats,
-    parse_log,
-    plot,
-    partition_data,
-    prepare_cifar10,
-    convert_cifar,
-    convert_imageset,
-    convert_mnist,
-    convert_mnist_siamese,
-    compute_image_mean,
-    upgrade_net_proto_binary,
-    upgrade_net_proto_text,
-    upgrade_solver_proto_text,
+    "train",
+    "run",
+    "worker",
+    "test",
+    "time",
+    "extract_features",
+    "download_model_binary",
+    "device_query",
+    "draw_net",
+    "kill",
+    "ps",
+    "logs",
+    "stats",
+    "parse_log",
+    "plot",
+    "partition_data",
+    "prepare_cifar10",
+    "convert_cifar",
+    "convert_imageset",
+    "convert_mnist",
+    "convert_mnist_siamese",
+    "compute_image_mean",
+    "upgrade_net_proto_binary",
+    "upgrade_net_proto_text",
+    "upgrade_solver_proto_text",
 )
+"""Each is a module of its own, which adds its parser and is imported only when it is asked for: some take seconds."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,15 +51,15 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of one command, or of all when that is none of them."""
     parser = _Parser(
         prog="poseidon", description="Distributed deep learning for clusters on ordinary Ethernet."
     )
     parser.add_argument("--version", action="version", version=f"poseidon {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    for name in (command,) if command in COMMANDS else COMMANDS:
+        import_module(f"poseidon.cli.{name}").add_parser(subparsers)
     return parser
 
 
@@ -94,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             `words`, in case it has to start itself again.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = build_parser().parse_args(words, argparse.Namespace(words=words))
+    parsed = build_parser(next(iter(words), None)).parse_args(words, argparse.Namespace(words=words))
     try:
         code: int = parsed.run(parsed)
     except PoseidonError as error:

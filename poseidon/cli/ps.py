@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _listing(here: Sequence[HostJob], far: Sequence[FarJob], with_hosts: bool) -> str:
     if not here and not far:
         return "no job is running"
-    rows = [(_HERE, *_row(job)) for job in here]
+    told = {job.seen.record for job in far}  # this machine may be one of the hosts
+    rows = [(_HERE, *_row(job)) for job in here if job.record not in told]
     rows += [(job.client.host, *_row(job.seen)) for job in far]
     lines = [("HOST", *_HEADER), *rows]
     return table(lines if with_hosts else [line[1:] for line in lines])

@@ -2,8 +2,8 @@
 
     python -m tests.support.job_launcher STATE_FOLDER JOB HOSTFILE
 
-Prints one JSON line with the pids of its processes when the job runs. A worker ends only when it is told to,
-and goes on without its launcher.
+Prints one JSON line with the pids of its processes, each on its own host, when the job runs. A worker ends only when
+it is told to, and goes on without its launcher. Other hosts are reached over SSH, with what HOME holds for that.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ import psutil
 
 from poseidon.cluster.background import StartReport
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import read_machinefile
+from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
-from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry
+from poseidon.cluster.process import Launcher, ProcessSpec
+from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
+from poseidon.cluster.remote_python import OwnPlaces
 from poseidon.cluster.settings import SupervisionSettings
+from poseidon.cluster.ssh import connect_all
+from poseidon.cluster.ssh_config import SshSettings
+from poseidon.cluster.ssh_launcher import Place, open_agents
 from poseidon.cluster.supervise import run_job
 from poseidon.errors import JobError
 from poseidon.settings import read_settings
 from tests.support.job_child import ENDLESS_WORKER, SHARD, child
+
+ROOT = Path(__file__).parents[2]
 
 
 class Reporter:
@@ -75,7 +81,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
         run_job(
             plan_job(clients, devices_per_client=("cpu",), channels=1),
             make_spec,
-            LocalLauncher(),
+            launcher_for(record),
             callbacks=Reporter(registry, job, report),
             settings=SupervisionSettings(),
             registration=Registration(registry, record),
@@ -84,6 +90,16 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
         report.failed(str(error), error.exit_code)
         return error.exit_code
     return 0
+
+
+def launcher_for(record: JobRecord) -> Launcher:
+    """Agents over SSH when a client is another machine."""
+    if all(is_loopback(client.host) for client in record.clients):
+        return LocalLauncher()
+    hosts = connect_all(record.clients, SshSettings())
+    own = OwnPlaces(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
+    places = {client: Place(host=host, own=own) for client, host in hosts.items()}
+    return open_agents(places, record_fields(record), record.job)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,14 @@ class SshHost:
         found = [process for process in psutil.process_iter() if _namespace(process.pid) == here]
         return [process for process in found if not _is_sshd(process)]
 
+    def processes_of(self, job: str) -> list[psutil.Process]:
+        """Those among them that have the id of a job among their arguments."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                found += [process] if job in process.cmdline() else []
+        return found
+
     def crash(self) -> None:
         """Kill everything on it at once. `start` boots it again."""
         self._init().kill()
