@@ -138,8 +138,11 @@ class Reporter:
         self._thread.start()
 
     def _beat(self) -> None:
+        turns = -1
         while not self._over.wait(ALIVE_S):
-            self.tell_statistics()
+            if self._server is not None and self._server.turns != turns:  # a shard that hangs shows no life
+                turns = self._server.turns
+                self.tell_statistics()
 
     def tell_statistics(self) -> None:
         """Tell what the shard has done so far."""

@@ -50,6 +50,8 @@ class Server:
         self._queues: dict[bytes, Schedule] = {}
         self._stopping = threading.Event()
         self._idle_limit_s: float | None = None
+        self.turns = 0
+        """How often `serve` has looked for messages: what does not grow hangs."""
 
     @property
     def address(self) -> str:
@@ -62,6 +64,7 @@ class Server:
         try:
             while not (self.shard.finished or self._stopping.is_set()):
                 batch = self._transport.receive(POLL_S)
+                self.turns += 1
                 self._handle(batch)
                 if self.shard.all_here:
                     self._transport.admit_no_more()

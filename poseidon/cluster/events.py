@@ -3,7 +3,9 @@
 A process says on standard output:
     {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound
     {"event": "ready"}                                              a worker that has its net and can connect
-    {"event": "alive"}                                              every two seconds, from all workers
+    {"event": "alive", "still_s": 0.1, "waited_s": 12.5}            every two seconds, from all workers: for how long
+                                                                    the loop has neither moved nor waited for others,
+                                                                    and how long it has waited in all
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;
                                                                     `poseidon.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
@@ -39,7 +41,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
-    """A heartbeat, or an event that only the callbacks understand."""
+    """A heartbeat, or an event that only the callbacks understand.
+
+    Attributes:
+        still_s: for how long the process's loop has neither moved nor waited for others; None: it does not say.
+    """
+
+    still_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +108,8 @@ def parse_event(fields: Mapping[str, object]) -> Event:
         return Done()
     if kind == "error":
         return _failed(fields)
-    return Alive()
+    still_s = fields.get("still_s") if kind == "alive" else None
+    return Alive(still_s=float(still_s) if isinstance(still_s, int | float) else None)
 
 
 def encode_command(do: str, **fields: object) -> bytes:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from poseidon.cluster.events import Done, Event, Failed, Listening, Progress, Ready, encode_command
+from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, Progress, Ready, encode_command
 from poseidon.cluster.job_steps import (
     Action,
     Cause,
@@ -52,6 +52,7 @@ class _Process:
 
     name: ProcessName
     heard_s: float
+    moved_s: float | None = None
     pid: int | None = None
     ready: bool = False
     address: str | None = None
@@ -173,6 +174,8 @@ class Supervision:
             process.address, process.ready = event.address, True
         elif isinstance(event, Ready):
             process.ready = True
+        elif isinstance(event, Alive):
+            process.moved_s = None if event.still_s is None else now - event.still_s
         elif isinstance(event, Progress):
             process.iteration, process.ready = event.iteration, True
         elif isinstance(event, Done):
@@ -232,6 +235,8 @@ class Supervision:
                 words = f"did not end within {patience.finish_timeout_s:g} s of finishing its work"
             elif process.ready and silent_s >= patience.stall_timeout_s:
                 words = f"has given no sign of life for {patience.stall_timeout_s:g} s{self._since(process)}"
+            elif process.moved_s is not None and now - process.moved_s >= patience.stall_timeout_s:
+                words = f"hangs: it has done nothing for {patience.stall_timeout_s:g} s{self._since(process)}"
             else:
                 continue
             remedy = Remedy.RESTART if process.ready else Remedy.RETRY
@@ -326,5 +331,7 @@ class Supervision:
         self._start_by_s += lost_s
         for process in self._processes.values():
             process.heard_s += lost_s
+            if process.moved_s is not None:
+                process.moved_s += lost_s
             if process.finish_by_s is not None:
                 process.finish_by_s += lost_s

@@ -17,9 +17,14 @@ LOGGER = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """One thread that writes what it is given."""
+    """One thread that writes what it is given.
 
-    def __init__(self) -> None:
+    Args:
+        on_wait: called every second while `submit` or `wait` waits.
+    """
+
+    def __init__(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        self._on_wait = on_wait
         self._thread: threading.Thread | None = None
         self._error: SnapshotError | None = None
 
@@ -46,9 +51,11 @@ class BackgroundWriter:
             raise error
 
     def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._thread is not None:
+            self._thread.join(1.0)
+            if not self._thread.is_alive():
+                self._thread = None
+            self._on_wait()
 
     def _run(self, write: Callable[[], None]) -> None:
         self._error = None

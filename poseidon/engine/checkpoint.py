@@ -109,7 +109,7 @@ class Checkpoint:
         self._workers = workers
         self._worker_history = worker_history
         self._saving = saving or Saving()
-        self._writer = BackgroundWriter()
+        self._writer = BackgroundWriter(self._saving.on_wait)
 
     def save(
         self,

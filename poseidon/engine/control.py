@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
+from poseidon.exchange.pulse import Pulse
 from ps_server import ServerError, SignalKind
 
 LOGGER = logging.getLogger("poseidon.engine.worker")
@@ -44,6 +45,8 @@ class Control:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.pulse = Pulse()
+        """Of the loop that this process is for."""
         self.gone = threading.Event()
         """Set once the launcher has gone."""
 
@@ -109,4 +112,5 @@ class Control:
 
     def _beat(self) -> None:
         while not self._over.wait(ALIVE_S):
-            self.tell("alive")
+            reading = self.pulse.read()
+            self.tell("alive", still_s=round(reading.still_s, 1), waited_s=round(reading.waited_s, 3))

@@ -32,7 +32,9 @@ class Saving:
     Attributes:
         keep: how many of this run stay on disk, the newest; 0: all.
         on_written: told of each once it is whole, from the thread that wrote it.
+        on_wait: told every second while the loop waits for the disk.
     """
 
     keep: int = 0
     on_written: Callable[[Written], None] = lambda written: None
+    on_wait: Callable[[], None] = lambda: None

@@ -34,6 +34,7 @@ from poseidon.engine.trainer import LoopSettings, Trainer
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings, History
 from poseidon.exchange.build import Built, build_exchange
+from poseidon.exchange.pulse import PulsingExchange
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink
@@ -123,23 +124,30 @@ class Worker:
             rank=rank,
             workers=document.workers,
             worker_history=document.staleness > 0 and document.shards > 0,
-            saving=Saving(keep=document.snapshot_keep, on_written=self._tell_snapshot),
+            saving=Saving(
+                keep=document.snapshot_keep, on_written=self._tell_snapshot, on_wait=self._control.pulse.beat
+            ),
         )
         start, histories = self._starting_point(solver, replica, checkpoint)
         trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
         self._control.tell("ready")
-        built = build_exchange(
-            replica.trained,
-            ExchangeSettings(
-                clip=settings.clip, gradient_scale=1.0 / settings.iter_size, start_clock=start.iteration
-            ),
-            membership(document),
-            self._control.await_connect,
-            trace=trace,
-        )
+        pulse = self._control.pulse
+        pulse.start()
+        with pulse.waiting():
+            built = build_exchange(
+                replica.trained,
+                ExchangeSettings(
+                    clip=settings.clip, gradient_scale=1.0 / settings.iter_size, start_clock=start.iteration
+                ),
+                membership(document),
+                self._control.await_connect,
+                trace=trace,
+            )
         layers = replica.train.layer_modules
         seen = Observation(built, layers, trace, self._control.tell, writes_log=rank == 0)
-        exchange = seen.exchange
+        exchange = PulsingExchange(seen.exchange, pulse)
+        for net in (replica.train, *(test for _, test in replica.tests)):
+            net.register_forward_pre_hook(lambda *_: pulse.beat())
         try:
             exchange.open(histories)
             self._control.obey(exchange, rank)
@@ -148,6 +156,7 @@ class Worker:
             with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
                 trainer.run()
         finally:
+            pulse.stop()
             seen.close()
 
     def _starting_point(

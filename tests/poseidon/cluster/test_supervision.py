@@ -350,6 +350,32 @@ def test_settings_are_checked(name: str, value: float) -> None:
         SupervisionSettings(**{name: value})  # type: ignore[arg-type]
 
 
+def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
+    job = Job().run()
+    job.hear(WORKER_1, Progress(iteration=57))
+    for second in range(40):
+        job.hear(WORKER_0, Alive(still_s=0.0))
+        job.hear(WORKER_1, Alive(still_s=second / 4))
+        assert job.state is JobState.RUNNING
+        job.wait(0.25, alive=(SHARD,))
+    job.hear(WORKER_1, Alive(still_s=10.0))
+    assert job.state is JobState.FAILING
+    assert (
+        "worker 1 (client 1, node1, pid 102) hangs: it has done nothing for 10 s (the last at iteration 57)"
+        in job.error
+    )
+
+
+def test_a_slow_loop_is_no_hang() -> None:
+    job = Job().run()
+    for _ in range(20):
+        job.hear(WORKER_1, Alive(still_s=9.0))
+        job.wait(0.5, alive=(SHARD, WORKER_0))
+        job.hear(WORKER_1, Alive(still_s=0.0))
+        job.wait(5, alive=(SHARD, WORKER_0))
+    assert job.state is JobState.RUNNING
+
+
 def killed_worker(job: Job) -> None:
     job.run().exit(WORKER_1, -9)
 
