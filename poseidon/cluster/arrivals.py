@@ -23,12 +23,16 @@ class HostPlan:
         address: its own.
         host: its name.
         tasks: how many of the tasks run there.
+        python: the interpreter of the task that leads it.
+        folder: where that was started.
     """
 
     rank: int
     address: str
     host: str
     tasks: int
+    python: str = ""
+    folder: str = ""
 
 
 def objection_to(arrival: Arrival, others: Sequence[Arrival], *, size: int, version: str) -> str | None:
@@ -75,5 +79,13 @@ def hosts_of(arrivals: Sequence[Arrival]) -> tuple[HostPlan, ...]:
             "(--nproc_per_node, --ntasks-per-node, slots)"
         )
     return tuple(
-        HostPlan(rank=task.rank, address=task.address, host=task.host, tasks=each) for task in leaders
+        HostPlan(
+            rank=task.rank,
+            address=task.address,
+            host=task.host,
+            tasks=each,
+            python=task.python,
+            folder=task.folder,
+        )
+        for task in leaders
     )

@@ -75,6 +75,8 @@ class Arrival:
         local_rank: on its host.
         address: its own, on the way to rank 0.
         host: its host's name.
+        python: its interpreter.
+        folder: where it was started.
     """
 
     version: str
@@ -83,11 +85,14 @@ class Arrival:
     local_rank: int
     address: str
     host: str
+    python: str = ""
+    folder: str = ""
 
     def message(self) -> Message:
         """What says so."""
         numbers = (str(self.rank), str(self.size), str(self.local_rank))
-        return Message(kind=Kind.HERE, words=(self.version, *numbers, self.address, self.host))
+        places = (self.address, self.host, self.python, self.folder)
+        return Message(kind=Kind.HERE, words=(self.version, *numbers, *places))
 
 
 class WordError(ValueError):
@@ -100,9 +105,9 @@ def arrival_in(message: Message) -> Arrival:
     Raises:
         WordError: it tells none.
     """
-    if message.kind is not Kind.HERE or len(message.words) != 6:
-        raise WordError("expected HERE with six words")
-    version, rank, size, local_rank, address, host = message.words
+    if message.kind is not Kind.HERE or len(message.words) != 8:
+        raise WordError("expected HERE with eight words")
+    version, rank, size, local_rank, address, host, python, folder = message.words
     if not all(text.isdecimal() and text.isascii() and len(text) < 7 for text in (rank, size, local_rank)):
         raise WordError("a rank is no number")
     return Arrival(
@@ -112,6 +117,8 @@ def arrival_in(message: Message) -> Arrival:
         local_rank=int(local_rank),
         address=address,
         host=host,
+        python=python,
+        folder=folder,
     )
 
 

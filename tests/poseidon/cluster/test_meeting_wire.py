@@ -27,7 +27,9 @@ def test_there_and_back(message: Message) -> None:
 
 
 def test_arrivals_there_and_back() -> None:
-    arrival = Arrival(version="1", rank=3, size=4, local_rank=1, address="10.0.0.1", host="node 1")
+    arrival = Arrival(
+        version="1", rank=3, size=4, local_rank=1, address="10.0.0.1", host="node 1", python="/p", folder="/f"
+    )
     assert arrival_in(decode(encode(arrival.message()))) == arrival
 
 
@@ -61,7 +63,7 @@ def test_noise_is_refused_or_decoded(head: bytes, payload: bytes) -> None:
         decode([head, payload])
 
 
-@pytest.mark.parametrize("words", [(), ("1", "0", "1", "0", "a"), ("1", "x", "1", "0", "a", "h")])
+@pytest.mark.parametrize("words", [(), ("1", "0", "1", "0", "a"), ("1", "x", "1", "0", "a", "h", "p", "f")])
 def test_what_is_no_arrival(words: tuple[str, ...]) -> None:
     with pytest.raises(WordError):
         arrival_in(Message(kind=Kind.HERE, words=words))
