@@ -74,9 +74,10 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """Input: the user wants training to stop, or a snapshot."""
+    """Input: the user wants training to stop, or a snapshot; `within_s` seconds, where somebody ends it then anyway."""
 
     effect: SignalEffect
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ class SupervisionSettings:
         grace_s: from SIGTERM to SIGKILL.
         collect_s: to wait for a better cause than the first one heard.
         finish_timeout_s: from a process's last task to its exit.
+        term_deadline_s: from SIGTERM to the end of the job, its last snapshot included.
         sigint_effect: what Ctrl-C does.
         sighup_effect: what a hang-up does.
     """
@@ -38,11 +39,12 @@ class SupervisionSettings:
     grace_s: float = 3.0
     collect_s: float = 0.5
     finish_timeout_s: float = 30.0
+    term_deadline_s: float = 25.0  # Slurm and Kubernetes kill after 30
     sigint_effect: SignalEffect = SignalEffect.STOP
     sighup_effect: SignalEffect = SignalEffect.SNAPSHOT
 
     def __post_init__(self) -> None:
-        for name in ("start_timeout_s", "stall_timeout_s", "finish_timeout_s"):
+        for name in ("start_timeout_s", "stall_timeout_s", "finish_timeout_s", "term_deadline_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
         for name in ("grace_s", "collect_s"):

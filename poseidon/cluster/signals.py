@@ -18,22 +18,23 @@ from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 class SignalRequests:
     """Catches SIGINT, SIGHUP and SIGTERM while it is entered.
 
-    SIGINT and SIGHUP do what the settings say; SIGTERM is a request to stop. Only the main thread can
+    SIGINT and SIGHUP do what the settings say; SIGTERM is a request to stop within a
+    deadline: whoever sends it will soon do worse. Only the main thread can
     catch signals: entered in another one, this stays empty.
     """
 
     def __init__(self, settings: SupervisionSettings) -> None:
-        self._effects = {
-            signal.SIGINT: settings.sigint_effect,
-            signal.SIGHUP: settings.sighup_effect,
-            signal.SIGTERM: SignalEffect.STOP,
+        self._requests = {
+            signal.SIGINT: Requested(effect=settings.sigint_effect),
+            signal.SIGHUP: Requested(effect=settings.sighup_effect),
+            signal.SIGTERM: Requested(effect=SignalEffect.STOP, within_s=settings.term_deadline_s),
         }
-        self._received: deque[SignalEffect] = deque(maxlen=16)
+        self._received: deque[Requested] = deque(maxlen=16)
         self._before: dict[signal.Signals, signal.Handlers | None] = {}
 
     def __enter__(self) -> SignalRequests:
         if threading.current_thread() is threading.main_thread():
-            for number in self._effects:
+            for number in self._requests:
                 self._before[number] = signal.signal(number, self._receive)  # type: ignore[assignment]
         return self
 
@@ -50,8 +51,8 @@ class SignalRequests:
         """The requests since the last call, in order."""
         taken = []
         while self._received:
-            taken.append(Requested(effect=self._received.popleft()))
+            taken.append(self._received.popleft())
         return taken
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(self._effects[signal.Signals(number)])
+        self._received.append(self._requests[signal.Signals(number)])

@@ -13,6 +13,7 @@ Laws:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -105,6 +106,7 @@ class Supervision:
         self._state = JobState.STARTING
         self._connected = False
         self._stop_requested = False
+        self._stop_by_s = math.inf
         self._ending: _Ending | None = None
 
     @property
@@ -164,7 +166,7 @@ class Supervision:
         elif isinstance(what, Exited):
             self._see_exit(self._processes[what.name], what, now)
         elif isinstance(what, Requested):
-            actions += self._request(what.effect, now)
+            actions += self._request(what, now)
         self._watch_clocks(now)
         return actions + self._advance(now)
 
@@ -206,7 +208,8 @@ class Supervision:
         lost = exited.status < 0 or process.ready
         self._fail_of(process, rank, words + last, now, Remedy.RESTART if lost else Remedy.NONE)
 
-    def _request(self, effect: SignalEffect, now: float) -> list[Action]:
+    def _request(self, what: Requested, now: float) -> list[Action]:
+        effect = what.effect
         if effect is SignalEffect.SNAPSHOT and self._state is JobState.RUNNING:
             return [Send(name=self._workers[0].name, line=encode_command("snapshot"))]
         if effect is not SignalEffect.STOP or self._state is JobState.FINISHING:
@@ -216,6 +219,10 @@ class Supervision:
         if self._state is JobState.STARTING:
             self._fail(Cause(rank=CauseRank.ROOT, sentence="the job was stopped before it had started"), now)
             return []
+        if what.within_s is not None:
+            self._stop_by_s = min(self._stop_by_s, now + what.within_s)
+        if self._stop_requested and what.within_s is not None:
+            return []  # it is under way, and has its deadline
         if self._stop_requested:
             sentence = "the job was ended at once by a second request to stop; iterations since the last snapshot are lost"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
@@ -227,6 +234,13 @@ class Supervision:
         if self._state in (JobState.FAILING, JobState.ENDED):
             return
         patience = self._settings
+        if now >= self._stop_by_s:
+            sentence = (
+                f"the job did not end within {patience.term_deadline_s:g} s of SIGTERM; "
+                "iterations since the last snapshot are lost"
+            )
+            self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
+            return
         for process in [process for process in self._processes.values() if process.running]:
             silent_s = now - process.heard_s
             if not process.ready and now >= self._start_by_s:
@@ -329,6 +343,7 @@ class Supervision:
         if lost_s <= LONGEST_PAUSE_S:
             return
         self._start_by_s += lost_s
+        # `_stop_by_s` stays: whoever sent SIGTERM does not wait longer for that.
         for process in self._processes.values():
             process.heard_s += lost_s
             if process.moved_s is not None:

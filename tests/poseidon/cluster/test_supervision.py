@@ -376,6 +376,29 @@ def test_a_slow_loop_is_no_hang() -> None:
     assert job.state is JobState.RUNNING
 
 
+TERM = Requested(effect=SignalEffect.STOP, within_s=25.0)
+
+
+def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
+    job = Job().run()
+    assert commands(job.take(TERM)) == [("worker 0", {"do": "stop"})]
+    assert job.take(TERM) == []  # a scheduler may say it again
+    assert not terminated(job.wait(24.5, alive=ALL))
+    assert job.state is JobState.RUNNING
+    assert terminated(job.wait(1, alive=ALL)) == ["shard 0", "worker 0", "worker 1"]
+    assert (
+        job.error == "the job did not end within 25 s of SIGTERM; iterations since the last snapshot are lost"
+    )
+
+
+def test_sigterm_gives_a_stop_that_is_under_way_its_deadline() -> None:
+    job = Job().run()
+    job.take(STOP)
+    assert job.take(TERM) == []
+    job.wait(26, alive=ALL)
+    assert "within 25 s of SIGTERM" in job.error
+
+
 def killed_worker(job: Job) -> None:
     job.run().exit(WORKER_1, -9)
 
