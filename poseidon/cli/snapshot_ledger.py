@@ -7,8 +7,10 @@ from one whose checksums agree at that moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+from poseidon.cli.snapshot_copies import SnapshotCopies
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.restarts import StartingPoint
 from poseidon.cluster.supervise import JobCallbacks
@@ -21,11 +23,15 @@ class SnapshotLedger:
     Args:
         inner: hears everything too.
         warn: told, in a sentence, of each snapshot that is passed over.
+        copies: brings snapshots here that are written on another machine; None: they are written here.
     """
 
-    def __init__(self, inner: JobCallbacks, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, inner: JobCallbacks, warn: Callable[[str], None], copies: SnapshotCopies | None = None
+    ) -> None:
         self._inner = inner
         self._warn = warn
+        self._copies = copies
         self._written: dict[int, Path] = {}
 
     def on_started(self) -> None:
@@ -37,8 +43,14 @@ class SnapshotLedger:
         if event.get("event") == "snapshot" and name.role is Role.WORKER and name.index == 0:
             state, iteration = event.get("state"), event.get("iteration")
             if isinstance(state, str) and isinstance(iteration, int):
-                self._written[iteration] = Path(state)
+                self._enter(iteration, state)
         self._inner.on_event(name, event)
+
+    def _enter(self, iteration: int, state: str) -> None:
+        if self._copies is None:
+            self._written[iteration] = Path(state)
+        else:
+            self._copies.want(state, partial(self._written.__setitem__, iteration))
 
     def on_log(self, name: ProcessName, line: str) -> None:
         """See `JobCallbacks`."""
@@ -50,6 +62,8 @@ class SnapshotLedger:
         Args:
             origin: where the job began.
         """
+        if self._copies is not None:
+            self._copies.settle()
         for iteration, state in sorted(self._written.items(), reverse=True):
             wrong = (
                 damage(state) if sums_path(state).exists() else f"{state} is not whole: it has no checksums"

@@ -1,0 +1,57 @@
+"""Disturbs jobs at random moments, and looks how they end: with the weights of an undisturbed run, or with one sentence.
+
+python benchmarks/chaos.py --runs=30
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.chaos_runs.faults import draw  # noqa: E402
+from benchmarks.chaos_runs.local import LocalScene  # noqa: E402
+from benchmarks.chaos_runs.verdict import read_lines, table, to_line  # noqa: E402
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; returns 0 when every run ended as it must."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=30, help="how many (30)")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first (0)")
+    parser.add_argument("--clients", type=int, default=2, help="clients of each job (2)")
+    parser.add_argument("--iterations", type=int, default=700, help="iterations of each job (700)")
+    parser.add_argument(
+        "--folder", type=Path, help="keeps data, logs and results there; later calls add theirs"
+    )
+    flags = parser.parse_args(arguments)
+    if flags.folder:
+        return run(flags, flags.folder)
+    with tempfile.TemporaryDirectory(prefix="poseidon-chaos-") as folder:
+        return run(flags, Path(folder))
+
+
+def run(flags: argparse.Namespace, folder: Path) -> int:
+    """Make the runs, add them to those of the folder, and print the table of all."""
+    scene = LocalScene(folder.absolute(), flags.clients, flags.iterations)
+    print(f"undisturbed: {scene.undisturbed():.1f} s", file=sys.stderr, flush=True)
+    results = folder / "runs.jsonl"
+    for seed in range(flags.first, flags.first + flags.runs):
+        ended = scene.run(seed, draw(seed, scene.kinds, scene.clients))
+        with results.open("a", encoding="utf-8") as file:
+            file.write(to_line(ended))
+        print(f"{'good' if ended.good else 'BAD '} {table([ended])[-1]}", file=sys.stderr, flush=True)
+    runs = read_lines(results.read_text(encoding="utf-8"))
+    good = sum(each.good for each in runs)
+    print("\n".join([*table(runs), "", f"{good} of {len(runs)} as they must"]))
+    return 0 if good == len(runs) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,61 @@
+"""What happens to a job, and when: drawn from a seed, so that a run can be made again.
+
+Law: pure. A fault is drawn without a look at the job.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What happens."""
+
+    WORKER = "kill -9 a worker"
+    SHARD = "kill -9 a shard"
+    CLIENT = "kill -9 all processes of a client"
+    STOPPED = "stop a worker (SIGSTOP)"
+    LAUNCHER = "kill -9 the launcher"
+    AGENT = "kill -9 a host's agent"
+    HOST = "a host loses its power"
+    CUT_1 = "a link is down for 1 s"
+    CUT_5 = "a link is down for 5 s"
+    CUT_60 = "a link is down for 60 s"
+
+
+LOCAL = (Kind.WORKER, Kind.SHARD, Kind.CLIENT, Kind.STOPPED, Kind.LAUNCHER)
+FAR = (
+    Kind.WORKER, Kind.SHARD, Kind.CLIENT, Kind.AGENT, Kind.HOST, Kind.CUT_1, Kind.CUT_5, Kind.CUT_60, Kind.LAUNCHER,
+)  # fmt: skip
+CUT_S = {Kind.CUT_1: 1.0, Kind.CUT_5: 5.0, Kind.CUT_60: 60.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        kind: what happens.
+        client: to which client.
+        after: when, as a part of the time that an undisturbed job takes; 0 is the start of the command.
+    """
+
+    kind: Kind
+    client: int
+    after: float
+
+
+def draw(seed: int, kinds: tuple[Kind, ...], clients: int) -> Fault:
+    """The fault of a seed: kinds come in turn, so that each has its share; the moment and the client are random.
+
+    Args:
+        seed: 0, 1, ...
+        kinds: to choose from.
+        clients: how many there are.
+    """
+    dice = random.Random(seed)
+    return Fault(
+        kind=kinds[seed % len(kinds)], client=dice.randrange(clients), after=dice.uniform(0.05, 0.95)
+    )

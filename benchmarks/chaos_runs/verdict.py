@@ -1,0 +1,90 @@
+"""How a disturbed job has ended, and the table of them all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from benchmarks.chaos_runs.faults import Fault, Kind
+
+_REPEATED = re.compile(r"at least (\d+) iterations? repeated")
+_RESTARTS = re.compile(r"after (\d+) restarts?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """One run.
+
+    Attributes:
+        seed: of its fault.
+        fault: what happened.
+        at_s: when it happened, after the start of the command.
+        took_s: from the fault to the end of the command; of a killed launcher, to that of its job's last process.
+        status: exit status of the command.
+        last: its last line.
+        traceback: whether it showed one.
+        same_bits: whether the weights are those of the undisturbed run; None: there are none.
+        left: processes of the job that are left on any host.
+    """
+
+    seed: int
+    fault: Fault
+    at_s: float
+    took_s: float
+    status: int
+    last: str
+    traceback: bool
+    same_bits: bool | None
+    left: int
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        found = _RESTARTS.search(self.last)
+        return int(found[1]) if found else 0
+
+    @property
+    def good(self) -> bool:
+        """It ended with the right weights, or with a sentence; and left nothing."""
+        if self.left or self.traceback:
+            return False
+        return self.same_bits is True if self.status == 0 else bool(self.last) or self.status < 0
+
+    @property
+    def words(self) -> str:
+        """The end, for the table."""
+        if self.status == 0:
+            repeated = _REPEATED.search(self.last)
+            again = f", {repeated[1]} iterations repeated" if repeated else ""
+            return f"finished, {self.restarts} restart{'' if self.restarts == 1 else 's'}{again}"
+        if self.status < 0:
+            return f"the launcher was killed; its processes ended within {self.took_s:.0f} s"
+        return f"exit {self.status}: {self.last}"
+
+
+def to_line(run: Ended) -> str:
+    """A run as a line of JSON."""
+    return json.dumps({**asdict(run), "fault": {**asdict(run.fault), "kind": run.fault.kind.value}}) + "\n"
+
+
+def read_lines(text: str) -> list[Ended]:
+    """What `to_line` wrote: the latest run of each seed, in order."""
+    runs = {}
+    for line in text.splitlines():
+        fields = json.loads(line)
+        fault = Fault(**{**fields.pop("fault"), "kind": Kind(json.loads(line)["fault"]["kind"])})
+        runs[fields["seed"]] = Ended(**fields, fault=fault)
+    return [runs[seed] for seed in sorted(runs)]
+
+
+def table(runs: Sequence[Ended]) -> list[str]:
+    """Markdown, a row a run."""
+    lines = ["| run | fault | client | at | end | weights | left |", "|---|---|---|---|---|---|---|"]
+    for run in runs:
+        bits = {True: "same bits", False: "OTHER BITS", None: "-"}[run.same_bits]
+        lines.append(
+            f"| {run.seed} | {run.fault.kind.value} | {run.fault.client} | {run.at_s:.1f} s | {run.words} | {bits} | {run.left} |"
+        )
+    return lines
