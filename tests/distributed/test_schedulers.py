@@ -1,0 +1,177 @@
+"""Jobs whose tasks were started by something else: torchrun itself, and processes with the variables of Slurm and Open MPI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poseidon.snapshot.caffemodel import read_model
+from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
+from tests.support.training import write_definitions
+from tests.support.trainings import environment, make_data
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 120.0
+ITERATIONS = 6
+JOB = ("train", "--solver=solver.prototxt", "--output=out")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def words(*job: str, key: str = "key") -> list[str]:
+    """What an engine starts as each task."""
+    return [sys.executable, "-m", "poseidon", "worker", f"--key_file={key}", "--meeting_timeout=60", *job]
+
+
+def slurm(rank: int, size: int, master: str, port: int) -> dict[str, str]:
+    """The variables of one task on each node."""
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(size),
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": master,
+        "MASTER_PORT": str(port),
+    }
+
+
+def open_mpi(rank: int, size: int, port: int) -> dict[str, str]:
+    """The variables of tasks on this machine, each as if on a host of its own."""
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+@contextmanager
+def tasks(
+    folder: Path, argv: Sequence[Sequence[str]], variables: Sequence[Mapping[str, str]]
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """One process for each, ended with the block."""
+    started = [
+        subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**environment(folder), **more},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words, more in zip(argv, variables, strict=True)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def ends(started: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit status and standard error of each."""
+    said = [process.communicate(timeout=WAIT_S)[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+def weights(folder: Path) -> dict[str, list[np.ndarray]]:
+    return dict(read_model(folder / f"snap_iter_{ITERATIONS}.caffemodel"))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, definitions and a key."""
+    folder = tmp_path_factory.mktemp("job")
+    make_data(folder)
+    write_definitions(folder, batch=5, extra=f"max_iter: {ITERATIONS}")
+    argv = [sys.executable, "-m", "poseidon", "worker", "--new_key=key"]
+    subprocess.run(argv, cwd=folder, env=environment(folder), check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(prepared: Path) -> dict[str, list[np.ndarray]]:
+    """The weights of two tasks that torchrun has started on one host."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    with tasks(prepared, [[*torchrun, *words(*JOB)[2:]]], [{}]) as started:
+        ((status, said),) = ends(started)
+    assert status == 0, said
+    assert "1 client, 2 workers, 0 shards" in said
+    return weights(prepared)
+
+
+def test_torchrun(by_torchrun: dict[str, list[np.ndarray]]) -> None:
+    assert list(by_torchrun) == ["data", "conv", "pool", "relu", "ip", "loss"]
+
+
+@NEEDS_HOSTS
+def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
+    prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path
+) -> None:
+    port = free_port()
+    with SshHosts(tmp_path, 2) as hosts:
+        for host in hosts:
+            shutil.copytree(
+                prepared, host.outside("/root/work"), ignore=shutil.ignore_patterns("snap*", "out")
+            )
+        inside = {"PYTHONPATH": str(ROOT), "POSEIDON_HOME": "/root/home"}
+        argv = []
+        for rank, host in enumerate(hosts):
+            own = {**inside, **slurm(rank, 2, hosts[0].name, port)}
+            own_words = [f"{name}={value}" for name, value in own.items()]
+            argv.append(host.command(["env", "--chdir=/root/work", *own_words, *words(*JOB)]))
+        with tasks(tmp_path, argv, [{}, {}]) as started:
+            ended = ends(started)
+        assert [status for status, _ in ended] == [0, 0], ended
+        assert "2 clients, 2 workers, 2 shards" in ended[0][1] and not ended[1][1]
+        assert [host.processes() for host in hosts] == [[], []]
+        found = weights(hosts[0].outside("/root/work"))
+    for layer, blobs in by_torchrun.items():
+        for mine, theirs in zip(found[layer], blobs, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_a_mistake_in_the_job_is_told_once_and_ends_all_tasks(prepared: Path) -> None:
+    port = free_port()
+    job = words("train", "--solver=solver.prototxt", "--snapshot=none.solverstate")
+    with tasks(prepared, [job] * 2, [open_mpi(rank, 2, port) for rank in range(2)]) as started:
+        ended = ends(started)
+    assert [status for status, _ in ended] == [1, 1]
+    assert ended[0][1] == "poseidon worker: --snapshot: there is no file none.solverstate\n"
+    assert ended[1][1] == ""
+
+
+def test_a_task_that_is_asked_to_end_ends_the_job_with_a_snapshot(prepared: Path, tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    write_definitions(tmp_path, batch=5, extra="max_iter: 1000000")
+    port = free_port()
+    argv = [words("train", "--solver=solver.prototxt", "--output=out")] * 2
+    with tasks(tmp_path, argv, [open_mpi(rank, 2, port) for rank in range(2)]) as started:
+        assert started[0].stderr is not None
+        for line in started[0].stderr:
+            if "Iteration 4," in line:
+                break
+        os.kill(started[1].pid, signal.SIGTERM)
+        ended = ends(started)
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert "stopped at iteration" in ended[0][1]
+    assert list(tmp_path.glob("snap_iter_*.solverstate"))
