@@ -20,7 +20,7 @@ import torch
 
 from poseidon import log
 from poseidon.cli.job import START_TIMEOUT_S
-from poseidon.cli.launching import child_environment, read_clients, register_job
+from poseidon.cli.launching import child_environment, read_clients, register_job, require_near
 from poseidon.cli.net_flags import add_flag, add_import_flag, one_device, weight_files
 from poseidon.cli.progress import progress_bar
 from poseidon.cli.terminal import Terminal
@@ -162,6 +162,7 @@ def _run_job(flags: argparse.Namespace) -> int:
     if flags.num_app_threads < 1:
         raise UsageError(f"--num_app_threads is {flags.num_app_threads}, expected 1 or more")
     clients = read_clients(flags.hostfile, channels=1)
+    require_near(flags.hostfile, clients)
     devices = devices_from_flag(flags.gpu, available=torch.cuda.device_count())
     if devices == ("cpu",):
         devices *= flags.num_app_threads

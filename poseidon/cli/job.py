@@ -19,15 +19,20 @@ from pathlib import Path
 
 from poseidon.cli.encryption import add_encryption_flags, check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
-from poseidon.cli.launching import Site, child_environment, read_clients, register_job
+from poseidon.cli.launching import ClosingLauncher, Site, child_environment, read_clients, register_job
 from poseidon.cli.log_files import LogFiles
 from poseidon.cli.restarting import Restarting
+from poseidon.cli.snapshot_copies import SnapshotCopies
 from poseidon.cli.snapshot_ledger import SnapshotLedger
+from poseidon.cli.ssh_site import Parcel, SshSite, add_ssh_flags, site_of
 from poseidon.cli.statistics_file import StatisticsFile
+from poseidon.cli.straggler_watch import StragglerWatch
 from poseidon.cli.terminal import Shown, Terminal
+from poseidon.cluster.agent_launcher import AgentLauncher
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
+from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import is_loopback, socket_host
+from poseidon.cluster.machinefile import Client, is_loopback
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
 from poseidon.cluster.registry import Registration, new_job_id
@@ -39,6 +44,7 @@ from poseidon.engine.document import WorkerDocument
 from poseidon.engine.preflight import obstacle_to
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.proto.shipped import portable
 from poseidon.settings import read_settings
 
 START_TIMEOUT_S = 180.0
@@ -74,6 +80,7 @@ def add_job_flags(flag: Callable[..., None]) -> None:
     flag(
         "num_comm_channels_per_client", type=int, default=1, metavar="C", help="server shards per client (1)"
     )
+    add_ssh_flags(flag)
     add_exchange_flags(flag)
     add_encryption_flags(flag)
     effects = [effect.value for effect in SignalEffect]
@@ -92,7 +99,14 @@ def add_job_flags(flag: Callable[..., None]) -> None:
         type=float,
         default=120.0,
         metavar="S",
-        help="a process silent this long has failed (120)",
+        help="a process that is silent or does nothing for this long has failed (120)",
+    )
+    flag(
+        "term_deadline",
+        type=float,
+        default=25.0,
+        metavar="S",
+        help="seconds from SIGTERM to the end of the job, its last snapshot included (25)",
     )
     flag(
         "max_restarts",
@@ -149,7 +163,11 @@ class Job(ABC):
         if flags.threads is not None and flags.threads < 1:
             raise UsageError(f"--threads={flags.threads}: expected 1 or more")
         self._kind = exchange_kind(flags)
+        self._devices = devices
         self._site: Site | None = getattr(flags, "site", None)
+        if self._site is None:
+            clients = read_clients(flags.hostfile, flags.num_comm_channels_per_client)
+            self._here, self._site = clients, site_of(flags, clients)
         self._plan = self._make_plan(devices)
         self._id = flags.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self._output = Path(flags.output or Path("output") / self._id).absolute()
@@ -158,6 +176,8 @@ class Job(ABC):
         self._token, self._keys = secrets.token_hex(32), new_keys(flags, self._plan)
         self._point, self._attempt = self.origin, 0
         self._meeting_places: dict[int, str] = {}
+        self._far: AgentLauncher | None = None
+        self._brought: dict[int, dict[Path, str]] = {}
 
     @abstractmethod
     def document(self, role: WorkerPlan) -> WorkerDocument:
@@ -181,22 +201,76 @@ class Job(ABC):
             self._output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
+        with self._prepared():
+            return self._run(report)
+
+    def _run(self, report: StartReport) -> int:
         shown = Shown(self._flags.show_logs)
         terminal = Terminal(self._title, sys.stderr, on_started=report.started, shown=shown)
         logs = LogFiles(terminal, self._output)
         statistics = StatisticsFile(logs, self._id, self._output)
-        ledger = SnapshotLedger(statistics, terminal.say)
+        copies = self._copies(terminal.say)
+        ledger = SnapshotLedger(StragglerWatch(statistics, terminal.say), terminal.say, copies)
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
         try:
             with SignalRequests(self._patience) as requests:
                 world = Restarting(partial(self._start, ledger), ledger, self._point, terminal.say, requests)
                 ended = run_with_restarts(world, RestartSettings(most=self._max_restarts()))
         finally:
+            if copies is not None:
+                copies.close()
             statistics.close()
             logs.close()
             terminal.close()
         terminal.say(ending_words(self._id, ended))
         return 0
+
+    def _copies(self, warn: Callable[[str], None]) -> SnapshotCopies | None:
+        """What brings snapshots to this machine; None where they are written here, or by nobody."""
+        site = self._site
+        if not isinstance(site, SshSite) or not self.resumes:
+            return None
+        first = self._plan.workers[0].client
+        return SnapshotCopies(self._output / "snapshots", lambda: site.host_of(first).sftp(), warn)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """Every host is asked first, and nothing is in the way; connections end with the block."""
+        site = self._site
+        if not isinstance(site, SshSite):
+            yield
+            return
+        try:
+            site.prepare({client.id: self.needs(client) for client in site.clients})
+            self._plan = self._make_plan(self._devices)  # now with the addresses of the hosts
+            yield
+        finally:
+            site.close()
+
+    def needs(self, client: Client) -> ClientNeeds:
+        """What a client's host must have before anything starts."""
+        workers = [worker for worker in self._plan.workers if worker.client.id == client.id]
+        cards = (worker.device.removeprefix("cuda:") for worker in workers)
+        shards = [shard for shard in self._plan.shards if shard.client.id == client.id]
+        return ClientNeeds(
+            id=client.id,
+            addresses=(),
+            ports=tuple(client.port + shard.channel for shard in shards if client.port),
+            devices=tuple(int(card) for card in cards if card.isdecimal()),
+            folders=(self.there(self._output),),
+        )
+
+    def there(self, path: Path) -> str:
+        """A path as the processes are told it: by other hosts it may be meant in their own working folder."""
+        return str(path) if self._site is None else portable(path)
+
+    def brought(self, path: Path, role: WorkerPlan) -> str:
+        """Where a worker finds a file that was brought to its host; `path` itself where none had to be."""
+        return self._brought.get(role.client.id, {}).get(path) or self.there(path)
+
+    def parcels(self) -> Sequence[Parcel]:
+        """Files that every worker's host needs and may not have."""
+        return ()
 
     def _start(self, callbacks: JobCallbacks, attempt: int, point: StartingPoint) -> JobResult:
         """Start all processes once and stay with them to their end."""
@@ -231,9 +305,21 @@ class Job(ABC):
             registration.remove()  # nothing of it runs
             raise
         try:
+            self._move_in(launcher)
             yield launcher
         finally:
+            self._far = None
             launcher.close()
+
+    def _move_in(self, launcher: ClosingLauncher) -> None:
+        """Learn the hosts' folders, and bring there what is needed."""
+        if not isinstance(launcher, AgentLauncher):
+            return
+        self._far = launcher
+        parcels = self.parcels()
+        if isinstance(self._site, SshSite) and parcels:
+            clients = {worker.client.id: worker.client for worker in self._plan.workers}
+            self._brought = self._site.bring(parcels, launcher, clients.values())
 
     @property
     def origin(self) -> StartingPoint:
@@ -253,16 +339,16 @@ class Job(ABC):
             job=self._id,
             token=self._token,
             keys=told_keys(self._keys, role),
-            output=str(self._output),
+            output=self.there(self._output),
             rank=role.rank,
             workers=plan.worker_count,
             client=role.position,
             clients=plan.working_clients,
             local_rank=role.local_rank,
             local_workers=plan.workers_per_client,
-            local_address=self._meeting_place(role.position),
+            local_address=self._meeting_place(role),
             device=role.device,
-            threads=flags.threads or max(1, (os.cpu_count() or 1) // plan.worker_count),
+            threads=flags.threads or self._threads(role),
             shards=plan.shard_count,
             staleness=flags.table_staleness,
             rows=flags.num_rows_per_table,
@@ -270,7 +356,7 @@ class Job(ABC):
             exchange=self._kind.value,
             precision=flags.wire_precision,
             bandwidth_mbps=flags.client_bandwidth_mbps or 0.0,
-            host=socket_host(role.client.host),
+            host=role.client.reached_at,
             homes=plan.homes,
             shares=plan.shares,
             wait_free=flags.wait_free,
@@ -284,7 +370,7 @@ class Job(ABC):
         if devices == ("cpu",):
             devices *= flags.num_app_threads
         channels = flags.num_comm_channels_per_client
-        clients = read_clients(flags.hostfile, channels) if self._site is None else self._site.clients
+        clients = self._here if self._site is None else self._site.clients
         plan = plan_job(clients, devices_per_client=devices, channels=channels)
         check_exchange(flags, plan.working_clients)
         check_encryption(flags, self._kind, clients)
@@ -316,16 +402,37 @@ class Job(ABC):
             "address": role.address,
         }
         if self._flags.trace:
-            line["trace"] = str(self._output / f"trace_shard_{role.index}.json")
+            line["trace"] = self.there(self._output / f"trace_shard_{role.index}.json")
         return json.dumps(line).encode()
 
-    def _meeting_place(self, position: int) -> str:
-        """Where the workers of a machine meet: a new folder, which they take away once they have met."""
+    def _threads(self, role: WorkerPlan) -> int:
+        """CPU threads of a worker: its machine's, shared out."""
+        if self._far is not None:
+            return max(1, self._far.cores(role.client) // self._plan.workers_per_client)
+        return max(1, (os.cpu_count() or 1) // self._plan.worker_count)
+
+    def _meeting_place(self, role: WorkerPlan) -> str:
+        """Where the workers of a machine meet: a path in a folder that only this user can enter."""
         if self._plan.workers_per_client == 1:
             return ""
-        if position not in self._meeting_places:
-            self._meeting_places[position] = tempfile.mkdtemp(prefix="poseidon-")
-        return str(Path(self._meeting_places[position]) / "workers")
+        if self._far is not None:
+            return str(Path(self._far.scratch(role.client)) / f"workers_{role.position}")
+        if role.position not in self._meeting_places:
+            self._meeting_places[role.position] = tempfile.mkdtemp(prefix="poseidon-")
+        return str(Path(self._meeting_places[role.position]) / "workers")
+
+
+def leaves_this_machine(flags: argparse.Namespace) -> bool:
+    """Whether the job's processes are started elsewhere than as children of the launcher.
+
+    Raises:
+        MachinefileError: a line is wrong.
+        UsageError: the machines cannot be started as the flags say.
+    """
+    if getattr(flags, "site", None) is not None:
+        return True
+    clients = read_clients(flags.hostfile, flags.num_comm_channels_per_client)
+    return site_of(flags, clients) is not None
 
 
 def check_folder(flag: str, folder: Path) -> None:
@@ -342,7 +449,10 @@ def check_folder(flag: str, folder: Path) -> None:
 def _patience(flags: argparse.Namespace) -> SupervisionSettings:
     if not flags.stall_timeout > 0:
         raise UsageError(f"--stall_timeout={flags.stall_timeout:g}: expected more than 0 seconds")
+    if not flags.term_deadline > 0:
+        raise UsageError(f"--term_deadline={flags.term_deadline:g}: expected more than 0 seconds")
     return SupervisionSettings(
+        term_deadline_s=flags.term_deadline,
         start_timeout_s=START_TIMEOUT_S,
         stall_timeout_s=flags.stall_timeout,
         sigint_effect=SignalEffect(flags.sigint_effect),

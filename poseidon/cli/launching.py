@@ -52,18 +52,24 @@ def read_clients(hostfile: str | None, channels: int) -> tuple[Client, ...]:
 
     Raises:
         MachinefileError: a line is wrong.
-        JobError: a client is another machine.
     """
     if not hostfile:
         return (Client(id=0, host="127.0.0.1", port=0),)
-    clients = read_machinefile(Path(hostfile), channels=channels)
+    return read_machinefile(Path(hostfile), channels=channels)
+
+
+def require_near(hostfile: str | None, clients: tuple[Client, ...]) -> None:
+    """Refuse other machines, for a command that starts its processes on this one only.
+
+    Raises:
+        JobError: a client is another machine.
+    """
     for client in clients:
         if not is_loopback(client.host):
             raise JobError(
-                f"{hostfile}: client {client.id} is on {client.host}; this version starts jobs on "
+                f"{hostfile}: client {client.id} is on {client.host}; this command works on "
                 "this machine only (127.0.0.1, ::1, localhost)"
             )
-    return clients
 
 
 def register_job(job: str, hostfile: str | None, clients: tuple[Client, ...], output: Path) -> Registration:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from poseidon.cli.job import Job, add_job_flags, run_from_flags
+from poseidon.cli.job import Job, add_job_flags, leaves_this_machine, run_from_flags
+from poseidon.cli.ssh_site import Parcel
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.engine.document import ScriptDocument
 from poseidon.errors import UsageError
@@ -58,16 +59,21 @@ class _ScriptJob(Job):
         self._script = Path(flags.script)
         if not self._script.is_file():
             raise UsageError(f"there is no script {self._script}")
-        devices = devices_from_flag(flags.gpu, available=torch.cuda.device_count())
+        available = None if leaves_this_machine(flags) else torch.cuda.device_count()
+        devices = devices_from_flag(flags.gpu, available=available)
         super().__init__(flags, title=self._script.name, stem=self._script.stem, devices=devices)
 
     def document(self, role: WorkerPlan) -> ScriptDocument:
         """See `Job`."""
         return ScriptDocument(
             **asdict(self.worker_document(role)),
-            script=str(self._script.absolute()),
+            script=self.brought(self._script.absolute(), role),
             arguments=tuple(self._flags.arguments),
         )
+
+    def parcels(self) -> Sequence[Parcel]:
+        """See `Job`. The script itself travels; modules of its own that it imports must be there."""
+        return [Parcel(files=(self._script.absolute(),))]
 
     def background_words(self, added: Sequence[str]) -> list[str]:
         """See `Job`. The script and its own words stay last, and as they are."""

@@ -8,13 +8,18 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from poseidon.cli.job import Job, add_job_flags, check_folder, count, run_from_flags
+from poseidon.cli.far_needs import needed_files, snapshot_files, written_prefixes
+from poseidon.cli.job import Job, add_job_flags, check_folder, count, leaves_this_machine, run_from_flags
 from poseidon.cli.net_flags import add_import_flag
+from poseidon.cli.ssh_site import Parcel
+from poseidon.cluster.host_checks import ClientNeeds
+from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.restarts import StartingPoint
 from poseidon.engine.document import JobDocument
@@ -23,6 +28,7 @@ from poseidon.errors import SnapshotError, UsageError
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.proto.shipped import pack_solver
 from poseidon.snapshot.solverstate import iteration_of, seed_of
 from poseidon.solvers.settings import solver_settings
 
@@ -112,13 +118,16 @@ class _TrainingJob(Job):
         self._solver = read_solver(flags.solver).with_train_state(level=flags.level, stages=self._stages)
         self._settings = solver_settings(self._solver)
         title = check_nets(self._solver, self._settings).param.name or Path(flags.solver).stem
-        check_snapshot_prefix(self._solver)
         _check_starting_point(flags)
         stem = Path(flags.solver).stem.removesuffix("_solver")
-        super().__init__(flags, title=title, stem=stem, devices=_devices(flags.gpu, self._solver))
+        super().__init__(flags, title=title, stem=stem, devices=_devices(flags, self._solver))
+        if self._site is None:
+            check_snapshot_prefix(self._solver)
         self._net_outputs = Path(flags.net_outputs or self._output / "job").absolute()
         check_folder("net_outputs", self._net_outputs.parent)
         self._seed = self._choose_seed()
+        self._weights = tuple(Path(part).absolute() for part in flags.weights.split(",") if part)
+        self._packed = "" if self._site is None else pack_solver(Path(flags.solver))
 
     @property
     def origin(self) -> StartingPoint:
@@ -127,6 +136,31 @@ class _TrainingJob(Job):
             return StartingPoint()
         path = Path(self._flags.snapshot).absolute()
         return StartingPoint(state=str(path), iteration=iteration_of(path))
+
+    def needs(self, client: Client) -> ClientNeeds:
+        """See `Job`."""
+        needs = super().needs(client)
+        mine = [worker for worker in self._plan.workers if worker.client.id == client.id]
+        if not mine:
+            return needs
+        folders = (
+            (*needs.folders, self.there(self._net_outputs.parent)) if mine[0].rank == 0 else needs.folders
+        )
+        return replace(
+            needs,
+            folders=folders,
+            prefixes=written_prefixes(self._solver) if mine[0].rank == 0 else (),
+            files=needed_files(self._solver, client=mine[0].position, clients=self._plan.working_clients),
+            modules=self._imports,
+        )
+
+    def parcels(self) -> Sequence[Parcel]:
+        """See `Job`."""
+        weights = [Parcel(files=(path,)) for path in self._weights]
+        if not self._point.state:
+            return weights
+        state = Path(self._point.state)
+        return [*weights, Parcel(files=snapshot_files(state))]
 
     def _choose_seed(self) -> int:
         """The solver's; else that of the run that is resumed; else a new one."""
@@ -141,10 +175,11 @@ class _TrainingJob(Job):
         return JobDocument(
             **asdict(self.worker_document(role)),
             solver=str(Path(flags.solver).absolute()),
+            definitions=self._packed,
             seed=self._seed,
-            snapshot=self._point.state,
-            weights=tuple(str(Path(part).absolute()) for part in flags.weights.split(",") if part),
-            net_outputs=str(self._net_outputs),
+            snapshot=self.brought(Path(self._point.state), role) if self._point.state else "",
+            weights=tuple(self.brought(path, role) for path in self._weights),
+            net_outputs=self.there(self._net_outputs),
             level="" if flags.level is None else str(flags.level),
             stages=self._stages,
             imports=self._imports,
@@ -163,17 +198,17 @@ def _check_starting_point(flags: argparse.Namespace) -> None:
                 raise SnapshotError(f"--{name}: there is no file {part}")
 
 
-def _devices(gpu: str, solver: SolverDefinition) -> tuple[str, ...]:
-    """--gpu, else what the solver says, as Caffe decides it."""
-    available = torch.cuda.device_count()
-    if gpu:
-        return devices_from_flag(gpu, available=available)
+def _devices(flags: argparse.Namespace, solver: SolverDefinition) -> tuple[str, ...]:
+    """--gpu, else what the solver says, as Caffe decides it. What other machines have, they are asked later."""
+    far, available = leaves_this_machine(flags), torch.cuda.device_count()
+    if flags.gpu:
+        return devices_from_flag(flags.gpu, available=None if far else available)
     param = solver.param
     if not param.HasField("solver_mode"):
         return (f"cuda:{param.device_id}",) if available > param.device_id else ("cpu",)
     if param.solver_mode == SolverParameter.CPU:
         return ("cpu",)
-    if available <= param.device_id:
+    if available <= param.device_id and not far:
         raise solver.error(
             "solver_mode", f"GPU, but this machine has {available} GPUs; expected CPU, or another device_id"
         )

@@ -176,7 +176,10 @@ class Agent:
         launcher = RecordedProcess(name="agent", host=HERE, pid=me.pid, created_s=me.create_time())
         self._record = replace(record, launcher=launcher, processes=())
         self._scratch = tempfile.mkdtemp(prefix="poseidon-")
-        self.report(Here(protocol=PROTOCOL, version=__version__, pid=me.pid, scratch=self._scratch))
+        cores = len(me.cpu_affinity()) if hasattr(me, "cpu_affinity") else psutil.cpu_count() or 1
+        self.report(
+            Here(protocol=PROTOCOL, version=__version__, pid=me.pid, cores=cores, scratch=self._scratch)
+        )
 
     def _obey(self, order: Order) -> None:
         if isinstance(order, Start):

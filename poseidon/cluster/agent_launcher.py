@@ -31,6 +31,11 @@ class AgentLauncher:
         """A folder on a client's host that only this user can enter, until the agent there goes."""
         return self._links[client.id].scratch
 
+    def cores(self, client: Client) -> int:
+        """CPUs that the processes of a client may use, its share where several clients are on one host."""
+        link = self._links[client.id]
+        return max(1, link.cores // sum(other is link for other in self._links.values()))
+
     def close(self) -> None:
         """End what still runs, and the agents. May be called twice."""
         close_links(self._links.values())

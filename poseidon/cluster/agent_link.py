@@ -87,7 +87,7 @@ class AgentLink:
         self._here = threading.Event()
         self._over = threading.Event()
         self._lost: str | None = None
-        self._scratch = ""
+        self._scratch, self._cores = "", 1
         self._heard_s = time.monotonic()
         self._listening = False
         self._threads = [
@@ -109,6 +109,11 @@ class AgentLink:
     def scratch(self) -> str:
         """A folder there that only this user can enter, until the agent goes; known once it was greeted."""
         return self._scratch
+
+    @property
+    def cores(self) -> int:
+        """CPUs that processes there may use; known once it was greeted."""
+        return self._cores
 
     def greet(self, record: Mapping[str, object]) -> None:
         """Say who we are and wait for the agent to answer.
@@ -210,7 +215,7 @@ class AgentLink:
         if isinstance(report, Beat):
             return
         if isinstance(report, Here):
-            self._scratch = report.scratch
+            self._scratch, self._cores = report.scratch, max(1, report.cores)
             self._here.set()
         elif isinstance(report, Refused) and report.id == -1:
             self._lose(report.message)

@@ -8,7 +8,7 @@ The launcher orders:
     {"do": "beat"}
     {"do": "leave"}
 and the agent reports:
-    {"is": "here", "protocol": 1, "version": "0.1.0", "pid": 4711, "scratch": "/tmp/poseidon-x"}
+    {"is": "here", "protocol": 1, "version": "0.1.0", "pid": 4711, "cores": 8, "scratch": "/tmp/x"}
     {"is": "started", "id": 3, "pid": 4712, "created_s": 1.7e9}
     {"is": "refused", "id": 3, "message": "one sentence"}
     {"is": "event", "id": 3, "event": {"event": "progress", ...}}
@@ -110,12 +110,14 @@ class Here:
         protocol: of the agent.
         version: of its Poseidon.
         pid: its process.
+        cores: CPUs that it may use.
         scratch: a folder that only this user can enter, there for as long as the agent is.
     """
 
     protocol: int
     version: str
     pid: int
+    cores: int
     scratch: str
 
 
@@ -232,6 +234,7 @@ def decode_report(line: bytes) -> Report:
             protocol=_whole(fields, "protocol"),
             version=_text(fields, "version"),
             pid=_whole(fields, "pid"),
+            cores=_whole(fields, "cores"),
             scratch=_text(fields, "scratch"),
         )
     number = _whole(fields, "id")

@@ -242,6 +242,10 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
     if text in ("", "cpu"):
         return ("cpu",)
     if text == "all":
+        if available is None:
+            raise UsageError(
+                "--gpu=all: how many GPUs other machines have is not known here; expected numbers, as in --gpu=0,1"
+            )
         if not available:
             raise UsageError("--gpu=all: no GPU was found on this machine; leave --gpu out to use the CPU")
         return tuple(f"cuda:{number}" for number in range(available))

@@ -109,6 +109,8 @@ class JobDocument(WorkerDocument):
 
     Attributes:
         solver: path of the solver definition.
+        definitions: the solver and its nets, as `poseidon.proto.shipped` packs them, for a machine that need not have
+            their files; empty: they are read from `solver` on.
         seed: the job's random seed, the same on every worker.
         snapshot: solver state to go on from, or empty.
         weights: models to start from, later ones over earlier ones.
@@ -120,6 +122,7 @@ class JobDocument(WorkerDocument):
     """
 
     solver: str
+    definitions: str = ""
     seed: int = 1
     snapshot: str = ""
     weights: tuple[str, ...] = ()

@@ -42,6 +42,7 @@ from poseidon.metrics.netoutputs import NetOutputs
 from poseidon.metrics.sinks import Sink
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.proto.shipped import unpack_solver
 from poseidon.solvers.settings import SolverSettings, solver_settings
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.trace import NO_TRACE
@@ -94,7 +95,9 @@ class Worker:
         """Build, train, leave."""
         document = self._document
         import_modules(document.imports)
-        solver = read_solver(document.solver).with_train_state(
+        packed = document.definitions
+        solver = unpack_solver(packed) if packed else read_solver(document.solver)
+        solver = solver.with_train_state(
             level=int(document.level) if document.level else None, stages=document.stages
         )
         settings = solver_settings(solver)
@@ -177,7 +180,7 @@ class Worker:
     def _tell_snapshot(self, written: Written) -> None:
         self._control.tell(
             "snapshot",
-            state=str(written.state),
+            state=str(written.state.absolute()),
             iteration=written.iteration,
             seconds=round(written.seconds, 3),
         )

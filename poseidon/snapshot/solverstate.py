@@ -134,10 +134,23 @@ def learned_net(state: RunState, path: Path) -> Path:
     Raises:
         SnapshotError: it is neither where the state says nor beside the state.
     """
-    named = Path(state.model)
+    return _weights_of(state.model, path)
+
+
+def weights_of(path: Path) -> Path:
+    """The file of the weights that belong to the state in `path`; see `learned_net`.
+
+    Raises:
+        SnapshotError: there is none, or `path` is missing or is no solver state.
+    """
+    return _weights_of(_read(path).learned_net, path)
+
+
+def _weights_of(model: str, path: Path) -> Path:
+    named = Path(model)
     own_name = path.with_name(path.name.replace(".solverstate", ".caffemodel"))
     choices = [named, path.parent / named.name, own_name]
     for choice in choices:
         if choice.is_file():
             return choice
-    raise SnapshotError(f"the weights of {path} are missing: there is no {state.model}, nor {choices[1]}")
+    raise SnapshotError(f"the weights of {path} are missing: there is no {model}, nor {choices[1]}")

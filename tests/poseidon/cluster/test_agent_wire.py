@@ -43,7 +43,7 @@ ORDERS: list[Order] = [
     Leave(),
 ]
 REPORTS: list[Report] = [
-    Here(protocol=1, version="0.1.0", pid=7, scratch="/tmp/x"),
+    Here(protocol=1, version="0.1.0", pid=7, cores=8, scratch="/tmp/x"),
     Begun(id=1, pid=7, created_s=1.5e9),
     Refused(id=-1, message="why"),
     Told(id=1, event={"event": "progress", "iteration": 3}),

@@ -1,0 +1,225 @@
+"""The machines of a machinefile, reached over SSH: what a job asks of them, starts there and brings there.
+
+Law: nothing starts anywhere before every host was asked and nothing is in the way of any. Connections last as long as the
+job; one that broke is made anew for a new start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from poseidon.cli.launching import own_places
+from poseidon.cluster.agent_launcher import AgentLauncher
+from poseidon.cluster.delivery import deliver, sent_file
+from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
+from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.registry import JobRecord, record_fields
+from poseidon.cluster.ssh import SshHost, close_all, connect_all, listed
+from poseidon.cluster.ssh_config import SshConfig, SshSettings
+from poseidon.cluster.ssh_launcher import Place, open_agents
+from poseidon.errors import JobError, JobInterrupted, UsageError
+
+
+class LauncherKind(Enum):
+    """What --launcher asks for."""
+
+    AUTO = "auto"
+    """Over SSH where a host is another machine."""
+    LOCAL = "local"
+    """On this machine."""
+    SSH = "ssh"
+    """Over SSH, also to this machine."""
+
+
+def add_ssh_flags(flag: Callable[..., None]) -> None:
+    """Add what says how hosts are reached.
+
+    Args:
+        flag: adds one flag, by its name without dashes and the settings of `add_argument`.
+    """
+    flag(
+        "launcher",
+        default=LauncherKind.AUTO.value,
+        choices=[member.value for member in LauncherKind],
+        help="how processes are started: auto (over SSH where a host is another machine), local, ssh",
+    )
+    flag("ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does")
+
+
+def ssh_settings(flags: argparse.Namespace) -> SshSettings:
+    """What the flags say of the connections."""
+    return SshSettings(config=Path(flags.ssh_config) if flags.ssh_config else None)
+
+
+def site_of(flags: argparse.Namespace, clients: tuple[Client, ...]) -> SshSite | None:
+    """The site of a job's clients; None where its processes are children of the launcher.
+
+    Raises:
+        UsageError: the machines cannot be started in the way that is asked for, or not reach each other.
+    """
+    kind = LauncherKind(flags.launcher)
+    far = [client for client in clients if not is_loopback(client.host)]
+    if kind is LauncherKind.LOCAL and far:
+        raise UsageError(
+            f"--launcher=local starts processes on this machine only, and client {far[0].id} is on {far[0].host}"
+        )
+    if kind is LauncherKind.LOCAL or (kind is LauncherKind.AUTO and not far):
+        return None
+    near = [client for client in clients if is_loopback(client.host)]
+    if far and near:
+        raise UsageError(
+            f"{flags.hostfile}: client {near[0].id} is on {near[0].host}, which the other machines cannot reach; "
+            "expected a name or an address of this machine on their network"
+        )
+    return SshSite(clients, ssh_settings(flags))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """Files for the hosts.
+
+    Attributes:
+        files: which; those of one list come to lie in one folder.
+    """
+
+    files: tuple[Path, ...]
+
+
+class SshSite:
+    """See `poseidon.cli.launching.Site`.
+
+    Args:
+        clients: of the machinefile.
+        settings: of the connections.
+    """
+
+    def __init__(self, clients: tuple[Client, ...], settings: SshSettings) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._own = own_places()
+        self._hosts: dict[int, SshHost] = {}
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """One for each line of the machinefile; with the address of each, once the site was prepared."""
+        return self._clients
+
+    def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
+        """Connect to all hosts, and have each look for what its clients need.
+
+        Args:
+            needs: of each client, by its id; their addresses are added here.
+
+        Raises:
+            JobError: lists what is in the way on all hosts.
+        """
+        self._hosts = dict(connect_all(self._clients, self._settings))
+        config = SshConfig(self._settings)
+        asked = {
+            client.id: replace(needs[client.id], addresses=_names_of(client, config.endpoint(client).host))
+            for client in self._clients
+        }
+        places = self._places()
+        first_of = {place: number for number, place in reversed(places.items())}
+        addresses = check_hosts(
+            [
+                Question(
+                    host=self._hosts[first_of[place]],
+                    interpreter=place.interpreter(),
+                    clients=tuple(asked[number] for number, other in places.items() if other == place),
+                )
+                for place in first_of
+            ]
+        )
+        self._clients = tuple(replace(client, address=addresses[client.id]) for client in self._clients)
+
+    def host_of(self, client: Client) -> SshHost:
+        """The connection to a client's host."""
+        return self._hosts[client.id]
+
+    def launcher(self, record: JobRecord) -> AgentLauncher:
+        """See `Site`.
+
+        Raises:
+            JobInterrupted: a host is not there, or has no agent; it may come back.
+        """
+        try:
+            self._reconnect()
+            return open_agents(self._places(), record_fields(record), record.job)
+        except JobError as error:
+            raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
+
+    def bring(
+        self, parcels: Sequence[Parcel], launcher: AgentLauncher, clients: Iterable[Client]
+    ) -> dict[int, dict[Path, str]]:
+        """Bring files to clients, into the folders that their agents take away again.
+
+        Returns:
+            Where each file lies there, by the client's id.
+
+        Raises:
+            JobInterrupted: lists the hosts that could not take them.
+        """
+        sent = [[sent_file(path, "") for path in parcel.files] for parcel in parcels]
+        places = self._places()
+        found: dict[int, dict[Path, str]] = {}
+
+        def bring_one(client: Client) -> JobError | None:
+            scratch = launcher.scratch(client)
+            files = [
+                replace(file, remote=f"{scratch}/{client.id}/{number}/{file.local.name}")
+                for number, parcel in enumerate(sent)
+                for file in parcel
+            ]
+            try:
+                host = self._hosts[client.id]
+                deliver(files, host, name=host.words, python=places[client.id].interpreter())
+            except JobError as error:
+                return error
+            found[client.id] = {file.local: file.remote for file in files}
+            return None
+
+        chosen = list(clients)
+        with ThreadPoolExecutor(max(1, len(chosen)), "poseidon bring") as pool:
+            problems = [str(error) for error in pool.map(bring_one, chosen) if error is not None]
+        if problems:
+            raise JobInterrupted(listed(problems, of=len(chosen)), iteration=0, while_starting=True)
+        return found
+
+    def close(self) -> None:
+        """End all connections. May be called twice."""
+        close_all(set(self._hosts.values()))
+        self._hosts.clear()
+
+    def _places(self) -> dict[int, Place]:
+        return {
+            client.id: Place(
+                host=self._hosts[client.id], own=self._own, python=client.python, workdir=client.workdir
+            )
+            for client in self._clients
+        }
+
+    def _reconnect(self) -> None:
+        dead = {number for number, host in self._hosts.items() if not host.alive}
+        if not dead:
+            return
+        close_all({self._hosts[number] for number in dead})
+        again = [client for client in self._clients if client.id in dead]
+        self._hosts.update(connect_all(again, self._settings))
+
+
+def _names_of(client: Client, dialled: str) -> tuple[str, ...]:
+    """How a client's host may be called: as in the machinefile, as SSH dials it, and what these names mean here."""
+    names = [client.host, dialled]
+    for name in (client.host, dialled):
+        with suppress(OSError, UnicodeError):
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            names += [str(entry[4][0]) for entry in found]
+    return tuple(name for name in dict.fromkeys(names) if name == client.host or not is_loopback(name))

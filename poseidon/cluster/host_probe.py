@@ -1,0 +1,203 @@
+"""What a host says of itself before a job starts there; it runs there, sent by `poseidon.cluster.host_checks`.
+
+It reads one JSON object, the needs of the clients on that host, on standard input, and writes one, the facts and all that is
+in the way:
+
+    {"poseidon": "0.1.0", "space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports": [9999], "devices": 1,
+     "folders": ["output"], "prefixes": [["models/x", "models"]], "files": [["db", "folder", ["db_0"]]], "modules": []}]}
+    {"python": "/usr/bin/python3", "python_version": "3.11.2", "poseidon": "0.1.0", "torch": "2.6.0", "cores": 8,
+     "addresses": {"0": "10.0.0.3"}, "problems": ["..."]}
+
+Law: it knows the standard library alone until it has found this package there, so that any Python from 3.7 on can say what
+is missing; it writes nothing and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+OLDEST_PYTHON = (3, 10)
+
+
+def answer(needs: dict[str, Any]) -> dict[str, Any]:
+    """The facts, and a sentence for each thing in the way."""
+    problems: list[str] = []
+    facts: dict[str, Any] = {
+        "python": sys.executable,
+        "python_version": ".".join(str(part) for part in sys.version_info[:3]),
+        "folder": os.getcwd(),
+        "poseidon": _poseidon(problems, needs["poseidon"]),
+        "torch": _version("torch"),
+        "cores": _cores(),
+        "addresses": {},
+        "problems": problems,
+    }
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        problems.append(
+            f"{sys.executable} is Python {facts['python_version']}; expected {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+        )
+    if facts["torch"] is None:
+        problems.append(f"{sys.executable} has no torch")
+    for client in needs["clients"]:
+        facts["addresses"][str(client["id"])] = _address(client, problems)
+        _look_at_folders(client, needs["space_bytes"], problems)
+        _look_at_modules(client["modules"], problems)
+        if facts["poseidon"] == needs["poseidon"]:
+            _look_at_files(client, needs["space_bytes"], problems)
+    _look_at_devices(needs["clients"], problems)
+    facts["problems"] = list(dict.fromkeys(problems))
+    return facts
+
+
+def _poseidon(problems: list[str], expected: str) -> str | None:
+    try:
+        version = str(importlib.import_module("poseidon").__version__)
+    except Exception as error:  # noqa: BLE001 - whatever a package there does when it is imported
+        problems.append(f"{sys.executable} has no Poseidon ({error}); give its line python= or workdir=")
+        return None
+    if version != expected:
+        problems.append(f"Poseidon {version} is installed there, and {expected} here; expected the same")
+    return version
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def _address(client: dict[str, Any], problems: list[str]) -> str | None:
+    """The first of the addresses that is this host's own, with the ports on it free."""
+    own = None
+    for name in client["addresses"] + _arrived_at():
+        for address in _addresses_of(name):
+            if own is None and _bindable(address, 0) is None:
+                own = address
+    if own is None:
+        problems.append("none of {} is an address of this host".format(", ".join(client["addresses"])))
+        return None
+    for port in client["ports"]:
+        why = _bindable(own, port)
+        if why is not None:
+            problems.append(f"port {port} of {own} cannot be used: {why}")
+    return own
+
+
+def _arrived_at() -> list[str]:
+    """The address at which sshd was called, which is how a host behind a name of ~/.ssh/config is known."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2:3]
+
+
+def _addresses_of(name: str) -> list[str]:
+    """What a name means here; loopback addresses only where the name itself says so."""
+    try:
+        found = [entry[4] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return []
+    addresses = [_whole(entry) for entry in found]
+    far = [address for address in addresses if not address.startswith("127.") and address != "::1"]
+    return addresses if name in addresses or name == "localhost" else far
+
+
+def _whole(entry: tuple[Any, ...]) -> str:
+    """An address with its interface, where it has no meaning without."""
+    if len(entry) == 4 and entry[3] and "%" not in entry[0]:
+        return f"{entry[0]}%{socket.if_indextoname(entry[3])}"
+    return str(entry[0])
+
+
+def _bindable(address: str, port: int) -> str | None:
+    """Why nothing can listen there; None when something can."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(place)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _look_at_folders(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
+    for folder in client["folders"]:
+        _look_at_folder(os.path.abspath(folder), space_bytes, problems)
+
+
+def _look_at_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
+    there = folder
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        problems.append(f"nothing can be written to {folder}: {there} is not a folder")
+    elif not os.access(there, os.W_OK | os.X_OK):
+        problems.append(f"nothing can be written to {folder}: {there} may not be written by this user")
+    else:
+        free = shutil.disk_usage(there).free
+        if free < space_bytes:
+            problems.append(f"{free >> 20} MiB are free for {folder}; expected {space_bytes >> 20} MiB")
+
+
+def _look_at_modules(modules: list[str], problems: list[str]) -> None:
+    for module in modules:
+        try:
+            found = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            problems.append(f"there is no Python module {module}, which --import names")
+
+
+def _look_at_files(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
+    """By the very rule of the definitions, of which this host has its own copy."""
+    paths = importlib.import_module("poseidon.proto.paths")
+    for name, folder, instead in client["files"]:
+        path = paths.resolve(name, folder=Path(folder).absolute())
+        places = [str(path.with_name(other)) for other in instead or [path.name]]
+        if not any(os.path.exists(place) for place in places):
+            problems.append("there is no {}".format(" or ".join(places)))
+        elif not any(os.access(place, os.R_OK) for place in places if os.path.exists(place)):
+            problems.append("{} may not be read by this user".format(" or ".join(places)))
+    for prefix, folder in client["prefixes"]:
+        parent = paths.resolve_prefix(prefix, folder=Path(folder).absolute()).parent
+        _look_at_folder(str(parent), space_bytes, problems)
+
+
+def _look_at_devices(clients: list[dict[str, Any]], problems: list[str]) -> None:
+    """GPUs by what the driver shows: asking torch would take seconds and memory."""
+    wanted = max([device for client in clients for device in client["devices"]] or [-1])
+    if wanted < 0:
+        return
+    there = [
+        name
+        for name in (os.listdir("/dev") if os.path.isdir("/dev") else [])
+        if name[:6] == "nvidia" and name[6:].isdigit()
+    ]
+    if len(there) <= wanted:
+        problems.append(f"there is no GPU {wanted}: {len(there)} found")
+
+
+def main() -> None:
+    """Answer one request."""
+    json.dump(answer(json.loads(sys.stdin.readline())), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
