@@ -94,7 +94,7 @@ def test_with_keys_only_those_of_the_job_are_heard() -> None:
         ]
         for stranger in strangers:
             stranger.send(0, encode(Join(2, TOKEN)))
-        peers[0].wait(lambda: True if peers[0].refused >= 2 else None, "the strangers did not knock")
+        peers[0].wait(lambda: True if peers[0].refused >= 2 else None, "the strangers did not knock", table=0)
         peers[2].connect([each.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, pair(rank))
@@ -149,7 +149,7 @@ def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
     with one_and_a_stand_in() as (worker, ear, _):
         ear.close()
         with pytest.raises(PeerLost, match=r"worker 0 lost the connection to .*\(worker 1\)"):
-            worker.wait(lambda: None, "a round")
+            worker.wait(lambda: None, "a round did not come", table=0)
 
 
 def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
         for message in (Factors(0, 0, pair(1)), Leave()):
             while not mouth.send(0, encode(message)):
                 mouth.receive(0.01)
-        worker.wait(lambda: True if worker._left == {1} else None, "the goodbye")
+        worker.wait(lambda: True if worker._left == {1} else None, "the goodbye did not come", table=0)
         ear.close()
         worker.broadcast(0, pair(2))
         deadline = time.monotonic() + 20
