@@ -1,6 +1,7 @@
 """Disturbs jobs at random moments, and looks how they end: with the weights of an undisturbed run, or with one sentence.
 
 python benchmarks/chaos.py --runs=30
+python benchmarks/chaos.py --runs=30 --hosts --clients=3
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.chaos_runs.far import FarScene  # noqa: E402
 from benchmarks.chaos_runs.faults import draw  # noqa: E402
 from benchmarks.chaos_runs.local import LocalScene  # noqa: E402
+from benchmarks.chaos_runs.scene import Scene  # noqa: E402
 from benchmarks.chaos_runs.verdict import read_lines, table, to_line  # noqa: E402
+from tests.support.ssh_hosts import SshHosts  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=30, help="how many (30)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (0)")
     parser.add_argument("--clients", type=int, default=2, help="clients of each job (2)")
+    parser.add_argument(
+        "--hosts", action="store_true", help="on hosts with a network and a file tree each; needs root"
+    )
     parser.add_argument("--iterations", type=int, default=700, help="iterations of each job (700)")
     parser.add_argument(
         "--folder", type=Path, help="keeps data, logs and results there; later calls add theirs"
@@ -39,7 +46,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(flags: argparse.Namespace, folder: Path) -> int:
     """Make the runs, add them to those of the folder, and print the table of all."""
-    scene = LocalScene(folder.absolute(), flags.clients, flags.iterations)
+    folder = folder.absolute()
+    if not flags.hosts:
+        return disturb(flags, folder, LocalScene(folder, flags.clients, flags.iterations))
+    with (
+        tempfile.TemporaryDirectory(prefix="poseidon-hosts-") as place,
+        SshHosts(Path(place), flags.clients + 1) as hosts,
+    ):
+        return disturb(flags, folder, FarScene(folder, hosts, flags.iterations))
+
+
+def disturb(flags: argparse.Namespace, folder: Path, scene: Scene) -> int:
+    """Disturb the jobs of a scene; returns 0 when every run of the folder ended as it must."""
+    folder.mkdir(parents=True, exist_ok=True)
     print(f"undisturbed: {scene.undisturbed():.1f} s", file=sys.stderr, flush=True)
     results = folder / "runs.jsonl"
     for seed in range(flags.first, flags.first + flags.runs):

@@ -14,7 +14,7 @@ RECORDS = 240
 NET = """
 name: "chaos"
 layer { name: "data" type: "Data" top: "data" top: "label" transform_param { scale: 0.01 mirror: true crop_size: 10 }
-  data_param { source: "train_lmdb" backend: LMDB batch_size: 8 shared_file_system: %s } }
+  data_param { source: "%s" backend: LMDB batch_size: 8 shared_file_system: %s } }
 layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
   convolution_param { num_output: 8 kernel_size: 3 weight_filler { type: "xavier" } } }
 layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
@@ -27,20 +27,20 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "out" bottom: "label" top: 
 """
 SOLVER = """
 net: "net.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.001 random_seed: 7
-display: 100 average_loss: 10 snapshot: 100 snapshot_prefix: "snap" max_iter: %d
+display: 10 average_loss: 10 snapshot: 100 snapshot_prefix: "%s" max_iter: %d
 """
 
 
-def write_job(folder: Path, iterations: int, *, shared: bool) -> Path:
+def write_job(folder: Path, iterations: int, *, source: str, prefix: str, shared: bool) -> Path:
     """Write the definitions; with shared data, the data too.
 
     Returns:
         The solver.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "net.prototxt").write_text(NET % str(shared).lower(), encoding="ascii")
+    (folder / "net.prototxt").write_text(NET % (source, str(shared).lower()), encoding="ascii")
     solver = folder / "solver.prototxt"
-    solver.write_text(SOLVER % iterations, encoding="ascii")
+    solver.write_text(SOLVER % (prefix, iterations), encoding="ascii")
     if shared and not (folder / "train_lmdb").exists():
         write_pictures(folder / "train_lmdb", 0, RECORDS)
     return solver

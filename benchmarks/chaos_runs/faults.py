@@ -29,6 +29,7 @@ LOCAL = (Kind.WORKER, Kind.SHARD, Kind.CLIENT, Kind.STOPPED, Kind.LAUNCHER)
 FAR = (
     Kind.WORKER, Kind.SHARD, Kind.CLIENT, Kind.AGENT, Kind.HOST, Kind.CUT_1, Kind.CUT_5, Kind.CUT_60, Kind.LAUNCHER,
 )  # fmt: skip
+STARTING = 0.1
 CUT_S = {Kind.CUT_1: 1.0, Kind.CUT_5: 5.0, Kind.CUT_60: 60.0}
 
 
@@ -39,12 +40,14 @@ class Fault:
     Attributes:
         kind: what happens.
         client: to which client.
-        after: when, as a part of the time that an undisturbed job takes; 0 is the start of the command.
+        after: when, as a part of the iterations; below `STARTING` while the job starts.
+        delay_s: how long after that.
     """
 
     kind: Kind
     client: int
     after: float
+    delay_s: float
 
 
 def draw(seed: int, kinds: tuple[Kind, ...], clients: int) -> Fault:
@@ -57,5 +60,8 @@ def draw(seed: int, kinds: tuple[Kind, ...], clients: int) -> Fault:
     """
     dice = random.Random(seed)
     return Fault(
-        kind=kinds[seed % len(kinds)], client=dice.randrange(clients), after=dice.uniform(0.05, 0.95)
+        kind=kinds[seed % len(kinds)],
+        client=dice.randrange(clients),
+        after=dice.random(),
+        delay_s=dice.uniform(0, 0.3),
     )

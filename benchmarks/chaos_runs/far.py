@@ -1,0 +1,121 @@
+"""A job on hosts that have nothing in common but the network, started from a desk over SSH."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
+from benchmarks.chaos_runs.faults import CUT_S, FAR, Fault, Kind
+from benchmarks.chaos_runs.scene import Scene, is_meant, number_of
+from tests.support.ssh_hosts import SshHosts, clean_environment
+
+DOWN_S = 5.0
+"""How long a host without power stays down."""
+
+
+class FarScene(Scene):
+    """See `Scene`.
+
+    Args:
+        folder: where the hosts keep their files.
+        hosts: one for each client, and the desk.
+        iterations: of a run.
+    """
+
+    kinds = FAR
+
+    def __init__(self, folder: Path, hosts: SshHosts, iterations: int) -> None:
+        super().__init__(folder, len(hosts) - 1, iterations)
+        self._hosts, self._desk = hosts[: len(hosts) - 1], hosts[len(hosts) - 1]
+        self._mending: list[threading.Timer] = []
+        lines = [f"{client} {host.name} 0\n" for client, host in enumerate(self._hosts)]
+        self._desk.outside("/root/machines").write_text("".join(lines))
+        prefix, source = "/root/snaps/snap", "/root/data/train_lmdb"
+        write_job(self._desk.outside("/root/job"), iterations, source=source, prefix=prefix, shared=False)
+        share = RECORDS // self.clients
+        for client, host in enumerate(self._hosts):
+            for name in ("snaps", "data"):
+                host.outside(f"/root/{name}").mkdir()
+            part = host.outside(f"/root/data/train_lmdb_{client}")
+            write_pictures(part, client * share, (client + 1) * share)
+
+    def start(self, job: str) -> subprocess.Popen[str]:
+        """See `Scene`."""
+        words = [sys.executable, "-m", "poseidon", "train", "--solver=job/solver.prototxt", f"--job={job}"]
+        words += [
+            "--hostfile=machines",
+            "--output=output",
+            "--threads=1",
+            "--stall_timeout=30",
+            "--snapshot_keep=3",
+        ]
+        return subprocess.Popen(
+            self._desk.command(words),
+            env=clean_environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> None:
+        """See `Scene`."""
+        host = self._hosts[fault.client]
+        if fault.kind is Kind.LAUNCHER:
+            for process in self._desk.processes_of(f"--job={job}"):
+                process.kill()
+        elif fault.kind is Kind.HOST:
+            host.crash()
+            self._later(DOWN_S, host.start)
+        elif fault.kind in CUT_S:
+            host.cut()
+            self._later(CUT_S[fault.kind], host.mend)
+        else:
+            self._kill(job, fault)
+
+    def _kill(self, job: str, fault: Fault) -> None:
+        for process in self._hosts[fault.client].processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = process.cmdline()
+                agent = "poseidon.cluster.agent" in words
+                mine = job in words and not agent and number_of(words) == fault.client
+                if fault.kind is Kind.AGENT:
+                    meant = agent
+                else:
+                    meant = mine and (fault.kind is Kind.CLIENT or is_meant(fault.kind, words))
+                if meant:
+                    process.kill()
+
+    def _later(self, seconds: float, act: object) -> None:
+        assert callable(act)
+        self._mending.append(threading.Timer(seconds, act))
+        self._mending[-1].start()
+
+    def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
+        """See `Scene`."""
+        found = []
+        for host in (*self._hosts, self._desk):
+            with contextlib.suppress(AssertionError, psutil.Error, ValueError):  # it is down
+                for process in host.processes():
+                    with contextlib.suppress(psutil.Error):
+                        words = process.cmdline()
+                        ours = job in words or "poseidon.cluster.agent" in words or f"--job={job}" in words
+                        found += [(process, words)] if ours else []
+        return found
+
+    def snapshots(self) -> Path:
+        """See `Scene`."""
+        return self._hosts[0].outside("/root/snaps")
+
+    def mend(self) -> None:
+        """See `Scene`."""
+        for timer in self._mending:
+            timer.join()
+        self._mending.clear()
+        for host in self._hosts:
+            host.wait_until_up()

@@ -1,0 +1,159 @@
+"""A job and the hand that disturbs it, wherever it runs.
+
+Law: a run ends with the job's last process, and with all that was broken mended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import psutil
+
+from benchmarks.chaos_runs.faults import STARTING, Fault, Kind
+from benchmarks.chaos_runs.verdict import Ended
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 400.0
+GONE_S = 90.0
+START_S = 8.0
+"""About how long a job takes to start."""
+
+
+class Scene(ABC):
+    """See the module's head.
+
+    Args:
+        folder: of the data, the snapshots and the logs.
+        clients: how many.
+        iterations: of a run.
+    """
+
+    kinds: tuple[Kind, ...]
+    """What may happen here."""
+
+    def __init__(self, folder: Path, clients: int, iterations: int) -> None:
+        self.clients = clients
+        self.folder = folder
+        self.iterations = iterations
+        self._expected = b""
+
+    @abstractmethod
+    def start(self, job: str) -> subprocess.Popen[str]:
+        """Start the command; what it says comes on its standard error."""
+
+    @abstractmethod
+    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> None:
+        """Let a fault happen."""
+
+    @abstractmethod
+    def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
+        """The processes of a job, the launcher left out, with their words."""
+
+    @abstractmethod
+    def snapshots(self) -> Path:
+        """The folder of the snapshots."""
+
+    @abstractmethod
+    def mend(self) -> None:
+        """Undo what a fault has done to the world."""
+
+    def undisturbed(self) -> float:
+        """Run the job once, to know its weights; what an earlier call in this folder found holds. Returns its seconds."""
+        weights, seconds = self.folder / "expected.caffemodel", self.folder / "expected.seconds"
+        if not seconds.exists():
+            began_s = time.monotonic()
+            ended = self.run(-1, None)
+            if ended.status != 0:
+                raise RuntimeError(f"the undisturbed job fails: {ended.last}")
+            weights.write_bytes(self._model().read_bytes())
+            seconds.write_text(str(time.monotonic() - began_s))
+        self._expected = weights.read_bytes()
+        return float(seconds.read_text())
+
+    def run(self, seed: int, fault: Fault | None) -> Ended:
+        """Run the job and let a fault happen to it."""
+        for path in self.snapshots().glob("snap_*"):
+            path.unlink()
+        job = f"chaos-{os.getpid()}-{seed + 1}"
+        began_s = time.monotonic()
+        launcher = self.start(job)
+        lines: list[str] = []
+        reader = threading.Thread(target=_read, args=(launcher, lines))
+        reader.start()
+        at_s = 0.0
+        if fault is not None:
+            self._await_moment(launcher, lines, fault)
+            at_s = time.monotonic() - began_s
+            self.strike(job, launcher, fault)
+        status = launcher.wait(LIMIT_S)
+        killed = status < 0 or (fault is not None and fault.kind is Kind.LAUNCHER)
+        left = self._left(job, GONE_S if killed else 10.0)
+        self.mend()
+        took_s = time.monotonic() - began_s - at_s
+        reader.join(10)
+        model = self._model()
+        same = model.read_bytes() == self._expected if status == 0 and model.exists() else None
+        told = [line for line in lines if line.strip()]
+        shown = fault or Fault(kind=Kind.WORKER, client=0, after=1.0, delay_s=0.0)
+        return Ended(
+            seed=seed,
+            fault=shown,
+            at_s=at_s,
+            took_s=took_s,
+            status=status,
+            last=told[-1].strip() if told else "",
+            traceback="Traceback" in "".join(lines),
+            same_bits=same,
+            left=left,
+        )
+
+    def _await_moment(self, launcher: subprocess.Popen[str], lines: list[str], fault: Fault) -> None:
+        """Until the job has come as far as the fault says, or has ended."""
+        if fault.after < STARTING:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(fault.after / STARTING * START_S)
+        else:
+            while launcher.poll() is None and _iteration(lines) < fault.after * self.iterations:
+                time.sleep(0.02)
+        time.sleep(fault.delay_s)
+
+    def _left(self, job: str, limit_s: float) -> int:
+        """How many processes of a job outlive its end by more than a time."""
+        end_s = time.monotonic() + limit_s
+        while time.monotonic() < end_s and self.processes(job):
+            time.sleep(0.2)
+        return len(self.processes(job))
+
+    def _model(self) -> Path:
+        return self.snapshots() / f"snap_iter_{self.iterations}.caffemodel"
+
+
+def _read(launcher: subprocess.Popen[str], lines: list[str]) -> None:
+    assert launcher.stderr is not None
+    for line in launcher.stderr:
+        lines.append(line)
+
+
+def _iteration(lines: list[str]) -> int:
+    """The last iteration that the log shows."""
+    for line in reversed(lines):
+        if found := re.search(r"Iteration (\d+), loss", line):
+            return int(found[1])
+    return 0
+
+
+def is_meant(kind: Kind, words: list[str]) -> bool:
+    return ("--shard" if kind is Kind.SHARD else "--rank") in words
+
+
+def number_of(words: list[str]) -> int:
+    """With one worker and one shard a client, the client."""
+    mark = "--shard" if "--shard" in words else "--rank"
+    return int(words[words.index(mark) + 1])
