@@ -416,7 +416,7 @@ class Job(ABC):
         if self._plan.workers_per_client == 1:
             return ""
         if self._far is not None:
-            return str(Path(self._far.scratch(role.client)) / f"workers_{role.position}")
+            return str(Path(self._far.scratch(role.client)) / f"client_{role.position}" / "workers")
         if role.position not in self._meeting_places:
             self._meeting_places[role.position] = tempfile.mkdtemp(prefix="poseidon-")
         return str(Path(self._meeting_places[role.position]) / "workers")

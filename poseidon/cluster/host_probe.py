@@ -169,7 +169,11 @@ def _look_at_files(client: dict[str, Any], space_bytes: int, problems: list[str]
     """By the very rule of the definitions, of which this host has its own copy."""
     paths = importlib.import_module("poseidon.proto.paths")
     for name, folder, instead in client["files"]:
-        path = paths.resolve(name, folder=Path(folder).absolute())
+        here = Path(folder).absolute()
+        path = paths.resolve(name, folder=here)
+        if not path.exists():  # a part may decide which folder is meant
+            parts = [paths.resolve(str(Path(name).with_name(other)), folder=here) for other in instead]
+            path = next((part for part in parts if part.exists()), path)
         places = [str(path.with_name(other)) for other in instead or [path.name]]
         if not any(os.path.exists(place) for place in places):
             problems.append("there is no {}".format(" or ".join(places)))

@@ -212,8 +212,8 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
     """Listen until all other workers of this machine have come.
 
     Args:
-        address: the path of the socket, in a folder that only this user can enter. It is gone on return, and so is the
-            folder, if it was made for nothing else.
+        address: the path of the socket, in a folder that only this user can enter and that is made if it is not there
+            (the one above it is). It is gone on return, and so is the folder, if it was made for nothing else.
         others: how many.
         timeout_s: longest time to wait.
         check: raises where a HELLO does not fit.
@@ -226,6 +226,8 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(address), 0o700)
             listener.bind(address)
         except OSError as error:
             raise TransportError(f"cannot listen on {address}: {error.strerror or error}") from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.data.numbered import NumberedReader
-from poseidon.data.partition import Share, share_for, source_for
+from poseidon.data.partition import Share, part_path, share_for, source_for
 from poseidon.layers.base import Layer, LayerError, Shape, times
 from poseidon.layers.fillers import FillerError, check, fill
 from poseidon.layers.naming import once_or
@@ -67,8 +67,13 @@ class ReadingSource(Source):
         if not name:
             raise LayerError("missing source")
         context = self.context
+        source = context.resolve(name)
+        if not shared_file_system and not source.exists():
+            # A machine that has its part alone: the part decides which folder is meant.
+            part = context.resolve(str(part_path(Path(name), context.client)))
+            source = part.with_name(source.name) if part.exists() else source
         return source_for(
-            context.resolve(name),
+            source,
             shared_file_system=shared_file_system,
             client=context.client,
             clients=context.clients,

@@ -120,6 +120,7 @@ def test_the_samples_are_legal() -> None:
     local = read_machinefile(ROOT / "machinefiles" / "localserver")
     assert [client.host for client in local] == ["127.0.0.1", "127.0.0.1"]
     assert len(read_machinefile(ROOT / "machinefiles" / "two_nodes.example", channels=8)) == 2
+    assert len(read_machinefile(ROOT / "machinefiles" / "four_nodes.example", channels=8)) == 4
     dedicated = read_machinefile(ROOT / "machinefiles" / "dedicated_servers", channels=2)
     assert [client.role.value for client in dedicated] == ["worker", "worker", "server", "server"]
 

@@ -26,10 +26,10 @@ def pair() -> Iterator[Pair]:
         line.close()
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
+@pytest.fixture(params=["there", "to be made"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
     with TemporaryDirectory(prefix="p") as folder:  # short: the name of a socket has few letters
-        yield str(Path(folder) / "workers")
+        yield str(Path(folder) / "workers" if request.param == "there" else Path(folder) / "one" / "workers")
         Path(folder).mkdir(exist_ok=True)
 
 
@@ -94,6 +94,7 @@ def test_all_workers_of_a_machine_meet_whoever_comes_first(address: str) -> None
 
 
 def test_a_folder_that_holds_something_else_stays(address: str) -> None:
+    Path(address).parent.mkdir(exist_ok=True)
     Path(address).with_name("other").touch()
     assert accept(address, 0, 20.0, lambda hello: None) == []
     assert [path.name for path in Path(address).parent.iterdir()] == ["other"]
@@ -126,6 +127,6 @@ def test_who_does_not_come_in_time_is_one_sentence(address: str) -> None:
 
 def test_an_address_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match=r"^cannot listen on .*nowhere"):
-        accept(str(tmp_path / "nowhere" / "workers"), 1, 1.0, lambda hello: None)
+        accept(str(tmp_path / "nowhere" / "one" / "workers"), 1, 1.0, lambda hello: None)
     with pytest.raises(TransportError, match=r"^cannot connect to .*: AF_UNIX path too long$"):
         connect("/" + "x" * 200, 1.0)

@@ -82,6 +82,16 @@ def test_clients_open_their_own_parts(tmp_path: Path) -> None:
     compiled.close()
 
 
+def test_a_part_alone_decides_which_folder_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "db_1", start=50)
+    text = layer("Data", "", "data label", 'data_param { source: "db" batch_size: 2 backend: LMDB }')
+    context = LayerContext(phase=TRAIN, seed=1, client=1, clients=2)
+    compiled = compile_net(definition(text), context, state=NetState(phase=TRAIN))
+    assert compiled()["label"].tolist() == [50, 51]
+    compiled.close()
+
+
 def test_crop_changes_the_shape(tmp_path: Path) -> None:
     write(tmp_path / "db")
     compiled = net(tmp_path, "batch_size: 2 backend: LMDB", rest="transform_param { crop_size: 2 }")
