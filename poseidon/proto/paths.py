@@ -44,8 +44,11 @@ def resolve(path: str, *, folder: Path) -> Path:
 def resolve_prefix(path: str, *, folder: Path) -> Path:
     """The prefix that `path` means, such as a snapshot_prefix: its parent folder decides as in `resolve`.
 
-    A prefix without a folder, `lenet`, is meant beside the file that names it.
+    A prefix without a folder, `lenet`, is meant beside the file that names it; on a host that has only the content of that file,
+    and no such folder, in the working folder.
     """
+    if path and Path(path).name == path and not folder.exists():
+        folder = Path.cwd()
     candidates = _candidates(path, folder)
     return next((candidate for candidate in candidates if candidate.parent.exists()), candidates[-1])
 

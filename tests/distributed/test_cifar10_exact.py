@@ -8,21 +8,15 @@ which happens after a few iterations with 800,000 pooling windows a batch. docs/
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from poseidon.data.convert import write_labelled
-from poseidon.data.cursor import open_cursor
 from poseidon.data.database import Backend
 from poseidon.data.labelled import Labelled
-from poseidon.data.mean import compute_mean, write_mean
-from poseidon.data.procedural import draw_pictures
-from poseidon.proto.definition import read_net, read_solver
-from poseidon.proto.text import to_text
+from tests.support.cifar10 import make_pictures, shipped_solver
 from tests.support.training import Job, largest_difference, run, weights
 
 ITERATIONS = 50
@@ -35,41 +29,12 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training set of drawn pictures; in `passes_lmdb` each hundred has its even records first, then the odd ones."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("cifar10")
-    pictures = draw_pictures(PICTURES, seed=5)
-    write_labelled(folder / "train_lmdb", Backend.LMDB, pictures, key_digits=5)
+    pictures = make_pictures(folder, PICTURES)
     order = np.arange(PICTURES).reshape(-1, BATCH // 2, 2).transpose(0, 2, 1).reshape(-1)
     dealt = Labelled(images=pictures.images[order], labels=pictures.labels[order])
     write_labelled(folder / "passes_lmdb", Backend.LMDB, dealt, key_digits=5)
-    with closing(open_cursor(folder / "train_lmdb", Backend.LMDB)) as cursor:
-        write_mean(folder / "mean.binaryproto", compute_mean(cursor))
     return folder
-
-
-def shipped_solver(
-    repository: Path, source: Path, folder: Path, *, batch: int, iterations: int, iter_size: int = 1
-) -> Path:
-    """The shipped solver for so many iterations, its net with this data and batch."""
-    solver = read_solver(repository / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt").param
-    net = read_net(repository / "prototxt" / "cifar10" / "cifar10_quick_train_test.prototxt").param
-    for layer in net.layer:
-        if layer.type == "Data":
-            layer.data_param.source = str(source)
-            layer.data_param.batch_size = batch
-            layer.transform_param.mean_file = str(source.parent / "mean.binaryproto")
-    folder.mkdir()
-    (folder / "net.prototxt").write_text(to_text(net), encoding="utf-8")
-    solver.net = "net.prototxt"
-    solver.max_iter = iterations
-    solver.iter_size = iter_size
-    solver.random_seed = 1
-    solver.snapshot_prefix = "snap"
-    solver.ClearField("test_iter")
-    solver.ClearField("test_interval")
-    path = folder / "solver.prototxt"
-    path.write_text(to_text(solver), encoding="utf-8")
-    return path
 
 
 def test_two_clients_have_the_bits_of_one_process_with_two_passes(

@@ -170,16 +170,19 @@ class SshHost:
         enter = ["nsenter", "--target", str(self._init().pid), "--mount", "--net", "--pid", "--uts"]
         return [*enter, "env", "--chdir", str(HOME), *argv]
 
-    def run(self, argv: Sequence[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, argv: Sequence[str], *, check: bool = True, timeout_s: float = RUN_LIMIT_S
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command on the host, without SSH.
 
         Args:
             argv: the command.
             check: whether another exit status than 0 fails the test.
+            timeout_s: limit of the whole.
         """
         words = self.command(argv)
         done = subprocess.run(
-            words, env=clean_environment(), capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
+            words, env=clean_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
         )
         assert not check or done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done

@@ -52,6 +52,7 @@ def test_a_relative_folder_gives_an_absolute_path(places: Path) -> None:
 
 def test_a_bare_prefix_lies_beside_its_file(places: Path) -> None:
     assert resolve_prefix("lenet", folder=places / "folder") == places / "folder" / "lenet"
+    assert resolve_prefix("lenet", folder=places / "absent") == Path.cwd() / "lenet"
 
 
 @pytest.mark.parametrize("placeholder", ["POSEIDON_ROOT", "CAFFE_ROOT"])

@@ -1,0 +1,60 @@
+"""The shipped cifar10_quick on drawn pictures."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from poseidon.data.convert import write_labelled
+from poseidon.data.cursor import open_cursor
+from poseidon.data.database import Backend
+from poseidon.data.labelled import Labelled
+from poseidon.data.mean import compute_mean, write_mean
+from poseidon.data.procedural import draw_pictures
+from poseidon.proto.definition import read_net, read_solver
+from poseidon.proto.text import to_text
+
+
+def make_pictures(folder: Path, count: int) -> Labelled:
+    """`train_lmdb` and `mean.binaryproto` in `folder`."""
+    torch.set_num_threads(1)
+    pictures = draw_pictures(count, seed=5)
+    write_labelled(folder / "train_lmdb", Backend.LMDB, pictures, key_digits=5)
+    with closing(open_cursor(folder / "train_lmdb", Backend.LMDB)) as cursor:
+        write_mean(folder / "mean.binaryproto", compute_mean(cursor))
+    return pictures
+
+
+def shipped_solver(
+    repository: Path,
+    source: Path,
+    folder: Path,
+    *,
+    batch: int,
+    iterations: int,
+    iter_size: int = 1,
+    shared: bool = True,
+) -> Path:
+    """The shipped solver for so many iterations, its net with this data and batch."""
+    solver = read_solver(repository / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt").param
+    net = read_net(repository / "prototxt" / "cifar10" / "cifar10_quick_train_test.prototxt").param
+    for layer in net.layer:
+        if layer.type == "Data":
+            layer.data_param.source = str(source)
+            layer.data_param.batch_size = batch
+            layer.data_param.shared_file_system = shared
+            layer.transform_param.mean_file = str(source.parent / "mean.binaryproto")
+    folder.mkdir()
+    (folder / "net.prototxt").write_text(to_text(net), encoding="utf-8")
+    solver.net = "net.prototxt"
+    solver.max_iter = iterations
+    solver.iter_size = iter_size
+    solver.random_seed = 1
+    solver.snapshot_prefix = "snap"
+    solver.ClearField("test_iter")
+    solver.ClearField("test_interval")
+    path = folder / "solver.prototxt"
+    path.write_text(to_text(solver), encoding="utf-8")
+    return path
