@@ -28,7 +28,7 @@ from poseidon.cluster.machinefile import socket_host
 from poseidon.cluster.meeting import Meeting
 from poseidon.cluster.meeting_key import keys_of_host, keys_of_task, read_key, write_new_key
 from poseidon.cluster.meeting_wire import Arrival
-from poseidon.cluster.own_address import address_of, address_to_listen_on, own_address_towards
+from poseidon.cluster.own_address import address_for_all, address_of, own_address_towards
 from poseidon.cluster.schedulers import Task, task_from
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.settings import inherited_environment
@@ -89,9 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
     flags = _job_flags(arguments.command_words)
     key = read_key(Path(arguments.key_file))
     task = task_from(inherited_environment(), port=arguments.rendezvous_port)
-    master = address_of(task.master, arguments.meeting_timeout)
+    master = address_for_all(task.master, address_of(task.master, arguments.meeting_timeout))
     if task.rank == 0:
-        return _launch(task, address_to_listen_on(task.master, master), key, flags, arguments.meeting_timeout)
+        return _launch(task, master, key, flags, arguments.meeting_timeout)
     arrival = _arrival(task, own_address_towards(master))
     with _noted_signals() as asked:
         return attend(

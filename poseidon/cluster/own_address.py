@@ -50,12 +50,13 @@ def own_address_towards(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def address_to_listen_on(name: str, address: str) -> str:
-    """Where rank 0 listens, which the others reach by `name`.
+def address_for_all(name: str, address: str) -> str:
+    """The address that every task takes for rank 0's, which listens there.
 
     Args:
         name: MASTER_ADDR.
-        address: what it stands for here; many systems have their own name stand for a loopback address.
+        address: what it stands for here; on many systems their own name stands for a loopback address, which is of
+            no use to tasks on other hosts.
     """
     if not is_loopback(address) or is_loopback(name):
         return address
