@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Whether strangers can slow a job down: iterations of a worker and a shard while another process floods the shard's port.
+
+    python benchmarks/flood.py
+    python benchmarks/flood.py --seconds 2 --rounds 9 --kinds clear handshakes
+
+Job and flood have a core each. The flooding process takes turns: it keeps its core busy without touching the network, or
+floods; so the two differ in the flood alone. Kinds: `connections` that send noise and go, `clear` ZeroMQ sockets without
+keys, `another key` CURVE with a key that is not the job's, and `handshakes` of somebody who has learned the shard's public
+key. Each against a shard that has shut its door when all workers had come, as shards do, and against one kept open.
+
+How to read it: one row a kind and door: milliseconds an iteration at rest and under the flood (medians over the rounds),
+how much slower, and how many connections the shard refused. The promise is at most a tenth slower with the door shut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+
+import numpy as np  # noqa: E402
+import zmq  # noqa: E402
+
+from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport  # noqa: E402
+from ps_server.keys import JobKeys, KeyPair  # noqa: E402
+
+ELEMENTS = 1 << 18
+STORE = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=ELEMENTS),))
+MOST_OPEN = 200
+"""Sockets that a flood has open at a time."""
+KINDS = ("connections", "clear", "another key", "handshakes")
+
+
+class Unshut(ZmqServerTransport):
+    """A door that stays open, for comparison."""
+
+    def admit_no_more(self) -> None:
+        """It does not shut."""
+
+
+def serve(told: Connection, keys: JobKeys, shut: bool) -> None:
+    """The shard's process: says where it listens, and at the end whom it refused."""
+    pin(0)
+    server = Server(
+        Shard(0, 1), (ZmqServerTransport if shut else Unshut)("tcp://127.0.0.1:0", keys.of_shard(0))
+    )
+    told.send(server.address)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    told.recv()
+    told.send(server.statistics().refused)
+    server.stop()
+    thread.join()
+
+
+def flood(told: Connection, address: str, shard_key: str) -> None:
+    """The flooding process: does what it was told last until it is told something else."""
+    pin(1)
+    doing = "rest"
+    held: list[Callable[[], None]] = []
+    context = zmq.Context()
+    told.send("ready")
+    while doing != "end":
+        if told.poll():
+            doing = told.recv()
+        if doing == "rest":
+            sum(range(10_000))
+        elif doing == "connections":
+            held.append(connect(address))
+        else:
+            held.append(dial(context, address, shard_key, doing))
+        while len(held) > (0 if doing in ("rest", "end") else MOST_OPEN):
+            held.pop(0)()
+    context.destroy(0)
+
+
+def connect(address: str) -> Callable[[], None]:
+    """Begin a connection that sends noise, if it comes about; returns what ends it."""
+    host, _, port = address.removeprefix("tcp://").partition(":")
+    connection = socket.socket()
+    connection.setblocking(False)
+    with contextlib.suppress(OSError):
+        connection.connect_ex((host, int(port)))
+        connection.send(os.urandom(64))
+    return connection.close
+
+
+def dial(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, shard_key: str, kind: str
+) -> Callable[[], None]:
+    """Begin a ZeroMQ connection that has something to say; returns what ends it."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    if kind != "clear":
+        own = KeyPair.new()
+        dealer.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
+        dealer.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
+        expected = shard_key if kind == "handshakes" else KeyPair.new().public
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, expected.encode())
+    dealer.connect(address)
+    with contextlib.suppress(zmq.Again):
+        dealer.send(b"x" * 1000, zmq.NOBLOCK)
+    return dealer.close
+
+
+def pin(core: int) -> None:
+    """Stay on one core, where there are several."""
+    os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+
+
+def iterate(client: Client, value: np.ndarray, seconds: float) -> float:
+    """Milliseconds an iteration, over so many seconds."""
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        client.push(0, value, rate=1e-6)
+        client.clock()
+        client.read(0, value)
+        count += 1
+    return (time.perf_counter() - began) / count * 1000
+
+
+def measure(kind: str, *, shut: bool, rounds: int, seconds: float) -> list[str]:
+    """One row."""
+    keys = JobKeys.new(workers=1, shards=1)
+    spawn = multiprocessing.get_context("spawn")
+    (serving, at_shard), (flooding, at_flood) = spawn.Pipe(), spawn.Pipe()
+    shard = spawn.Process(target=serve, args=(at_shard, keys, shut), daemon=True)
+    shard.start()
+    address = serving.recv()
+    client = Client([address], rank=0, store=STORE, keys=keys.of_worker(0))
+    value = np.zeros(ELEMENTS, dtype=np.float32)
+    client.start(lambda table: [value])
+    stranger = spawn.Process(target=flood, args=(at_flood, address, keys.shards[0].public), daemon=True)
+    stranger.start()
+    flooding.recv()
+    iterate(client, value, 2 * seconds)
+    at_rest, flooded = [], []
+    for _ in range(rounds):
+        for doing, kept in (("rest", at_rest), (kind, flooded)):
+            flooding.send(doing)
+            iterate(client, value, seconds / 4)
+            kept.append(iterate(client, value, seconds))
+    flooding.send("end")
+    serving.send("how many?")
+    refused = serving.recv()
+    client.close()
+    for process in (stranger, shard):
+        process.join(5)
+        process.terminate()
+    rest_ms, flood_ms = statistics.median(at_rest), statistics.median(flooded)
+    slower = statistics.median(f / r for f, r in zip(flooded, at_rest, strict=True)) - 1
+    door = "shut" if shut else "open"
+    return [kind, door, f"{rest_ms:.2f}", f"{flood_ms:.2f}", f"{100 * slower:+.1f} %", f"{refused:,}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description="Whether strangers can slow a job down.")
+    parser.add_argument("--rounds", type=int, default=5, help="at rest and flooded, by turns (5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each (1)")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of floods; default: all"
+    )
+    parser.add_argument(
+        "--open",
+        dest="doors",
+        action="store_const",
+        const=[False],
+        default=[True, False],
+        help="only doors kept open",
+    )
+    flags = parser.parse_args(arguments)
+    pin(0)
+    print("| flood | door | at rest, ms | flooded, ms | slower | refused |", flush=True)
+    print("|---|---|---:|---:|---:|---:|", flush=True)
+    for shut in flags.doors:
+        for kind in flags.kinds:
+            row = measure(kind, shut=shut, rounds=max(1, flags.rounds), seconds=flags.seconds)
+            print("| " + " | ".join(row) + " |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
