@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""What heartbeats, and snapshots in the background with checksums, cost a training loop.
+
+    python benchmarks/reliability_cost.py --blocks=8
+
+One worker trains blocks of iterations in three ways by turns: bare; with the pulse and the heartbeat thread; and with these
+and one snapshot in the middle of each block, written, checksummed and flushed in the background while the block goes on.
+
+How to read it: seconds are processor time of all the process's threads, so what happens in the background counts in full, as it
+would where no core is idle, and other programs disturb it little. Medians over all iterations; a snapshot's is the median over
+blocks of what a block takes beyond as many usual iterations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import chain, pairwise
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+
+from benchmarks.chaos_runs.definitions import RECORDS, write_pictures  # noqa: E402
+from poseidon.engine.averages import SmoothedLoss  # noqa: E402
+from poseidon.engine.checkpoint import Checkpoint, Progress  # noqa: E402
+from poseidon.engine.control import Control  # noqa: E402
+from poseidon.engine.replica import Replica  # noqa: E402
+from poseidon.engine.trainer import LoopSettings, Trainer  # noqa: E402
+from poseidon.exchange.base import Exchange, ExchangeSettings  # noqa: E402
+from poseidon.exchange.local import LocalExchange  # noqa: E402
+from poseidon.exchange.pulse import PulsingExchange  # noqa: E402
+from poseidon.layers.base import LayerContext  # noqa: E402
+from poseidon.metrics.glog_lines import GlogSink  # noqa: E402
+from poseidon.proto.caffe_pb2 import TRAIN  # noqa: E402
+from poseidon.proto.definition import read_solver  # noqa: E402
+from poseidon.solvers.settings import solver_settings  # noqa: E402
+
+NET = """
+name: "cost"
+layer { name: "data" type: "Data" top: "data" top: "label"
+  data_param { source: "train_lmdb" backend: LMDB batch_size: 32 shared_file_system: true } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 32 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "fc" type: "InnerProduct" bottom: "conv" top: "fc"
+  inner_product_param { num_output: 1024 weight_filler { type: "xavier" } } }
+layer { name: "out" type: "InnerProduct" bottom: "fc" top: "out"
+  inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "out" bottom: "label" top: "loss" }
+"""
+SOLVER = """
+net: "net.prototxt" base_lr: 0.0001 lr_policy: "fixed" momentum: 0.9 random_seed: 1 display: 0
+snapshot: %d snapshot_prefix: "snap" snapshot_after_train: false max_iter: %d
+"""
+
+
+class Way(Enum):
+    """How a block is trained."""
+
+    BARE = "bare"  # nothing but training
+    BEATING = "heartbeats"  # the pulse in the loop, and the thread that tells it
+    ALL = "heartbeats and a snapshot"  # and one snapshot, in the background
+
+
+def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
+    """Train a block; returns each iteration's seconds, the first ones and the wait for the disk left out."""
+    interval = iterations // 2 if way is Way.ALL else 0
+    path = folder / "solver.prototxt"
+    path.write_text(SOLVER % (interval, iterations - 1), encoding="ascii")
+    solver = read_solver(path)
+    settings = solver_settings(solver)
+    replica = Replica(solver, settings, LayerContext(phase=TRAIN, seed=1, rank=0, workers=1))
+    moments: list[float] = []
+
+    def note(iteration: int, smoothed: SmoothedLoss) -> None:
+        moments.append(time.process_time())
+
+    with _exchange(replica, way) as exchange:
+        Trainer(
+            replica,
+            exchange,
+            settings,
+            LoopSettings(rank=0, workers=1, prefix=solver.snapshot_prefix(), title="cost", on_progress=note),
+            checkpoint=Checkpoint(
+                replica, solver.param, settings.base_rule.kind, rank=0, workers=1, worker_history=False
+            ),
+            testers=[],
+            log=GlogSink(logging.getLogger("poseidon.cost")),
+            sinks=[],
+            start=Progress(iteration=0),
+        ).run()
+    replica.close()
+    return [after - before for before, after in pairwise(moments[4:])]
+
+
+@contextmanager
+def _exchange(replica: Replica, way: Way) -> Iterator[Exchange]:
+    exchange = LocalExchange(replica.trained, ExchangeSettings())
+    exchange.open(None)
+    if way is Way.BARE:
+        yield exchange
+        return
+    control = Control(io.StringIO(), io.StringIO())
+    control.start()
+    control.pulse.start()
+    yield PulsingExchange(exchange, control.pulse)
+    control.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blocks", type=int, default=8, help="of each way (8)")
+    parser.add_argument("--iterations", type=int, default=60, help="of a block (60)")
+    flags = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    blocks: dict[Way, list[list[float]]] = {way: [] for way in Way}
+    with tempfile.TemporaryDirectory(prefix="poseidon-cost-") as name:
+        folder = Path(name)
+        (folder / "net.prototxt").write_text(NET, encoding="ascii")
+        write_pictures(folder / "train_lmdb", 0, RECORDS)
+        block_s(folder, Way.BARE, flags.iterations)
+        for _ in range(flags.blocks):
+            for way in Way:
+                blocks[way].append(block_s(folder, way, flags.iterations))
+        size = sum(path.stat().st_size for path in folder.glob("snap_iter_*"))
+    bare_s, beating_s = (statistics.median(chain(*blocks[way])) for way in (Way.BARE, Way.BEATING))
+    beats_s = beating_s - bare_s
+    snapshot_s = statistics.median(map(_beyond_median, blocks[Way.ALL])) - statistics.median(
+        map(_beyond_median, blocks[Way.BEATING])
+    )
+    print(f"an iteration: {bare_s * 1e3:.2f} ms; a snapshot: {size / 2**20:.0f} MiB, weights and history")
+    print(f"heartbeats: {beats_s * 1e6:+.0f} us an iteration, {beats_s / bare_s:+.2%}")
+    print(f"a snapshot: {snapshot_s * 1e3:+.0f} ms of processor time")
+    for interval in (100, 1000, 10_000):
+        share = (beats_s + snapshot_s / interval) / bare_s
+        print(f"together, with a snapshot every {interval} iterations: {share:+.2%} of the time")
+    return 0
+
+
+def _beyond_median(iterations: list[float]) -> float:
+    """What a block takes beyond as many usual iterations."""
+    return sum(iterations) - len(iterations) * statistics.median(iterations)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
