@@ -1,0 +1,97 @@
+"""Jobs started over SSH on this machine: from definitions that the hosts' folder does not have, with the bits of a local job."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from poseidon.settings import inherited_environment
+from tests.support.living import none_left
+from tests.support.loopback_sshd import LoopbackSshd, missing
+
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.processes,
+    pytest.mark.timeout(120),
+]
+NET = """
+name: "small"
+layer { name: "data" type: "DummyData" top: "data" top: "label"
+  dummy_data_param { shape { dim: 4 dim: 3 } shape { dim: 4 } data_filler { type: "gaussian" std: 1 } data_filler { type: "constant" } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 weight_filler { type: "gaussian" std: 1 } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+SOLVER = 'net: "net.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: {iterations} display: 1 snapshot: 4 snapshot_prefix: "snap" solver_mode: CPU random_seed: 3\n'
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
+    server = LoopbackSshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.close()
+
+
+def _desk(
+    folder: Path, sshd: LoopbackSshd, *, iterations: int, clients: int
+) -> tuple[list[str], dict[str, str]]:
+    """A folder with definitions and a machinefile whose clients work elsewhere; the command and its environment."""
+    (folder / "far").mkdir(parents=True)
+    (folder / "net.prototxt").write_text(NET)
+    (folder / "solver.prototxt").write_text(SOLVER.format(iterations=iterations))
+    (folder / "hosts").write_text("".join(f"{k} 127.0.0.1 0 workdir={folder}/far\n" for k in range(clients)))
+    words = [
+        sys.executable,
+        "-m",
+        "poseidon",
+        "train",
+        "--solver=solver.prototxt",
+        "--hostfile=hosts",
+        "--threads=1",
+    ]
+    far = ["--launcher=ssh", f"--ssh_config={sshd.config}", "--output=out"]
+    return [*words, *far], {**inherited_environment(), "POSEIDON_HOME": str(folder / "state")}
+
+
+def test_a_job_over_ssh_has_the_bits_of_a_local_one(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    words, environment = _desk(tmp_path, sshd, iterations=8, clients=1)
+    words.append("--num_app_threads=2")
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True, timeout=100)
+    far = (tmp_path / "far" / "snap_iter_8.caffemodel").read_bytes()
+    assert not (tmp_path / "snap_iter_8.caffemodel").exists()
+    assert sorted(path.name for path in (tmp_path / "far" / "out").glob("worker_*.log")) == [
+        f"worker_{rank}.log" for rank in range(2)
+    ]
+    local = [word for word in words if not word.startswith(("--launcher", "--output"))]
+    (tmp_path / "hosts").write_text("0 127.0.0.1 0\n")
+    subprocess.run([*local, "--output=here"], cwd=tmp_path, env=environment, check=True, timeout=100)
+    assert (tmp_path / "snap_iter_8.caffemodel").read_bytes() == far
+
+
+def test_nothing_outlives_a_launcher_that_was_killed(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    words, environment = _desk(tmp_path, sshd, iterations=10**9, clients=2)
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stderr is not None
+        job = launcher.stderr.readline().split()[1].rstrip(":")
+        for line in launcher.stderr:
+            if "Iteration 3," in line:
+                break
+        pids = [process.pid for process in psutil.process_iter() if job in " ".join(_words(process))]
+        launcher.send_signal(signal.SIGKILL)
+        launcher.stderr.close()
+    assert len(pids) >= 5  # an agent, two shards and two workers
+    assert none_left(pids, timeout_s=60.0)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

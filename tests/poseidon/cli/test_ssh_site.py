@@ -1,0 +1,62 @@
+"""Which jobs leave this machine, and in which words the others are refused."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from poseidon.cli import ssh_site
+from poseidon.cli.ssh_site import SshSite, site_of
+from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.errors import UsageError
+
+
+def _site(text: str, launcher: str) -> SshSite | None:
+    clients = parse_machinefile(text, source="hosts")
+    return site_of(argparse.Namespace(launcher=launcher, hostfile="hosts", ssh_config=None), clients)
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "far"),
+    [
+        ("0 127.0.0.1 0\n1 localhost 0", "auto", False),
+        ("0 127.0.0.1 0\n1 localhost 0", "local", False),
+        ("0 127.0.0.1 0\n1 ::1 0", "ssh", True),
+        ("0 node0 0\n1 10.0.0.1 0", "auto", True),
+        ("0 node0 0", "ssh", True),
+    ],
+)
+def test_who_is_started_over_ssh(text: str, launcher: str, far: bool) -> None:
+    site = _site(text, launcher)
+    assert (site is not None) == far
+    if site is not None:
+        assert site.clients == parse_machinefile(text, source="hosts")
+        site.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "words"),
+    [
+        ("0 node0 0", "local", "--launcher=local starts processes on this machine only, and client 0 is on node0"),
+        ("0 node0 0\n1 127.0.0.1 0", "auto", "hosts: client 1 is on 127.0.0.1, which the other machines cannot reach"),
+        ("0 localhost 0\n1 fd00::1 0", "ssh", "hosts: client 0 is on localhost, which the other machines cannot reach"),
+    ],
+)  # fmt: skip
+def test_machines_that_cannot_work_together(text: str, launcher: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _site(text, launcher)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "dialled", "names"),
+    [
+        ("127.0.0.1", "127.0.0.1", ("127.0.0.1",)),
+        ("10.0.0.1", "10.0.0.1", ("10.0.0.1",)),
+        ("node3.invalid", "192.0.2.7", ("node3.invalid", "192.0.2.7")),
+        ("node3.invalid", "localhost", ("node3.invalid",)),
+    ],
+)
+def test_what_a_host_may_be_called(host: str, dialled: str, names: tuple[str, ...]) -> None:
+    assert ssh_site._names_of(Client(id=0, host=host, port=0), dialled) == names
