@@ -184,7 +184,8 @@ def main(arguments: list[str] | None = None) -> int:
         shard = Shard(options.shard, options.workers, options.token)
         with contextlib.closing(_trace(options)) as trace:
             server = Server(shard, ZmqServerTransport(options.address, options.keys), trace=trace)
-            signal.signal(signal.SIGTERM, lambda *_: server.stop())
+            if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # else somebody else takes it for us
+                signal.signal(signal.SIGTERM, lambda *_: server.stop())
             reporter.tell("listening", address=server.address)
             if options.supervised:
                 threading.Thread(target=_obey_launcher, args=(server,), name="ps-stdin", daemon=True).start()

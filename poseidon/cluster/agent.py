@@ -311,7 +311,8 @@ def serve(channel: LineChannel, job: str) -> int:
         agent.leave()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, leave)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # whoever started us takes them in our place
+            signal.signal(number, leave)
     return agent.serve()
 
 

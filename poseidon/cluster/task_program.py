@@ -2,6 +2,9 @@
 
 Law: it leads a session of its own. Whatever it writes is handed on in order, and its end last of all. Whoever hands on slowly
 slows it down; nothing is kept in memory. `stop` first ends its input, which an agent answers by ending all that it has started.
+
+Slurm signals every process of a step, Kubernetes and others only some. So programs, and what they start, are born with
+the signals that ask to end ignored; the task alone takes them, and rank 0 decides what becomes of them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ PIECE_BYTES = 1 << 16
 MOST_INPUTS = 1000
 LAST_WORDS_S = 2.0
 CANNOT_START = 127
+_DEAF = ("sh", "-c", 'trap "" TERM INT HUP USR1 USR2; exec "$@"', "sh")
 
 
 class TaskProgram:
@@ -47,7 +51,7 @@ class TaskProgram:
         self._ended = False
         try:
             self._child: subprocess.Popen[bytes] | None = subprocess.Popen(
-                argv,
+                [*_DEAF, *argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

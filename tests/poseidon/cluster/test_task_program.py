@@ -51,7 +51,7 @@ def test_the_environment_is_the_one_given() -> None:
 def test_a_program_that_is_not_there() -> None:
     program, told = start("/no/such")
     outputs, status = said(told)
-    assert status == CANNOT_START and b"cannot start '/no/such'" in outputs[Kind.ERRORS]
+    assert status == CANNOT_START and b"/no/such" in outputs[Kind.ERRORS]
     assert program.ended
     program.feed(b"x")
     program.stop(0.0)
@@ -68,3 +68,13 @@ def test_a_program_that_ignores_that_is_killed_with_what_it_started() -> None:
     program, told = start(sys.executable, "-c", "import os; os.fork(); import time; time.sleep(99)")
     program.stop(0.2)
     assert said(told)[1] == -9
+
+
+def test_signals_that_ask_to_end_are_the_tasks_business() -> None:
+    program, told = start(
+        "/bin/sh",
+        "-c",
+        "for s in TERM INT HUP USR1 USR2; do kill -$s $$; done; sh -c 'kill -TERM $$; echo on'",
+    )
+    assert said(told) == ({Kind.OUTPUT: b"on\n", Kind.ERRORS: b""}, 0)
+    program.stop(0.0)
