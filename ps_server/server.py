@@ -70,11 +70,15 @@ class Server:
                     self._transport.admit_no_more()
                 now = time.monotonic()
                 heard_s = now if batch else heard_s
-                if self._idle_limit_s is not None and now - heard_s > self._idle_limit_s:
+                if self._idle_limit_s is not None and self._is_left_alone(now - heard_s):
                     return
             self._send_rest()
         finally:
             self._transport.close()
+
+    def _is_left_alone(self, silent_s: float) -> bool:
+        assert self._idle_limit_s is not None
+        return silent_s > self._idle_limit_s or not self._transport.connections
 
     def _handle(self, batch: Sequence[tuple[bytes, Frames]]) -> None:
         self._meter.begin(len(batch))
@@ -164,7 +168,7 @@ class Server:
         )
 
     def stop_when_idle(self, limit_s: float) -> None:
-        """Make `serve` return once nobody has said anything for `limit_s` seconds. Any thread may call it."""
+        """Make `serve` return once nobody is connected, or has said anything for `limit_s` seconds. Any thread may."""
         self._idle_limit_s = limit_s
 
     def stop(self) -> None:

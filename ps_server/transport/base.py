@@ -30,6 +30,10 @@ class ServerTransport(Protocol):
     def refused(self) -> int:
         """How many have tried to connect and were not admitted. Any thread may ask."""
 
+    @property
+    def connections(self) -> int:
+        """How many peers are connected at this moment."""
+
     def admit_no_more(self) -> None:
         """Everybody has come: ignore whoever tries to connect from now on. Safe to call twice."""
 

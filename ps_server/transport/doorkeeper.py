@@ -21,6 +21,7 @@ DOMAIN = b"poseidon"
 HANDSHAKE_MS = 10_000
 """How long a stranger may take to say who it is."""
 _MONITOR = "inproc://handshakes"
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class Doorkeeper:
@@ -34,6 +35,7 @@ class Doorkeeper:
     def __init__(self, socket: zmq.Socket[bytes], keys: Keyring | None) -> None:
         self.refused = 0
         """Connections that have not proved to be of this job; whoever is at it this moment counts, too."""
+        self._open: set[int] = set()
         self._socket = socket
         self._admit = {z85.decode(key): rank for rank, key in enumerate(keys.admit)} if keys else {}
         self._zap: zmq.Socket[bytes] | None = None
@@ -48,7 +50,7 @@ class Doorkeeper:
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
         self._visits = socket.context.socket(zmq.PAIR)
         self._visits.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room otherwise
-        socket.monitor(_MONITOR, zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        socket.monitor(_MONITOR, _WATCHED)
         self._visits.connect(_MONITOR)
 
     @property
@@ -64,8 +66,21 @@ class Doorkeeper:
         with contextlib.suppress(zmq.Again):
             while True:
                 head, *_ = self._visits.recv_multipart(zmq.NOBLOCK)
-                (event,) = struct.unpack_from("=H", head)
-                self.refused += 1 if event == zmq.EVENT_ACCEPTED else -1
+                self._see(*struct.unpack_from("=HI", head))
+
+    def _see(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self.refused += 1
+            self._open.add(descriptor)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.refused -= 1
+        else:
+            self._open.discard(descriptor)
+
+    @property
+    def connections(self) -> int:
+        """How many stand at this moment, those that have not said who they are among them."""
+        return len(self._open)
 
     def _answer(self, request: Sequence[bytes]) -> list[bytes]:
         _, identifier, domain, _, _, mechanism, *credentials = request

@@ -150,6 +150,11 @@ class MemoryServerTransport:
         """Nobody: there is no door."""
         return 0
 
+    @property
+    def connections(self) -> int:
+        """One: nobody ever goes."""
+        return 1
+
     def admit_no_more(self) -> None:
         """Nothing to do: nobody comes who was not made here."""
 

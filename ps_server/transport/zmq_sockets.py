@@ -113,6 +113,12 @@ class ZmqServerTransport:
         """See `ServerTransport`."""
         return self._door.refused
 
+    @property
+    def connections(self) -> int:
+        """See `ServerTransport`."""
+        self._door.attend()
+        return self._door.connections
+
     def admit_no_more(self) -> None:
         """See `ServerTransport`."""
         self._listening.shut()

@@ -9,6 +9,7 @@ import numpy as np
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec
 from ps_server.trace import Track
 from ps_server.transport.memory import MemoryNetwork
+from ps_server.transport.zmq_sockets import ZmqServerTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
 from tests.support.tracing import Recorded, Span, nested
 
@@ -99,3 +100,17 @@ def test_statistics_of_both_ends_agree() -> None:
     assert at_server.longest_queue >= 1
     assert at_server.queue == 0
     assert at_server.busy_s > 0
+
+
+def test_a_shard_without_a_launcher_goes_when_the_last_worker_has_gone() -> None:
+    server = Server(Shard(0, 1, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0"))
+    thread = threading.Thread(target=server.serve, name="ps-shard")
+    thread.start()
+    client = Client([server.address], rank=0, store=STORE, token=TOKEN, timeout_s=TIMEOUT_S)
+    client.start(zeros(STORE))
+    server.stop_when_idle(600.0)
+    train(client)  # with the launcher gone, workers still have what they need of it
+    assert thread.is_alive()
+    client.close(leave=False)
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()

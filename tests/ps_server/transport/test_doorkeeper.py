@@ -184,3 +184,24 @@ def test_what_was_heard_on_the_wire_opens_no_door(shard: ZmqServerTransport) -> 
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(relay.there)  # the greeting, the handshake and the message, to the byte
         assert _receive_past(shard) == [b"worker"]
+
+
+def test_connections_are_counted_while_they_stand() -> None:
+    server = ZmqServerTransport(LISTEN)
+    workers = [ZmqClientTransport([server.address]) for _ in range(2)]
+    try:
+        for worker in workers:
+            assert worker.send(0, [b"hello"])
+        heard: list[object] = []
+        while len(heard) < 2:
+            heard += server.receive(WAIT_S)
+        assert server.connections == 2
+        workers.pop().close()
+        deadline = time.monotonic() + WAIT_S
+        while server.connections == 2 and time.monotonic() < deadline:
+            server.receive(0.01)
+        assert server.connections == 1
+    finally:
+        for worker in workers:
+            worker.close()
+        server.close()
