@@ -202,6 +202,9 @@ def connect(address: str, timeout_s: float) -> Line:
             connection.close()
             raise TransportError(f"cannot connect to {address}: {error.strerror or error}") from error
         else:
+            if _user_of(connection) != os.getuid():
+                connection.close()
+                raise TransportError(f"another user of this machine listens at {address}")
             return Line(connection, "the leading worker", timeout_s)
         if time.monotonic() > deadline:
             raise StalenessTimeout(f"the leading worker did not listen at {address} within {timeout_s:g} s")
@@ -260,9 +263,18 @@ def refuse(lines: Sequence[Line], error: ServerError) -> None:
 
 
 def _accept_one(listener: socket.socket, deadline: float, timeout_s: float) -> socket.socket:
-    listener.settimeout(max(deadline - time.monotonic(), 0.001))
-    try:
-        connection, _ = listener.accept()
-    except TimeoutError as error:
-        raise StalenessTimeout(f"not every worker of this machine came within {timeout_s:g} s") from error
-    return connection
+    while True:
+        listener.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError as error:
+            raise StalenessTimeout(f"not every worker of this machine came within {timeout_s:g} s") from error
+        if _user_of(connection) == os.getuid():
+            return connection
+        connection.close()  # another user, where the folder is open to others
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Whose process is at the other end, by the kernel's word."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)

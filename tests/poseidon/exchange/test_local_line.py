@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
 
@@ -130,3 +132,69 @@ def test_an_address_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
         accept(str(tmp_path / "nowhere" / "one" / "workers"), 1, 1.0, lambda hello: None)
     with pytest.raises(TransportError, match=r"^cannot connect to .*: AF_UNIX path too long$"):
         connect("/" + "x" * 200, 1.0)
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """As somebody else, for what the kernel notes of a socket."""
+    os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def open_to_all(folder: Path) -> None:
+    """It, and the one around it where that was made for the test, too."""
+    for each in (folder, folder.parent):
+        if each != Path(gettempdir()):
+            each.chmod(0o777)
+
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+@as_root
+def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str) -> None:
+    Path(address).parent.mkdir(exist_ok=True)
+    open_to_all(Path(address).parent)
+    found: list[Line] = []
+    leader = threading.Thread(target=lambda: found.extend(accept(address, 1, 20.0, lambda hello: None)))
+    leader.start()
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stranger.settimeout(20.0)
+    deadline = time.monotonic() + 20.0
+    while not Path(address).exists():
+        assert time.monotonic() < deadline
+    Path(address).chmod(0o777)
+    with another_user():
+        _connect(stranger, address)
+    assert stranger.recv(1) == b"", "the connection was not cut"
+    worker = connect(address, 20.0)
+    worker.send(Kind.HELLO, number=1)
+    leader.join()
+    assert len(found) == 1
+    for closing in (stranger, worker, *found):
+        closing.close()
+
+
+def _connect(stranger: socket.socket, address: str) -> None:
+    deadline = time.monotonic() + 20.0
+    while True:
+        try:
+            stranger.connect(address)
+            return
+        except ConnectionRefusedError:  # bound, and not listening yet
+            assert time.monotonic() < deadline
+
+
+@as_root
+def test_a_leader_that_is_another_user_is_not_believed(address: str) -> None:
+    Path(address).parent.mkdir(exist_ok=True)
+    open_to_all(Path(address).parent)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        with another_user():
+            listener.bind(address)
+            listener.listen(1)
+        with pytest.raises(TransportError, match="another user of this machine listens at"):
+            connect(address, 20.0)
