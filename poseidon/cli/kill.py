@@ -22,6 +22,8 @@ from poseidon.cluster.registry import EXTRACTION, Registry, check_job_id
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.settings import read_settings
 
+_SSH_CONFIG = "--ssh_config="
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `kill` to the commands."""
@@ -37,6 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--hostfile", metavar="FILE", help="look for the job on the hosts of this file, too")
     parser.add_argument(
         "--grace", type=float, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL (default 3)"
+    )
+    parser.add_argument(
+        "--ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does"
     )
     parser.set_defaults(run=run)
 
@@ -55,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)
-    with over_ssh() as ask:
+    with over_ssh(arguments.ssh_config) as ask:
         wanted = _wanted(arguments, registry, ask)
         if not wanted.jobs:
             print("no job is running")
@@ -100,16 +105,19 @@ def kill_feature_extractor(arguments: Sequence[str]) -> int:
 
 
 def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callable[[str], bool]) -> int:
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+    hostfiles = [word for word in arguments if not word.startswith("-")]
+    flags = [word for word in arguments if word.startswith("-")]
+    if len(hostfiles) != 1 or not all(word.startswith(_SSH_CONFIG) for word in flags):
         print(
-            f"usage: {name} <hostfile>\nStops the {what} that were started from this machinefile.",
+            f"usage: {name} <hostfile> [{_SSH_CONFIG}FILE]\nStops the {what} that were started from this machinefile.",
             file=sys.stderr,
         )
         return 2
-    hostfile = Path(arguments[0])
+    config = flags[-1].removeprefix(_SSH_CONFIG) if flags else None
+    hostfile = Path(hostfiles[0])
     try:
         registry = Registry(read_settings().state_folder)
-        with over_ssh() as ask:
+        with over_ssh(config) as ask:
             found = jobs_of(hostfile, registry, ask)
             found = replace(found, jobs=tuple(job for job in found.jobs if wanted(job)))
             problems = list(found.problems)

@@ -31,6 +31,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="List the running jobs of this user: id, start, launcher, processes, output folder.",
     )
     parser.add_argument("--hostfile", metavar="FILE", help="ask the hosts of this machinefile, too")
+    parser.add_argument(
+        "--ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does"
+    )
     parser.set_defaults(run=run)
 
 
@@ -46,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = far_hosts(clients)
     far: list[FarJob] = []
     if hosts:
-        with over_ssh() as ask:
+        with over_ssh(arguments.ssh_config) as ask:
             far, told = list_far(hosts, ask)
         problems += told
     print(_listing(here, far, bool(hosts)))

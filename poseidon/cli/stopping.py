@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from poseidon.cli.launching import own_places
 from poseidon.cluster.far_jobs import Ask, FarJob, far_hosts, kill_far, list_far
 from poseidon.cluster.job_selection import far_jobs_of_machinefile, jobs_of_machinefile
 from poseidon.cluster.jobs_here import readable_records
 from poseidon.cluster.kill import KillPatience, kill_job
 from poseidon.cluster.machinefile import Client, read_machinefile
 from poseidon.cluster.registry import JobRecord, Registry
-from poseidon.cluster.remote_python import OwnPlaces
 from poseidon.cluster.ssh_ask import SshAsk
 from poseidon.cluster.ssh_config import SshSettings
-from poseidon.errors import MachinefileError
-from poseidon.proto.paths import repository_root
+from poseidon.errors import JobError, MachinefileError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +36,13 @@ class Wanted:
     problems: tuple[str, ...] = ()
 
 
-def over_ssh() -> SshAsk:
-    """How the commands ask other hosts."""
-    root = repository_root()
-    own = OwnPlaces(python=sys.executable, checkout=str(root) if root else "", folder=os.getcwd())
-    return SshAsk(SshSettings(), own)
+def over_ssh(config: str | None) -> SshAsk:
+    """How the commands ask other hosts.
+
+    Args:
+        config: the file of `--ssh_config`.
+    """
+    return SshAsk(SshSettings(config=Path(config) if config else None), own_places())
 
 
 def here_records(registry: Registry) -> list[JobRecord]:
@@ -111,35 +111,36 @@ def stop_jobs(
 
     Returns:
         What could not be done, a sentence each.
-
-    Raises:
-        JobError: a process of this machine could not be stopped.
     """
     records = {job: registry.read(job) for job in wanted.jobs}
-    counts = {job: kill_job(job, registry, patience=patience, report=report) for job in wanted.jobs}
-    if not wanted.hosts:
-        for job, count in counts.items():
-            report(_sum(job, count))
-        return []
+    problems: list[str] = []
+    count = sum(_stop_here(job, registry, patience, report, problems) for job in wanted.jobs)
     killed = kill_far(wanted.jobs, wanted.hosts, ask, patience=patience, report=report)
-    for client, count in killed.counts.items():
+    for client, stopped in killed.counts.items():
         before = sum(job.seen.living + job.seen.launcher for job in wanted.seen if job.client == client)
-        if before > count:
-            report(f"{client.host}: {before - count} processes had ended with their launcher")
-    far = sum(killed.counts.values())
-    for job, count in counts.items():
-        if killed.problems and (record := records[job]) is not None:
+        if before > stopped:
+            report(f"{client.host}: {before - stopped} processes had ended with their launcher")
+        count += stopped
+    problems += killed.problems
+    for record in records.values():
+        if problems and record is not None:
             registry.write(record)
-        if len(counts) == 1:
-            report(_sum(job, count + far))
-    if len(counts) > 1:
-        report(f"{len(counts)} jobs: {sum(counts.values()) + far} processes stopped")
-    return list(killed.problems)
+    report(_sum(wanted.jobs, count, bool(problems)))
+    return problems
 
 
-def _sum(job: str, count: int) -> str:
-    return (
-        f"job {job}: {count} processes stopped"
-        if count
-        else f"job {job} had already ended; its record is removed"
-    )
+def _stop_here(
+    job: str, registry: Registry, patience: KillPatience, report: Callable[[str], None], problems: list[str]
+) -> int:
+    try:
+        return kill_job(job, registry, patience=patience, report=report)
+    except JobError as error:
+        problems.append(str(error))
+        return 0
+
+
+def _sum(jobs: Sequence[str], count: int, unfinished: bool) -> str:
+    what = f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    if count or unfinished:
+        return f"{what}: {count} processes stopped"
+    return f"{what} had already ended; what was on record is removed"

@@ -121,7 +121,7 @@ def _stop_launcher(record: JobRecord | None, launcher_s: float, report: Callable
     gone = [launcher, *(process for process in before if not _alive(process))]
     for process in gone:
         report(
-            f"stopped {names.get(process.pid, f'a process of {record.job} (pid {process.pid})')} by asking the launcher"
+            f"stopped {names.get(process.pid, f'a process of {record.job} (pid {process.pid})')} by asking the {record.launcher.name.removeprefix('the ')}"
         )
     return len(gone)
 

@@ -153,6 +153,8 @@ def test_mistakes(
     [
         ((), 2, "usage"),
         (("-h",), 2, "usage"),
+        (("far", "far"), 2, "usage"),
+        (("far", "--ssh_config=none"), 1, "there is no SSH configuration none"),
         (("absent",), 1, "there is no such machinefile"),
         (("far",), 1, "processes may be left: "),
     ],
