@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -53,6 +54,7 @@ class FarScene(Scene):
             "--output=output",
             "--threads=1",
             "--stall_timeout=30",
+            f"--max_restarts={self.max_restarts}",
             "--snapshot_keep=3",
         ]
         return subprocess.Popen(
@@ -67,11 +69,12 @@ class FarScene(Scene):
         """See `Scene`."""
         host = self._hosts[fault.client]
         if fault.kind is Kind.LAUNCHER:
-            for process in self._desk.processes_of(f"--job={job}"):
+            for process in self.launchers(job):
                 process.kill()
         elif fault.kind is Kind.HOST:
             host.crash()
-            self._later(DOWN_S, host.start)
+            time.sleep(DOWN_S)
+            host.start()  # by this thread: a host goes down with the thread that started it
         elif fault.kind in CUT_S:
             host.cut()
             self._later(CUT_S[fault.kind], host.mend)
@@ -107,6 +110,10 @@ class FarScene(Scene):
                         ours = job in words or "poseidon.cluster.agent" in words or f"--job={job}" in words
                         found += [(process, words)] if ours else []
         return found
+
+    def launchers(self, job: str) -> list[psutil.Process]:
+        """See `Scene`."""
+        return self._desk.processes_of(f"--job={job}")
 
     def snapshots(self) -> Path:
         """See `Scene`."""

@@ -31,7 +31,7 @@ class LocalScene(Scene):
         """See `Scene`."""
         words = [sys.executable, "-m", "poseidon", "train", f"--solver={self._solver}", f"--job={job}"]
         words += [f"--hostfile={self._hosts}", f"--output={self.folder / 'output'}", "--threads=1"]
-        words += ["--max_restarts=3", "--stall_timeout=8", "--snapshot_keep=3"]
+        words += [f"--max_restarts={self.max_restarts}", "--stall_timeout=8", "--snapshot_keep=3"]
         environment = {**os.environ, "POSEIDON_HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
             words,
@@ -62,6 +62,14 @@ class LocalScene(Scene):
                 words = process.cmdline()
                 if job in words and ("--rank" in words or "--shard" in words):
                     found.append((process, words))
+        return found
+
+    def launchers(self, job: str) -> list[psutil.Process]:
+        """See `Scene`."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                found += [process] if f"--job={job}" in process.cmdline() else []
         return found
 
     def snapshots(self) -> Path:

@@ -42,6 +42,7 @@ class Scene(ABC):
         self.clients = clients
         self.folder = folder
         self.iterations = iterations
+        self.max_restarts = 3
         self._expected = b""
 
     @abstractmethod
@@ -55,6 +56,10 @@ class Scene(ABC):
     @abstractmethod
     def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
         """The processes of a job, the launcher left out, with their words."""
+
+    @abstractmethod
+    def launchers(self, job: str) -> list[psutil.Process]:
+        """The launcher of a job, if it runs."""
 
     @abstractmethod
     def snapshots(self) -> Path:
