@@ -214,7 +214,8 @@ class Job(ABC):
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
         try:
             with SignalRequests(self._patience) as requests:
-                world = Restarting(partial(self._start, ledger), ledger, self._point, terminal.say, requests)
+                start = partial(self._start, ledger)
+                world = Restarting(start, ledger, self._point, self._do_without, terminal.say, requests)
                 ended = run_with_restarts(world, RestartSettings(most=self._max_restarts()))
         finally:
             if copies is not None:
@@ -230,8 +231,24 @@ class Job(ABC):
         site = self._site
         if not isinstance(site, SshSite) or not self.resumes:
             return None
-        first = self._plan.workers[0].client
-        return SnapshotCopies(self._output / "snapshots", lambda: site.host_of(first).sftp(), warn)
+        folder = self._output / "snapshots"
+        return SnapshotCopies(folder, lambda: site.host_of(self._plan.workers[0].client).sftp(), warn)
+
+    def _do_without(self) -> str:
+        """See `Surroundings`."""
+        site = self._site
+        if not isinstance(site, SshSite) or not self.shares_data():
+            return ""
+        missing = site.leave_out_missing()
+        if not missing:
+            return ""
+        self._plan = self._make_plan(self._devices)
+        names = ", ".join(f"client {client.id} ({client.host})" for client in missing)
+        return f"going on without {names}: {_in_words(self._plan)} from here on"
+
+    def shares_data(self) -> bool:
+        """Whether any machine can do what another one did."""
+        return False
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ class Restarting:
         start: runs the job to its end.
         ledger: the job's snapshots.
         origin: where the job begins.
+        do_without: leaves out hosts that are missing; see `Surroundings`.
         say: tells the user.
         requests: the signals that come between two starts.
     """
@@ -30,12 +31,14 @@ class Restarting:
         start: Callable[[int, StartingPoint], JobResult],
         ledger: SnapshotLedger,
         origin: StartingPoint,
+        do_without: Callable[[], str],
         say: Callable[[str], None],
         requests: SignalRequests,
     ) -> None:
         self._start = start
         self._ledger = ledger
         self._origin = origin
+        self._do_without = do_without
         self._say = say
         self._requests = requests
 
@@ -46,6 +49,10 @@ class Restarting:
     def starting_point(self) -> StartingPoint:
         """See `Surroundings`."""
         return self._ledger.newest_whole(self._origin)
+
+    def do_without(self) -> str:
+        """See `Surroundings`."""
+        return self._do_without()
 
     def say(self, text: str) -> None:
         """See `Surroundings`."""

@@ -26,6 +26,8 @@ from poseidon.cluster.ssh_config import SshConfig, SshSettings
 from poseidon.cluster.ssh_launcher import Place, open_agents
 from poseidon.errors import JobError, JobInterrupted, UsageError
 
+_ANSWER_S = 10.0
+
 
 class LauncherKind(Enum):
     """What --launcher asks for."""
@@ -143,6 +145,27 @@ class SshSite:
     def host_of(self, client: Client) -> SshHost:
         """The connection to a client's host."""
         return self._hosts[client.id]
+
+    def leave_out_missing(self) -> tuple[Client, ...]:
+        """Forget the clients whose hosts do not answer.
+
+        Returns:
+            Those clients; none where all answer, or none that works would be left.
+        """
+        with ThreadPoolExecutor(len(self._clients), "poseidon ask") as pool:
+            answers = list(pool.map(self._answers, self._clients))
+        missing = tuple(client for client, there in zip(self._clients, answers, strict=True) if not there)
+        left = tuple(client for client in self._clients if client not in missing)
+        if not any(client.works for client in left):
+            return ()
+        self._clients = left
+        return missing
+
+    def _answers(self, client: Client) -> bool:
+        try:
+            return self._hosts[client.id].run(["true"], timeout_s=_ANSWER_S).status == 0
+        except JobError:
+            return False
 
     def launcher(self, record: JobRecord) -> AgentLauncher:
         """See `Site`.

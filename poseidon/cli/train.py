@@ -154,6 +154,10 @@ class _TrainingJob(Job):
             modules=self._imports,
         )
 
+    def shares_data(self) -> bool:
+        """See `Job`."""
+        return not any(file.instead for file in needed_files(self._solver, client=0, clients=2))
+
     def parcels(self) -> Sequence[Parcel]:
         """See `Job`."""
         weights = [Parcel(files=(path,)) for path in self._weights]

@@ -5,7 +5,8 @@ new start goes on from the newest snapshot that this job itself has written and 
 began; at staleness 0 it ends with the bits of a job that never stopped.
 
 A start that fails because a host is not back yet is tried again, less and less often, for `return_timeout_s`; only what was
-lost while the job ran counts as a restart.
+lost while the job ran counts as a restart. Where all hosts read the same data, the job then goes on without those that are
+still missing; the records are divided among fewer, so the bits are no longer those of the job as it began.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ class Surroundings(Protocol):
 
     def starting_point(self) -> StartingPoint:
         """The newest whole snapshot of this job, or where it began."""
+
+    def do_without(self) -> str:
+        """Leave out the hosts that have not come back; a sentence that says so, empty where the job needs them."""
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -148,6 +152,11 @@ class _Restarts:
         if self._restarts == 0:
             raise _ended(str(loss), loss)
         if self._waited_s >= self._settings.return_timeout_s:
+            without = self._surroundings.do_without()
+            if without:
+                self._waited_s = 0.0
+                self._surroundings.say(without)
+                return
             raise _ended(f"{loss} (waited {self._waited_s:.0f} s for it to come back)", loss)
 
     def _tell(self, loss: JobInterrupted, point: StartingPoint) -> None:

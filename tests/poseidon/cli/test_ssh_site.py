@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import pytest
 
 from poseidon.cli import ssh_site
 from poseidon.cli.ssh_site import SshSite, site_of
 from poseidon.cluster.machinefile import Client, parse_machinefile
-from poseidon.errors import UsageError
+from poseidon.cluster.ssh_channel import Finished
+from poseidon.errors import JobError, UsageError
 
 
 def _site(text: str, launcher: str) -> SshSite | None:
@@ -60,3 +62,32 @@ def test_machines_that_cannot_work_together(text: str, launcher: str, words: str
 )
 def test_what_a_host_may_be_called(host: str, dialled: str, names: tuple[str, ...]) -> None:
     assert ssh_site._names_of(Client(id=0, host=host, port=0), dialled) == names
+
+
+class Answering:
+    """A connection to a host that answers, or does not."""
+
+    def __init__(self, there: bool) -> None:
+        self._there = there
+
+    def run(self, argv: Sequence[str], *, timeout_s: float) -> Finished:
+        if not self._there:
+            raise JobError("no answer")
+        return Finished(status=0, stdout=b"", stderr=b"")
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"), [([True, True, True], []), ([True, False, True], [1]), ([False, False, False], [])]
+)
+def test_hosts_that_do_not_answer_are_left_out_while_others_work(
+    there: list[bool], missing: list[int]
+) -> None:
+    site = _site("0 node0 0\n1 node1 0\n2 node2 0", "ssh")
+    assert site is not None
+    before = site.clients
+    site._hosts = {client.id: Answering(up) for client, up in zip(before, there, strict=True)}  # type: ignore[misc]
+    left_out = site.leave_out_missing()
+    assert [client.id for client in left_out] == missing
+    assert site.clients == tuple(client for client in before if client.id not in missing)

@@ -32,7 +32,10 @@ def absent() -> JobInterrupted:
 class World:
     """Each start ends as the script says; the first is from the beginning, later ones from the snapshot."""
 
-    def __init__(self, script: Sequence[JobResult | Exception], *, stop_at: int | None = None) -> None:
+    def __init__(
+        self, script: Sequence[JobResult | Exception], *, stop_at: int | None = None, without: str = ""
+    ) -> None:
+        self._without = without
         self._script = list(script)
         self._stop_at = stop_at
         self.starts: list[tuple[int, StartingPoint]] = []
@@ -48,6 +51,9 @@ class World:
 
     def starting_point(self) -> StartingPoint:
         return SNAPSHOT if self.starts else StartingPoint()
+
+    def do_without(self) -> str:
+        return self._without
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -127,6 +133,13 @@ def test_a_host_that_never_comes_back_ends_the_job() -> None:
     with pytest.raises(JobError, match=r"no route to node1 \(waited \d+ s for it to come back\)"):
         run_with_restarts(world, RestartSettings(most=2, return_timeout_s=60.0))
     assert 60.0 <= sum(world.pauses) < 60.0 + 2 * LONGEST_PAUSE_S
+
+
+def test_where_the_data_is_shared_the_job_goes_on_without_it() -> None:
+    world = World([lost(), *[absent()] * 9, DONE], without="going on without client 1 (node1)")
+    ended = run_with_restarts(world, RestartSettings(most=2, return_timeout_s=60.0))
+    assert ended.restarts == 1
+    assert "going on without client 1 (node1)" in world.said
 
 
 def test_a_wish_to_stop_between_two_starts_is_heard() -> None:
