@@ -340,7 +340,7 @@ class Client:
     def _send_waiting(self) -> None:
         """Send as much as the transport takes."""
         for shard, queue in enumerate(self._queues):
-            while self._send_packet(shard, queue):
+            while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue):
                 pass
 
     def _send_packet(self, shard: int, queue: Schedule) -> bool:

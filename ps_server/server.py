@@ -133,7 +133,7 @@ class Server:
         """Send as much as the transport takes; note in `blocked`, and leave alone, the peers for whom it takes no more."""
         for peer, queue in self._queues.items():
             while queue and peer not in blocked:
-                if not self._send_packet(peer, queue):
+                if self._transport.blocks(peer) or not self._send_packet(peer, queue):
                     blocked.add(peer)
 
     def _send_packet(self, peer: bytes, queue: Schedule) -> bool:

@@ -40,6 +40,9 @@ class ServerTransport(Protocol):
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """What has come, as (peer, frames); waits up to `timeout_s` seconds for the first."""
 
+    def blocks(self, peer: bytes) -> bool:
+        """Whether it is too early to try again to send to a peer that took nothing."""
+
     def send(self, peer: bytes, frames: Frames) -> bool:
         """Send to a peer; to one that has gone, drop. Returns whether the frames were taken."""
 
@@ -59,6 +62,9 @@ class ClientTransport(Protocol):
         Raises:
             PeerLost: a shard that was connected has gone, or cannot be reached any more.
         """
+
+    def blocks(self, shard: int) -> bool:
+        """Whether it is too early to try again to send to a shard that took nothing."""
 
     def send(self, shard: int, frames: Frames) -> bool:
         """Send to a shard. Returns whether the frames were taken."""

@@ -162,6 +162,10 @@ class MemoryServerTransport:
         """See `ServerTransport`."""
         return [(name.encode(), frames) for name, frames in self._network.receive(self._name, timeout_s)]
 
+    def blocks(self, peer: bytes) -> bool:
+        """See `ServerTransport`."""
+        return False
+
     def send(self, peer: bytes, frames: Frames) -> bool:
         """See `ServerTransport`."""
         self._network.send(self._name, peer.decode(), frames)
@@ -188,6 +192,10 @@ class MemoryClientTransport:
             (int(source.removeprefix("shard ")), frames)
             for source, frames in self._network.receive(self._name, timeout_s)
         ]
+
+    def blocks(self, shard: int) -> bool:
+        """See `ClientTransport`."""
+        return False
 
     def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""

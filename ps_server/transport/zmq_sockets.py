@@ -5,7 +5,7 @@ what was received and waits to be looked at would leave the processor's cache be
 of ZeroMQ's own memory, which nobody else uses; sent arrays are not copied either.
 
 A blocked DEALER says when it can send again. A ROUTER says so only when all its peers block; otherwise it is tried
-again every `RETRY_MS`, in which a link of 1 GB/s does not run dry.
+again as often as its peers have been seen to take messages (`retries.py`).
 
 A connection that stood and is lost is final, and noticed within seconds; see `losses.py`.
 
@@ -15,6 +15,7 @@ With keys both sides prove who they are, and all frames are encrypted (CURVE); s
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from ps_server.transport.base import MAX_BATCH, Frames
 from ps_server.transport.doorkeeper import Doorkeeper
 from ps_server.transport.listening import Listening
 from ps_server.transport.losses import LossWatch, keep_alive
+from ps_server.transport.retries import Retries
 
 MAX_FRAME_BYTES = 2**31
 """Longest frame that is accepted; a peer that sends more is disconnected before memory is taken."""
@@ -38,7 +40,6 @@ RECEIVE_MESSAGES = 4
 """Messages of a peer that have come and wait to be received."""
 SEND_BUFFER_BYTES = 512 * 1024
 """What the kernel holds for a peer: enough for 10 Gbit/s at a round trip of 0.4 ms, and small enough for its cache."""
-RETRY_MS = 2
 LOOK_S = 1.0
 """How often the kernel is asked whether it still hears of a peer."""
 
@@ -96,7 +97,7 @@ class ZmqServerTransport:
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
         self._socket.bind(self._listening.address)
         self._peers: set[bytes] = set()
-        self._blocked: set[bytes] = set()
+        self._blocked = Retries()
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._at_door = frozenset(self._door.sockets)
@@ -137,12 +138,13 @@ class ZmqServerTransport:
 
     def _wait(self, timeout_s: float) -> None:
         """Until something has come, or it is worth trying again to send to a peer that blocked."""
-        all_block = bool(self._blocked) and self._blocked == self._peers
+        all_block = bool(self._blocked.peers) and self._blocked.peers == self._peers
         self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if all_block else 0))
-        timeout_ms = round(timeout_s * 1000)
-        self._poll(min(timeout_ms, RETRY_MS) if self._blocked and not all_block else timeout_ms)
+        left_s = timeout_s if all_block else min(timeout_s, self._blocked.wait_s(time.monotonic()))
+        self._poll(math.ceil(left_s * 1000))
         self._waker.clear()
-        self._blocked.clear()
+        if all_block:
+            self._blocked.try_all()
 
     def _poll(self, timeout_ms: int) -> None:
         """Until something else has happened than a knock at the door."""
@@ -155,16 +157,22 @@ class ZmqServerTransport:
             left_ms = max(0, round((deadline - time.monotonic()) * 1000))
             ready = {socket for socket, _ in self._poller.poll(left_ms)}
 
+    def blocks(self, peer: bytes) -> bool:
+        """See `ServerTransport`."""
+        return self._blocked.is_early(peer, time.monotonic())
+
     def send(self, peer: bytes, frames: Frames) -> bool:
         """See `ServerTransport`."""
         try:
             self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
         except zmq.Again:
-            self._blocked.add(peer)
+            self._blocked.add(peer, time.monotonic())
             return False
         except zmq.ZMQError:  # a peer that has gone: its launcher deals with that
             self._peers.discard(peer)
+            self._blocked.forget(peer)
         else:
+            self._blocked.taken(peer, time.monotonic())
             self._peers.add(peer)  # those who are spoken to; who only knocks is nobody to wait for
         return True
 
@@ -254,6 +262,10 @@ class ZmqClientTransport:
     def loss_words(self, shard: int) -> str:
         """A loss, as a part of a sentence."""
         return f"the connection to {self._addresses[shard]}: the process there has ended, or the network has failed"
+
+    def blocks(self, shard: int) -> bool:
+        """See `ClientTransport`."""
+        return shard in self._blocked
 
     def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""

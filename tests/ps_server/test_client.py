@@ -229,6 +229,9 @@ class Gate:
         self.shut = False
         self.tables: list[int] = []
 
+    def blocks(self, shard: int) -> bool:
+        return False
+
     def send(self, shard: int, frames: Frames) -> bool:
         if self.shut:
             return False
