@@ -17,6 +17,7 @@ from poseidon.cluster.far_jobs import FarJob, far_hosts, list_far
 from poseidon.cluster.jobs_here import HostJob, jobs_here
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.cluster.registry import Registry
+from poseidon.errors import shown
 from poseidon.settings import read_settings
 
 _HEADER = ("JOB", "STARTED", "LAUNCHER", "PROCESSES", "OUTPUT")
@@ -75,7 +76,7 @@ def _row(job: HostJob) -> tuple[str, ...]:
     near = sum(is_loopback(process.host) for process in record.processes)
     far = len(record.processes) - near
     living = f"{job.living} of {near}" + (f", {far} on other hosts" if far else "")
-    return (record.job, started, state, living, record.output)
+    return (record.job, started, state, living, shown(record.output))
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

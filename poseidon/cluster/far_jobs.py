@@ -1,7 +1,7 @@
 """Jobs on other hosts: listed and stopped by asking each host, all at once.
 
 Law: a host that cannot be asked does not keep the others from being asked; what is in its way is told. How a host is
-asked is handed in (`Ask`): over SSH it is `poseidon.cluster.ssh_ask`.
+asked is handed in (`Ask`): over SSH it is `poseidon.cluster.ssh_ask`. Nothing that a host says reaches a terminal as anything but text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from poseidon.cluster.jobs_here import Answer, HostJob
 from poseidon.cluster.kill import KillPatience
 from poseidon.cluster.machinefile import Client, is_loopback
-from poseidon.errors import JobError
+from poseidon.errors import JobError, shown
 
 MOST_AT_ONCE = 64
 
@@ -108,7 +108,7 @@ def kill_far(
         stopped = [words for answer in answers if isinstance(words := answer.get("stopped"), str)]
         counts[client] = len(stopped)
         for words in stopped:
-            report(f"{client.host}: stopped {words.removeprefix('stopped ')}")
+            report(f"{client.host}: stopped {shown(words).removeprefix('stopped ')}")
     return Killed(counts=counts, problems=tuple(problems))
 
 
@@ -126,7 +126,7 @@ def _ask_all(
             problems.append(str(outcome))
             continue
         told = (answer.get("problem") for answer in outcome)
-        problems += [f"{client.host}: {words}" for words in told if isinstance(words, str)]
+        problems += [f"{client.host}: {shown(words)}" for words in told if isinstance(words, str)]
         if not any(answer.get("end") for answer in outcome):
             problems.append(f"{client.host}: it broke off in the middle of its answer")
         answered.append((client, outcome))

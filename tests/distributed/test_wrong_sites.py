@@ -105,6 +105,8 @@ class Case:
     spoil: Callable[[SshHosts, Path], AbstractContextManager[object]] = lambda hosts, desk: nullcontext()
     host: str = ""
     """Instead of the second host's address."""
+    both: bool = False
+    """Whether the first host, with which nothing is wrong, takes part."""
 
 
 def rewrite(path: str, text: str) -> Callable[[SshHosts, Path], AbstractContextManager[object]]:
@@ -134,30 +136,37 @@ def not_authorized(hosts: SshHosts, desk: Path) -> Iterator[None]:
     path = hosts[1].outside("/root/.ssh/authorized_keys")
     kept = path.read_bytes()
     path.write_bytes(b"")
-    yield
-    path.write_bytes(kept)
+    try:
+        yield
+    finally:
+        path.write_bytes(kept)
 
 
 @contextmanager
 def keys_that_all_can_write(hosts: SshHosts, desk: Path) -> Iterator[None]:
     path = hosts[1].outside("/root/.ssh/authorized_keys")
     path.chmod(0o666)
-    yield
-    path.chmod(0o600)
+    try:
+        yield
+    finally:
+        path.chmod(0o600)
 
 
 @contextmanager
 def down(hosts: SshHosts, desk: Path) -> Iterator[None]:
     hosts[1].crash()
-    yield
-    hosts[1].start()
-    hosts[1].wait_until_up()
+    try:
+        yield
+    finally:
+        hosts[1].start()
+        hosts[1].wait_until_up()
 
 
 @contextmanager
 def something_else(hosts: SshHosts, desk: Path) -> Iterator[None]:
     """A server of another kind, at the test's own address."""
     with socket.create_server((hosts.address, 0)) as server:
+        server.settimeout(20)
 
         def answer() -> None:
             with server.accept()[0] as peer:
@@ -165,10 +174,11 @@ def something_else(hosts: SshHosts, desk: Path) -> Iterator[None]:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        lines = f"0 {hosts[0].address} 9000\n1 {hosts.address} 9000 ssh_port={server.getsockname()[1]}\n"
-        (desk / "hosts").write_text(lines)
-        yield
-        thread.join()
+        (desk / "hosts").write_text(f"0 {hosts.address} 9000 ssh_port={server.getsockname()[1]}\n")
+        try:
+            yield
+        finally:
+            thread.join()
 
 
 @contextmanager
@@ -178,9 +188,11 @@ def taken_port(hosts: SshHosts, desk: Path) -> Iterator[None]:
     with subprocess.Popen(words, env=clean_environment(), stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        yield
-        for process in hosts[1].processes():
-            process.kill()
+        try:
+            yield
+        finally:
+            for process in hosts[1].processes():
+                process.kill()
 
 
 def on_host(files: dict[str, str]) -> Callable[[SshHosts, Path], AbstractContextManager[object]]:
@@ -193,10 +205,12 @@ def on_host(files: dict[str, str]) -> Callable[[SshHosts, Path], AbstractContext
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o755)
-        yield
-        for name in files:
-            top = hosts[1].outside(f"/root/{name.partition('/')[0]}")
-            shutil.rmtree(top) if top.is_dir() else top.unlink()
+        try:
+            yield
+        finally:
+            for name in files:
+                top = hosts[1].outside(f"/root/{name.partition('/')[0]}")
+                shutil.rmtree(top) if top.is_dir() else top.unlink()
 
     return spoil
 
@@ -251,7 +265,10 @@ CASES = [
         spoil=on_host(IN_THE_WAY),
     ),
     Case(
-        "port taken", "{host}: port 9000 of {host} cannot be used: Address already in use", spoil=taken_port
+        "port taken",
+        "{host}: port 9000 of {host} cannot be used: Address already in use",
+        spoil=taken_port,
+        both=True,
     ),
     Case("no such Python", "{host}: .*status 127", words="python=/absent/python"),
     Case("no Python at all", "{host}: .*status 1", words="python=/bin/false"),
@@ -278,8 +295,9 @@ CASES = [
         "torch .* is installed there, and .* on .*; expected the same",
         words="workdir=~/old",
         spoil=on_host(TORCH),
+        both=True,
     ),
-    Case("no data", "{host}: there is no /root/data/db_1", spoil=data_that_is_not_there),
+    Case("no data", "{host}: there is no /root/data/db_1", spoil=data_that_is_not_there, both=True),
     Case("no GPU", "{host}: .*GPU", words="gpus=7"),
 ]
 
@@ -295,7 +313,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 def test_hosts(hosts: SshHosts, desk: Path, capsys: pytest.CaptureFixture[str], case: Case) -> None:
     shutil.copytree(hosts.home, desk / "home")
     first, second = hosts[0].address, hosts[1].address
-    (desk / "hosts").write_text(f"0 {first} 9000\n1 {case.host or second} 9000 {case.words}\n")
+    right, wrong = f"{first} 9000", f"{case.host or second} 9000 {case.words}"
+    (desk / "hosts").write_text(f"0 {right}\n1 {wrong}\n" if case.both else f"0 {wrong}\n")
     with case.spoil(hosts, desk):
         said = train(capsys)
     expected = case.sentence.format(first=re.escape(first), host=re.escape(second))

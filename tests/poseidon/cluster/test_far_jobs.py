@@ -70,7 +70,7 @@ def test_what_was_stopped_is_reported_by_host() -> None:
         {
             1: [
                 {"stopped": "stopped worker 1 (pid 7) with SIGTERM"},
-                {"stopped": "stopped shard 1 (pid 8) with SIGKILL"},
+                {"stopped": "stopped shard 1 (pid 8) with SIGKILL\x1b[2J"},
                 {"killed": "job-a", "count": 2},
                 END,
             ],
@@ -83,7 +83,7 @@ def test_what_was_stopped_is_reported_by_host() -> None:
     killed = kill_far(["job-a"], far_hosts(HOSTS), network, patience=patience, report=lines.append)
     assert lines == [
         "node1: stopped worker 1 (pid 7) with SIGTERM",
-        "node1: stopped shard 1 (pid 8) with SIGKILL",
+        "node1: stopped shard 1 (pid 8) with SIGKILL\\x1b[2J",
     ]
     assert {client.id: count for client, count in killed.counts.items()} == {1: 2, 2: 0}
     assert killed.problems == ("node2: job job-a: pid 9 could not be stopped", "node2: no answer within 15 s")
