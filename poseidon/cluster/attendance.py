@@ -23,7 +23,7 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport
 LOOK_S = 0.25
 ALIVE_EVERY_S = 2.0
 # Beside ZeroMQ's own signs of life, which tell of its thread and not of ours.
-SILENCE_S = 30.0
+SILENCE_S = 20.0
 # Pieces of output that wait for the line; programs that write more wait, too.
 MOST_WAITING = 64
 

@@ -30,7 +30,7 @@ from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 LOOK_S = 0.25
 ALIVE_EVERY_S = 2.0
-SILENCE_S = 30.0
+SILENCE_S = 15.0
 LEAVE_S = 5.0
 
 
@@ -175,11 +175,13 @@ class Meeting:
         for _ in range(len(self._outgoing)):
             name, message = self._outgoing.popleft()
             peer = self._peers.get(name)
-            if peer is not None and peer.lost:
+            lost = peer is not None and peer.lost
+            if lost and message.kind is not Kind.LEAVE:  # who is only slow still hears the end
                 continue
             if name in blocked or not self._door.send(name, encode(message)):
                 blocked.add(name)
-                kept.append((name, message))
+                if not lost:
+                    kept.append((name, message))
         self._outgoing.extendleft(reversed(kept))
 
     def _hear(self, name: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> None:
