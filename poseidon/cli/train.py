@@ -187,6 +187,7 @@ class _TrainingJob(Job):
             level="" if flags.level is None else str(flags.level),
             stages=self._stages,
             imports=self._imports,
+            goes_on=self._attempt > 0,
             snapshot_keep=flags.snapshot_keep,
         )
 

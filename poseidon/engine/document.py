@@ -118,6 +118,7 @@ class JobDocument(WorkerDocument):
         level: of the train net, for rules of the definition, or empty: that of the solver.
         stages: of the train net, beyond those of the solver.
         imports: Python modules to import before any net is read: they register layers.
+        goes_on: the job was started before: its net outputs up to the snapshot stay.
         snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
     """
 
@@ -130,6 +131,7 @@ class JobDocument(WorkerDocument):
     level: str = ""
     stages: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    goes_on: bool = False
     snapshot_keep: int = 0
 
 

@@ -237,7 +237,9 @@ class Worker:
         ]
         sinks: list[Sink] = []
         if document.net_outputs and document.rank == 0:
-            sinks.append(NetOutputs(Path(document.net_outputs)))
+            sinks.append(
+                NetOutputs(Path(document.net_outputs), goes_on_at=start.iteration if document.goes_on else 0)
+            )
         progress = ProgressTeller(self._control, settings.max_iter, images)
         trainer = Trainer(
             replica,

@@ -38,16 +38,21 @@ class NetOutputs:
 
     Args:
         prefix: the file is `<prefix>.netoutputs`; its folder is made, an older file is replaced.
+        goes_on_at: the iteration at which the same job goes on: what an older file has from before it stays.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, prefix: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, prefix: Path, *, goes_on_at: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = prefix.with_name(prefix.name + ".netoutputs")
         self._clock = clock
         self._train: list[str] = []
         self._tests: dict[int, list[str]] = {}
         self._waiting = False
         self._write_from_s = clock()
+        if goes_on_at:
+            self._take_over(goes_on_at)
 
     @property
     def path(self) -> Path:
@@ -84,6 +89,15 @@ class NetOutputs:
         if self._waiting:
             self._write()
 
+    def _take_over(self, before: int) -> None:
+        """Keep the rows of iterations before one; nothing where there is no such file."""
+        with suppress(OSError, UnicodeDecodeError):
+            # A line end before the whole, so that a section without rows is seen to be empty.
+            train, *tests = ("\n" + self._path.read_text(encoding="utf-8")).split("\n\n")
+            self._train += _rows_before(train, before)
+            for net, section in enumerate(tests):
+                self._tests[net] = _rows_before(section, before)
+
     def _write_if_due(self) -> None:
         self._waiting = True
         if self._clock() >= self._write_from_s:
@@ -105,6 +119,13 @@ class NetOutputs:
         self._waiting = False
         ended_s = self._clock()
         self._write_from_s = ended_s + _REST * (ended_s - began_s)
+
+
+def _rows_before(section: str, iteration: int) -> list[str]:
+    """The header of a section and its rows of earlier iterations; nothing without such rows."""
+    header, *rows = section.strip("\n").split("\n")
+    kept = [row for row in rows if row.split(",")[0].isdecimal() and int(row.split(",")[0]) < iteration]
+    return [f"{line}\n" for line in (header, *kept)] if kept else []
 
 
 def _add(

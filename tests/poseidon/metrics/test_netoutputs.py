@@ -117,3 +117,29 @@ def test_a_failed_write_leaves_the_last_whole_file(tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == ["a.netoutputs"]
     sink.close()
     assert sink.path.read_text().count("\n") == 3
+
+
+def write_rows(sink: NetOutputs, *, trains: bool, begin: int, end: int) -> None:
+    for iteration in range(begin, end, 10):
+        sink.on_test(a_test(iteration, iteration / 1000))
+        sink.on_test(a_test(iteration, iteration / 2000, net=1))
+        if trains:
+            sink.on_train(train(iteration, 2.0 - iteration / 100))
+    sink.close()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_job_that_goes_on_keeps_what_it_does_not_repeat(tmp_path: Path, trains: bool) -> None:
+    write_rows(NetOutputs(tmp_path / "whole"), trains=trains, begin=0, end=60)
+    write_rows(NetOutputs(tmp_path / "parted"), trains=trains, begin=0, end=40)
+    write_rows(NetOutputs(tmp_path / "parted", goes_on_at=30), trains=trains, begin=30, end=60)
+    assert (tmp_path / "parted.netoutputs").read_bytes() == (tmp_path / "whole.netoutputs").read_bytes()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"\n\n\n", b"nonsense\n1,2\n"])
+def test_what_cannot_be_kept_is_replaced(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "a.netoutputs").write_bytes(content)
+    write_rows(NetOutputs(tmp_path / "b"), trains=True, begin=30, end=60)
+    write_rows(NetOutputs(tmp_path / "a", goes_on_at=1), trains=True, begin=30, end=60)
+    assert (tmp_path / "a.netoutputs").read_bytes() == (tmp_path / "b.netoutputs").read_bytes()
