@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import ipaddress
 import json
 import signal
@@ -190,6 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
             if options.supervised:
                 threading.Thread(target=_obey_launcher, args=(server,), name="ps-stdin", daemon=True).start()
                 reporter.keep_alive(server)
+            gc.freeze()  # what was imported is there to stay: nobody need look through it again and again
             server.serve()
         reporter.close()
         reporter.tell_statistics()

@@ -15,6 +15,7 @@ a script that the user wrote cannot be handed its place as an argument. `poseido
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ def distribute(
     group = join(module, how, options, _workplace())
     if _PROCESS.workplace is not None:
         _PROCESS.group = group
+        gc.collect()
+        gc.freeze()  # the module, and all that was imported, stay to the end: collections need not look through them
     return group
 
 

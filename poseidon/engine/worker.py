@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -153,6 +154,8 @@ class Worker:
             net.register_forward_pre_hook(lambda *_: pulse.beat())
         try:
             exchange.open(histories)
+            gc.collect()
+            gc.freeze()  # what is there now stays to the end: the collector need not look through it in every pass
             self._control.obey(exchange, rank)
             if rank == 0:
                 self._introduce(replica, built)

@@ -25,7 +25,7 @@ import zmq
 
 from ps_server.errors import PeerLost, TransportError
 from ps_server.keys import Keyring
-from ps_server.transport.base import MAX_BATCH, Frames
+from ps_server.transport.base import MAX_BATCH, Buffer, Frames
 from ps_server.transport.doorkeeper import Doorkeeper
 from ps_server.transport.listening import Listening
 from ps_server.transport.losses import LossWatch, keep_alive
@@ -42,6 +42,8 @@ SEND_BUFFER_BYTES = 512 * 1024
 """What the kernel holds for a peer: enough for 10 Gbit/s at a round trip of 0.4 ms, and small enough for its cache."""
 LOOK_S = 1.0
 """How often the kernel is asked whether it still hears of a peer."""
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class _Waker:
@@ -130,10 +132,10 @@ class ZmqServerTransport:
         batch: list[tuple[bytes, Frames]] = []
         while len(batch) < MAX_BATCH:
             try:
-                name, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                name, *frames = _receive(self._socket)
             except zmq.Again:
                 break
-            batch.append((name.bytes, [frame.buffer for frame in frames]))
+            batch.append((bytes(name), frames))
         return batch
 
     def _wait(self, timeout_s: float) -> None:
@@ -164,7 +166,7 @@ class ZmqServerTransport:
     def send(self, peer: bytes, frames: Frames) -> bool:
         """See `ServerTransport`."""
         try:
-            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            _send(self._socket, [peer, *frames])
         except zmq.Again:
             self._blocked.add(peer, time.monotonic())
             return False
@@ -207,7 +209,8 @@ class ZmqClientTransport:
         self._addresses = tuple(addresses)
         self._losses = LossWatch(self._sockets)
         self._look_at_s = 0.0
-        for monitor in self._losses.sockets:
+        self._monitors = frozenset(self._losses.sockets)
+        for monitor in self._monitors:
             self._poller.register(monitor, zmq.POLLIN)
         for shard, (socket, address) in enumerate(zip(self._sockets, addresses, strict=True)):
             try:
@@ -232,11 +235,11 @@ class ZmqClientTransport:
                 self._poller.modify(socket, zmq.POLLIN)
             while shard is not None and len(batch) < MAX_BATCH:
                 try:
-                    frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                    frames = _receive(socket)
                 except zmq.Again:
                     break
-                batch.append((shard, [frame.buffer for frame in frames]))
-        if not batch and (lost := self.lost):  # what came before a loss is looked at first
+                batch.append((shard, frames))
+        if not batch and (lost := self._losses.lost):  # what came before a loss is looked at first
             raise PeerLost(f"lost {self.loss_words(min(lost))} (shard {min(lost)})")
         return batch
 
@@ -248,9 +251,11 @@ class ZmqClientTransport:
             if not ready and time.monotonic() >= self._look_at_s:
                 self._look_at_s = time.monotonic() + LOOK_S
                 self._losses.look_for_silence()
-            standing = bool(ready) and all(socket in self._losses.sockets for socket, _ in ready)
+            news = [socket for socket, _ in ready if socket in self._monitors]
+            if news:
+                self._losses.attend()
             left_s = deadline - time.monotonic()
-            if not standing or self.lost or left_s <= 0:
+            if not news or len(news) < len(ready) or self._losses.lost or left_s <= 0:
                 return ready
 
     @property
@@ -270,7 +275,7 @@ class ZmqClientTransport:
     def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""
         try:
-            self._sockets[shard].send_multipart(list(frames), zmq.NOBLOCK, copy=False)
+            _send(self._sockets[shard], frames)
         except zmq.Again:
             self._blocked.add(shard)
             self._poller.modify(self._sockets[shard], zmq.POLLIN | zmq.POLLOUT)
@@ -291,6 +296,22 @@ class ZmqClientTransport:
             socket.close()
         self._context.term()
         self._waker.close()
+
+
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
+    """Send a message in pieces. (pyzmq's own `send_multipart` combines its flags anew for each of them.)"""
+    for frame in frames[:-1]:
+        socket.send(frame, _MORE, copy=False)
+    socket.send(frames[-1], _NOBLOCK, copy=False)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
+    frame = socket.recv(_NOBLOCK, copy=False)
+    frames: list[Buffer] = [frame.buffer]
+    while frame.more:
+        frame = socket.recv(_NOBLOCK, copy=False)
+        frames.append(frame.buffer)
+    return frames
 
 
 def _prove(socket: zmq.Socket[bytes], keys: Keyring, shard: int) -> None:
