@@ -18,6 +18,8 @@ import pytest
 from poseidon.cli.main import main
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts, clean_environment
 
+pytestmark = pytest.mark.timeout(150)
+
 NET = """
 name: "small"
 layer { name: "data" type: "DummyData" top: "data" top: "label"

@@ -40,7 +40,7 @@ PORT = 22
 OTHER_PORT = 2222
 """Every sshd listens here as well, for `ssh_port=`."""
 START_LIMIT_S = 20.0
-RUN_LIMIT_S = 60.0
+RUN_LIMIT_S = 100.0
 
 _SSHD_CONFIG = f"""\
 Port {PORT}
