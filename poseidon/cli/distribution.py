@@ -13,7 +13,7 @@ from poseidon.cli.launching import own_places
 from poseidon.cluster.delivery import ReceivingHost, SentFile, deliver, sent_file
 from poseidon.cluster.machinefile import Client, is_loopback
 from poseidon.cluster.remote_python import python_words
-from poseidon.cluster.ssh import close_all, connect_all, listed
+from poseidon.cluster.ssh import SshHost, close_all, connect_all, listed
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.data.part_files import PartFiles, part_files
 from poseidon.data.progress import CHECKING, COPYING, Report
@@ -119,7 +119,7 @@ def _pack(away: Sequence[tuple[Client, PartFiles]], report: Report) -> list[Parc
 
 
 def _deliver_all(
-    parcels: Sequence[Parcel], hosts: Mapping[int, ReceivingHost], *, replace: bool, report: Report
+    parcels: Sequence[Parcel], hosts: Mapping[int, SshHost], *, replace: bool, report: Report
 ) -> dict[int, str]:
     """All clients at once; what each delivery came to, by the client's id."""
     count = _Count(report, COPYING, sum(parcel.size for parcel in parcels))
@@ -131,7 +131,11 @@ def _deliver_all(
             return error
 
     with ThreadPoolExecutor(min(MOST_AT_ONCE, len(parcels)), "poseidon delivery") as pool:
-        outcomes = list(pool.map(one, parcels))
+        try:
+            outcomes = list(pool.map(one, parcels))
+        except BaseException:  # Ctrl-C: nobody waits for what is still on its way
+            close_all(hosts.values())
+            raise
     problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
     if problems:
         raise JobError(listed(problems, of=len(parcels)))

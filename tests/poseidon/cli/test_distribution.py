@@ -16,7 +16,7 @@ from poseidon.cluster.ssh_config import SshSettings
 from poseidon.data.cursor import open_cursor, records
 from poseidon.data.database import Backend
 from poseidon.data.partition import part_path
-from poseidon.data.progress import silent
+from poseidon.data.progress import COPYING, silent
 from poseidon.data.split import partition_data
 from poseidon.errors import JobError, UsageError
 from tests.poseidon.cluster.test_delivery import FolderHost
@@ -117,6 +117,19 @@ def test_problems_of_all_hosts_are_listed(folders: Folders, tmp_path: Path) -> N
     assert [line.split(":")[0] for line in lines[1:]] == ["  client 2 (host2)", "  client 3 (host3)"]
 
 
+def test_an_interrupt_hangs_up(folders: Folders, tmp_path: Path) -> None:
+    source = make_pictures(tmp_path / "db", 3)
+    partition_data(source, 3)
+
+    def interrupt(activity: str, done: int, total: int) -> None:
+        if activity == COPYING:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distribute(Path("db"), clients_in(tmp_path, 4), root="", replace=False, report=interrupt)
+    assert folders.closed == 2, "at once, and at the end"
+
+
 def test_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (plain, placed) = parse_machinefile("0 a 0\n1 b 0 workdir=~/work", source="machines")
@@ -129,6 +142,7 @@ def test_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @NEEDS_HOSTS
 @pytest.mark.processes
+@pytest.mark.timeout(150)
 def test_real_hosts_get_their_parts(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "db", 6)
     with SshHosts(tmp_path, 2) as hosts:
@@ -139,7 +153,7 @@ def test_real_hosts_get_their_parts(tmp_path: Path) -> None:
         environment = {**hosts.environment(), "PYTHONPATH": str(ROOT)}
         for sent in (True, False):
             done = subprocess.run(
-                argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+                argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
             )
             assert done.returncode == 0, done.stderr
             assert done.stdout.count("1 files, 1 of them sent") == (2 if sent else 0)

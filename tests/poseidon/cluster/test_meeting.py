@@ -11,12 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
 
 from poseidon import __version__
 from poseidon.cluster.attendance import AttendanceSettings, attend
 from poseidon.cluster.meeting import Meeting
 from poseidon.cluster.meeting_key import keys_of_host, keys_of_task
-from poseidon.cluster.meeting_wire import Arrival
+from poseidon.cluster.meeting_wire import Arrival, encode
 from poseidon.cluster.met_host import MetHost
 from poseidon.errors import JobError
 
@@ -164,6 +165,24 @@ def test_a_task_without_the_key_is_not_heard() -> None:
             found.gather(0.1)
     threads[0].join(LIMIT_S)
     assert mine.status == 1
+
+
+def test_nobody_is_heard_in_clear() -> None:
+    with meeting(1) as found, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(found.address)
+        arrival = Arrival(
+            version=__version__, rank=0, size=1, local_rank=0, address="127.0.0.1", host="stranger"
+        )
+        stranger.send_multipart(encode(arrival.message()))
+        mine = Guest(found.address, 0, 1)
+        thread = mine.start()
+        ((plan, _),) = found.gather(LIMIT_S)
+        assert plan.host == "node0"
+        assert not stranger.poll(200), "not a byte comes back"
+        found.dismiss(0)
+    thread.join(LIMIT_S)
+    assert mine.status == 0
 
 
 @pytest.mark.parametrize(
