@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
-from poseidon.cluster.agent_link import AgentLink, FarProcess
+from poseidon.cluster.agent_link import AgentLink
+from poseidon.cluster.far_process import FarProcess
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.process import Listener, ProcessSpec
 

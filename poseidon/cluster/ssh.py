@@ -9,40 +9,20 @@ known_hosts, or is another one there, hears nothing from us but the handshake. E
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
 import paramiko
 
-from poseidon.cluster.known_hosts import (
-    SSH_PORT,
-    HostKey,
-    host_name,
-    kinds_known,
-    objection,
-    parse_known_hosts,
-)
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.ssh_channel import Finished, SshLines, run_over
 from poseidon.cluster.ssh_config import DEEPEST, Endpoint, SshConfig, SshSettings
-from poseidon.cluster.ssh_identities import identities
+from poseidon.cluster.ssh_handshake import handshake, hang_up
 from poseidon.errors import JobError
 
 MOST_AT_ONCE = 64
-# After this long without an answer to what was sent, the kernel gives a connection up.
-SILENCE_MS = 20_000
-KEEPALIVE_S = 5
-
-# Paramiko reports what it raises a second time to its log.
-_QUIET = "poseidon.ssh.wire"
-logging.getLogger(_QUIET).addHandler(logging.NullHandler())
-logging.getLogger(_QUIET).propagate = False
 
 
 class SshHost:
@@ -120,7 +100,7 @@ class SshHost:
     def close(self) -> None:
         """End the connection and those that it runs through. May be called twice."""
         for transport in (self._transport, *reversed(self._via)):
-            _hang_up(transport)
+            hang_up(transport)
 
 
 def connect(client: Client, settings: SshSettings) -> SshHost:
@@ -188,10 +168,10 @@ def _reach(endpoint: Endpoint, config: SshConfig, settings: SshSettings) -> SshH
     via: list[paramiko.Transport] = []
     try:
         _pass_jumps(endpoint.jumps, config, settings, via, DEEPEST)
-        return SshHost(endpoint, _handshake(endpoint, via[-1] if via else None, settings), via)
+        return SshHost(endpoint, handshake(endpoint, via[-1] if via else None, settings), via)
     except BaseException:
         for transport in reversed(via):
-            _hang_up(transport)
+            hang_up(transport)
         raise
 
 
@@ -211,131 +191,4 @@ def _pass_jumps(
         jump = config.jump(words)
         if not via:
             _pass_jumps(jump.jumps, config, settings, via, depth - 1)
-        via.append(_handshake(jump, via[-1] if via else None, settings))
-
-
-def _handshake(
-    endpoint: Endpoint, via: paramiko.Transport | None, settings: SshSettings
-) -> paramiko.Transport:
-    """An authenticated connection to one host."""
-    deadline_s = time.monotonic() + settings.connect_timeout_s
-    line = _dial(endpoint, via, settings.connect_timeout_s)
-    try:
-        transport = paramiko.Transport(line)
-    except (paramiko.SSHException, OSError) as error:
-        line.close()
-        raise JobError(f"{endpoint.words}: {error}") from error
-    try:
-        transport.set_log_channel(_QUIET)
-        _check_host_key(endpoint, transport, deadline_s)
-        _authenticate(endpoint, transport, deadline_s)
-        transport.set_keepalive(KEEPALIVE_S)
-    except BaseException:
-        _hang_up(transport)
-        raise
-    return transport
-
-
-def _hang_up(transport: paramiko.Transport) -> None:
-    """Close a connection; the program that made it, if one did, is ended and reaped, too."""
-    transport.close()
-    proxy: object = transport.sock
-    if not isinstance(proxy, paramiko.ProxyCommand):
-        return
-    process = proxy.process
-    with suppress(OSError):
-        process.kill()
-    process.wait(5.0)
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        with suppress(OSError):
-            if pipe is not None:
-                pipe.close()
-
-
-def _dial(
-    endpoint: Endpoint, via: paramiko.Transport | None, timeout_s: float
-) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
-    """The line that SSH is to be spoken on."""
-    try:
-        if via is not None:
-            address = (endpoint.host, endpoint.port)
-            return via.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=timeout_s)
-        if endpoint.proxy_command:
-            return paramiko.ProxyCommand(endpoint.proxy_command)
-        line = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
-    except TimeoutError as error:
-        raise JobError(f"{endpoint.words}: no answer within {timeout_s:g} s") from error
-    except socket.gaierror as error:
-        raise JobError(
-            f"{endpoint.words}: the name {endpoint.host} is not known: {error.strerror}"
-        ) from error
-    except (OSError, paramiko.SSHException, EOFError) as error:
-        why = getattr(error, "strerror", None) or str(error) or "the hop before it hung up"
-        raise JobError(f"{endpoint.words}: cannot be reached: {why}") from error
-    with suppress(OSError, AttributeError):  # Linux has it
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
-    return line
-
-
-def _check_host_key(endpoint: Endpoint, transport: paramiko.Transport, deadline_s: float) -> None:
-    """The first half of the handshake, up to the host's proof of who it is."""
-    lines = [line for file in endpoint.known_hosts for line in _lines_of(file)]
-    known = parse_known_hosts(lines)
-    name = host_name(endpoint.alias, endpoint.port)
-    options = transport.get_security_options()
-    wanted = [kind for trusted in kinds_known(known, name) for kind in _algorithms(trusted)]
-    first = [kind for kind in wanted if kind in options.key_types]
-    options.key_types = [*first, *(kind for kind in options.key_types if kind not in first)]
-    try:
-        transport.banner_timeout = max(0.1, deadline_s - time.monotonic())
-        transport.start_client(timeout=max(0.1, deadline_s - time.monotonic()))
-        shown = transport.get_remote_server_key()
-    except (paramiko.SSHException, OSError, EOFError) as error:
-        why = str(error) or "it hung up"
-        raise JobError(f"{endpoint.words}: what listens there speaks no SSH with us: {why}") from error
-    key = HostKey(kind=shown.get_name(), blob=shown.asbytes())
-    why_not = objection(known, name, key, endpoint.known_hosts[0])
-    if why_not is not None:
-        raise JobError(f"{endpoint.words}: {why_not}")
-
-
-def _algorithms(kind: str) -> tuple[str, ...]:
-    """The signatures that a kind of key makes."""
-    return ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
-
-
-def _lines_of(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []  # a file that is not there vouches for nobody
-
-
-def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s: float) -> None:
-    """Try one key after the other until one is let in."""
-    tried: list[str] = []
-    for label, key in identities(endpoint, tried):
-        transport.auth_timeout = max(0.1, deadline_s - time.monotonic())
-        try:
-            transport.auth_publickey(endpoint.user, key)
-        except paramiko.BadAuthenticationType as error:
-            offers = ", ".join(error.allowed_types) or "nothing"
-            raise JobError(
-                f"{endpoint.words}: it takes no keys, only {offers}; passwords are never used"
-            ) from error
-        except paramiko.AuthenticationException:
-            tried.append(f"{label} was refused")
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            tried.append(f"{label} ended the connection ({error or 'it hung up'})")
-            break
-        else:
-            if transport.is_authenticated():
-                return
-            raise JobError(
-                f"{endpoint.words}: it wants more than a key (two-factor login), which no job can give"
-            )
-    port = f"-p {endpoint.port} " if endpoint.port != SSH_PORT else ""
-    raise JobError(
-        f"{endpoint.words}: no key lets us in ({'; '.join(tried) or 'there is none to try'}); "
-        f"to put yours there: ssh-copy-id {port}{endpoint.user}@{endpoint.host}"
-    )
+        via.append(handshake(jump, via[-1] if via else None, settings))
