@@ -64,13 +64,24 @@ class Pulse:
         if self._waiting_since_s is not None:
             yield
             return
-        began_s = self._waiting_since_s = self._now()
+        self.begin_wait()
         try:
             yield
         finally:
-            self._waiting_since_s = None
-            self._waited_s += self._now() - began_s
-            self.beat()
+            self.end_wait()
+
+    def begin_wait(self) -> None:
+        """`waiting` for the innermost loop, where a context would cost more than the wait. Not within another."""
+        self._waiting_since_s = self._now()
+
+    def end_wait(self) -> None:
+        """What `begin_wait` began has ended."""
+        now = self._now()
+        assert self._waiting_since_s is not None
+        self._waited_s += now - self._waiting_since_s
+        self._waiting_since_s = None
+        if self._moved_s is not None:
+            self._moved_s = now
 
     def read(self) -> Reading:
         """Look at it. Any thread may."""
@@ -115,8 +126,11 @@ class PulsingExchange(ForwardingExchange):
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
-        with self._pulse.waiting():
+        self._pulse.begin_wait()
+        try:
             self._inner.wait(index)
+        finally:
+            self._pulse.end_wait()
 
     def finish(self) -> None:
         """See `Exchange`."""
