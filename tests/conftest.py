@@ -1,4 +1,4 @@
-"""What every test stands on: the shared real data, and a check that nothing is left running."""
+"""What every test stands on: the shared real data, a check that nothing is left running, and how much is run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--thorough` runs every combination."""
+    parser.addoption("--thorough", action="store_true", help="also what is marked as thorough")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked as thorough, unless it is asked for."""
+    if config.getoption("--thorough"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,10 @@ def left_over() -> set[str]:
     return {str(path) for path in found}
 
 
-@pytest.mark.parametrize("exchange", ["hybrid", "ps", "svb", "allreduce"])
+@pytest.mark.parametrize(
+    "exchange",
+    ["hybrid", "allreduce", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("ps", "svb"))],
+)
 def test_two_machines_of_two_workers_have_one_processes_weights(
     alone: Path, one: list[np.ndarray], exchange: str
 ) -> None:
@@ -86,7 +89,7 @@ def test_one_machine_of_two_workers_has_them_too(
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
 
 
-@pytest.mark.parametrize("victim", ["worker 2", "worker 3"])
+@pytest.mark.parametrize("victim", [pytest.param("worker 2", marks=pytest.mark.thorough), "worker 3"])
 def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, victim: str) -> None:
     before = left_over()
     with training(alone, *endless(alone)) as job:

@@ -103,7 +103,9 @@ partition_data(Path(sys.argv[1]), 3, report=report)
 
 @pytest.mark.processes
 @every_backend
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "blow", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+)
 def test_a_run_that_is_ended_midway(tmp_path: Path, backend: Backend, blow: signal.Signals) -> None:
     path = make_pictures(tmp_path / "db", 3000, backend=backend, shape=(1, 1, 2))
     with subprocess.Popen(

@@ -1,5 +1,7 @@
 """The promise of exactness, whole: every rule by every exchange, on one to three workers, with several passes and limits.
 
+`scripts/test --thorough tests/poseidon/exchange` runs all 288; a sample of them is in every run.
+
 After twenty iterations the weights are those of one process with the whole batch, to 1e-5, and a second run has the same
 bits. The net has what makes the ways differ: convolutions, fully-connected layers large and small, biases.
 """
@@ -24,6 +26,7 @@ from poseidon.exchange.factor_taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from ps_server import Rule, RuleKind
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+from tests.support.sampling import sample
 
 BATCH = 12  # of all workers together, a pass
 ITERATIONS = 20
@@ -136,9 +139,9 @@ def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndar
 KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
+@pytest.mark.parametrize(
+    ("kind", "workers", "case"), sample([*itertools.product(KINDS, (1, 2, 3), CASES)], every=5)
+)
 def test_the_weights_are_those_of_one_process(kind: ExchangeKind, workers: int, case: Case) -> None:
     ends, _ = run(kind, workers, case)
     for end in ends[1:]:
@@ -147,8 +150,9 @@ def test_the_weights_are_those_of_one_process(kind: ExchangeKind, workers: int, 
         np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES[:: len(CASES) // 6], ids=str)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
+@pytest.mark.parametrize(
+    ("kind", "case"), sample([*itertools.product(KINDS, CASES[:: len(CASES) // 6])], every=5)
+)
 def test_a_second_run_has_the_same_bits(kind: ExchangeKind, case: Case) -> None:
     (first, _), (second, _) = run(kind, 3, case), run(kind, 3, case)
     assert all(np.array_equal(a, b) for a, b in zip(first[0], second[0], strict=True))
