@@ -43,7 +43,13 @@ class Parcel:
 
 
 def distribute(
-    source: Path, clients: Sequence[Client], *, root: str, replace: bool, report: Report
+    source: Path,
+    clients: Sequence[Client],
+    *,
+    root: str,
+    replace: bool,
+    report: Report,
+    ssh: SshSettings | None = None,
 ) -> list[str]:
     """Copy part k of `source` to the k-th of the clients that work.
 
@@ -53,6 +59,7 @@ def distribute(
         root: see `part_files`.
         replace: whether other files in their places make way.
         report: told how far it is.
+        ssh: of the connections.
 
     Returns:
         one sentence a client.
@@ -69,7 +76,7 @@ def distribute(
     if not away:
         return [f"{place_of(client)}: this machine, where its part is" for client in working]
     with ExitStack() as stack:
-        hosts = connect_all([client for client, _ in away], SshSettings())
+        hosts = connect_all([client for client, _ in away], ssh or SshSettings())
         stack.callback(close_all, set(hosts.values()))
         parcels = _pack(away, report)
         said = _deliver_all(parcels, hosts, replace=replace, report=report)

@@ -12,6 +12,7 @@ from pathlib import Path
 from poseidon.cli.distribution import distribute
 from poseidon.cli.progress import progress_bar
 from poseidon.cluster.machinefile import Client, read_machinefile
+from poseidon.cluster.ssh_config import SshSettings
 from poseidon.data.database import Backend, require_kind
 from poseidon.data.part_files import is_divided
 from poseidon.data.progress import Report
@@ -56,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     flag("root_folder", metavar="DIR", default="", help="of a list of pictures: what stands before each path")
     flag("replace", action="store_true", help="let earlier parts, here and there, make way for the new ones")
+    flag("ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does")
     parser.add_argument("db_path", metavar="DB_PATH", type=Path, help="folder of the database, or list file")
     parser.set_defaults(run=run)
 
@@ -72,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         _divide(source, parts, arguments, report)
         if arguments.distribute:
             root, replace = arguments.root_folder, arguments.replace
-            said = distribute(source, clients, root=root, replace=replace, report=report)
+            ssh = SshSettings(config=Path(arguments.ssh_config) if arguments.ssh_config else None)
+            said = distribute(source, clients, root=root, replace=replace, report=report, ssh=ssh)
     if arguments.distribute:
         print("\n".join(said))
     print(f"Done: {source}_0 to {source}_{parts - 1}.")

@@ -33,8 +33,10 @@ class Folders:
     def __init__(self) -> None:
         self.hosts: dict[int, FolderHost] = {}
         self.closed = 0
+        self.settings = SshSettings()
 
     def connect_all(self, clients: Sequence[Client], settings: SshSettings) -> Mapping[int, FolderHost]:
+        self.settings = settings
         for client in clients:
             self.hosts.setdefault(client.id, FolderHost())
         return {client.id: self.hosts[client.id] for client in clients}
@@ -111,7 +113,9 @@ def test_problems_of_all_hosts_are_listed(folders: Folders, tmp_path: Path) -> N
     for number in (2, 3):
         (tmp_path / f"there{number}").write_text("in the way")
     with pytest.raises(JobError) as caught:
-        distribute(Path("db"), clients_in(tmp_path, 4), root="", replace=False, report=silent)
+        ssh = SshSettings(config=tmp_path / "config")
+        distribute(Path("db"), clients_in(tmp_path, 4), root="", replace=False, report=silent, ssh=ssh)
+    assert folders.settings == ssh
     lines = str(caught.value).splitlines()
     assert lines[0] == "2 problems on the 2 hosts:"
     assert [line.split(":")[0] for line in lines[1:]] == ["  client 2 (host2)", "  client 3 (host3)"]
