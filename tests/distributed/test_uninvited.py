@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 import pytest
 import zmq
 
+from tests.support.ssh_hosts import NEEDS_HOSTS, SshHost, SshHosts, clean_environment
 from tests.support.training import write_definitions
-from tests.support.trainings import Training, machinefile, make_data, training
+from tests.support.trainings import machinefile, make_data, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
 Z85 = rb"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
 """What a key looks like."""
+SSHD_PORTS = (22, 2222)
 
 
 @pytest.fixture
@@ -26,11 +32,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def listening(job: Training) -> list[tuple[str, int]]:
-    """Every TCP socket on which a process of the job listens."""
+def endless(folder: Path) -> Path:
+    """A solver that does not end by itself."""
+    solver = write_definitions(folder, batch=5, extra="max_iter: 1000000\ndisplay: 1")
+    text = re.sub(r"test_(iter|interval): \d+", "", solver.read_text(encoding="utf-8"))
+    solver.write_text(text, encoding="utf-8")
+    return solver
+
+
+def listening(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
+    """Every TCP socket on which one of them listens."""
     found = [
         connection.laddr
-        for process in (psutil.Process(job.process.pid), *job.children().values())
+        for process in processes
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     ]
@@ -38,20 +52,19 @@ def listening(job: Training) -> list[tuple[str, int]]:
 
 
 def test_no_socket_of_a_running_job_lets_anybody_in(folder: Path) -> None:
-    solver = write_definitions(folder, batch=5, extra="max_iter: 1000000\ndisplay: 1")
-    solver.write_text(
-        re.sub(r"test_(iter|interval): \d+", "", solver.read_text(encoding="utf-8")), encoding="utf-8"
+    flags = (
+        f"--solver={endless(folder)}",
+        f"--hostfile={machinefile(folder, 2)}",
+        "--encrypt=on",
+        "--exchange=svb",
     )
-    flags = (f"--solver={solver}", f"--hostfile={machinefile(folder, 2)}", "--encrypt=on", "--exchange=svb")
     with training(folder, *flags) as job:
         job.wait_for("Iteration 1, loss")
-        sockets = listening(job)
+        sockets = listening((psutil.Process(job.process.pid), *job.children().values()))
         assert len(sockets) == 4, "two shards, and two workers for each other's factors"
         assert {host for host, _ in sockets} == {"127.0.0.1"}
         for place in sockets:
-            with pytest.raises(OSError, match=r"timed out|refused"):
-                socket.create_connection(place, timeout=0.3)
-            assert _says_nothing(*place)
+            assert_shut(place)
         for process in (psutil.Process(job.process.pid), *job.children().values()):
             shown = "\0".join((*process.cmdline(), *process.environ().values())).encode()
             assert not re.search(rb"\b[0-9a-f]{64}\b", shown), "a token is to be seen"
@@ -63,9 +76,69 @@ def test_no_socket_of_a_running_job_lets_anybody_in(folder: Path) -> None:
             assert not re.search(rb"secret.{1,8}" + Z85, path.read_bytes()), f"{path} holds keys"
 
 
-def _says_nothing(host: str, port: int) -> bool:
+def listening_on(host: SshHost) -> list[tuple[str, int]]:
+    """Every TCP socket on which anything but sshd listens."""
+    rows = [line.split()[3].rpartition(":") for line in host.run(["ss", "-ltnH"]).stdout.splitlines()]
+    return [(address.strip("[]"), int(port)) for address, _, port in rows if int(port) not in SSHD_PORTS]
+
+
+def assert_shut(place: tuple[str, int]) -> None:
+    """Nobody can connect there, with or without ZeroMQ."""
+    with pytest.raises(OSError, match=r"timed out|refused"):
+        socket.create_connection(place, timeout=0.3)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
-        stranger.connect(f"tcp://{host}:{port}")
+        stranger.setsockopt(zmq.IPV6, 1)
+        stranger.connect("tcp://[{}]:{}".format(*place) if ":" in place[0] else "tcp://{}:{}".format(*place))
         stranger.send(b"what do you have?")
-        return stranger.poll(200) == 0
+        assert stranger.poll(200) == 0
+
+
+@NEEDS_HOSTS
+def test_no_socket_on_any_host_lets_anybody_in(tmp_path: Path) -> None:
+    """Without a flag: a job on other hosts encrypts, and binds to their addresses in the machinefile."""
+    with SshHosts(tmp_path, 3) as hosts:
+        desk, working = hosts[2], hosts[:2]
+        make_data(tmp_path)
+        for host in working:
+            for name in ("train_lmdb", "test_lmdb"):
+                shutil.copytree(tmp_path / name, host.outside("/root") / name)
+        endless(desk.outside("/root"))
+        lines = [f"{index} {host.name} 0\n" for index, host in enumerate(working)]
+        desk.outside("/root/hosts").write_text("".join(lines))
+        words = [
+            "train",
+            "--solver=solver.prototxt",
+            "--hostfile=hosts",
+            "--exchange=svb",
+            "--threads=1",
+            "--job",
+            "uninvited",
+        ]
+        with subprocess.Popen(
+            desk.command([sys.executable, "-m", "poseidon", *words]),
+            env=clean_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as launcher:
+            assert launcher.stderr is not None
+            said: list[str] = []
+            try:
+                for line in launcher.stderr:
+                    said.append(line)
+                    if "Iteration 3," in line:
+                        break
+                for host in working:
+                    sockets = listening_on(host)
+                    assert len(sockets) == 2, sockets  # the shard's, and the worker's for factors
+                    assert {address for address, _ in sockets} <= {host.address, host.address6}
+                    for place in sockets:
+                        assert_shut(place)
+                assert listening_on(desk) == []
+                for process in desk.processes_of("uninvited"):
+                    process.send_signal(signal.SIGINT)
+                said += launcher.stderr
+                assert launcher.wait(60) == 0, "".join(said)
+            finally:
+                for process in desk.processes_of("uninvited"):
+                    process.kill()
