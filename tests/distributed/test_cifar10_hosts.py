@@ -21,7 +21,7 @@ HOSTS = 4
 ITERATIONS = 4
 BATCH = 10
 
-pytestmark = [NEEDS_HOSTS, pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [NEEDS_HOSTS, pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def test_four_hosts_have_the_weights_of_four_local_clients(repository: Path, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_four_hosts_have_the_weights_of_four_local_clients(repository: Path, tmp
         desk.outside("/root/hosts").write_text("".join(lines))
         words = ["train", "--solver=job/solver.prototxt", "--hostfile=hosts", "--exchange=ps"]
         words += ["--threads=1", "--output=out"]
-        said = desk.run([sys.executable, "-m", "poseidon", *words], timeout_s=150).stderr
+        said = desk.run([sys.executable, "-m", "poseidon", *words], timeout_s=250).stderr
         assert "Traceback" not in said
         assert "4 clients, 4 workers, 4 shards" in said
         expected = weights(tmp_path / "here", ITERATIONS)
