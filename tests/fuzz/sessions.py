@@ -118,8 +118,7 @@ class Scripted:
 
     address = "scripted"
     refused = 0
-    lost = ()
-
+    connections = WORKERS
     finish: Callable[[], None]
 
     def __init__(self, batches: Iterator[list[tuple[bytes, Frames]]]) -> None:
@@ -132,6 +131,10 @@ class Scripted:
         if batch is None:
             self.finish()
         return batch or []
+
+    def blocks(self, peer: bytes) -> bool:
+        """It never does."""
+        return False
 
     def send(self, peer: bytes, frames: Frames) -> bool:
         """Keep it."""
