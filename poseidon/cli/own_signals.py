@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
-WAIT_S = 5.0
+WAIT_S = 3.0
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 

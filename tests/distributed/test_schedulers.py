@@ -20,10 +20,10 @@ from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
 from tests.support.training import write_definitions
 from tests.support.trainings import environment, make_data
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 120.0
+WAIT_S = 240.0
 ITERATIONS = 6
 JOB = ("train", "--solver=solver.prototxt", "--output=out")
 
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 def words(*job: str, key: str = "key") -> list[str]:
     """What an engine starts as each task."""
-    return [sys.executable, "-m", "poseidon", "worker", f"--key_file={key}", "--meeting_timeout=60", *job]
+    return [sys.executable, "-m", "poseidon", "worker", f"--key_file={key}", "--meeting_timeout=200", *job]
 
 
 def slurm(rank: int, size: int, master: str, port: int) -> dict[str, str]:
