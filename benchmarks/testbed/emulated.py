@@ -34,8 +34,9 @@ GRADIENT = 1e-6
 class Pace:
     """The accelerator's clock: work is done one piece after the other, each taking its time.
 
-    A piece begins when the one before it ends, however late the sleep before it came back, unless the caller has been
-    away for longer than `slack_s`: then it waited for something, and the accelerator stood still.
+    A piece begins when the one before it ends, however late the sleep before it came back: that is this machine's
+    doing, whose few processors stand for many hosts. Where the caller was away for longer than `slack_s` between two
+    pieces it waited for something, and the accelerator stood still until then.
 
     Args:
         slack_s: see above.
@@ -53,17 +54,18 @@ class Pace:
         self._slack_s = slack_s
         self._now = now
         self._sleep = sleep
-        self._done_s = -math.inf
+        self._done_s = self._returned_s = -math.inf
 
     def spend(self, work_s: float) -> None:
         """Return when a piece of work of this length is done."""
         now = self._now()
-        if now - self._done_s > self._slack_s:
+        if now - self._returned_s > self._slack_s:
             self._done_s = now
         self._done_s += work_s
         left_s = self._done_s - now
         if left_s > 0:
             self._sleep(left_s)
+        self._returned_s = self._now()
 
 
 class Gradients:
