@@ -317,16 +317,25 @@ class Job(ABC):
             yield LocalLauncher()
             return
         try:
-            launcher = self._site.launcher(registration.record)
+            launcher = self._moved_in(self._site.launcher(registration.record))
         except BaseException:
             registration.remove()  # nothing of it runs
             raise
         try:
-            self._move_in(launcher)
             yield launcher
         finally:
             self._far = None
             launcher.close()
+
+    def _moved_in(self, launcher: ClosingLauncher) -> ClosingLauncher:
+        """The launcher, once the hosts' folders are known and what is needed there was brought; closed where it cannot be."""
+        try:
+            self._move_in(launcher)
+        except BaseException:
+            self._far = None
+            launcher.close()
+            raise
+        return launcher
 
     def _move_in(self, launcher: ClosingLauncher) -> None:
         """Learn the hosts' folders, and bring there what is needed."""
