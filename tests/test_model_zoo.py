@@ -103,7 +103,14 @@ def test_it_builds_and_learns(name: str) -> None:
         assert info.statistics or torch.isfinite(info.parameter.grad).all(), info.name  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.saved])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in ("caffenet", "resnet152") else ())
+        for name, model in MODELS.items()
+        if model.saved
+    ],
+)
 def test_its_weights_are_saved_and_read_for_use(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     path = FOLDER / f"{model.train.replace('train_val', 'deploy')}.prototxt"

@@ -197,11 +197,11 @@ class Job(ABC):
 
     def run(self, report: StartReport) -> int:
         """Start the processes and stay with them to the end."""
-        try:
-            self._output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
         with self._prepared():
+            try:
+                self._output.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
             return self._run(report)
 
     def _run(self, report: StartReport) -> int:

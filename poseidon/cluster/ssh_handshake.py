@@ -67,6 +67,15 @@ def handshake(
     return transport
 
 
+class _Program(paramiko.ProxyCommand):
+    """A program that makes the connection; it may have ended by itself when paramiko ends it."""
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(ProcessLookupError):
+            super().close()
+
+
 def hang_up(transport: paramiko.Transport) -> None:
     """Close a connection; the program that made it, if one did, is ended and reaped, too."""
     transport.close()
@@ -94,7 +103,7 @@ def _dial(
             address = (endpoint.host, endpoint.port)
             return via.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=timeout_s)
         if endpoint.proxy_command:
-            return paramiko.ProxyCommand(endpoint.proxy_command)
+            return _Program(endpoint.proxy_command)
         line = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
     except TimeoutError as error:
         raise JobError(f"{endpoint.words}: no answer within {timeout_s:g} s") from error

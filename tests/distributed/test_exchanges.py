@@ -37,10 +37,14 @@ def one(alone: Path) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("roles", "exchange", "counts"),
     [
-        ((WORKER, SERVER, WORKER), "ps", "3 clients, 2 workers, 1 shard"),
+        pytest.param(
+            (WORKER, SERVER, WORKER), "ps", "3 clients, 2 workers, 1 shard", marks=pytest.mark.thorough
+        ),
         ((WORKER, SERVER, WORKER, SERVER), "hybrid", "4 clients, 2 workers, 2 shards"),
         ((BOTH, BOTH, SERVER), "svb", "3 clients, 2 workers, 3 shards"),
-        ((BOTH, WORKER), "allreduce", "2 clients, 2 workers, 1 shard"),
+        pytest.param(
+            (BOTH, WORKER), "allreduce", "2 clients, 2 workers, 1 shard", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_the_weights_are_one_processes(

@@ -73,6 +73,7 @@ def test_a_folder_that_has_nothing_of_the_job_gets_its_snapshots_and_logs(
     assert sorted(path.name for path in (tmp_path / "far").iterdir() if "prototxt" in path.name) == []
 
 
+@pytest.mark.thorough
 def test_nothing_outlives_a_launcher_that_was_killed(sshd: LoopbackSshd, tmp_path: Path) -> None:
     words, environment = _desk(tmp_path, sshd, iterations=10**9, clients=2)
     with subprocess.Popen(

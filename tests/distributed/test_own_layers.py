@@ -28,7 +28,7 @@ def page(repository: Path, tmp_path: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("clients", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_the_page_trains(page: str, tmp_path: Path, clients: int) -> None:
     (words,) = COMMAND.findall(page)
     done = poseidon(tmp_path, *words.split(), f"--hostfile={machinefile(tmp_path, clients)}")

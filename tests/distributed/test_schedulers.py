@@ -150,6 +150,7 @@ def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_a_mistake_in_the_job_is_told_once_and_ends_all_tasks(prepared: Path) -> None:
     port = free_port()
     job = words("train", "--solver=solver.prototxt", "--snapshot=none.solverstate")
@@ -160,6 +161,7 @@ def test_a_mistake_in_the_job_is_told_once_and_ends_all_tasks(prepared: Path) ->
     assert ended[1][1] == ""
 
 
+@pytest.mark.thorough
 def test_a_task_that_is_asked_to_end_ends_the_job_with_a_snapshot(prepared: Path, tmp_path: Path) -> None:
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     write_definitions(tmp_path, batch=5, extra="max_iter: 1000000")

@@ -63,7 +63,9 @@ def train_alone(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> dict
     return weights
 
 
-@pytest.mark.parametrize(("how", "threads"), [("rule", 2), ("torch", 1)])
+@pytest.mark.parametrize(
+    ("how", "threads"), [("rule", 2), pytest.param("torch", 1, marks=pytest.mark.thorough)]
+)
 def test_two_clients_are_one_process(
     folder: Path, how: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ def train(folder: Path, *flags: str) -> dict[str, list[np.ndarray]]:
     return dict(read_model(folder / "end_iter_1.caffemodel"))
 
 
-@pytest.mark.parametrize("clients", [1, 2])
+@pytest.mark.parametrize("clients", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_level_and_stage_choose_layers(folder: Path, clients: int) -> None:
     hosts = f"--hostfile={machinefile(folder, clients)}"
     assert list(train(folder, hosts)) == ["data", "wide", "top", "loss"]

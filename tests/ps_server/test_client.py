@@ -321,7 +321,9 @@ def test_signals_reach_everyone_before_the_named_iteration() -> None:
 
 def test_replayed_frames_are_refused_and_said_so() -> None:
     store = spec(1)
-    with memory_store(2, 1, Faults(seed=0, repeat=0.2)) as connect, pytest.raises(RemoteProtocolError):
+    faults = Faults(seed=0, repeat=0.2)
+    # The other worker waits in vain for the one that was told.
+    with memory_store(2, 1, faults, timeout_s=2.0) as connect, pytest.raises(RemoteProtocolError):
         quadratic(connect, store, 50, {})
 
 

@@ -36,7 +36,7 @@ def fresh_pages(kind: str, elements: int) -> list[int]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@pytest.mark.parametrize("kind", [pytest.param("SGD", marks=pytest.mark.thorough), "Adam"])
 def test_the_steady_state_takes_no_fresh_memory(kind: str) -> None:
     """A copy of the model made anew in each iteration would touch all its pages each time: 20 times the bound."""
     pages = fresh_pages(kind, ELEMENTS)

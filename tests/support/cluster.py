@@ -27,7 +27,12 @@ class Connect(Protocol):
 
 @contextmanager
 def memory_store(
-    workers: int, shards: int, faults: Faults | None = None, *, bandwidth_mbps: float | None = None
+    workers: int,
+    shards: int,
+    faults: Faults | None = None,
+    *,
+    bandwidth_mbps: float | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Iterator[Connect]:
     """Shards as threads over a memory network; clients with that budget under `SSPAggr`."""
     network = MemoryNetwork(shards, faults)
@@ -35,7 +40,7 @@ def memory_store(
 
     def connect(rank: int, store: StoreSpec) -> Client:
         transport = network.client(f"worker {rank}")
-        return Client(transport, rank=rank, store=store, token=TOKEN, timeout_s=TIMEOUT_S)
+        return Client(transport, rank=rank, store=store, token=TOKEN, timeout_s=timeout_s)
 
     with _serving(servers):
         yield connect
