@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -13,37 +12,14 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec, exit_words
 from poseidon.errors import JobError
+from tests.support.ears import Ears
 from tests.support.job_child import child
 from tests.support.living import living, none_left
 
 HERE = Client(id=0, host="127.0.0.1", port=0)
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
-WAIT_S = 30.0
 
 pytestmark = pytest.mark.processes
-
-
-class Ears:
-    """A listener that remembers, in order."""
-
-    def __init__(self) -> None:
-        self.heard: queue.Queue[tuple[str, object]] = queue.Queue()
-
-    def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self.heard.put((str(event["event"]), event))
-
-    def log(self, name: ProcessName, line: str) -> None:
-        self.heard.put(("log", line))
-
-    def exited(self, name: ProcessName, status: int) -> None:
-        self.heard.put(("exited", status))
-
-    def until(self, kind: str) -> list[tuple[str, object]]:
-        """Everything up to and with the first of a kind."""
-        heard = []
-        while not heard or heard[-1][0] != kind:
-            heard.append(self.heard.get(timeout=WAIT_S))
-        return heard
 
 
 @contextmanager
