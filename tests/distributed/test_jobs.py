@@ -34,6 +34,7 @@ def endless(folder: Path) -> Path:
     return solver
 
 
+@pytest.mark.thorough
 def test_two_clients_equal_one_process(folder: Path) -> None:
     solver = write_definitions(folder, batch=10, extra="max_iter: 50")
     alone = poseidon(folder, "train", "-solver", solver, "-output", folder / "one")

@@ -89,7 +89,8 @@ def test_one_machine_of_two_workers_has_them_too(
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
 
 
-@pytest.mark.parametrize("victim", [pytest.param("worker 2", marks=pytest.mark.thorough), "worker 3"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", ["worker 2", "worker 3"])
 def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, victim: str) -> None:
     before = left_over()
     with training(alone, *endless(alone)) as job:

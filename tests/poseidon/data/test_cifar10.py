@@ -216,6 +216,7 @@ def test_fetching_keeps_the_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_real_cifar10(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole set, and its mean to the bit. Most of the time goes into unpacking the archive."""
     monkeypatch.undo()
