@@ -7,9 +7,9 @@ asked is handed in (`Ask`): over SSH it is `poseidon.cluster.ssh_ask`. Nothing t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.jobs_here import Answer, HostJob
 from poseidon.cluster.kill import KillPatience
 from poseidon.cluster.machinefile import Client, is_loopback
@@ -116,10 +116,7 @@ def _ask_all(
     hosts: Sequence[Client], ask: Ask, request: Mapping[str, object], problems: list[str]
 ) -> list[tuple[Client, Sequence[Answer]]]:
     """The answers of those that answered; problems get what the others met and what all of them told of."""
-    if not hosts:
-        return []
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(hosts)), "poseidon ask") as pool:
-        outcomes = list(pool.map(lambda client: _try_ask(client, ask, request), hosts))
+    outcomes = all_at_once(lambda client: ask(client, request), hosts, name="poseidon ask", most=MOST_AT_ONCE)
     answered = []
     for client, outcome in zip(hosts, outcomes, strict=True):
         if isinstance(outcome, JobError):
@@ -131,10 +128,3 @@ def _ask_all(
             problems.append(f"{client.host}: it broke off in the middle of its answer")
         answered.append((client, outcome))
     return answered
-
-
-def _try_ask(client: Client, ask: Ask, request: Mapping[str, object]) -> Sequence[Answer] | JobError:
-    try:
-        return ask(client, request)
-    except JobError as error:
-        return error

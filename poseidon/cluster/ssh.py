@@ -12,10 +12,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import paramiko
 
+from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.ssh_channel import Finished, SshLines, run_over
 from poseidon.cluster.ssh_config import DEEPEST, Endpoint, SshConfig, SshSettings
@@ -125,8 +125,12 @@ def connect_all(clients: Sequence[Client], settings: SshSettings) -> Mapping[int
     config = SshConfig(settings)
     endpoint_of = {client.id: config.endpoint(client) for client in clients}
     endpoints = list(dict.fromkeys(endpoint_of.values()))
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(endpoints)) or 1, "poseidon ssh connect") as pool:
-        outcomes = list(pool.map(lambda endpoint: _try_reach(endpoint, config, settings), endpoints))
+    outcomes = all_at_once(
+        lambda endpoint: _reach(endpoint, config, settings),
+        endpoints,
+        name="poseidon ssh connect",
+        most=MOST_AT_ONCE,
+    )
     hosts = {end: host for end, host in zip(endpoints, outcomes, strict=True) if isinstance(host, SshHost)}
     problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
     if problems:
@@ -154,13 +158,6 @@ def listed(problems: Sequence[str], *, of: int) -> str:
     if len(problems) == 1:
         return problems[0]
     return f"{len(problems)} problems on the {of} hosts:" + "".join(f"\n  {problem}" for problem in problems)
-
-
-def _try_reach(endpoint: Endpoint, config: SshConfig, settings: SshSettings) -> SshHost | JobError:
-    try:
-        return _reach(endpoint, config, settings)
-    except JobError as error:
-        return error
 
 
 def _reach(endpoint: Endpoint, config: SshConfig, settings: SshSettings) -> SshHost:

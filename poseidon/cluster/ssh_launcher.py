@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from poseidon.cluster.agent_launcher import AgentLauncher, close_links
 from poseidon.cluster.agent_link import AgentLink, LinkSettings
+from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.line_channel import LineChannel
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.remote_python import OwnPlaces, module_words, python_words
@@ -90,14 +90,10 @@ def open_agents(
     """
     distinct = list(dict.fromkeys(places.values()))
 
-    def open_one(place: Place) -> AgentLink | JobError:
-        try:
-            return _open(place, record, job, settings or LinkSettings())
-        except JobError as error:
-            return error
-
-    with ThreadPoolExecutor(len(distinct), "poseidon agents") as pool:
-        outcomes = dict(zip(distinct, pool.map(open_one, distinct), strict=True))
+    opened = all_at_once(
+        lambda place: _open(place, record, job, settings or LinkSettings()), distinct, name="poseidon agents"
+    )
+    outcomes = dict(zip(distinct, opened, strict=True))
     links = {place: link for place, link in outcomes.items() if isinstance(link, AgentLink)}
     problems = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, JobError)]
     if problems:
