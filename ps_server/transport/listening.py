@@ -53,6 +53,7 @@ class Listening:
                 f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}"
             ) from error
         self.is_shut = False
+        self._was_asked = False
 
     @property
     def address(self) -> str:
@@ -65,17 +66,18 @@ class Listening:
         return os.dup(self._socket.fileno())
 
     def shut(self) -> None:
-        """Let nobody else connect. Where the kernel has no filters, all goes on as before."""
-        if self.is_shut:
+        """Let nobody else connect; tried once. Where the kernel has no filters, all goes on as before."""
+        if self._was_asked:
             return
-        self.is_shut = True
+        self._was_asked = True
         program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
         try:
             self._socket.setsockopt(
                 socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program))
             )
         except OSError:
-            self.is_shut = False
+            return
+        self.is_shut = True
 
     def close(self) -> None:
         """Let go of the address."""
