@@ -13,7 +13,7 @@ import pytest
 
 from poseidon.metrics.glog_lines import number
 from tests.support.living import none_left
-from tests.support.training import largest_difference, weights, write_definitions
+from tests.support.training import endless, largest_difference, weights, write_definitions
 from tests.support.trainings import ROOT, environment, machinefile, make_data, poseidon, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -23,15 +23,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 def folder(tmp_path: Path) -> Path:
     make_data(tmp_path)
     return tmp_path
-
-
-def endless(folder: Path) -> Path:
-    """A solver that does not end by itself."""
-    solver = write_definitions(folder, batch=5, extra="max_iter: 1000000\ndisplay: 1")
-    text = solver.read_text(encoding="utf-8")
-    text = re.sub(r"test_(iter|interval): \d+", "", text)
-    solver.write_text(text, encoding="utf-8")
-    return solver
 
 
 @pytest.mark.thorough

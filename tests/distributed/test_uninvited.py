@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHost, SshHosts, clean_environment
-from tests.support.training import write_definitions
+from tests.support.training import endless
 from tests.support.trainings import machinefile, make_data, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -30,14 +30,6 @@ SSHD_PORTS = (22, 2222)
 def folder(tmp_path: Path) -> Path:
     make_data(tmp_path)
     return tmp_path
-
-
-def endless(folder: Path) -> Path:
-    """A solver that does not end by itself."""
-    solver = write_definitions(folder, batch=5, extra="max_iter: 1000000\ndisplay: 1")
-    text = re.sub(r"test_(iter|interval): \d+", "", solver.read_text(encoding="utf-8"))
-    solver.write_text(text, encoding="utf-8")
-    return solver
 
 
 def listening(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -241,3 +242,11 @@ def weights(folder: Path, iteration: int) -> list[np.ndarray]:
 def largest_difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     """The largest difference of any weight, relative to the largest weight of its blob."""
     return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(a, b, strict=True))
+
+
+def endless(folder: Path) -> Path:
+    """A solver that does not end by itself."""
+    solver = write_definitions(folder, batch=5, extra="max_iter: 1000000\ndisplay: 1")
+    text = re.sub(r"test_(iter|interval): \d+", "", solver.read_text(encoding="utf-8"))
+    solver.write_text(text, encoding="utf-8")
+    return solver

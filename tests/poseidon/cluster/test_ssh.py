@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,20 +26,6 @@ while True:
         line.sendall(data) if source == 0 else os.write(1, data)
 """
 CLIENT = Client(id=0, host="127.0.0.1", port=0)
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
-    server = LoopbackSshd(tmp_path_factory.mktemp("sshd"))
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def host(sshd: LoopbackSshd) -> Iterator[SshHost]:
-    connected = connect(CLIENT, SshSettings(config=sshd.config))
-    yield connected
-    connected.close()
 
 
 def _refused(config: Path, client: Client = CLIENT, timeout_s: float = 15.0) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,20 +39,6 @@ RECORD = record_fields(
         started_s=1.0,
     )
 )
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
-    server = LoopbackSshd(tmp_path_factory.mktemp("sshd"))
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def host(sshd: LoopbackSshd) -> Iterator[SshHost]:
-    connected = connect(CLIENTS[0], SshSettings(config=sshd.config))
-    yield connected
-    connected.close()
 
 
 def _name(client: Client) -> ProcessName:

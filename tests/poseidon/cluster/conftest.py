@@ -1,0 +1,26 @@
+"""A real sshd on this machine, and a connection to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.ssh import SshHost, connect
+from poseidon.cluster.ssh_config import SshSettings
+from tests.support.loopback_sshd import LoopbackSshd
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
+    server = LoopbackSshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def host(sshd: LoopbackSshd) -> Iterator[SshHost]:
+    connected = connect(Client(id=0, host="127.0.0.1", port=0), SshSettings(config=sshd.config))
+    yield connected
+    connected.close()
