@@ -74,15 +74,19 @@ def test_hosts_have_the_checkout_and_its_python(hosts: SshHosts) -> None:
 
 
 def test_a_host_sees_and_counts_its_own_processes_alone(hosts: SshHosts) -> None:
-    words = hosts[0].command(["sh", "-c", "echo $$; exec sleep 1000"])
+    # Python names itself when it already runs; a shell would say so before it turns into what it starts.
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    words = hosts[0].command([sys.executable, "-c", program])
     with subprocess.Popen(words, env=clean_environment(), stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        inside = child.stdout.readline().strip()
-        assert [process.name() for process in hosts[0].processes()] == ["sleep"]
-        assert hosts[1].processes() == []
-        assert hosts[1].run(["cat", f"/proc/{inside}/comm"], check=False).stdout != "sleep\n"
-        hosts[0].run(["kill", inside])
-        child.wait(30)
+        try:
+            assert child.stdout is not None
+            inside = child.stdout.readline().strip()
+            assert [process.cmdline()[1:] for process in hosts[0].processes()] == [["-c", program]]
+            assert hosts[1].processes() == []
+            assert program not in hosts[1].run(["cat", f"/proc/{inside}/cmdline"], check=False).stdout
+        finally:
+            hosts[0].run(["kill", inside])
+            child.wait(30)
 
 
 def test_a_crash_ends_all_and_a_boot_brings_it_back(hosts: SshHosts) -> None:
