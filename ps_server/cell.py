@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ class Cell:
     """One chunk: its value, history, and what has come of the present iteration."""
 
     __slots__ = (
+        "adds_changes",
         "arrived",
         "chunk",
         "clock",
@@ -34,6 +36,7 @@ class Cell:
         "eager",
         "history",
         "own",
+        "push_type",
         "rate",
         "replica",
         "spec",
@@ -44,9 +47,13 @@ class Cell:
         "waiting",
     )
 
-    def __init__(self, chunk: Chunk, spec: TableSpec, workers: int, clock: int) -> None:
+    def __init__(
+        self, chunk: Chunk, spec: TableSpec, workers: int, clock: int, push_type: np.dtype[np.generic]
+    ) -> None:
         self.chunk = chunk
         self.spec = spec
+        self.adds_changes = spec.adds_changes
+        self.push_type = push_type
         self.value: Tensor | None = None
         count = history_count(spec.rule.kind) if spec.follows_gradients else 0
         self.history = [torch.zeros(chunk.size) for _ in range(count)]
@@ -63,10 +70,6 @@ class Cell:
         self.stale: set[int] = set()  # workers that lack a change of another worker
         self.eager = set(range(workers))  # workers that may be sent one value before the slowest clock moves
         self.waiting: list[tuple[int, int]] = []
-
-    @property
-    def adds_changes(self) -> bool:
-        return self.spec.adds_changes
 
     @property
     def name(self) -> str:

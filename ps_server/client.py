@@ -350,7 +350,8 @@ class Client:
             return False
         began_ns = self._trace.now()
         for waiting in packet:
-            waiting.frames = waiting.frames or encode(waiting.message)
+            if not waiting.frames:
+                waiting.frames.extend(encode(waiting.message))
         parts = [(waiting.message, waiting.frames) for waiting in packet]
         taken = self._transport.send(shard, [frame for _, frames in parts for frame in frames])
         with self._changed:

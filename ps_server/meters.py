@@ -156,4 +156,4 @@ class ServerMeter:
 
 def payload_bytes(frames: Sequence[bytes | bytearray | memoryview]) -> int:
     """Bytes of a message's frames."""
-    return sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
+    return sum([frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames])

@@ -71,15 +71,15 @@ class Waiting:
     """A message with its place: (epoch, table, chunk, number). In-turn messages end an epoch.
 
     Attributes:
-        frames: what the message is on the wire; empty until its sender has made that.
+        frames: what the message is on the wire; empty until one of its senders has made that.
     """
 
     __slots__ = ("frames", "key", "message")
 
-    def __init__(self, key: Key, message: m.Message) -> None:
+    def __init__(self, key: Key, message: m.Message, frames: list[Buffer]) -> None:
         self.key = key
         self.message = message
-        self.frames: list[Buffer] = []
+        self.frames = frames
 
     def __lt__(self, other: Waiting) -> bool:
         return self.key < other.key
@@ -105,15 +105,21 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, message: m.Message) -> None:
-        """A message to be sent."""
+    def add(self, message: m.Message, frames: list[Buffer] | None = None) -> None:
+        """A message to be sent.
+
+        Args:
+            message: what is to be sent.
+            frames: of a message for several peers, the same list for all, empty until the first of them is sent it.
+        """
+        frames = [] if frames is None else frames
         if isinstance(message, m.Value):
             older = self._values.get((message.table, message.chunk))
             if older is not None:
                 older.message = message
-                older.frames = []
+                older.frames = frames
                 return
-        waiting = Waiting(self._place(message), message)
+        waiting = Waiting(self._place(message), message, frames)
         self._number += 1
         if isinstance(message, m.Value):
             self._values[message.table, message.chunk] = waiting

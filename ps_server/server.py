@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Sequence
 
+import torch
+
 from ps_server.errors import RemoteProtocolError
-from ps_server.messages import Create
+from ps_server.messages import Create, ToWorker
 from ps_server.meters import ServerMeter
-from ps_server.schedule import PACKET_BYTES, Schedule
+from ps_server.schedule import PACKET_BYTES, Buffer, Schedule
 from ps_server.shard import Outgoing, Shard
 from ps_server.statistics import ShardStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
@@ -58,6 +60,7 @@ class Server:
         """Where clients reach this shard."""
         return self._transport.address
 
+    @torch.inference_mode()
     def serve(self) -> None:
         """Run in the calling thread; returns when all workers have left or `stop` was called."""
         heard_s = time.monotonic()
@@ -86,48 +89,58 @@ class Server:
         self._send_waiting(blocked)
         for handled, (peer, frames) in enumerate(batch):
             self._trace.count("queue", messages=len(batch) - handled)
-            self._answer(peer, frames)
-            self._send_waiting(blocked)
+            if self._answer(peer, frames):
+                self._send_waiting(blocked)
         self._meter.end()
         if batch:
             self._trace.count("queue", messages=0)
 
-    def _answer(self, peer: bytes, frames: Frames) -> None:
-        """Act upon a packet; of somebody unknown look at the rest only if the first message makes it known."""
-        if self.shard.knows(peer):
-            self._act(peer, frames)
-        elif not frames or memoryview(frames[0]).nbytes > MAX_GREETING_BYTES:
-            self._add(self.shard.refuse(peer, "a stranger does not greet"))
-        else:
-            self._act(peer, frames[:1])
-            if len(frames) > 1 and self.shard.knows(peer):
-                self._act(peer, frames[1:])
+    def _answer(self, peer: bytes, frames: Frames) -> bool:
+        """Act upon a packet; of somebody unknown look at the rest only if the first message makes it known.
 
-    def _act(self, peer: bytes, frames: Frames) -> None:
-        """Act upon messages, or refuse all of them."""
+        Returns whether that gave something to send.
+        """
+        if self.shard.knows(peer):
+            return self._act(peer, frames)
+        if not frames or memoryview(frames[0]).nbytes > MAX_GREETING_BYTES:
+            return self._add(self.shard.refuse(peer, "a stranger does not greet"))
+        answered = self._act(peer, frames[:1])
+        if len(frames) > 1 and self.shard.knows(peer):
+            answered |= self._act(peer, frames[1:])
+        return answered
+
+    def _act(self, peer: bytes, frames: Frames) -> bool:
+        """Act upon messages, or refuse all of them; returns whether that gave something to send."""
         began_ns = self._trace.now()
         try:
             received = decode(frames)
         except RemoteProtocolError as error:
-            self._add(self.shard.refuse(peer, str(error)))
-            return
+            return self._add(self.shard.refuse(peer, str(error)))
+        answered = False
         for message, parts in received:
             self._meter.received(parts)
             if isinstance(message, Create):
                 self._names = tuple(table.name for table in message.store.tables)
             tell_message(self._trace, Track.RECEIVE, message, self._names, began_ns)
             began_ns, updates = self._trace.now(), self.shard.counts.updates
-            self._add(self.shard.handle(peer, message))
+            answered |= self._add(self.shard.handle(peer, message))
             track = Track.SUM if self.shard.counts.updates == updates else Track.APPLY
             tell_message(self._trace, track, message, self._names, began_ns)
             began_ns = self._trace.now()
+        return answered
 
-    def _add(self, outgoing: Sequence[Outgoing]) -> None:
+    def _add(self, outgoing: Sequence[Outgoing]) -> bool:
+        """Queue messages, and share the frames of one that goes to several peers; returns whether there are any."""
+        last: ToWorker | None = None
+        frames: list[Buffer] = []
         for peer, message in outgoing:
             queue = self._queues.get(peer)
             if queue is None:
                 queue = self._queues[peer] = Schedule(prioritized=self._prioritized)
-            queue.add(message)
+            if message is not last:
+                last, frames = message, []
+            queue.add(message, frames)
+        return bool(outgoing)
 
     def _send_waiting(self, blocked: set[bytes]) -> None:
         """Send as much as the transport takes; note in `blocked`, and leave alone, the peers for whom it takes no more."""
@@ -140,7 +153,8 @@ class Server:
         packet = queue.take(PACKET_BYTES)
         began_ns = self._trace.now()
         for waiting in packet:
-            waiting.frames = waiting.frames or encode(waiting.message)
+            if not waiting.frames:
+                waiting.frames.extend(encode(waiting.message))
         parts = [(waiting.message, waiting.frames) for waiting in packet]
         taken = self._transport.send(peer, [frame for _, frames in parts for frame in frames])
         (queue.sent if taken else queue.put_back)(packet)

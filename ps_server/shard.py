@@ -26,10 +26,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, NamedTuple
-
-import torch
 
 from ps_server import messages as m
 from ps_server.cell import EMPTY, Cell
@@ -48,7 +46,7 @@ class Outgoing(NamedTuple):
     message: m.ToWorker
 
 
-class Stage(Enum):
+class Stage(StrEnum):
     """How far a peer has come."""
 
     STRANGER = "stranger"
@@ -155,7 +153,6 @@ class Shard:
         except RemoteProtocolError as error:
             return self.refuse(sender, str(error))
 
-    @torch.inference_mode()
     def _handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
         stage = self._stages.get(sender, Stage.STRANGER)
         after = LEGAL[stage].get(type(message))
@@ -215,7 +212,8 @@ class Shard:
             self._clock = VectorClock(self._workers, store.start_clock)
             for chunk in place(store.tables, store.shards, store.shares).of_shard(self.index):
                 spec = store.tables[chunk.table]
-                cell = Cell(chunk, spec, self._workers, store.start_clock)
+                push_type = NUMPY_TYPES[of_pushes(store, spec)]
+                cell = Cell(chunk, spec, self._workers, store.start_clock, push_type)
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {_difference(self._store, store)}")
@@ -257,7 +255,7 @@ class Shard:
         if cell.spec.keeping is Keeping.COPY:
             raise RemoteProtocolError(f"{cell.name} is a copy; worker {rank} may not push to it")
         assert self._store is not None
-        if push.array.dtype != NUMPY_TYPES[of_pushes(self._store, cell.spec)]:
+        if push.array.dtype != cell.push_type:
             raise RemoteProtocolError(f"worker {rank} pushes {cell.name} as {push.array.dtype}")
         if push.clock != cell.own[rank]:
             raise RemoteProtocolError(
@@ -270,7 +268,7 @@ class Shard:
             raise RemoteProtocolError(f"worker {rank} pushes {push.count} iterations of {cell.name} at once")
         if push.clock != cell.clock:
             raise RemoteProtocolError(f"worker {rank} pushes {cell.name} again before its new value came")
-        if any(count > cell.clock for count in cell.own) and push.rate != cell.rate:
+        if push.rate != cell.rate and any(count > cell.clock for count in cell.own):
             raise RemoteProtocolError(
                 f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have {cell.rate}"
             )
@@ -415,9 +413,13 @@ class Shard:
         yield from self._send(cell, clock, ranks, array)
 
     def _send(self, cell: Cell, clock: int, ranks: Iterable[int], array: m.Payload) -> Iterator[Outgoing]:
+        value: m.Value | None = None
         for rank in ranks:
             self.counts.bytes_out += array.nbytes
-            value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
+            if (
+                value is None or value.own != cell.own[rank]
+            ):  # one message for all whom it suits is encoded once
+                value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
             yield Outgoing(self._peers[rank], value)
 
     def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:

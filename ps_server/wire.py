@@ -41,8 +41,13 @@ PROTOCOL_VERSION = 5
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
+MAX_CHUNKS = 2**31
 MAX_CLOCK = 2**40
 MAX_PAYLOAD_BYTES = 2**30
+
+_PACKER = msgpack.Packer(
+    use_bin_type=True
+)  # one call packs a whole header, and only one thread at a time does
 
 Buffer = bytes | bytearray | memoryview
 Header = list[Any]
@@ -65,7 +70,7 @@ def encode(*messages: m.Message) -> list[Buffer]:
     for message in messages:
         kind, write = _WRITERS[type(message)]
         fields, frames = write(message)
-        packet.append(msgpack.packb([PROTOCOL_VERSION, kind, len(frames), *fields], use_bin_type=True))
+        packet.append(_PACKER.pack([PROTOCOL_VERSION, kind, len(frames), *fields]))
         packet.extend(frames)
     return packet
 
@@ -112,9 +117,11 @@ def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
     if reader is None:
         raise RemoteProtocolError(f"a header names the unknown kind {header[1]!r:.40}")
     try:
-        return reader(_Fields(header[3:], frames))
+        message = reader(fields := _Fields(header[3:], frames))
     except SpecError as error:
         raise RemoteProtocolError(str(error)) from error
+    fields.end()
+    return message
 
 
 class _Fields:
@@ -133,6 +140,15 @@ class _Fields:
         if type(value) is not kind:
             raise RemoteProtocolError(f"header field {self._next} is not a {kind.__name__}")
         return value
+
+    def leading(self, kinds: tuple[type, ...]) -> Header:
+        """The first so many fields, of these types; ranges are the caller's to check."""
+        values = self._fields[: len(kinds)]
+        if tuple(map(type, values)) != kinds:
+            for kind in kinds:
+                self._take(kind)  # says which
+        self._next = len(kinds)
+        return values
 
     def integer(self, limit: int, *, least: int = 0) -> int:
         value = self._take(int)
@@ -179,16 +195,18 @@ class _Fields:
         return [_Fields(item, ()) for item in value]
 
     def arrays(self) -> list[m.Array]:
-        return [_array(frame) for frame in self._take_frames()]
+        return [_float32_array(frame) for frame in self._take_frames()]
 
     def array(self) -> m.Array:
         (frame,) = self._take_frames(1)
-        return _array(frame)
+        return _float32_array(frame)
 
-    def payload(self) -> m.Payload:
-        precision = _member(Precision, self.text())
+    def payload(self, precision: str) -> m.Payload:
+        kind = _ARRAY_TYPES.get(precision)
+        if kind is None:
+            raise RemoteProtocolError(f"{precision!r:.40} is no precision of arrays")
         (frame,) = self._take_frames(1)
-        return _payload_array(frame, precision)
+        return _array(frame, kind)
 
     def payloads(self) -> tuple[bytes, ...]:
         frames = self._take_frames()
@@ -207,19 +225,18 @@ class _Fields:
             raise RemoteProtocolError("a message has more fields or frames than its kind")
 
 
-def _array(frame: Buffer) -> m.Array:
-    if memoryview(frame).nbytes % 4:
-        raise RemoteProtocolError(f"a frame of {memoryview(frame).nbytes} bytes is not made of float32")
-    return np.frombuffer(frame, dtype="<f4")
+def _float32_array(frame: Buffer) -> m.Array:
+    return np.asarray(_array(frame, NUMPY_TYPES[Precision.FLOAT32]), np.float32)
 
 
-def _payload_array(frame: Buffer, precision: Precision) -> m.Payload:
-    kind = NUMPY_TYPES[precision]
-    if memoryview(frame).nbytes % kind.itemsize:
+def _array(frame: Buffer, kind: np.dtype[Any]) -> m.Payload:
+    try:
+        array: m.Payload = np.frombuffer(frame, dtype=kind)
+    except ValueError:
         raise RemoteProtocolError(
-            f"a frame of {memoryview(frame).nbytes} bytes is not made of {precision.value}"
-        )
-    return np.frombuffer(frame, dtype=kind)
+            f"a frame of {memoryview(frame).nbytes} bytes is not made of {kind.name}"
+        ) from None
+    return array
 
 
 def _raw(array: m.Payload) -> memoryview:
@@ -227,6 +244,7 @@ def _raw(array: m.Payload) -> memoryview:
 
 
 _PRECISIONS = {kind: precision.value for precision, kind in NUMPY_TYPES.items()}
+_ARRAY_TYPES = {precision.value: kind for precision, kind in NUMPY_TYPES.items()}
 
 
 Written = tuple[Header, Sequence[Buffer]]
@@ -315,7 +333,7 @@ def _table(f: _Fields) -> int:
 
 
 def _chunk(f: _Fields) -> int:
-    return f.integer(2**31)
+    return f.integer(MAX_CHUNKS)
 
 
 def _clock(f: _Fields) -> int:
@@ -359,9 +377,29 @@ def _payload(f: _Fields) -> bytes:
     return payloads[0]
 
 
+_PUSH_FIELDS = (int, int, int, float, int, str)
+_VALUE_FIELDS = (int, int, int, int, str)
+
+
 def _read_push(f: _Fields) -> m.Push:
-    table, chunk, clock, rate, count = _table(f), _chunk(f), _clock(f), f.number(), f.integer(2**31, least=1)
-    return m.Push(table, chunk, clock, rate, f.payload(), count)
+    table, chunk, clock, rate, count, precision = f.leading(_PUSH_FIELDS)
+    _check_place(table, chunk, clock)
+    if not (math.isfinite(rate) and 1 <= count < 2**31):
+        raise RemoteProtocolError(f"a push of {count} iterations at rate {rate}")
+    return m.Push(table, chunk, clock, rate, f.payload(precision), count)
+
+
+def _read_value(f: _Fields) -> m.Value:
+    table, chunk, clock, own, precision = f.leading(_VALUE_FIELDS)
+    _check_place(table, chunk, clock)
+    if not 0 <= own < MAX_CLOCK:
+        raise RemoteProtocolError(f"a value with {own} pushes of the receiver's own")
+    return m.Value(table, chunk, clock, own, f.payload(precision))
+
+
+def _check_place(table: int, chunk: int, clock: int) -> None:
+    if not (0 <= table < MAX_TABLES and 0 <= chunk < MAX_CHUNKS and 0 <= clock < MAX_CLOCK):
+        raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
 
 
 def _read_sums(f: _Fields) -> tuple[tuple[int, int, float], ...]:
@@ -380,7 +418,7 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
     m.Push: _read_push,
     m.Clock: lambda f: m.Clock(_clock(f)),
     m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),
-    m.Value: lambda f: m.Value(_table(f), _chunk(f), _clock(f), _clock(f), f.payload()),
+    m.Value: _read_value,
     m.Fresh: lambda f: m.Fresh(_clock(f)),
     m.PartialNorm: lambda f: m.PartialNorm(_clock(f), _read_sums(f)),
     m.TotalNorm: lambda f: m.TotalNorm(_clock(f), f.any_number()),
@@ -396,17 +434,4 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
 }
 
 
-def _reader_of(kind: type) -> Callable[[_Fields], m.Message]:
-    read = _READ[kind]
-
-    def checked(fields: _Fields) -> m.Message:
-        message = read(fields)
-        fields.end()
-        return message
-
-    return checked
-
-
-_READERS: dict[int, Callable[[_Fields], m.Message]] = {
-    code: _reader_of(kind) for kind, (code, _) in _WRITERS.items()
-}
+_READERS = {code: _READ[kind] for kind, (code, _) in _WRITERS.items()}

@@ -4,6 +4,8 @@
     hybrid, ps, svb: by the plan             HybridExchange, or ServerExchange where nothing travels as factors
     allreduce                                AllReduceExchange
 
+Small tensors share tables on the server: a PooledExchange goes round either of the first two.
+
 Where a machine has several workers, the first of them has that exchange, inside a LeaderExchange, and the others a
 FollowerExchange each.
 
@@ -24,6 +26,7 @@ from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.local_follower import FollowerExchange
 from poseidon.exchange.local_group import LocalGroup
 from poseidon.exchange.local_leader import LeaderExchange
+from poseidon.exchange.pooled import PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.traffic import CountsTraffic
 from ps_server import Client, Consistency, Precision, StoreSpec
@@ -163,7 +166,10 @@ def build_exchange(
     plan = plan_exchange(tensors, member)
     if member.alone:
         return Built(exchange=LocalExchange(tensors, settings), plan=plan)
-    store = _store(tensors, settings, member, plan)
+    pools = _pools(tensors, member, plan)
+    laid = lay_together(tensors, pools)
+    by_factors = [table for table, pool in enumerate(pools) if pool[0] in plan.of(Scheme.FACTORS)]
+    store = _store(laid, settings, member, by_factors)
     client = Client(
         connect(),
         rank=member.rank,
@@ -174,7 +180,7 @@ def build_exchange(
         bandwidth_mbps=member.bandwidth_mbps,
         trace=trace,
     )
-    exchange: AllReduceExchange | HybridExchange | ServerExchange
+    exchange: AllReduceExchange | HybridExchange | PooledExchange | ServerExchange
     if member.kind is ExchangeKind.ALLREDUCE:
         exchange = AllReduceExchange(
             client,
@@ -188,7 +194,7 @@ def build_exchange(
     elif plan.of(Scheme.FACTORS):
         exchange = HybridExchange(
             client,
-            tensors,
+            laid,
             store,
             settings,
             listen=f"tcp://{member.host}:0",
@@ -198,8 +204,17 @@ def build_exchange(
             trace=trace,
         )
     else:
-        exchange = ServerExchange(client, tensors, store, settings)
+        exchange = ServerExchange(client, laid, store, settings)
+    if len(pools) < len(tensors):
+        exchange = PooledExchange(exchange, exchange, tensors, pools, laid)
     return Built(exchange=exchange, plan=plan, store=store, client=client, traffic=exchange)
+
+
+def _pools(tensors: Sequence[Trained], member: Membership, plan: ExchangePlan) -> Sequence[Sequence[int]]:
+    """Which tensors share a table: none where the workers use no tables, or tables are to be cut into so many pieces."""
+    if member.kind is ExchangeKind.ALLREDUCE or member.rows:
+        return [(index,) for index in range(len(tensors))]
+    return pools_of(tensors, apart=plan.of(Scheme.FACTORS))
 
 
 def _build_local_group(
@@ -227,12 +242,12 @@ def _build_local_group(
 
 
 def _store(
-    tensors: Sequence[Trained], settings: ExchangeSettings, member: Membership, plan: ExchangePlan
+    laid: Sequence[Trained], settings: ExchangeSettings, member: Membership, by_factors: Sequence[int]
 ) -> StoreSpec:
     if member.kind is ExchangeKind.ALLREDUCE:
         return meeting_store(settings, workers=member.workers, shards=member.shards)
     return store_spec(
-        tensors,
+        laid,
         settings,
         workers=member.workers,
         shards=member.shards,
@@ -241,5 +256,5 @@ def _store(
         consistency=member.consistency,
         shares=member.shares,
         precision=member.precision,
-        by_factors=plan.of(Scheme.FACTORS),
+        by_factors=by_factors,
     )

@@ -13,6 +13,7 @@ from poseidon.exchange.build import Built, Membership, build_exchange, plan_exch
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.pooled import PooledExchange
 from poseidon.exchange.ps import ServerExchange
 from ps_server import Keeping, Precision
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
@@ -45,6 +46,7 @@ def test_a_kind_is_an_exchange(kind: ExchangeKind, expected: type, copies: int) 
                 token=TOKEN,
                 timeout_s=TIMEOUT_S,
                 precision=Precision.FLOAT32,
+                rows=1,  # tables are cut as is asked for, so that none is shared
             )
             built.append(build_exchange(tensors(), ExchangeSettings(), member, lambda: addresses))
         _close(built)
@@ -54,6 +56,29 @@ def test_a_kind_is_an_exchange(kind: ExchangeKind, expected: type, copies: int) 
     assert store is not None
     assert store == built[1].store
     assert sum(table.keeping is Keeping.COPY for table in store.tables) == copies
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "tables"),
+    [
+        (ExchangeKind.HYBRID, PooledExchange, [(Keeping.COPY, 6400), (Keeping.GRADIENTS, 130)]),
+        (ExchangeKind.SERVER, PooledExchange, [(Keeping.GRADIENTS, 6400), (Keeping.GRADIENTS, 130)]),
+        (ExchangeKind.ALLREDUCE, AllReduceExchange, []),
+    ],
+)
+def test_small_tensors_share_a_table(
+    kind: ExchangeKind, expected: type, tables: list[tuple[Keeping, int]]
+) -> None:
+    with shards_on_sockets(2, 2) as addresses:
+        built = []
+        for rank in range(2):
+            member = Membership(rank=rank, workers=2, shards=2, kind=kind, token=TOKEN, timeout_s=TIMEOUT_S)
+            built.append(build_exchange(tensors(), ExchangeSettings(), member, lambda: addresses))
+        _close(built)
+    assert type(built[0].exchange) is expected
+    assert [choice.name for choice in built[0].plan.choices] == ["fc.0", "fc2.0", "fc2.1"]
+    assert built[0].store is not None
+    assert [(table.keeping, table.size) for table in built[0].store.tables] == tables
 
 
 def _close(built: list[Built]) -> None:

@@ -1,0 +1,159 @@
+"""Small tensors in one table: the weights, histories and statistics are those of a table each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.pooled import FULL, SMALL, PooledExchange, lay_together, pools_of
+from poseidon.exchange.ps import ServerExchange, store_spec
+from ps_server import Rule, RuleKind
+from tests.poseidon.exchange.test_contract import SCENARIOS, server
+from tests.support.cluster import Connect, memory_store
+from tests.support.exchange_contract import Make, Scenario, check_exact, train
+
+SETTINGS = ExchangeSettings()
+
+
+def over(
+    connect: Connect, shards: int, workers: int, *, staleness: int = 0, apart: Sequence[int] = ()
+) -> Make:
+    """Makes exchanges whose small tensors share tables."""
+
+    def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        pools = pools_of(tensors, apart)
+        laid = lay_together(tensors, pools)
+        store = store_spec(laid, settings, workers=workers, shards=shards, staleness=staleness)
+        inner = ServerExchange(connect(rank, store), laid, store, settings)
+        return PooledExchange(inner, inner, tensors, pools, laid)
+
+    return make
+
+
+@contextmanager
+def pooled(workers: int, shards: int, *, staleness: int = 0, apart: Sequence[int] = ()) -> Iterator[Make]:
+    with memory_store(workers, shards) as connect:
+        yield over(connect, shards, workers, staleness=staleness, apart=apart)
+
+
+def tensor(size: int, *, rate: float = 1.0, statistics: bool = False) -> Trained:
+    return Trained(name="t", tensor=torch.zeros(size), rule=Rule(rate_factor=rate), statistics=statistics)
+
+
+def test_only_small_tensors_of_one_rule_share() -> None:
+    tensors = [
+        tensor(SMALL + 1),
+        tensor(10),
+        tensor(SMALL),
+        tensor(10, rate=2.0),
+        tensor(10, statistics=True),
+        tensor(20),
+        tensor(30, rate=2.0),
+        tensor(40),
+    ]
+    assert pools_of(tensors) == ((0,), (1, 2, 5, 7), (3, 6), (4,))
+    assert pools_of(tensors, apart=(2, 3)) == ((0,), (1, 5, 7), (2,), (3,), (4,), (6,))
+
+
+def test_a_full_pool_is_followed_by_another() -> None:
+    count = FULL // SMALL
+    tensors = [tensor(SMALL) for _ in range(2 * count + 1)]
+    pools = pools_of(tensors)
+    assert [len(pool) for pool in pools] == [count, count, 1]
+    assert [index for pool in pools for index in pool] == list(range(len(tensors)))
+
+
+def test_what_is_laid_together_has_the_values_in_order() -> None:
+    tensors = [Trained(name="a", tensor=torch.ones(2, 3)), Trained(name="b", tensor=torch.full((2,), 2.0))]
+    (laid,) = lay_together(tensors, [(0, 1)])
+    assert laid.name == "a and 1 more"
+    assert laid.tensor.tolist() == [1, 1, 1, 1, 1, 1, 2, 2]
+    assert lay_together(tensors, [(0,), (1,)]) == tensors
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
+def test_pools_are_exact(scenario: Scenario) -> None:
+    with pooled(2, 2) as make:
+        check_exact(make, 2, scenario)
+
+
+@pytest.mark.parametrize("apart", [(), (0, 5)])
+def test_the_bits_are_those_of_a_table_each(apart: Sequence[int]) -> None:
+    scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, decay=0.01))
+    with server(3, 2) as make:
+        alone = train(make, 3, scenario)
+    with pooled(3, 2, apart=apart) as make:
+        together = train(make, 3, scenario)
+    for a, b in zip(alone[0], together[0], strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_stale_replicas_settle_on_one_value() -> None:
+    with pooled(2, 2, staleness=2) as make:
+        ends = train(make, 2, Scenario(iterations=20))
+    for a, b in zip(*ends, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_histories_go_in_and_come_out_by_tensor() -> None:
+    rule = Rule(kind=RuleKind.ADAM, momentum=0.5, momentum2=0.5)
+    tensors = [Trained(name=f"t{size}", tensor=torch.ones(2, size), rule=rule) for size in (3, 4)]
+    given = [[np.full((2, size), float(size + k), np.float32) for k in range(2)] for size in (3, 4)]
+    with memory_store(1, 2) as connect:
+        exchange = over(connect, 2, 1)(0, tensors, SETTINGS)
+        try:
+            exchange.open(given)
+            exchange.start(0, 0.0)
+            for index, trained in enumerate(tensors):
+                exchange.wait(index)
+                exchange.begin(index, torch.full_like(trained.tensor, 2.0))
+            exchange.finish()
+            exchange.settle()
+            found = exchange.histories()
+        finally:
+            exchange.close()
+    for size, (first, second) in zip((3, 4), found, strict=True):
+        assert np.array_equal(first, np.full((2, size), 0.5 * size + 1, np.float32))
+        assert np.array_equal(second, np.full((2, size), 0.5 * (size + 1) + 2, np.float32))
+
+
+def test_statistics_share_and_take_the_mean() -> None:
+    with memory_store(1, 1) as connect:
+        tensors = [tensor(2, statistics=True), tensor(3, statistics=True)]
+        exchange = over(connect, 1, 1)(0, tensors, SETTINGS)
+        try:
+            exchange.open(None)
+            for iteration in range(3):
+                exchange.start(iteration, 0.1)
+                for index, trained in enumerate(tensors):
+                    exchange.wait(index)
+                    assert trained.tensor.tolist() == [iteration * (index + 1)] * (index + 2)
+                    trained.tensor.add_(index + 1)
+                exchange.finish()
+            exchange.settle()
+            assert tensors[1].tensor.tolist() == [6, 6, 6]
+        finally:
+            exchange.close()
+
+
+def test_a_pools_bytes_are_its_tensors_by_their_sizes() -> None:
+    with memory_store(1, 1) as connect:
+        exchange = over(connect, 1, 1)(0, [tensor(100), tensor(300)], SETTINGS)
+        assert isinstance(exchange, PooledExchange)
+        try:
+            exchange.open(None)
+            exchange.start(0, 0.1)
+            for index, size in enumerate((100, 300)):
+                exchange.wait(index)
+                exchange.begin(index, torch.ones(size))
+            exchange.finish()
+            exchange.settle()
+            traffic = exchange.traffic()
+        finally:
+            exchange.close()
+    assert traffic[1].bytes_out // 3 == traffic[0].bytes_out >= 400
