@@ -14,8 +14,9 @@ import psutil
 from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
 from benchmarks.chaos_runs.faults import CUT_S, FAR, Fault, Kind
 from benchmarks.chaos_runs.scene import Scene, is_meant, number_of
-from tests.support.ssh_hosts import SshHosts, clean_environment
+from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 
+_AGENT = "poseidon.cluster.agent"
 DOWN_S = 5.0
 """How long a host without power stays down."""
 
@@ -65,34 +66,53 @@ class FarScene(Scene):
             text=True,
         )
 
-    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> None:
+    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> int:
         """See `Scene`."""
         host = self._hosts[fault.client]
         if fault.kind is Kind.LAUNCHER:
-            for process in self.launchers(job):
+            found = self.launchers(job)
+            for process in found:
                 process.kill()
-        elif fault.kind is Kind.HOST:
+            return len(found)
+        if fault.kind in CUT_S:
+            host.cut()
+            self._later(CUT_S[fault.kind], host.mend)
+            return len(self._on(host, job))
+        if fault.kind is Kind.HOST:
+            hit = len(self._on(host, job))
             host.crash()
             time.sleep(DOWN_S)
             host.start()  # by this thread: a host goes down with the thread that started it
-        elif fault.kind in CUT_S:
-            host.cut()
-            self._later(CUT_S[fault.kind], host.mend)
-        else:
-            self._kill(job, fault)
+            return hit
+        return self._kill(job, fault)
 
-    def _kill(self, job: str, fault: Fault) -> None:
-        for process in self._hosts[fault.client].processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                words = process.cmdline()
-                agent = "poseidon.cluster.agent" in words
-                mine = job in words and not agent and number_of(words) == fault.client
-                if fault.kind is Kind.AGENT:
-                    meant = agent
-                else:
-                    meant = mine and (fault.kind is Kind.CLIENT or is_meant(fault.kind, words))
-                if meant:
+    def _kill(self, job: str, fault: Fault) -> int:
+        hit = 0
+        for process, words in self._on(self._hosts[fault.client], job):
+            agent = _AGENT in words
+            if fault.kind is Kind.AGENT:
+                meant = agent
+            else:
+                meant = (
+                    not agent
+                    and number_of(words) == fault.client
+                    and (fault.kind is Kind.CLIENT or is_meant(fault.kind, words))
+                )
+            if meant:
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+                    hit += 1
+        return hit
+
+    def _on(self, host: SshHost, job: str) -> list[tuple[psutil.Process, list[str]]]:
+        """The job's processes on a host, its agent among them, with their words."""
+        found = []
+        for process in host.processes():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                ours = job in words or _AGENT in words or f"--job={job}" in words
+                found += [(process, words)] if ours else []
+        return found
 
     def _later(self, seconds: float, act: object) -> None:
         assert callable(act)
@@ -104,11 +124,7 @@ class FarScene(Scene):
         found = []
         for host in (*self._hosts, self._desk):
             with contextlib.suppress(AssertionError, psutil.Error, ValueError):  # it is down
-                for process in host.processes():
-                    with contextlib.suppress(psutil.Error):
-                        words = process.cmdline()
-                        ours = job in words or "poseidon.cluster.agent" in words or f"--job={job}" in words
-                        found += [(process, words)] if ours else []
+                found += self._on(host, job)
         return found
 
     def launchers(self, job: str) -> list[psutil.Process]:

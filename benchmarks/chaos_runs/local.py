@@ -42,17 +42,20 @@ class LocalScene(Scene):
             text=True,
         )
 
-    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> None:
+    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> int:
         """See `Scene`."""
         if fault.kind is Kind.LAUNCHER:
             launcher.kill()
-            return
+            return 1
+        hit = 0
         for process, words in self.processes(job):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if fault.kind is Kind.CLIENT and number_of(words) == fault.client:
-                    process.kill()
-                elif is_meant(fault.kind, words) and number_of(words) == fault.client:
+            if number_of(words) == fault.client and (
+                fault.kind is Kind.CLIENT or is_meant(fault.kind, words)
+            ):
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGSTOP if fault.kind is Kind.STOPPED else signal.SIGKILL)
+                    hit += 1
+        return hit
 
     def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
         """See `Scene`."""

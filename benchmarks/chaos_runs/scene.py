@@ -50,8 +50,8 @@ class Scene(ABC):
         """Start the command; what it says comes on its standard error."""
 
     @abstractmethod
-    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> None:
-        """Let a fault happen."""
+    def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> int:
+        """Let a fault happen; returns how many of the job's processes it found where it struck."""
 
     @abstractmethod
     def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
@@ -92,11 +92,11 @@ class Scene(ABC):
         lines: list[str] = []
         reader = threading.Thread(target=_read, args=(launcher, lines))
         reader.start()
-        at_s = 0.0
+        at_s, hit = 0.0, 0
         if fault is not None:
             self._await_moment(launcher, lines, fault)
             at_s = time.monotonic() - began_s
-            self.strike(job, launcher, fault)
+            hit = self.strike(job, launcher, fault)
         status = launcher.wait(LIMIT_S)
         killed = status < 0 or (fault is not None and fault.kind is Kind.LAUNCHER)
         left = self._left(job, GONE_S if killed else 10.0)
@@ -110,6 +110,7 @@ class Scene(ABC):
         return Ended(
             seed=seed,
             fault=shown,
+            hit=hit,
             at_s=at_s,
             took_s=took_s,
             status=status,

@@ -20,6 +20,7 @@ class Ended:
     Attributes:
         seed: of its fault.
         fault: what happened.
+        hit: how many of the job's processes it found where it struck.
         at_s: when it happened, after the start of the command.
         took_s: from the fault to the end of the command; of a killed launcher, to that of its job's last process.
         status: exit status of the command.
@@ -31,6 +32,7 @@ class Ended:
 
     seed: int
     fault: Fault
+    hit: int
     at_s: float
     took_s: float
     status: int
@@ -81,10 +83,21 @@ def read_lines(text: str) -> list[Ended]:
 
 def table(runs: Sequence[Ended]) -> list[str]:
     """Markdown, a row a run."""
-    lines = ["| run | fault | client | at | end | weights | left |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| run | fault | client | at | processes hit | end | weights | left |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for run in runs:
         bits = {True: "same bits", False: "OTHER BITS", None: "-"}[run.same_bits]
-        lines.append(
-            f"| {run.seed} | {run.fault.kind.value} | {run.fault.client} | {run.at_s:.1f} s | {run.words} | {bits} | {run.left} |"
+        cells = (
+            run.seed,
+            run.fault.kind.value,
+            run.fault.client,
+            f"{run.at_s:.1f} s",
+            run.hit,
+            run.words,
+            bits,
+            run.left,
         )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines

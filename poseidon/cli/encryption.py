@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.machinefile import Client, has_other_machines
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
@@ -48,7 +48,7 @@ def add_encryption_flags(flag: Callable[..., None]) -> None:
 
 def is_encrypted(flags: argparse.Namespace, clients: Sequence[Client]) -> bool:
     """Whether the job's own sockets are."""
-    return flags.encrypt == Encrypt.ON.value or not all(is_loopback(client.host) for client in clients)
+    return flags.encrypt == Encrypt.ON.value or has_other_machines(clients)
 
 
 def check_encryption(flags: argparse.Namespace, kind: ExchangeKind, clients: Sequence[Client]) -> None:

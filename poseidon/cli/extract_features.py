@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from poseidon import log
-from poseidon.cli.job import START_TIMEOUT_S
+from poseidon.cli.job_flags import START_TIMEOUT_S
 from poseidon.cli.launching import child_environment, read_clients, register_job, require_near
 from poseidon.cli.net_flags import add_flag, add_import_flag, one_device, weight_files
 from poseidon.cli.progress import progress_bar

@@ -17,14 +17,15 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.encryption import add_encryption_flags, check_encryption, new_keys, told_keys
-from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
+from poseidon.cli.encryption import check_encryption, new_keys, told_keys
+from poseidon.cli.exchange_flags import check_exchange, exchange_kind
+from poseidon.cli.job_flags import START_TIMEOUT_S, check_folder, patience
 from poseidon.cli.launching import ClosingLauncher, Site, child_environment, read_clients, register_job
 from poseidon.cli.log_files import LogFiles
 from poseidon.cli.restarting import Restarting
 from poseidon.cli.snapshot_copies import SnapshotCopies
 from poseidon.cli.snapshot_ledger import SnapshotLedger
-from poseidon.cli.ssh_site import Parcel, SshSite, add_ssh_flags, site_of
+from poseidon.cli.ssh_site import Shipment, SshSite, site_of
 from poseidon.cli.statistics_file import StatisticsFile
 from poseidon.cli.straggler_watch import StragglerWatch
 from poseidon.cli.terminal import Shown, Terminal
@@ -32,97 +33,20 @@ from poseidon.cluster.agent_launcher import AgentLauncher
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.machinefile import Client, has_other_machines
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
 from poseidon.cluster.registry import Registration, new_job_id
 from poseidon.cluster.restarts import RestartSettings, StartingPoint, ending_words, run_with_restarts
-from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.signals import SignalRequests
 from poseidon.cluster.supervise import JobCallbacks, JobResult, run_job
 from poseidon.engine.document import WorkerDocument
-from poseidon.engine.preflight import obstacle_to
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.proto.shipped import portable
 from poseidon.settings import read_settings
 
-START_TIMEOUT_S = 180.0
 RESTARTS_OF_MANY_HOSTS = 3
-
-
-def add_job_flags(flag: Callable[..., None]) -> None:
-    """Add the flags of every job.
-
-    Args:
-        flag: adds one flag, by its name without dashes and the settings of `add_argument`.
-    """
-    flag(
-        "hostfile",
-        metavar="FILE",
-        help="the machinefile: <id> <host> <port> a line; default: this machine alone",
-    )
-    flag(
-        "gpu",
-        metavar="IDS",
-        default="",
-        help="GPUs of each client, one worker each: 0,1 or all; default: CPU",
-    )
-    flag("num_app_threads", type=int, default=1, metavar="T", help="workers of each client on CPU (1)")
-    flag("table_staleness", type=count, default=0, metavar="S", help="bound of staleness; 0 (default): none")
-    flag(
-        "num_rows_per_table",
-        type=count,
-        default=0,
-        metavar="N",
-        help="pieces of each table; default: 256 KiB to 2 MiB each",
-    )
-    flag(
-        "num_comm_channels_per_client", type=int, default=1, metavar="C", help="server shards per client (1)"
-    )
-    add_ssh_flags(flag)
-    add_exchange_flags(flag)
-    add_encryption_flags(flag)
-    effects = [effect.value for effect in SignalEffect]
-    flag("sigint_effect", default="stop", choices=effects, help="what Ctrl-C does (stop)")
-    flag("sighup_effect", default="snapshot", choices=effects, help="what a hang-up does (snapshot)")
-    flag("output", metavar="DIR", help="folder of logs and net outputs; default: output/<job>")
-    flag(
-        "show_logs",
-        default=Shown.FIRST.value,
-        choices=[shown.value for shown in Shown],
-        help="worker 0's log and everyone's warnings (first), or everyone's, each line after its client (all)",
-    )
-    flag("threads", type=int, metavar="N", help="CPU threads per worker; default: the machine's, shared out")
-    flag(
-        "stall_timeout",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="a process that is silent or does nothing for this long has failed (120)",
-    )
-    flag(
-        "term_deadline",
-        type=float,
-        default=25.0,
-        metavar="S",
-        help="seconds from SIGTERM to the end of the job, its last snapshot included (25)",
-    )
-    flag(
-        "max_restarts",
-        type=count,
-        metavar="N",
-        help="new starts when a process, a host or the network fails (3 on several hosts, else 0)",
-    )
-    flag("background", action="store_true", help="return once the job runs")
-    flag("job", metavar="ID", help=argparse.SUPPRESS)
-
-
-def count(text: str) -> int:
-    """A whole number, 0 or more, of a flag."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, 0 or more")
-    return int(text)
 
 
 def run_from_flags(flags: argparse.Namespace, make: Callable[[argparse.Namespace], Job]) -> int:
@@ -172,7 +96,7 @@ class Job(ABC):
         self._id = flags.job or new_job_id(stem, datetime.now(), secrets.token_hex(3))
         self._output = Path(flags.output or Path("output") / self._id).absolute()
         check_folder("output", self._output)
-        self._patience = _patience(flags)
+        self._patience = patience(flags)
         self._token, self._keys = secrets.token_hex(32), new_keys(flags, self._plan)
         self._point, self._attempt = self.origin, 0
         self._meeting_places: dict[int, str] = {}
@@ -285,7 +209,7 @@ class Job(ABC):
         """Where a worker finds a file that was brought to its host; `path` itself where none had to be."""
         return self._brought.get(role.client.id, {}).get(path) or self.there(path)
 
-    def parcels(self) -> Sequence[Parcel]:
+    def shipments(self) -> Sequence[Shipment]:
         """Files that every worker's host needs and may not have."""
         return ()
 
@@ -342,10 +266,10 @@ class Job(ABC):
         if not isinstance(launcher, AgentLauncher):
             return
         self._far = launcher
-        parcels = self.parcels()
-        if isinstance(self._site, SshSite) and parcels:
+        shipments = self.shipments()
+        if isinstance(self._site, SshSite) and shipments:
             clients = {worker.client.id: worker.client for worker in self._plan.workers}
-            self._brought = self._site.bring(parcels, launcher, clients.values())
+            self._brought = self._site.bring(shipments, launcher, clients.values())
 
     @property
     def origin(self) -> StartingPoint:
@@ -355,7 +279,7 @@ class Job(ABC):
     def _max_restarts(self) -> int:
         if self._flags.max_restarts is not None:
             return int(self._flags.max_restarts)
-        far = any(not is_loopback(client.host) for client in self._plan.clients)
+        far = has_other_machines(self._plan.clients)
         return RESTARTS_OF_MANY_HOSTS if far and self.resumes else 0
 
     def worker_document(self, role: WorkerPlan) -> WorkerDocument:
@@ -446,44 +370,6 @@ class Job(ABC):
         if role.position not in self._meeting_places:
             self._meeting_places[role.position] = tempfile.mkdtemp(prefix="poseidon-")
         return str(Path(self._meeting_places[role.position]) / "workers")
-
-
-def leaves_this_machine(flags: argparse.Namespace) -> bool:
-    """Whether the job's processes are started elsewhere than as children of the launcher.
-
-    Raises:
-        MachinefileError: a line is wrong.
-        UsageError: the machines cannot be started as the flags say.
-    """
-    if getattr(flags, "site", None) is not None:
-        return True
-    clients = read_clients(flags.hostfile, flags.num_comm_channels_per_client)
-    return site_of(flags, clients) is not None
-
-
-def check_folder(flag: str, folder: Path) -> None:
-    """Refuse a folder that cannot be written to.
-
-    Raises:
-        JobError: names the flag, the folder and what is in the way.
-    """
-    obstacle = obstacle_to(folder)
-    if obstacle:
-        raise JobError(f"--{flag}: nothing can be written to {folder}: {obstacle}")
-
-
-def _patience(flags: argparse.Namespace) -> SupervisionSettings:
-    if not flags.stall_timeout > 0:
-        raise UsageError(f"--stall_timeout={flags.stall_timeout:g}: expected more than 0 seconds")
-    if not flags.term_deadline > 0:
-        raise UsageError(f"--term_deadline={flags.term_deadline:g}: expected more than 0 seconds")
-    return SupervisionSettings(
-        term_deadline_s=flags.term_deadline,
-        start_timeout_s=START_TIMEOUT_S,
-        stall_timeout_s=flags.stall_timeout,
-        sigint_effect=SignalEffect(flags.sigint_effect),
-        sighup_effect=SignalEffect(flags.sighup_effect),
-    )
 
 
 def _in_words(plan: JobPlan) -> str:

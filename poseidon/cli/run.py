@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from poseidon.cli.job import Job, add_job_flags, leaves_this_machine, run_from_flags
-from poseidon.cli.ssh_site import Parcel
+from poseidon.cli.job import Job, run_from_flags
+from poseidon.cli.job_flags import add_job_flags, leaves_this_machine
+from poseidon.cli.ssh_site import Shipment
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.engine.document import ScriptDocument
 from poseidon.errors import UsageError
@@ -71,9 +72,9 @@ class _ScriptJob(Job):
             arguments=tuple(self._flags.arguments),
         )
 
-    def parcels(self) -> Sequence[Parcel]:
+    def shipments(self) -> Sequence[Shipment]:
         """See `Job`. The script itself travels; modules of its own that it imports must be there."""
-        return [Parcel(files=(self._script.absolute(),))]
+        return [Shipment(files=(self._script.absolute(),))]
 
     def background_words(self, added: Sequence[str]) -> list[str]:
         """See `Job`. The script and its own words stay last, and as they are."""

@@ -84,7 +84,7 @@ def site_of(flags: argparse.Namespace, clients: tuple[Client, ...]) -> SshSite |
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class Shipment:
     """Files for the hosts.
 
     Attributes:
@@ -129,7 +129,9 @@ class SshSite:
             for client in self._clients
         }
         places = self._places()
-        first_of = {place: number for number, place in reversed(places.items())}
+        first_of: dict[Place, int] = {}
+        for number, place in places.items():
+            first_of.setdefault(place, number)
         addresses = check_hosts(
             [
                 Question(
@@ -180,7 +182,7 @@ class SshSite:
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
 
     def bring(
-        self, parcels: Sequence[Parcel], launcher: AgentLauncher, clients: Iterable[Client]
+        self, shipments: Sequence[Shipment], launcher: AgentLauncher, clients: Iterable[Client]
     ) -> dict[int, dict[Path, str]]:
         """Bring files to clients, into the folders that their agents take away again.
 
@@ -190,7 +192,7 @@ class SshSite:
         Raises:
             JobInterrupted: lists the hosts that could not take them.
         """
-        sent = [[sent_file(path, "") for path in parcel.files] for parcel in parcels]
+        sent = [[sent_file(path, "") for path in shipment.files] for shipment in shipments]
         places = self._places()
         found: dict[int, dict[Path, str]] = {}
 
@@ -198,8 +200,8 @@ class SshSite:
             scratch = launcher.scratch(client)
             files = [
                 replace(file, remote=f"{scratch}/{client.id}/{number}/{file.local.name}")
-                for number, parcel in enumerate(sent)
-                for file in parcel
+                for number, shipment in enumerate(sent)
+                for file in shipment
             ]
             try:
                 host = self._hosts[client.id]

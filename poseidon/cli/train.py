@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 
 from poseidon.cli.far_needs import needed_files, snapshot_files, written_prefixes
-from poseidon.cli.job import Job, add_job_flags, check_folder, count, leaves_this_machine, run_from_flags
+from poseidon.cli.job import Job, run_from_flags
+from poseidon.cli.job_flags import add_job_flags, check_folder, count, leaves_this_machine
 from poseidon.cli.net_flags import add_import_flag
-from poseidon.cli.ssh_site import Parcel
+from poseidon.cli.ssh_site import Shipment
 from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
@@ -158,13 +159,13 @@ class _TrainingJob(Job):
         """See `Job`."""
         return not any(file.instead for file in needed_files(self._solver, client=0, clients=2))
 
-    def parcels(self) -> Sequence[Parcel]:
+    def shipments(self) -> Sequence[Shipment]:
         """See `Job`."""
-        weights = [Parcel(files=(path,)) for path in self._weights]
+        weights = [Shipment(files=(path,)) for path in self._weights]
         if not self._point.state:
             return weights
         state = Path(self._point.state)
-        return [*weights, Parcel(files=snapshot_files(state))]
+        return [*weights, Shipment(files=snapshot_files(state))]
 
     def _choose_seed(self) -> int:
         """The solver's; else that of the run that is resumed; else a new one."""

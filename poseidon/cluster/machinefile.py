@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -133,6 +134,11 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+def has_other_machines(clients: Iterable[Client]) -> bool:
+    """Whether a client is on another machine than this."""
+    return any(not is_loopback(client.host) for client in clients)
 
 
 def socket_host(host: str) -> str:

@@ -12,6 +12,7 @@ from benchmarks.chaos_runs.verdict import Ended, read_lines, table, to_line
 FINISHED = Ended(
     seed=3,
     fault=Fault(kind=Kind.SHARD, client=1, after=0.5, delay_s=0.1),
+    hit=1,
     at_s=12.3,
     took_s=20.0,
     status=0,
@@ -51,7 +52,7 @@ def test_verdicts(run: Ended, good: bool) -> None:
 def test_the_table_says_what_happened() -> None:
     (row,) = table([FINISHED])[2:]
     assert row == (
-        "| 3 | kill -9 a shard | 1 | 12.3 s | finished, 2 restarts, 37 iterations repeated | same bits | 0 |"
+        "| 3 | kill -9 a shard | 1 | 12.3 s | 1 | finished, 2 restarts, 37 iterations repeated | same bits | 0 |"
     )
 
 
