@@ -12,15 +12,15 @@ from ps_server.placement import place
 HEAD = ("layer", "type", "top", "parameters", "bytes", "on")
 
 
-def net_table(net: Net, trained: Sequence[str], store: StoreSpec | None) -> list[str]:
+def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None) -> list[str]:
     """The table, a line each.
 
     Args:
         net: the train net.
-        trained: names of the tensors in the store, by table id.
+        tables: names of the tensors in each table of the store, by table id.
         store: None when one process trains alone; without tables when nothing is kept on shards.
     """
-    homes = _homes(trained, store)
+    homes = _homes(tables, store)
     shapes = net.blob_shapes
     rows = [HEAD]
     total = 0
@@ -47,11 +47,15 @@ def net_table(net: Net, trained: Sequence[str], store: StoreSpec | None) -> list
     ]
 
 
-def _homes(trained: Sequence[str], store: StoreSpec | None) -> dict[str, set[int]]:
+def _homes(tables: Sequence[Sequence[str]], store: StoreSpec | None) -> dict[str, set[int]]:
     if store is None or not store.tables:  # all-reduce keeps shards for meetings, without tables
         return {}
     placement = place(store.tables, store.shards, store.shares)
-    return {name: {chunk.shard for chunk in row} for name, row in zip(trained, placement.chunks, strict=True)}
+    return {
+        name: {chunk.shard for chunk in row}
+        for names, row in zip(tables, placement.chunks, strict=True)
+        for name in names
+    }
 
 
 def _ranges(shards: Sequence[int]) -> str:

@@ -195,8 +195,8 @@ class Worker:
 
     def _introduce(self, replica: Replica, built: Built) -> None:
         document = self._document
-        names = [trained.name for trained in replica.trained]
-        for line in net_table(replica.train, names, built.store):
+        tables = [[replica.trained[index].name for index in table] for table in built.tables]
+        for line in net_table(replica.train, tables, built.store):
             LOGGER.info("%s", line)
         if built.store is not None:
             plan = built.plan.table()

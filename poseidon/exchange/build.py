@@ -112,6 +112,7 @@ class Built:
         exchange: the exchange.
         plan: the way of each tensor.
         store: what workers and shards agree on; None for a worker that is alone.
+        tables: the tensors of each table of the store, by their indices.
         client: this worker's connection to the shards; None for a worker that is alone.
         traffic: counts what the tensors cost; None where nothing does.
     """
@@ -119,6 +120,7 @@ class Built:
     exchange: Exchange
     plan: ExchangePlan
     store: StoreSpec | None = None
+    tables: Sequence[Sequence[int]] = ()
     client: Client | None = None
     traffic: CountsTraffic | None = None
 
@@ -207,7 +209,7 @@ def build_exchange(
         exchange = ServerExchange(client, laid, store, settings)
     if len(pools) < len(tensors):
         exchange = PooledExchange(exchange, exchange, tensors, pools, laid)
-    return Built(exchange=exchange, plan=plan, store=store, client=client, traffic=exchange)
+    return Built(exchange=exchange, plan=plan, store=store, tables=pools, client=client, traffic=exchange)
 
 
 def _pools(tensors: Sequence[Trained], member: Membership, plan: ExchangePlan) -> Sequence[Sequence[int]]:
