@@ -34,6 +34,8 @@ SIZES = {
     "ip.1": 10,
 }
 LEARNED = [name for name in SIZES if not name.startswith("norm")]
+TABLES = ("conv.0 and 6 more", "conv.1", "norm.0 and 2 more")
+"""What these small tensors share: the bias of the convolution has a rate of its own, statistics have no rule."""
 HEAD_BYTES = 48
 """No message of this job has a longer head."""
 
@@ -94,7 +96,7 @@ def test_a_workers_trace_shows_every_layer(traced: Path, rank: int) -> None:
     assert {name: begun[name] for name in LEARNED} == dict.fromkeys(LEARNED, ITERATIONS)
     for kind in ("send", "receive"):
         seen = names(path, kind)
-        assert all(seen[name] >= ITERATIONS for name in SIZES), kind
+        assert all(seen[name] >= ITERATIONS for name in TABLES), kind
 
 
 def test_a_shards_trace_shows_its_tables_and_its_queue(traced: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_shards_trace_shows_its_tables_and_its_queue(traced: Path) -> None:
         queue = [event["args"]["messages"] for event in events(path) if event["ph"] == "C"]
         assert max(queue) >= 1
         assert min(queue) == 0
-    for name in SIZES:
+    for name in TABLES:
         assert both["apply"][name] == ITERATIONS
         # Of the two pushes of each iteration one completes the sum; first values are received too, by rank 0 alone.
         assert both["sum"][name] >= ITERATIONS
@@ -168,12 +170,12 @@ def test_bytes_are_those_of_the_formula(traced: Path) -> None:
             for moved in (tensor.bytes_out, tensor.bytes_in):
                 assert moved is not None
                 heads = moved - ITERATIONS * 4 * SIZES[tensor.name]
-                assert 0 < heads <= ITERATIONS * HEAD_BYTES, tensor.name
+                assert 0 <= heads <= ITERATIONS * HEAD_BYTES, tensor.name
             assert tensor.waited_s >= 0
             assert tensor.hidden_s is not None
     check_shards(statistics)
     assert statistics.shards.keys() == {0, 1}
-    assert sum(shard.updates for shard in statistics.shards.values()) == ITERATIONS * len(SIZES)
+    assert sum(shard.updates for shard in statistics.shards.values()) == ITERATIONS * len(TABLES)
 
 
 def check_shards(statistics: JobStatistics) -> None:
