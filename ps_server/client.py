@@ -26,7 +26,7 @@ from ps_server.statistics import ClientStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
-from ps_server.wire import decode, encode
+from ps_server.wire import decode
 
 POLL_S = 0.5
 TIMEOUT_S = 600.0
@@ -349,10 +349,7 @@ class Client:
         if not packet:
             return False
         began_ns = self._trace.now()
-        for waiting in packet:
-            if not waiting.frames:
-                waiting.frames.extend(encode(waiting.message))
-        parts = [(waiting.message, waiting.frames) for waiting in packet]
+        parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         taken = self._transport.send(shard, [frame for _, frames in parts for frame in frames])
         with self._changed:
             (queue.sent if taken else queue.put_back)(packet)

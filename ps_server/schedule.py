@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ps_server import messages as m
+from ps_server.wire import Buffer, encode
 
 
 class Order(Enum):
@@ -64,7 +65,6 @@ _AT_ONCE_EPOCH = -1
 _LAST = 2**62
 
 Key = tuple[int, int, int, int]
-Buffer = bytes | bytearray | memoryview
 
 
 class Waiting:
@@ -80,6 +80,12 @@ class Waiting:
         self.key = key
         self.message = message
         self.frames = frames
+
+    def on_the_wire(self) -> list[Buffer]:
+        """The message's frames, made once for all that share them."""
+        if not self.frames:
+            self.frames.extend(encode(self.message))
+        return self.frames
 
     def __lt__(self, other: Waiting) -> bool:
         return self.key < other.key

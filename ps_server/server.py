@@ -11,12 +11,12 @@ import torch
 from ps_server.errors import RemoteProtocolError
 from ps_server.messages import Create, ToWorker
 from ps_server.meters import ServerMeter
-from ps_server.schedule import PACKET_BYTES, Buffer, Schedule
+from ps_server.schedule import PACKET_BYTES, Schedule
 from ps_server.shard import Outgoing, Shard
 from ps_server.statistics import ShardStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import Frames, ServerTransport
-from ps_server.wire import decode, encode
+from ps_server.wire import Buffer, decode
 
 POLL_S = 0.5
 MAX_GREETING_BYTES = 1024
@@ -152,10 +152,7 @@ class Server:
     def _send_packet(self, peer: bytes, queue: Schedule) -> bool:
         packet = queue.take(PACKET_BYTES)
         began_ns = self._trace.now()
-        for waiting in packet:
-            if not waiting.frames:
-                waiting.frames.extend(encode(waiting.message))
-        parts = [(waiting.message, waiting.frames) for waiting in packet]
+        parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         taken = self._transport.send(peer, [frame for _, frames in parts for frame in frames])
         (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():

@@ -168,10 +168,11 @@ def build_exchange(
     plan = plan_exchange(tensors, member)
     if member.alone:
         return Built(exchange=LocalExchange(tensors, settings), plan=plan)
-    pools = _pools(tensors, member, plan)
+    by_factors = plan.of(Scheme.FACTORS)
+    pools = _pools(tensors, member, by_factors)
     laid = lay_together(tensors, pools)
-    by_factors = [table for table, pool in enumerate(pools) if pool[0] in plan.of(Scheme.FACTORS)]
-    store = _store(laid, settings, member, by_factors)
+    copies = [table for table, pool in enumerate(pools) if pool[0] in by_factors]
+    store = _store(laid, settings, member, copies)
     client = Client(
         connect(),
         rank=member.rank,
@@ -193,7 +194,7 @@ def build_exchange(
             host=member.host.strip("[]"),
             timeout_s=member.timeout_s,
         )
-    elif plan.of(Scheme.FACTORS):
+    elif by_factors:
         exchange = HybridExchange(
             client,
             laid,
@@ -212,11 +213,13 @@ def build_exchange(
     return Built(exchange=exchange, plan=plan, store=store, tables=pools, client=client, traffic=exchange)
 
 
-def _pools(tensors: Sequence[Trained], member: Membership, plan: ExchangePlan) -> Sequence[Sequence[int]]:
+def _pools(
+    tensors: Sequence[Trained], member: Membership, by_factors: Sequence[int]
+) -> Sequence[Sequence[int]]:
     """Which tensors share a table: none where the workers use no tables, or tables are to be cut into so many pieces."""
     if member.kind is ExchangeKind.ALLREDUCE or member.rows:
         return [(index,) for index in range(len(tensors))]
-    return pools_of(tensors, apart=plan.of(Scheme.FACTORS))
+    return pools_of(tensors, apart=by_factors)
 
 
 def _build_local_group(

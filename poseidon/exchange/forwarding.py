@@ -1,4 +1,4 @@
-"""An exchange that hands every call on to another one: the base of those that only look on."""
+"""An exchange that hands every call on to another one: the base of those that look on, or change a few."""
 
 from __future__ import annotations
 

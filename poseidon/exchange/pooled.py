@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, Ask, Exchange, History, Trained
+from poseidon.exchange.base import Array, Exchange, History, Trained
+from poseidon.exchange.forwarding import ForwardingExchange
 from poseidon.exchange.traffic import CountsTraffic, Traffic
-from ps_server import Signal, SignalKind
 
 SMALL = 4 * 1024
 """Most elements of a tensor that shares a table: 16 KiB."""
@@ -64,7 +64,7 @@ def _together(members: Sequence[Trained]) -> Trained:
     return Trained(name=name, tensor=flat, rule=first.rule, statistics=first.statistics)
 
 
-class PooledExchange:
+class PooledExchange(ForwardingExchange):
     """See `Exchange`.
 
     Args:
@@ -83,7 +83,7 @@ class PooledExchange:
         pools: Sequence[Sequence[int]],
         laid: Sequence[Trained],
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._traffic = traffic
         self._tensors = tensors
         self._pools = pools
@@ -99,7 +99,7 @@ class PooledExchange:
         """See `Exchange`."""
         for pool in self._shared.values():
             pool.collect()
-        self._inner.open(histories and [_laid([histories[index] for index in pool]) for pool in self._pools])
+        super().open(histories and [_laid([histories[index] for index in pool]) for pool in self._pools])
         for pool in self._shared.values():
             pool.spread()
 
@@ -107,37 +107,37 @@ class PooledExchange:
         """See `Exchange`."""
         for pool in self._shared.values():
             pool.start()
-        self._inner.start(iteration, rate)
+        super().start(iteration, rate)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
         table = self._table[index]
         pool = self._shared.get(table)
         if pool is None:
-            self._inner.begin(table, gradient)
+            super().begin(table, gradient)
         elif pool.add(self._place[index], gradient):
-            self._inner.begin(table, pool.gradient)
+            super().begin(table, pool.gradient)
 
     def takes_factors(self, index: int) -> bool:
         """See `Exchange`."""
-        return self._inner.takes_factors(self._table[index])
+        return super().takes_factors(self._table[index])
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
-        self._inner.begin_factors(self._table[index], u_KN, v_KM)
+        super().begin_factors(self._table[index], u_KN, v_KM)
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
-        self._inner.release(self._table[index])
+        super().release(self._table[index])
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
         table = self._table[index]
         pool = self._shared.get(table)
         if pool is None:
-            self._inner.wait(table)
+            super().wait(table)
         elif not pool.is_read:
-            self._inner.wait(table)
+            super().wait(table)
             pool.spread()
 
     def finish(self) -> None:
@@ -146,19 +146,19 @@ class PooledExchange:
             if pool.statistics:
                 pool.collect()
             elif pool.complete():
-                self._inner.begin(table, pool.gradient)
-        self._inner.finish()
+                super().begin(table, pool.gradient)
+        super().finish()
 
     def settle(self) -> None:
         """See `Exchange`."""
-        self._inner.settle()
+        super().settle()
         for pool in self._shared.values():
             pool.spread()
 
     def histories(self) -> list[History]:
         """See `Exchange`."""
         found: list[History] = [()] * len(self._tensors)
-        for table, history in enumerate(self._inner.histories()):
+        for table, history in enumerate(super().histories()):
             pool = self._pools[table]
             shapes = [tuple(self._tensors[index].tensor.shape) for index in pool]
             for index, own in zip(pool, _taken_apart(history, shapes), strict=True):
@@ -177,27 +177,6 @@ class PooledExchange:
                     on_way_s=traffic.on_way_s,
                 )
         return found
-
-    def gather(self, payload: bytes) -> Ask:
-        """See `Exchange`."""
-        return self._inner.gather(payload)
-
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        """See `Exchange`."""
-        return self._inner.gathered(ask)
-
-    def signal(self, kind: SignalKind) -> None:
-        """See `Exchange`."""
-        self._inner.signal(kind)
-
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        """See `Exchange`."""
-        return self._inner.signals
-
-    def close(self) -> None:
-        """See `Exchange`."""
-        self._inner.close()
 
 
 class _Pool:

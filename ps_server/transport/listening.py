@@ -7,6 +7,7 @@ that stand are not touched.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -52,8 +53,6 @@ class Listening:
             raise TransportError(
                 f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}"
             ) from error
-        self.is_shut = False
-        self._was_asked = False
 
     @property
     def address(self) -> str:
@@ -66,18 +65,12 @@ class Listening:
         return os.dup(self._socket.fileno())
 
     def shut(self) -> None:
-        """Let nobody else connect; tried once. Where the kernel has no filters, all goes on as before."""
-        if self._was_asked:
-            return
-        self._was_asked = True
+        """Let nobody else connect. Where the kernel has no filters, all goes on as before."""
         program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
-        try:
+        with contextlib.suppress(OSError):
             self._socket.setsockopt(
                 socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program))
             )
-        except OSError:
-            return
-        self.is_shut = True
 
     def close(self) -> None:
         """Let go of the address."""
