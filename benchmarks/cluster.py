@@ -186,7 +186,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--buckets", type=sizes, default="1,5,25", help="MB, DDP's beside its default (1,5,25)"
     )
     added = command("overlap", run_overlap, "an iteration beside max(compute, bytes / rate)")
-    net(added, "googlenet", "ps")
+    net(added, "resnet50", "ps")
     added.add_argument("--hosts", type=int, default=4)
     added.add_argument("--rate", type=float, default=250.0, metavar="MBIT")
     added.add_argument("--ratios", type=sizes, default="0.5,1,2", help="compute / wire time (0.5,1,2)")

@@ -9,8 +9,10 @@ Law: every wait has a limit; a worker that says nothing in time, or is gone, is 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from benchmarks.testbed.errors import TestbedError
+
+HIGHEST_PRIORITY = -20
+"""Of Linux' nice levels; below zero is root's to give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,9 @@ class Workers:
         self.close()
 
 
-def obey(path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None]) -> None:
+def obey(
+    path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None], *, steady: bool = False
+) -> None:
     """The worker's side: run the rounds that are asked for, until the measuring process has gone.
 
     Args:
@@ -115,6 +122,8 @@ def obey(path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[
         rank: this worker.
         iterate: one iteration.
         barrier: returns once all workers are there.
+        steady: the calling thread goes first, from the second round on: a thread that it started would go first, too,
+            and all are there after the first.
     """
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(path))
@@ -123,6 +132,17 @@ def obey(path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[
             for command in line:
                 barrier()
                 _write(line, _timed(iterate, int(json.loads(command)["iterations"])))
+                if steady:
+                    go_first()
+
+
+def go_first() -> None:
+    """Let the calling thread run before any other of this machine.
+
+    It sleeps in place of an accelerator, whose work would take no longer when its host's processors are busy; here the
+    hosts share a few processors, and without this a layer's time would grow by the wait for one.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HIGHEST_PRIORITY)
 
 
 def _timed(iterate: Callable[[], None], iterations: int) -> dict[str, object]:

@@ -59,9 +59,11 @@ def main() -> None:
     flags = parser.parse_args()
     settings = read_settings(flags.settings)
     assert isinstance(settings.how, DdpSettings)
+    steady = settings.training.steady
     torch.set_num_threads(1)
     if settings.workers == 1:
-        obey(settings.control, flags.rank, DdpTraining(settings.training, None).iterate, lambda: None)
+        alone = DdpTraining(settings.training, None)
+        obey(settings.control, flags.rank, alone.iterate, lambda: None, steady=steady)
         return
     port = MEETING_PORT + int(settings.how.bucket_mb or 0)  # jobs with other buckets may live beside this one
     distributed.init_process_group(
@@ -71,7 +73,7 @@ def main() -> None:
         world_size=settings.workers,
     )
     training = DdpTraining(settings.training, settings.how)
-    obey(settings.control, flags.rank, training.iterate, distributed.barrier)
+    obey(settings.control, flags.rank, training.iterate, distributed.barrier, steady=steady)
 
 
 if __name__ == "__main__":

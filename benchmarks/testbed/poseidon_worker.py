@@ -111,7 +111,7 @@ def main() -> None:
         at_work(workplace(settings, flags.rank, trace)),
     ):
         replica = PoseidonTraining(settings.training)
-        obey(settings.control, flags.rank, replica.iterate, replica.barrier)
+        obey(settings.control, flags.rank, replica.iterate, replica.barrier, steady=settings.training.steady)
 
 
 if __name__ == "__main__":

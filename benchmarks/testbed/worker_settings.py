@@ -20,6 +20,7 @@ class TrainingSettings:
         rate: learning rate.
         momentum: of SGD.
         weight_decay: of SGD.
+        steady: the thread that stands for the accelerator runs before all others, see `control.go_first`.
     """
 
     layers: tuple[LayerShape, ...]
@@ -28,6 +29,7 @@ class TrainingSettings:
     rate: float = 0.001
     momentum: float = 0.9
     weight_decay: float = 0.0005
+    steady: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.control import Workers, obey
+from benchmarks.testbed.control import HIGHEST_PRIORITY, Workers, obey
 from benchmarks.testbed.errors import TestbedError
 
 LIMIT_S = 20.0
@@ -20,8 +21,10 @@ def nothing() -> None:
 
 
 @contextmanager
-def worker(path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None]) -> Iterator[None]:
-    thread = threading.Thread(target=obey, args=(path, rank, iterate, barrier))
+def worker(
+    path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None], *, steady: bool = False
+) -> Iterator[None]:
+    thread = threading.Thread(target=obey, args=(path, rank, iterate, barrier), kwargs={"steady": steady})
     thread.start()
     yield
     thread.join(LIMIT_S)
@@ -84,3 +87,39 @@ def test_a_worker_that_goes_in_a_round_is_named(tmp_path: Path) -> None:
         with pytest.raises(TestbedError, match="worker 0 is gone"):
             workers.round(1)
     thread.join(LIMIT_S)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
+def test_a_steady_worker_goes_first_from_its_second_round_on_and_what_it_started_does_not(
+    tmp_path: Path,
+) -> None:
+    levels: list[tuple[int, int]] = []
+    started = threading.Event()
+    done = threading.Event()
+    others: list[threading.Thread] = []
+
+    def helper() -> None:
+        others.append(threading.current_thread())
+        started.set()
+        done.wait(LIMIT_S)
+
+    def iterate() -> None:
+        if not others:
+            threading.Thread(target=helper).start()
+            assert started.wait(LIMIT_S)
+        helper_id = others[0].native_id
+        assert helper_id is not None
+        own, other = (
+            os.getpriority(os.PRIO_PROCESS, each) for each in (threading.get_native_id(), helper_id)
+        )
+        levels.append((own, other))
+
+    path = tmp_path / "control"
+    with Workers(path, 1) as workers, worker(path, 0, iterate, nothing, steady=True):
+        workers.await_all(LIMIT_S, nothing)
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+        workers.round(1)
+        workers.round(1)
+        workers.close()
+        done.set()
+    assert levels == [(before, before), (HIGHEST_PRIORITY, before)]
