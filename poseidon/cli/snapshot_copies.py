@@ -49,8 +49,6 @@ class SnapshotCopies:
         self._connect = connect
         self._warn = warn
         self._wanted: queue.Queue[tuple[str, Callable[[Path], None]] | None] = queue.Queue()
-        self._idle = threading.Event()
-        self._idle.set()
         self._here: list[Path] = []
         self._thread = threading.Thread(target=self._run, name="poseidon snapshots", daemon=True)
         self._thread.start()
@@ -62,12 +60,12 @@ class SnapshotCopies:
             state: its `.solverstate` there.
             arrived: told where it is here, from another thread.
         """
-        self._idle.clear()
         self._wanted.put((state, arrived))
 
     def settle(self) -> None:
-        """Wait a while for what is under way."""
-        self._idle.wait(SETTLE_S)
+        """Wait a while for all that is wanted so far."""
+        with self._wanted.all_tasks_done:
+            self._wanted.all_tasks_done.wait_for(lambda: not self._wanted.unfinished_tasks, SETTLE_S)
 
     def close(self) -> None:
         """Stop copying; what is under way is left behind."""
@@ -86,8 +84,8 @@ class SnapshotCopies:
                 )
             except Exception as error:  # noqa: BLE001 - a thread's outermost frame: SSH has errors of its own
                 self._warn(f"the snapshot {state} could not be copied here: {type(error).__name__}: {error}")
-            if self._wanted.empty():
-                self._idle.set()
+            finally:
+                self._wanted.task_done()
 
     def _found(self, state: str) -> Path | None:
         """Where a snapshot is here; None where it does not come whole."""

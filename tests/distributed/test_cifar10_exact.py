@@ -19,7 +19,7 @@ from poseidon.data.labelled import Labelled
 from tests.support.cifar10 import make_pictures, shipped_solver
 from tests.support.training import Job, largest_difference, run, weights
 
-ITERATIONS = 50
+ITERATIONS = 20
 BATCH = 100
 PICTURES = 1_200
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.proto.blob import from_array
+from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
 from tests.support.trainings import machinefile, poseidon
 
@@ -44,6 +46,16 @@ def train(folder: Path, *flags: str) -> dict[str, list[np.ndarray]]:
     return dict(read_model(folder / "end_iter_1.caffemodel"))
 
 
+def model(path: Path, value: float, *, with_top: bool) -> None:
+    """A caffemodel whose weights are all `value`: layer `wide`, and `top` if wanted."""
+    sizes = {"wide": (9, 3), "top": (2, 9)} if with_top else {"wide": (9, 3)}
+    net = NetParameter()
+    for name, shape in sizes.items():
+        layer = net.layer.add(name=name, type="InnerProduct")
+        layer.blobs.extend(from_array(np.full(s, value, np.float32)) for s in (shape, shape[:1]))
+    path.write_bytes(net.SerializeToString())
+
+
 @pytest.mark.parametrize("clients", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_level_and_stage_choose_layers(folder: Path, clients: int) -> None:
     hosts = f"--hostfile={machinefile(folder, clients)}"
@@ -56,16 +68,10 @@ def test_level_and_stage_choose_layers(folder: Path, clients: int) -> None:
 def test_models_of_the_solver_and_of_the_flag_in_order(folder: Path) -> None:
     """weights, repeated and with commas, then --weights; what comes later wins layer by layer."""
     for value in (1, 2, 3, 4):
-        (folder / "net.prototxt").write_text(
-            NET.replace("value: 1 }", f"value: {value} }}").replace('name: "top"', f'name: "top{value}"'),
-            encoding="utf-8",
-        )
-        train(folder)
-        (folder / "end_iter_1.caffemodel").rename(folder / f"m{value}.caffemodel")
-    fresh = NET.replace('name: "top"', 'name: "top3"')
-    (folder / "net.prototxt").write_text(fresh, encoding="utf-8")
+        model(folder / f"m{value}.caffemodel", value, with_top=value == 3)
     (folder / "solver.prototxt").write_text(
         SOLVER + 'weights: "m1.caffemodel,m3.caffemodel" weights: "m2.caffemodel"', encoding="utf-8"
     )
-    assert train(folder)["wide"][0].max() == 2
-    assert train(folder, "--weights=m3.caffemodel,m4.caffemodel")["wide"][0].max() == 4
+    blobs = train(folder)
+    assert np.all(blobs["wide"][0] == 2) and np.all(blobs["top"][0] == 3)
+    assert np.all(train(folder, "--weights=m3.caffemodel,m4.caffemodel")["wide"][0] == 4)
