@@ -279,9 +279,11 @@ class ServerExchange(WholeGradients):
         self._client.push(index, step)
 
     def _push_change(self, index: int, gradient: Tensor, scale: float, rate: float, iteration: int) -> None:
+        """Apply the rule to this worker's own gradient, and push the change in memory of its own."""
         slot = self._slots[index]
-        if scale != 1.0:
-            gradient.mul_(scale)
+        # A change is held until a value includes it, maybe for many iterations; a gradient's memory may be used again
+        # in the next one (a pool's, the pinned copy of a GPU's, the mean of a machine's workers).
+        gradient = gradient * scale if scale != 1.0 else gradient.clone()
         value = torch.from_numpy(slot.value)
         step = change(slot.rule, gradient, slot.history, value, rate=rate, step=iteration)
         step.div_(self._store.workers)

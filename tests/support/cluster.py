@@ -39,8 +39,14 @@ def memory_store(
     servers = [Server(Shard(i, workers, TOKEN), network.server(i)) for i in range(shards)]
 
     def connect(rank: int, store: StoreSpec) -> Client:
-        transport = network.client(f"worker {rank}")
-        return Client(transport, rank=rank, store=store, token=TOKEN, timeout_s=timeout_s)
+        return Client(
+            network.client(f"worker {rank}"),
+            rank=rank,
+            store=store,
+            token=TOKEN,
+            timeout_s=timeout_s,
+            bandwidth_mbps=bandwidth_mbps,
+        )
 
     with _serving(servers):
         yield connect
@@ -57,12 +63,19 @@ def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def socket_store(workers: int, shards: int) -> Iterator[Connect]:
-    """A store on such shards."""
+def socket_store(workers: int, shards: int, *, bandwidth_mbps: float | None = None) -> Iterator[Connect]:
+    """A store on such shards; clients with that budget under `SSPAggr`."""
     with shards_on_sockets(workers, shards) as addresses:
 
         def connect(rank: int, store: StoreSpec) -> Client:
-            return Client(addresses, rank=rank, store=store, token=TOKEN, timeout_s=TIMEOUT_S)
+            return Client(
+                addresses,
+                rank=rank,
+                store=store,
+                token=TOKEN,
+                timeout_s=TIMEOUT_S,
+                bandwidth_mbps=bandwidth_mbps,
+            )
 
         yield connect
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,23 +13,32 @@ import torch
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.pooled import FULL, SMALL, PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
-from ps_server import Rule, RuleKind
+from ps_server import Client, Consistency, Rule, RuleKind
+from ps_server.messages import Array
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
-from tests.support.cluster import Connect, memory_store
+from tests.support.cluster import Connect, memory_store, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, train
 
 SETTINGS = ExchangeSettings()
 
 
 def over(
-    connect: Connect, shards: int, workers: int, *, staleness: int = 0, apart: Sequence[int] = ()
+    connect: Connect,
+    shards: int,
+    workers: int,
+    *,
+    staleness: int = 0,
+    consistency: Consistency = Consistency.SSP_PUSH,
+    apart: Sequence[int] = (),
 ) -> Make:
     """Makes exchanges whose small tensors share tables."""
 
     def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
         pools = pools_of(tensors, apart)
         laid = lay_together(tensors, pools)
-        store = store_spec(laid, settings, workers=workers, shards=shards, staleness=staleness)
+        store = store_spec(
+            laid, settings, workers=workers, shards=shards, staleness=staleness, consistency=consistency
+        )
         inner = ServerExchange(connect(rank, store), laid, store, settings)
         return PooledExchange(inner, inner, tensors, pools, laid)
 
@@ -98,6 +108,70 @@ def test_stale_replicas_settle_on_one_value() -> None:
         ends = train(make, 2, Scenario(iterations=20))
     for a, b in zip(*ends, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def sum_up(exchange: Exchange, tensors: Sequence[Trained], iterations: int) -> None:
+    """Whole numbers as gradients, others in each iteration; what is read holds all that this worker has done."""
+    exchange.open(None)
+    for iteration in range(iterations):
+        exchange.start(iteration, 1.0)
+        for index, trained in enumerate(tensors):
+            exchange.wait(index)
+            assert trained.tensor[0] <= -sum(range(iteration)) * (index + 1)
+            exchange.begin(index, torch.full_like(trained.tensor, 2.0 * iteration * (index + 1)))
+        exchange.finish()
+    exchange.settle()
+
+
+@pytest.mark.parametrize("sockets", [False, True], ids=["memory", "sockets"])
+def test_what_a_budget_keeps_back_is_not_overwritten_by_the_next_gradients(sockets: bool) -> None:
+    ends: dict[int, list[list[float]]] = {}
+    make_store = socket_store if sockets else memory_store
+
+    def body(rank: int, connect: Connect) -> None:
+        tensors = [tensor(3), tensor(5)]
+        make = over(connect, 2, 2, staleness=3, consistency=Consistency.SSP_AGGR)
+        exchange = make(rank, tensors, SETTINGS)
+        try:
+            sum_up(exchange, tensors, 9)
+            ends[rank] = [trained.tensor.tolist() for trained in tensors]
+        finally:
+            exchange.close()
+
+    with make_store(2, 2, bandwidth_mbps=1e-6) as connect:
+        run_all(body, connect)
+    for rank in range(2):
+        assert ends[rank] == [[-72.0] * 3, [-144.0] * 5]
+
+
+def run_all(body: Callable[[int, Connect], None], connect: Connect) -> None:
+    """`body` of two workers, each on a thread."""
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(body, rank, connect) for rank in range(2)]:
+            future.result()
+
+
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_what_was_pushed_at_staleness_s_is_never_written_again(
+    clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: list[tuple[Array, Array]] = []
+    push = Client.push
+
+    def note(client: Client, table: int, array: Array, *, rate: float = 0.0) -> None:
+        pushed.append((array, array.copy()))
+        push(client, table, array, rate=rate)
+
+    monkeypatch.setattr(Client, "push", note)
+    tensors = [tensor(3), tensor(5)]
+    with memory_store(1, 1) as connect:
+        exchange = over(connect, 1, 1, staleness=2)(0, tensors, ExchangeSettings(clip=clip))
+        try:
+            sum_up(exchange, tensors, 5)
+        finally:
+            exchange.close()
+    assert len(pushed) == 5
+    assert all(np.array_equal(array, then) for array, then in pushed)
 
 
 def test_histories_go_in_and_come_out_by_tensor() -> None:
