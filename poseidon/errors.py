@@ -89,6 +89,10 @@ class JobInterrupted(JobError):
         self.while_starting = while_starting
 
 
+class JobUnwanted(JobError):
+    """The user has killed the job on one of its hosts."""
+
+
 def shown(text: str) -> str:
     """The text of an error that quotes a file: in one line, what cannot be printed as its escape, the middle of much left out."""
     if not text.isprintable():

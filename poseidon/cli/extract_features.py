@@ -241,14 +241,15 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
         )
 
     try:
-        run_job(
-            plan,
-            spec,
-            LocalLauncher(),
-            callbacks=terminal,
-            settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
-            registration=register_job(first.job, hostfile, plan.clients, output),
-        )
+        with register_job(first.job, hostfile, plan.clients, output) as registration:
+            run_job(
+                plan,
+                spec,
+                LocalLauncher(),
+                callbacks=terminal,
+                settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
+                registration=registration,
+            )
     except JobError:
         _tell_ready(extractions, terminal, "is complete, and in the way of another try until it is removed")
         raise

@@ -129,6 +129,10 @@ class Job(ABC):
             return self._run(report)
 
     def _run(self, report: StartReport) -> int:
+        with register_job(self._id, self._flags.hostfile, self._plan.clients, self._output) as registration:
+            return self._supervise(report, registration)
+
+    def _supervise(self, report: StartReport, registration: Registration) -> int:
         shown = Shown(self._flags.show_logs)
         terminal = Terminal(self._title, sys.stderr, on_started=report.started, shown=shown)
         logs = LogFiles(terminal, self._output)
@@ -138,7 +142,7 @@ class Job(ABC):
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
         try:
             with SignalRequests(self._patience) as requests:
-                start = partial(self._start, ledger)
+                start = partial(self._start, ledger, registration, requests)
                 world = Restarting(start, ledger, self._point, self._do_without, terminal.say, requests)
                 ended = run_with_restarts(world, RestartSettings(most=self._max_restarts()))
         finally:
@@ -213,14 +217,22 @@ class Job(ABC):
         """Files that every worker's host needs and may not have."""
         return ()
 
-    def _start(self, callbacks: JobCallbacks, attempt: int, point: StartingPoint) -> JobResult:
+    def _start(
+        self,
+        callbacks: JobCallbacks,
+        registration: Registration,
+        requests: SignalRequests,
+        attempt: int,
+        point: StartingPoint,
+    ) -> JobResult:
         """Start all processes once and stay with them to their end."""
         self._point, self._attempt = point, attempt
         # What is left of an earlier start has no part in this one.
         self._token, self._keys = secrets.token_hex(32), new_keys(self._flags, self._plan)
-        registration = register_job(self._id, self._flags.hostfile, self._plan.clients, self._output)
         try:
             with self._launcher(registration) as launcher:
+                if requests.stop_wanted():  # while hosts were reached and files brought to them
+                    raise JobError("the job was stopped before it had started")
                 return run_job(
                     self._plan,
                     self._spec,
@@ -240,11 +252,7 @@ class Job(ABC):
         if self._site is None:
             yield LocalLauncher()
             return
-        try:
-            launcher = self._moved_in(self._site.launcher(registration.record))
-        except BaseException:
-            registration.remove()  # nothing of it runs
-            raise
+        launcher = self._moved_in(self._site.launcher(registration.record))
         try:
             yield launcher
         finally:

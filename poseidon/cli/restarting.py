@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from poseidon.cli.snapshot_ledger import SnapshotLedger
 from poseidon.cluster.restarts import StartingPoint
-from poseidon.cluster.settings import SignalEffect
 from poseidon.cluster.signals import SignalRequests
 from poseidon.cluster.supervise import JobResult
 
@@ -62,7 +61,7 @@ class Restarting:
         """See `Surroundings`."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
-            if any(request.effect is SignalEffect.STOP for request in self._requests.take()):
+            if self._requests.stop_wanted():
                 return True
             time.sleep(_LOOK_S)
         return False

@@ -45,11 +45,13 @@ from poseidon.cluster.agent_wire import (
     SignalWord,
     Start,
     Told,
+    Unwanted,
     WireError,
     Wrote,
     decode_order,
     encode_report,
 )
+from poseidon.cluster.kill import AGENT, UNWANTED
 from poseidon.cluster.line_channel import LineChannel, PipeLines
 from poseidon.cluster.local import LocalLauncher, LocalProcess
 from poseidon.cluster.machinefile import Client
@@ -97,6 +99,7 @@ class Agent:
         self._outbox: queue.Queue[Report | None] = queue.Queue(MOST_WAITING)
         self._lost = threading.Event()
         self._leaving = threading.Event()
+        self._unwanted = False
 
     def serve(self) -> int:
         """Obey until the line ends; returns the exit code, 0 when the launcher said so."""
@@ -109,6 +112,8 @@ class Agent:
         try:
             return self._obey_all()
         finally:
+            if self._unwanted:  # before the first process ends, which would look like a loss
+                self.report(Unwanted())
             self._end_all()
             self._outbox_ends()
             threads[1].join(BEAT_S)  # the last words
@@ -116,8 +121,13 @@ class Agent:
             self._channel.close()
             threads[0].join(TICK_S)  # it may wait in a read that only the launcher's end of the line can end
 
-    def leave(self) -> None:
-        """End everything and return from `serve`. May be called from anywhere."""
+    def leave(self, *, unwanted: bool = False) -> None:
+        """End everything and return from `serve`. May be called from anywhere.
+
+        Args:
+            unwanted: the user wants the job gone, and the launcher is told so.
+        """
+        self._unwanted = self._unwanted or unwanted
         self._leaving.set()
 
     def _obey_all(self) -> int:
@@ -173,7 +183,7 @@ class Agent:
             raise WireError(f"this agent is for job {self._job}, not {record.job}")
         self._silence_s, self._grace_s = order.silence_s, order.grace_s
         me = psutil.Process()
-        launcher = RecordedProcess(name="agent", host=HERE, pid=me.pid, created_s=me.create_time())
+        launcher = RecordedProcess(name=AGENT, host=HERE, pid=me.pid, created_s=me.create_time())
         self._record = replace(record, launcher=launcher, processes=())
         self._scratch = tempfile.mkdtemp(prefix="poseidon-")
         cores = len(me.cpu_affinity()) if hasattr(me, "cpu_affinity") else psutil.cpu_count() or 1
@@ -303,14 +313,15 @@ class _Voice:
 def serve(channel: LineChannel, job: str) -> int:
     """Be the agent of a job over a line, until it ends; returns the exit code.
 
-    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started.
+    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started; so does `UNWANTED`, of which the
+    launcher hears.
     """
     agent = Agent(channel, check_job_id(job), Registry(read_settings().state_folder))
 
     def leave(number: int, frame: FrameType | None) -> None:
-        agent.leave()
+        agent.leave(unwanted=number == UNWANTED)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, UNWANTED):
         if signal.getsignal(number) is not signal.SIG_IGN:  # whoever started us takes them in our place
             signal.signal(number, leave)
     return agent.serve()

@@ -26,6 +26,7 @@ from poseidon.cluster.agent_wire import (
     Refused,
     Report,
     Start,
+    Unwanted,
     WireError,
     decode_report,
     encode_order,
@@ -79,6 +80,7 @@ class AgentLink:
         self._here = threading.Event()
         self._over = threading.Event()
         self._lost: str | None = None
+        self._unwanted = False
         self._scratch, self._cores = "", 1
         self._heard_s = time.monotonic()
         self._listening = False
@@ -155,7 +157,7 @@ class AgentLink:
             )
         )
         if self._lost is not None:  # a process that came too late to be told with the others
-            process.lose(self._lost)
+            process.lose(self._lost, unwanted=self._unwanted)
         process.await_start(START_S)
         return process
 
@@ -211,18 +213,20 @@ class AgentLink:
             self._here.set()
         elif isinstance(report, Refused) and report.id == -1:
             self._lose(report.message)
+        elif isinstance(report, Unwanted):
+            self._lose("the job was killed there", unwanted=True)
         else:
             process = self._processes.get(report.id)
             if process is not None:
                 process.hear(report)
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, *, unwanted: bool = False) -> None:
         with self._lock:
             if self._lost is not None or self._over.is_set():
                 return
-            self._lost = why
+            self._lost, self._unwanted = why, unwanted
             processes = list(self._processes.values())
         self._here.set()
         self._channel.close()
         for process in processes:
-            process.lose(why)
+            process.lose(why, unwanted=unwanted)

@@ -14,6 +14,7 @@ and the agent reports:
     {"is": "event", "id": 3, "event": {"event": "progress", ...}}
     {"is": "log", "id": 3, "line": "..."}
     {"is": "exited", "id": 3, "status": 0}
+    {"is": "unwanted"}                                      the job was killed by its user here
     {"is": "beat"}
 
 An empty program's name means the agent's own interpreter.
@@ -162,14 +163,20 @@ class Ended:
     status: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """The user has killed the job on this host; the agent goes."""
+
+
 Order = Greet | Start | Send | Signal | Beat | Leave
-Report = Here | Begun | Refused | Told | Wrote | Ended | Beat
+Report = Here | Begun | Refused | Told | Wrote | Ended | Unwanted | Beat
 
 _ORDERS: dict[str, type] = {
     "greet": Greet, "start": Start, "send": Send, "signal": Signal, "beat": Beat, "leave": Leave,
 }  # fmt: skip
 _REPORTS: dict[str, type] = {
-    "here": Here, "started": Begun, "refused": Refused, "event": Told, "log": Wrote, "exited": Ended, "beat": Beat,
+    "here": Here, "started": Begun, "refused": Refused, "event": Told, "log": Wrote, "exited": Ended,
+    "unwanted": Unwanted, "beat": Beat,
 }  # fmt: skip
 
 
@@ -227,8 +234,8 @@ def decode_report(line: bytes) -> Report:
         WireError: there is none.
     """
     kind, fields = _open(line, "is", _REPORTS)
-    if kind is Beat:
-        return Beat()
+    if kind is Beat or kind is Unwanted:
+        return Beat() if kind is Beat else Unwanted()
     if kind is Here:
         return Here(
             protocol=_whole(fields, "protocol"),

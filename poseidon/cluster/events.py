@@ -71,12 +71,14 @@ class Failed:
         exit_code: what the command line exits with, 1..255.
         peer_lost: the cause is that another process went away; that one's own story comes first.
         host_lost: the launcher's own word: the process's host cannot be reached any more.
+        unwanted: the launcher's own word: somebody has ended the job on that host, and does not want it back.
     """
 
     message: str
     exit_code: int
     peer_lost: bool
     host_lost: bool = False
+    unwanted: bool = False
 
 
 Event = Listening | Ready | Alive | Progress | Done | Failed
@@ -129,6 +131,7 @@ def _failed(fields: Mapping[str, object]) -> Failed:
         exit_code=code if code is not None and 1 <= code <= 255 else 1,
         peer_lost=fields.get("peer_lost") is True,
         host_lost=fields.get("host_lost") is True,
+        unwanted=fields.get("unwanted") is True,
     )
 
 

@@ -22,7 +22,7 @@ from poseidon.cluster.agent_wire import (
 )
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener
-from poseidon.errors import JobError
+from poseidon.errors import JobError, JobUnwanted
 
 CLOSE_S = 2.0
 LOST_STATUS = 1
@@ -44,6 +44,7 @@ class FarProcess:
         self._ended = threading.Event()
         self._begun: Begun | None = None
         self._why_not: str | None = None
+        self._unwanted = False
         self._status: int | None = None
 
     @property
@@ -65,12 +66,13 @@ class FarProcess:
         """Wait for the news that it runs.
 
         Raises:
-            JobError: it does not.
+            JobError: it does not; a `JobUnwanted` where the user has killed the job there.
         """
         if not self._known.wait(timeout_s):
             raise JobError(f"{self._where}: {self._name.short} was not started within {timeout_s:g} s")
         if self._why_not is not None:
-            raise JobError(f"{self._where}: {self._why_not}")
+            error = JobUnwanted if self._unwanted else JobError
+            raise error(f"{self._where}: {self._why_not}")
 
     def send_line(self, line: bytes) -> None:
         """See `RunningProcess`."""
@@ -109,14 +111,20 @@ class FarProcess:
         elif isinstance(report, Ended):
             self._end(report.status)
 
-    def lose(self, why: str) -> None:
-        """Its agent cannot be reached any more."""
+    def lose(self, why: str, *, unwanted: bool = False) -> None:
+        """Its agent cannot be reached any more; `unwanted`: since the user has killed the job there."""
         if self._begun is None:
-            self._why_not = why
+            self._why_not, self._unwanted = why, unwanted
             self._known.set()
         elif self._status is None:
             message = f"{self._where}: {why}; the job was stopped"
-            told = {"event": "error", "message": message, "exit_code": 1, "host_lost": True}
+            told = {
+                "event": "error",
+                "message": message,
+                "exit_code": 1,
+                "host_lost": True,
+                "unwanted": unwanted,
+            }
             self._listener.event(self._name, told)
             self._end(LOST_STATUS)
 

@@ -49,10 +49,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotStarted:
-    """Input: a process could not be started; `message` is the sentence that says why."""
+    """Input: a process could not be started; `message` is the sentence that says why, `unwanted` that the user ended it there."""
 
     name: ProcessName
     message: str
+    unwanted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

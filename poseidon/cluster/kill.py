@@ -23,6 +23,10 @@ from poseidon.errors import JobError
 # Linux gives creation times as ticks since the boot, and the time of the boot in whole seconds, which moves by
 # one when the clock is adjusted. No system hands out the same pid twice within this time.
 CREATION_TOLERANCE_S = 1.5
+AGENT = "agent"
+"""The launcher of a job's record on a host that an agent serves."""
+UNWANTED = signal.SIGUSR1
+"""Tells an agent that the user wants the job gone, everywhere. SIGTERM may be its host's shutdown, which a job survives."""
 # What was about to be started when its parent died is found by looking again.
 MOST_ROUNDS = 5
 _POLL_S = 0.02
@@ -33,11 +37,12 @@ class KillPatience:
     """How long a job has to go by itself, in seconds.
 
     Attributes:
-        launcher_s: from SIGTERM to the launcher, which stops the job cleanly, to SIGTERM to all that is left.
+        launcher_s: from SIGTERM to the launcher, which stops the job cleanly, to SIGTERM to all that is left; longer than
+            `--term_deadline` has by default.
         grace_s: from SIGTERM to SIGKILL.
     """
 
-    launcher_s: float = 10.0
+    launcher_s: float = 30.0
     grace_s: float = 3.0
 
 
@@ -76,8 +81,8 @@ def live_process(recorded: RecordedProcess) -> psutil.Process | None:
 def kill_job(job: str, registry: Registry, *, patience: KillPatience, report: Callable[[str], None]) -> int:
     """Stop a job and forget it.
 
-    The launcher is asked first, for it can end the job after a clean iteration. What is left after that gets
-    SIGTERM, and SIGKILL when it does not obey; stopped (SIGSTOP) processes too.
+    The launcher is asked first, for it can end the job after a clean iteration; where the job's agent is all that is here, it
+    tells the launcher that the job is not to be started again. What is left after that gets SIGTERM, and SIGKILL when it does not obey; stopped (SIGSTOP) processes too.
 
     Args:
         job: its id.
@@ -115,7 +120,7 @@ def _stop_launcher(record: JobRecord | None, launcher_s: float, report: Callable
         return 0
     before = job_processes(record.job, record)
     names = _names(record)
-    _send(launcher, signal.SIGTERM)
+    _send(launcher, UNWANTED if record.launcher.name == AGENT else signal.SIGTERM)
     if _wait_gone([launcher], launcher_s):
         return 0
     gone = [launcher, *(process for process in before if not _alive(process))]
@@ -145,8 +150,8 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
     # psutil looks at the creation time once more before it signals.
     try:
         process.send_signal(number)
-        if number is signal.SIGTERM:
-            process.send_signal(signal.SIGCONT)  # a stopped process gets SIGTERM only when it goes on
+        if number is not signal.SIGKILL:
+            process.send_signal(signal.SIGCONT)  # a stopped process gets any other only when it goes on
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied as error:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
 
 from poseidon.cluster.machine_words import MachineWords, parse_words
 from poseidon.cluster.machinefile import Client
@@ -157,7 +158,7 @@ class Registry:
 
 
 class Registration:
-    """One job's record while its launcher lives.
+    """One job's record while its launcher lives; entered, it is forgotten at the end unless something of the job is left.
 
     Args:
         registry: where it is kept.
@@ -180,9 +181,19 @@ class Registration:
         self._record = replace(self._record, processes=(*self._record.processes, process))
         self._registry.write(self._record)
 
-    def remove(self) -> None:
-        """The job has ended and left nothing."""
-        self._registry.remove(self._record.job)
+    def clear(self) -> None:
+        """All processes have ended; the job may start others."""
+        self._record = replace(self._record, processes=())
+        self._registry.write(self._record)
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if not self._record.processes:
+            self._registry.remove(self._record.job)
 
 
 def record_fields(record: JobRecord) -> dict[str, object]:

@@ -54,5 +54,9 @@ class SignalRequests:
             taken.append(self._received.popleft())
         return taken
 
+    def stop_wanted(self) -> bool:
+        """Whether a request to stop has come since the last call; requests of other kinds are dropped with it."""
+        return any(request.effect is SignalEffect.STOP for request in self.take())
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(self._requests[signal.Signals(number)])

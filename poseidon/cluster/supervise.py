@@ -33,7 +33,7 @@ from poseidon.cluster.registry import Registration
 from poseidon.cluster.settings import SupervisionSettings
 from poseidon.cluster.signals import SignalRequests
 from poseidon.cluster.supervision import Supervision
-from poseidon.errors import JobError
+from poseidon.errors import JobError, JobUnwanted
 
 # How late a deadline or a signal may be noticed.
 TICK_S = 0.1
@@ -86,8 +86,7 @@ def run_job(
         launcher: what starts it.
         callbacks: hear what the processes say.
         settings: time limits and signal effects.
-        registration: the job's record, told of each process right after its start, and removed when
-            none is left.
+        registration: the job's record, told of each process right after its start, and when none is left.
 
     Raises:
         JobError: a process failed, ended early or fell silent, or the job was stopped before it had
@@ -189,7 +188,8 @@ class _Run:
             try:
                 process = launcher.start(make_spec(role), role.client, self._inbox)
             except JobError as error:
-                self._handle(NotStarted(name=role.process, message=str(error)))
+                unwanted = isinstance(error, JobUnwanted)
+                self._handle(NotStarted(name=role.process, message=str(error), unwanted=unwanted))
                 return
             self._running[role.process] = process
             if self._registration is not None:
@@ -213,7 +213,7 @@ class _Run:
                 self._callbacks.on_started()
 
     def close(self) -> None:
-        """End what still runs, let go of everything, and forget the job if none is left."""
+        """End what still runs, and let go of everything."""
         self._inbox.close()
         for process in self._running.values():
             process.kill()
@@ -221,7 +221,7 @@ class _Run:
             process.close()
         none_left = all(process.poll() is not None for process in self._running.values())
         if self._registration is not None and none_left:
-            self._registration.remove()
+            self._registration.clear()
 
     def result(self) -> JobResult:
         """How it went.

@@ -106,6 +106,7 @@ class Supervision:
         self._state = JobState.STARTING
         self._connected = False
         self._stop_requested = False
+        self._unwanted = False
         self._stop_by_s = math.inf
         self._ending: _Ending | None = None
 
@@ -144,6 +145,8 @@ class Supervision:
     def _error(self, cause: Cause, sentence: str) -> JobError:
         if cause.remedy is Remedy.NONE:
             return JobError(sentence)
+        if self._unwanted:
+            return JobError(f"{sentence}; it is not started again, since it was asked to end")
         retry = cause.remedy is Remedy.RETRY
         return JobInterrupted(sentence, iteration=self.iteration, while_starting=retry)
 
@@ -160,6 +163,7 @@ class Supervision:
             process = self._processes[what.name]
             process.pid, process.heard_s = what.pid, now
         elif isinstance(what, NotStarted):
+            self._unwanted |= what.unwanted
             self._fail(Cause(rank=CauseRank.ROOT, sentence=what.message, remedy=Remedy.RETRY), now)
         elif isinstance(what, Heard):
             self._hear(self._processes[what.name], what.event, now)
@@ -187,7 +191,9 @@ class Supervision:
             process.explained = True
             rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
             rank = CauseRank.ROOT if event.host_lost else rank
-            remedy = Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE
+            lost = (event.peer_lost or event.host_lost) and not event.unwanted
+            remedy = Remedy.RESTART if lost else Remedy.NONE
+            self._unwanted |= event.unwanted
             self._fail(
                 Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
             )
@@ -212,6 +218,7 @@ class Supervision:
         effect = what.effect
         if effect is SignalEffect.SNAPSHOT and self._state is JobState.RUNNING:
             return [Send(name=self._workers[0].name, line=encode_command("snapshot"))]
+        self._unwanted |= effect is SignalEffect.STOP
         if effect is not SignalEffect.STOP or self._state is JobState.FINISHING:
             return []
         if self._state is JobState.FAILING:

@@ -5,6 +5,7 @@ The processes of these jobs do nothing, so that nothing but starting and stoppin
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import IO
 
 import psutil
 import pytest
@@ -50,6 +52,7 @@ class FarJob:
 
     job: str
     launcher: psutil.Process
+    said: IO[str]
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def far_job(site: Site, stem: str, port: int) -> Iterator[FarJob]:
         try:
             assert entered.stdout.readline().startswith("["), "the job did not start"
             (launcher,) = site.desk.processes_of(job)
-            yield FarJob(job=job, launcher=launcher)
+            yield FarJob(job=job, launcher=launcher, said=entered.stdout)
         finally:
             for host in (site.desk, *site.hosts):
                 for process in host.processes_of(job):
@@ -120,3 +123,14 @@ def test_a_job_is_listed_everywhere_and_killed_from_another_machine(site: Site) 
         assert "poseidon kill: processes may be left" in done.stderr
         assert "host3" in done.stderr
         assert none_left(mine)
+
+
+def test_a_job_that_is_killed_from_another_machine_is_not_started_again(site: Site) -> None:
+    elsewhere = site.hosts[0]
+    with far_job(site, "job-d", 9000) as job:
+        elsewhere.outside("/root/copy").write_bytes(site.desk.outside("/root/job-d").read_bytes())
+        mine = site.pids(job.job)
+        elsewhere.run([*POSEIDON, "kill", "copy"])
+        assert none_left([*mine, job.launcher.pid])
+        # A `JobInterrupted` would be a reason to start again.
+        assert re.fullmatch(r"JobError: .*host\d: the job was killed there.*\n", job.said.readline())

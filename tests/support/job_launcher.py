@@ -78,15 +78,17 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
         return ProcessSpec(name=role.process, argv=child(script, "--job", job), first_line=b"{}")
 
     try:
-        run_job(
-            plan_job(clients, devices_per_client=("cpu",), channels=1),
-            make_spec,
-            launcher_for(record),
-            callbacks=Reporter(registry, job, report),
-            settings=SupervisionSettings(),
-            registration=Registration(registry, record),
-        )
+        with Registration(registry, record) as registration:
+            run_job(
+                plan_job(clients, devices_per_client=("cpu",), channels=1),
+                make_spec,
+                launcher_for(record),
+                callbacks=Reporter(registry, job, report),
+                settings=SupervisionSettings(),
+                registration=registration,
+            )
     except JobError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
         report.failed(str(error), error.exit_code)
         return error.exit_code
     return 0

@@ -27,11 +27,10 @@ def test_clients(tmp_path: Path) -> None:
 
 def test_a_job_is_on_record_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
-    registration = register_job("j-1", str(tmp_path / "hosts"), read_clients(None, 1), tmp_path / "out")
-    record = Registry(tmp_path / "home").read("j-1")
-    assert record is not None
-    assert (record.launcher.pid, record.hostfile) == (os.getpid(), str(tmp_path / "hosts"))
-    registration.remove()
+    with register_job("j-1", str(tmp_path / "hosts"), read_clients(None, 1), tmp_path / "out"):
+        record = Registry(tmp_path / "home").read("j-1")
+        assert record is not None
+        assert (record.launcher.pid, record.hostfile) == (os.getpid(), str(tmp_path / "hosts"))
     assert Registry(tmp_path / "home").read("j-1") is None
 
 

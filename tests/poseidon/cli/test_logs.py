@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def test_following_a_job_ends_with_it(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registration = register_job("job-a", None, (), folder)
-    steps = iter([lambda: append("finished\n"), lambda: append(line(6, "e")), registration.remove])
+    end = partial(registration.__exit__, None, None, None)
+    steps = iter([lambda: append("finished\n"), lambda: append(line(6, "e")), end])
 
     def append(text: str) -> None:
         with (folder / "from_hosts" / "shard_1.log").open("a") as file:

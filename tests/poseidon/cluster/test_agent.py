@@ -14,12 +14,13 @@ import pytest
 
 from poseidon.cluster.agent_link import AgentLink, LinkSettings
 from poseidon.cluster.agent_wire import Greet, decode_report, encode_order
+from poseidon.cluster.kill import KillPatience, kill_job
 from poseidon.cluster.line_channel import PipeLines
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry, record_fields
-from poseidon.errors import JobError
+from poseidon.errors import JobError, JobUnwanted
 from poseidon.settings import inherited_environment
 from tests.support.ears import WAIT_S, Ears
 from tests.support.job_child import ENDLESS_WORKER, WORKER, child
@@ -160,6 +161,24 @@ def test_no_process_outlives_the_agents_line(tmp_path: Path, end: str) -> None:
             link.close()
         process.wait(WAIT_S)
         assert none_left(pids)
+
+
+def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None:
+    """Not as a loss, after which the job would be started again."""
+    with linked(tmp_path, grace_s=0.2) as (link, process):
+        ears = Ears()
+        link.start(_spec(ENDLESS_WORKER), ears)
+        ears.until("ready")
+        kill_job(JOB, Registry(tmp_path), patience=KillPatience(), report=lambda _: None)
+        assert process.poll() is not None
+        told = ears.until("error")[-1][1]
+        assert isinstance(told, dict)
+        assert (told["message"], told["unwanted"]) == (
+            "ml@node1: the job was killed there; the job was stopped",
+            True,
+        )
+        with pytest.raises(JobUnwanted, match="ml@node1: the job was killed there"):
+            link.start(_spec(ENDLESS_WORKER), Ears())
 
 
 def test_a_launcher_that_falls_silent_ends_the_job(tmp_path: Path) -> None:

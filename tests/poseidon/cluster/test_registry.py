@@ -62,8 +62,18 @@ def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
     assert record.processes == (
         RecordedProcess(name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created_s=8.5),
     )
-    registration.remove()
+    registration.clear()
+    assert registry.read("cifar10-1") == RECORD
+    with registration:
+        pass
     assert registry.jobs() == ()
+
+
+def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    with Registration(registry, RECORD) as registration:
+        registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, 8.5)
+    assert registry.jobs() == ("cifar10-1",)
 
 
 @pytest.mark.parametrize(

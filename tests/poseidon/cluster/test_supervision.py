@@ -230,6 +230,13 @@ def test_a_process_tells_its_own_error() -> None:
 
 LOST = Failed(message="worker 0 lost its connection to shard 0", exit_code=1, peer_lost=True)
 OWN = Failed(message="the disk is full", exit_code=1, peer_lost=False)
+KILLED_THERE = Failed(
+    message="node1: the job was killed there; the job was stopped",
+    exit_code=1,
+    peer_lost=False,
+    host_lost=True,
+    unwanted=True,
+)
 HOST = Failed(message="ml@node1: the line to it has ended", exit_code=1, peer_lost=False, host_lost=True)
 
 
@@ -431,6 +438,30 @@ def slow_start(job: Job) -> None:
     job.start().wait(21)
 
 
+def lost_after_a_request_to_stop(job: Job) -> None:
+    job.run().take(TERM)
+    job.exit(WORKER_1, -9)
+
+
+def stopped_after_a_loss(job: Job) -> None:
+    job.run().exit(WORKER_1, -9)
+    job.take(TERM)
+
+
+def killed_on_its_host(job: Job) -> None:
+    job.run().hear(WORKER_1, KILLED_THERE)
+
+
+def killed_there_after_a_loss(job: Job) -> None:
+    job.run().exit(WORKER_0, -15)
+    job.wait(2)
+    job.hear(WORKER_1, KILLED_THERE)
+
+
+def killed_there_while_starting(job: Job) -> None:
+    job.take(NotStarted(name=WORKER_1, message="node1: the job was killed there", unwanted=True))
+
+
 def wrong_from_the_start(job: Job) -> None:
     job.start().exit(WORKER_1, 1, "ModuleNotFoundError: No module named 'torch'")
 
@@ -447,6 +478,11 @@ def wrong_from_the_start(job: Job) -> None:
         (no_start, True),
         (slow_start, True),
         (wrong_from_the_start, None),
+        (lost_after_a_request_to_stop, None),
+        (stopped_after_a_loss, None),
+        (killed_on_its_host, None),
+        (killed_there_after_a_loss, None),
+        (killed_there_while_starting, None),
     ],
 )
 def test_only_what_was_lost_is_worth_a_new_start(
