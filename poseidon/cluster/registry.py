@@ -1,6 +1,7 @@
 """Run records: what a job's launcher leaves on disk so that others can find its processes without it.
 
-One file a job, `<state folder>/jobs/<job>.json`, readable by its user alone.
+One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user alone. Where hosts share a home folder each looks
+after its own records: of another's processes it could not say whether they live.
 
 Law: the file is whole at every moment (written beside, then renamed), and names each process by pid and
 time of creation, for a pid alone may belong to someone else by tomorrow.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -102,7 +104,12 @@ class Registry:
     """
 
     def __init__(self, state_folder: Path) -> None:
-        self._folder = state_folder / "jobs"
+        self._folder = state_folder / "jobs" / re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
+
+    @property
+    def folder(self) -> Path:
+        """Where this host's records lie; it need not be there."""
+        return self._folder
 
     def write(self, record: JobRecord) -> None:
         """Write or replace a job's record.

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from poseidon.cluster.registry import Registry
 from poseidon.metrics.glog_lines import number
 from tests.support.living import none_left
 from tests.support.training import endless, largest_difference, weights, write_definitions
@@ -54,7 +55,7 @@ def test_two_clients_equal_one_process(folder: Path) -> None:
     shown = re.findall(r"Iteration (\d+), loss: (\S+), time", log)
     assert [tuple(line.split(",")[i] for i in (0, 2)) for line in table[1:14]] == shown
     assert number(float(shown[0][1])) == shown[0][1]
-    assert not list((folder / "home" / "jobs").iterdir())
+    assert not list(Registry(folder / "home").folder.iterdir())
 
 
 def test_a_killed_worker_ends_the_job_with_one_sentence(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli import kill, ps
+from poseidon.cluster.registry import Registry
 from poseidon.errors import JobError, MachinefileError, UsageError
 from tests.support.jobs import ROOT, environment, running_job
 from tests.support.living import living, none_left
@@ -110,12 +111,12 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
     with running_job(state, "job-a", machinefile(tmp_path, "hosts")) as job:
         job.kill_launcher()
     assert none_left(job.pids)
-    (state / "jobs" / "broken.json").write_text("{")
+    (Registry(state).folder / "broken.json").write_text("{")
     assert poseidon("ps") == 0
     output = capsys.readouterr()
     assert output.out == "no job is running\n"
     assert "broken.json cannot be read" in output.err
-    assert [path.name for path in (state / "jobs").iterdir()] == ["broken.json"]
+    assert [path.name for path in Registry(state).folder.iterdir()] == ["broken.json"]
 
 
 @pytest.mark.parametrize(

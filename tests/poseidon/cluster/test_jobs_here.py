@@ -67,7 +67,7 @@ def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: P
     far = RecordedProcess(name="worker 0", host="node7", pid=1, created_s=1.0)
     registry.write(GONE)
     registry.write(replace(GONE, job="far", processes=(far,)))
-    (tmp_path / "jobs" / "broken.json").write_text("{")
+    (Registry(tmp_path).folder / "broken.json").write_text("{")
     warnings: list[str] = []
     assert live_process(far) is None
     assert [job.record.job for job in jobs_here(registry, warnings.append)] == ["far"]

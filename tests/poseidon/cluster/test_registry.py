@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -48,9 +49,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_private_and_nothing_left_beside(tmp_path: Path) -> None:
     Registry(tmp_path).write(RECORD)
-    (file,) = (tmp_path / "jobs").iterdir()
+    (file,) = Registry(tmp_path).folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "jobs").stat().st_mode & 0o777 == 0o700
+    assert Registry(tmp_path).folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) ->
 def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
     registry = Registry(tmp_path)
     registry.write(RECORD)
-    (tmp_path / "jobs" / "cifar10-1.json").write_text(text)
+    (Registry(tmp_path).folder / "cifar10-1.json").write_text(text)
     with pytest.raises(JobError, match=r"cannot be read.*remove it by hand") as caught:
         registry.read("cifar10-1")
     assert "cifar10-1.json" in str(caught.value)
@@ -141,4 +142,16 @@ def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path, monkeypatch:
     with pytest.raises(JobError, match="No space left"):
         registry.write(replace(RECORD, output="/other"))
     assert registry.read("cifar10-1") == RECORD
-    assert len(list((tmp_path / "jobs").iterdir())) == 1
+    assert len(list(Registry(tmp_path).folder.iterdir())) == 1
+
+
+def test_hosts_that_share_a_home_folder_leave_each_others_jobs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registry(tmp_path).write(RECORD)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another/host")
+    other = Registry(tmp_path)
+    assert other.jobs() == ()
+    other.remove("cifar10-1")
+    monkeypatch.undo()
+    assert Registry(tmp_path).jobs() == ("cifar10-1",)
