@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -14,11 +16,31 @@ def sample(combinations: Sequence[tuple[object, ...]], every: int) -> list[objec
         combinations: what `itertools.product` gives; the last one varies fastest.
         every: without a common divisor with the number of any of the factors' values, so that all of them are met.
     """
-    thorough = pytest.mark.thorough
-    return [
-        pytest.param(*values, marks=() if number % every == 0 else thorough, id="-".join(map(_name, values)))
-        for number, values in enumerate(combinations)
-    ]
+    return [_parameters(values, number % every == 0) for number, values in enumerate(combinations)]
+
+
+def sample_of_pairs(*dimensions: Sequence[object]) -> list[object]:
+    """All combinations of one value each as parameters; few are left without `--thorough`.
+
+    Among those few every two values of different dimensions meet (pairwise cover).
+    """
+    combinations = list(itertools.product(*dimensions))
+    candidates = random.Random(1).sample(combinations, len(combinations))
+    chosen: list[Sequence[object]] = []
+    missing = set().union(*map(_pairs, combinations))
+    while missing:
+        chosen.append(max(candidates, key=lambda values: len(missing & _pairs(values))))
+        missing -= _pairs(chosen[-1])
+    return [_parameters(values, values in chosen) for values in combinations]
+
+
+def _pairs(values: Sequence[object]) -> set[object]:
+    return set(itertools.combinations(enumerate(values), 2))
+
+
+def _parameters(values: Sequence[object], always: bool) -> object:
+    marks = () if always else pytest.mark.thorough
+    return pytest.param(*values, marks=marks, id="-".join(map(_name, values)))
 
 
 def _name(value: object) -> str:

@@ -1,15 +1,15 @@
 """The promise of exactness, whole: every rule by every exchange, on one to three workers, with several passes and limits.
 
-`scripts/test --thorough tests/poseidon/exchange` runs all 288; a sample of them is in every run.
+`scripts/test --thorough tests/poseidon/exchange` runs all 288; in every run are those in which each two values meet.
 
 After twenty iterations the weights are those of one process with the whole batch, to 1e-5, and a second run has the same
-bits. The net has what makes the ways differ: convolutions, fully-connected layers large and small, biases.
+bits. The net has what makes the ways differ: convolutions and fully-connected layers, each large enough for a table of its
+own and small enough to share one, and biases. Two workers cut every tensor into pieces, which no tensors share.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,15 @@ from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.factor_taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from ps_server import Rule, RuleKind
+from ps_server.placement import Chunk, place
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
-from tests.support.sampling import sample
+from tests.support.sampling import sample_of_pairs
 
 BATCH = 12  # of all workers together, a pass
 ITERATIONS = 20
 SHARDS = 2
+PIECES = {1: 0, 2: 2, 3: 0}
+"""Of each table, by the number of workers; 0: as large as it is, and small tensors share one."""
 # Where a rule divides by a root of small gradients its delta keeps rounding from being magnified without bound.
 RULES = {
     RuleKind.SGD: Rule(momentum=0.9, decay=0.005),
@@ -49,23 +52,26 @@ class Case:
     clip: float | None
 
 
-CASES = [Case(rule, passes, clip) for rule, passes, clip in itertools.product(RULES, (1, 2), (None, 0.05))]
+KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
+PASSES = (1, 2)
+CLIPS = (None, 0.05)
 
 
 class Net(nn.Module):
-    """A convolution, a large and a small fully-connected layer."""
+    """A small and a large convolution, a large and a small fully-connected layer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 3, 3)
-        self.large = nn.Linear(48, 40)
-        self.small = nn.Linear(40, 2)
+        self.conv = nn.Conv2d(1, 16, 3)
+        self.conv2 = nn.Conv2d(16, 32, 3)
+        self.large = nn.Linear(128, 64)
+        self.small = nn.Linear(64, 2)
         weights = torch.Generator().manual_seed(0)
         for parameter in self.parameters():
             parameter.data.uniform_(-0.2, 0.2, generator=weights)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.conv(x)).flatten(1)
+        x = torch.tanh(self.conv2(torch.tanh(self.conv(x)))).flatten(1)
         result: Tensor = self.small(torch.tanh(self.large(x)))
         return result
 
@@ -116,7 +122,13 @@ def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndar
 
     def worker(rank: int, addresses: Sequence[str]) -> None:
         member = Membership(
-            rank=rank, workers=workers, shards=SHARDS, kind=kind, token=TOKEN, timeout_s=TIMEOUT_S
+            rank=rank,
+            workers=workers,
+            shards=SHARDS,
+            rows=PIECES[workers],
+            kind=kind,
+            token=TOKEN,
+            timeout_s=TIMEOUT_S,
         )
         try:
             ends[rank] = train(
@@ -136,31 +148,46 @@ def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndar
     return [ends[rank][0] for rank in range(workers)], ends[0][1]
 
 
-KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
-
-
 @pytest.mark.parametrize(
-    ("kind", "workers", "case"), sample([*itertools.product(KINDS, (1, 2, 3), CASES)], every=5)
+    ("kind", "workers", "rule", "passes", "clip"), sample_of_pairs(KINDS, (1, 2, 3), [*RULES], PASSES, CLIPS)
 )
-def test_the_weights_are_those_of_one_process(kind: ExchangeKind, workers: int, case: Case) -> None:
-    ends, _ = run(kind, workers, case)
-    for end in ends[1:]:
+def test_the_weights_are_those_of_one_process_and_of_a_second_run(
+    kind: ExchangeKind, workers: int, rule: RuleKind, passes: int, clip: float | None
+) -> None:
+    case = Case(rule, passes, clip)
+    (ends, _), (again, _) = run(kind, workers, case), run(kind, workers, case)
+    for end in (*ends[1:], *again):
         assert all(np.array_equal(a, b) for a, b in zip(ends[0], end, strict=True))
-    for mine, whole in zip(ends[0], reference(case), strict=True):
-        np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-5)
+    difference = largest_difference(ends[0], reference(case))
+    print(f"largest difference {difference:.1e}")
+    assert difference <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("kind", "case"), sample([*itertools.product(KINDS, CASES[:: len(CASES) // 6])], every=5)
-)
-def test_a_second_run_has_the_same_bits(kind: ExchangeKind, case: Case) -> None:
-    (first, _), (second, _) = run(kind, 3, case), run(kind, 3, case)
-    assert all(np.array_equal(a, b) for a, b in zip(first[0], second[0], strict=True))
+def largest_difference(mine: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> float:
+    """Of any weight, relative to the weight where that is above 1."""
+    pairs = zip(mine, whole, strict=True)
+    return max(float((np.abs(a - b) / np.maximum(np.abs(b), 1)).max()) for a, b in pairs)
+
+
+def chunks_of(built: Built) -> list[Chunk]:
+    """Where the pieces of the tables are."""
+    assert built.store is not None
+    return [chunk for row in place(built.store.tables, SHARDS).chunks for chunk in row]
+
+
+def test_several_tables_on_several_shards_take_part() -> None:
+    """Or the order in which tables leave, and a norm over shards, would not be tried."""
+    _, built = run(ExchangeKind.SERVER, 3, Case(RuleKind.SGD, 1, 0.05))
+    chunks = chunks_of(built)
+    assert len({chunk.table for chunk in chunks}) == 3  # two layers' own, and one that is shared
+    assert len({chunk.shard for chunk in chunks}) == SHARDS
+    assert sorted(map(len, built.tables)) == [1, 1, 6]
 
 
 def test_the_ways_are_what_the_kind_says() -> None:
     case = Case(RuleKind.SGD, 2, None)
-    ways = {kind: run(kind, 2, case)[1].plan for kind in KINDS}
+    built = {kind: run(kind, 2, case)[1] for kind in KINDS}
+    ways = {kind: one.plan for kind, one in built.items()}
     assert [c.name for c in ways[ExchangeKind.FACTORS].choices if c.scheme is Scheme.FACTORS] == [
         "large.weight",
         "small.weight",
@@ -169,4 +196,6 @@ def test_the_ways_are_what_the_kind_says() -> None:
         "large.weight"
     ]
     assert not ways[ExchangeKind.SERVER].of(Scheme.FACTORS)
-    assert len(ways[ExchangeKind.ALLREDUCE].of(Scheme.ALLREDUCE)) == 6
+    assert len(ways[ExchangeKind.ALLREDUCE].of(Scheme.ALLREDUCE)) == 8
+    pieces = chunks_of(built[ExchangeKind.SERVER])
+    assert [len({c.shard for c in pieces if c.table == table}) for table in range(8)] == [SHARDS] * 8

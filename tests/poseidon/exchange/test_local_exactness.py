@@ -15,7 +15,18 @@ from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.local_follower import FollowerExchange
 from poseidon.exchange.local_leader import LeaderExchange
-from tests.poseidon.exchange.test_exactness import CASES, KINDS, SHARDS, Case, reference, train
+from ps_server import RuleKind
+from tests.poseidon.exchange.test_exactness import (
+    CLIPS,
+    KINDS,
+    PASSES,
+    RULES,
+    SHARDS,
+    Case,
+    largest_difference,
+    reference,
+    train,
+)
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 from tests.support.sampling import sample
 
@@ -65,14 +76,18 @@ def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "case"), sample([*itertools.product(KINDS, CASES[::4] + CASES[3::8])], every=5)
+    ("kind", "rule", "passes", "clip"), sample([*itertools.product(KINDS, RULES, PASSES, CLIPS)], every=7)
 )
-def test_the_weights_are_those_of_one_process(kind: ExchangeKind, case: Case) -> None:
+def test_the_weights_are_those_of_one_process_and_of_a_second_run(
+    kind: ExchangeKind, rule: RuleKind, passes: int, clip: float | None
+) -> None:
+    case = Case(rule, passes, clip)
     runs = []
     for _ in range(2):
         with TemporaryDirectory(prefix="p") as folder:
             runs.append(run(kind, case, folder))
     for end in (*runs[0][1:], *runs[1]):
         assert all(np.array_equal(a, b) for a, b in zip(runs[0][0], end, strict=True))
-    for mine, whole in zip(runs[0][0], reference(case), strict=True):
-        np.testing.assert_allclose(mine, whole, rtol=1e-5, atol=1e-5)
+    difference = largest_difference(runs[0][0], reference(case))
+    print(f"largest difference {difference:.1e}")
+    assert difference <= 1e-5
