@@ -45,7 +45,8 @@ def add_exchange_flags(flag: Callable[..., None]) -> None:
         "client_bandwidth_mbps",
         type=_positive,
         metavar="F",
-        help="with SSPAggr: what each client may send and receive, megabits a second; default: no limit",
+        help="with SSPAggr: megabits a second in which each client may send changes before the staleness bound asks "
+        "for them; what it asks for leaves in any case; default: no limit",
     )
     flag(
         "wire_precision",

@@ -46,7 +46,8 @@ class WorkerDocument:
         consistency: `SSP`, `SSPPush` or `SSPAggr`.
         exchange: how gradients meet: `hybrid`, `ps`, `svb`, `allreduce` or `local`.
         precision: of gradients and values on the wire: `float32`, `float16` or `bfloat16`.
-        bandwidth_mbps: SSPAggr's budget of each client, megabits a second; 0: no limit.
+        bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet, megabits a second;
+            0: no limit.
         host: where this machine is reached by the others; an IPv6 address in brackets.
         homes: for each shard the working client on whose machine it runs, or -1 - j for the j-th machine that only
             serves; empty: spread evenly over the working ones.

@@ -58,7 +58,7 @@ class Membership:
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
         consistency: how values travel.
         precision: of gradients and values on the wire.
-        bandwidth_mbps: SSPAggr's budget of each client; None: no limit.
+        bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
         timeout_s: longest time that any call waits.
         local_rank: this worker among those of its machine; 0 speaks for all of them.
         local_workers: workers on each machine.

@@ -206,10 +206,12 @@ def test_early_sending_makes_values_fresher_as_far_as_the_budget_goes() -> None:
     assert -3 < np.mean(fresh[5:]) < 0
 
 
-def test_over_a_transport_with_a_budget_all_end_with_the_same_sum() -> None:
+@pytest.mark.parametrize("budget", [None, 1e-6, 0.01])
+def test_over_a_transport_with_a_budget_all_end_with_the_same_sum(budget: float | None) -> None:
     table = TableSpec(name="w", size=300, rows=5, staleness=3)
     store = StoreSpec(workers=2, shards=1, tables=(table, table), consistency=Consistency.SSP_AGGR)
     ends: dict[int, list[m.Array]] = {}
+    sent: dict[int, int] = {}
 
     def body(client: Client, rank: int) -> None:
         values = [ones(300, 0.0) for _ in store.tables]
@@ -224,11 +226,36 @@ def test_over_a_transport_with_a_budget_all_end_with_the_same_sum() -> None:
             client.read(i, value, staleness=0)
         client.barrier()
         ends[rank] = values
+        sent[rank] = client.statistics().tables[0].bytes_out
 
-    with memory_store(2, 1, bandwidth_mbps=0.01) as connect:
+    with memory_store(2, 1, bandwidth_mbps=budget) as connect:
         run_workers(connect, store, body)
     for rank in range(2):
         assert all(value.tolist() == [30.0] * 300 for value in ends[rank])
+        if budget is None:
+            assert sent[rank] >= 10 * 1_200
+        elif budget == 1e-6:  # nearly all leaves because the bound says so, three iterations in one
+            assert sent[rank] < 10 * 1_200 / 2
+
+
+def test_a_client_sends_early_what_its_budget_allows_and_no_bound_asks_for() -> None:
+    table = TableSpec(name="w", size=300, rows=5, staleness=50)
+    store = StoreSpec(workers=2, shards=1, tables=(table,), consistency=Consistency.SSP_AGGR)
+
+    def body(client: Client, rank: int) -> None:
+        value = ones(300, 0.0)
+
+        def all_has_come() -> bool | None:
+            client.read(0, value)
+            return True if (value == 3.0).all() else None
+
+        client.start(zeros(store))
+        client.push(0, ones(300, rank + 1))
+        client.clock()
+        client.wait(all_has_come)
+
+    with memory_store(2, 1, bandwidth_mbps=1e3) as connect:
+        run_workers(connect, store, body)
 
 
 def test_a_push_of_several_iterations_is_refused_where_gradients_are_averaged() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.pooled import PooledExchange
 from poseidon.exchange.ps import ServerExchange
-from ps_server import Keeping, Precision
+from ps_server import Consistency, Keeping, Precision
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 
 
@@ -84,6 +86,51 @@ def test_small_tensors_share_a_table(
 def _close(built: list[Built]) -> None:
     for each in built:
         each.exchange.close()
+
+
+def test_a_workers_budget_makes_it_send_less_and_loses_nothing() -> None:
+    sent = {}
+    for budget in (None, 1e-6):
+        with shards_on_sockets(2, 1) as addresses, ThreadPoolExecutor(2) as pool:
+            trained = [Trained(name="w", tensor=torch.zeros(300)) for _ in range(2)]
+            futures = [
+                pool.submit(_add_up, trained[rank], _budgeted(rank, budget), addresses) for rank in range(2)
+            ]
+            sent[budget] = [future.result() for future in futures]
+        assert all(one.tensor.tolist() == [-12.0] * 300 for one in trained)
+    assert all(less < more / 2 for less, more in zip(sent[1e-6], sent[None], strict=True))
+
+
+def _budgeted(rank: int, budget: float | None) -> Membership:
+    return Membership(
+        rank=rank,
+        workers=2,
+        shards=1,
+        kind=ExchangeKind.SERVER,
+        token=TOKEN,
+        timeout_s=TIMEOUT_S,
+        staleness=4,
+        consistency=Consistency.SSP_AGGR,
+        bandwidth_mbps=budget,
+    )
+
+
+def _add_up(trained: Trained, member: Membership, addresses: list[str]) -> int:
+    """Twelve iterations with a gradient of ones; the bytes that left."""
+    built = build_exchange([trained], ExchangeSettings(), member, lambda: addresses)
+    exchange = built.exchange
+    try:
+        exchange.open(None)
+        for iteration in range(12):
+            exchange.start(iteration, 1.0)
+            exchange.wait(0)
+            exchange.begin(0, torch.ones(300))
+            exchange.finish()
+        exchange.settle()
+        assert built.traffic is not None
+        return built.traffic.traffic()[0].bytes_out
+    finally:
+        exchange.close()
 
 
 def test_a_worker_that_is_alone_has_no_server() -> None:
