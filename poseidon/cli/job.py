@@ -145,6 +145,8 @@ class Job(ABC):
                 start = partial(self._start, ledger, registration, requests)
                 world = Restarting(start, ledger, self._point, self._do_without, terminal.say, requests)
                 ended = run_with_restarts(world, RestartSettings(most=self._max_restarts()))
+                if copies is not None:
+                    copies.finish(ended.result.outcome, requests)
         finally:
             if copies is not None:
                 copies.close()

@@ -20,6 +20,7 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.ssh_channel import Finished, SshLines, run_over
 from poseidon.cluster.ssh_config import DEEPEST, Endpoint, SshConfig, SshSettings
 from poseidon.cluster.ssh_handshake import handshake, hang_up
+from poseidon.cluster.ssh_sftp import SFTP_SILENCE_S, SftpSession, open_sftp
 from poseidon.errors import JobError
 
 MOST_AT_ONCE = 64
@@ -76,18 +77,16 @@ class SshHost:
         """
         return SshLines(self._transport, self.words, argv, timeout_s=timeout_s)
 
-    def sftp(self) -> paramiko.SFTPClient:
+    def sftp(self, *, silence_s: float = SFTP_SILENCE_S) -> SftpSession:
         """A new SFTP session, which the caller closes.
 
+        Args:
+            silence_s: how long the host may leave a request without an answer.
+
         Raises:
-            JobError: the host offers none.
+            JobError: the host offers none, or does not answer.
         """
-        try:
-            session = paramiko.SFTPClient.from_transport(self._transport)
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            raise JobError(f"{self.words}: SFTP is not to be had there: {error}") from error
-        assert session is not None
-        return session
+        return open_sftp(self._transport, self.words, silence_s)
 
     def local_address(self) -> str:
         """Our own address on the way to this host; that of the first hop where there are several."""

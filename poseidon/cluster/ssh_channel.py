@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import paramiko
@@ -62,6 +62,32 @@ def run_over(
         return Finished(status=status, stdout=outputs[0].content, stderr=outputs[1].content)
     finally:
         channel.close()
+
+
+@contextmanager
+def answered_within(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]:
+    """Close a channel where what is asked of it in the block has no answer in time: paramiko itself waits for ever.
+
+    Raises:
+        TimeoutError: it was closed.
+    """
+    out_of_time = threading.Event()
+
+    def give_up() -> None:
+        out_of_time.set()
+        channel.close()
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        if out_of_time.is_set():
+            raise TimeoutError(f"no answer within {timeout_s:g} s") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 class SshLines:
@@ -134,7 +160,8 @@ def _start(
     try:
         channel = transport.open_session(timeout=timeout_s)
         channel.settimeout(timeout_s)
-        channel.exec_command(words)
+        with answered_within(channel, timeout_s):
+            channel.exec_command(words)
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise JobError(
             f"{where}: cannot start '{argv[0]}' there: {error or 'the connection broke'}"

@@ -9,10 +9,12 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +91,17 @@ class LoopbackSshd:
         for session in self._sessions:
             session.kill()
             session.wait(10)
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """Every connection stands and nobody answers."""
+        for session in self._sessions:
+            session.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for session in self._sessions:
+                session.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         with suppress(OSError):

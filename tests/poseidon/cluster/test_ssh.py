@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import paramiko
 import pytest
 
 from poseidon.cluster.machinefile import Client
@@ -86,6 +89,42 @@ def test_sftp(host: SshHost, tmp_path: Path) -> None:
         file.write(b"content")
     session.close()
     assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_a_server_that_stops_answering_ends_a_session(sshd: LoopbackSshd, host: SshHost) -> None:
+    session = host.sftp(silence_s=0.2)
+    assert session.stat("/").st_mode
+    with sshd.halted():
+        with pytest.raises(TimeoutError, match=r"^no answer over SFTP for 0.2 s$"):
+            session.stat("/")
+        with pytest.raises((OSError, EOFError)):
+            session.stat("/")  # at once
+        session.close()
+
+
+def test_a_server_that_does_not_answer_to_a_wish(sshd: LoopbackSshd, host: SshHost) -> None:
+    with sshd.halted():
+        with pytest.raises(JobError, match=r"SFTP is not to be had there: Timeout opening channel"):
+            host.sftp(silence_s=0.2)
+        with pytest.raises(JobError, match="Timeout opening channel"):
+            host.run(["true"], timeout_s=0.2)
+
+
+@pytest.mark.parametrize("ask", ["sftp", "run"])
+def test_a_server_that_opens_a_channel_and_then_falls_silent(
+    sshd: LoopbackSshd, host: SshHost, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    open_session = paramiko.Transport.open_session
+    with ExitStack() as stack:
+
+        def open_and_halt(transport: paramiko.Transport, **settings: Any) -> paramiko.Channel:
+            channel = open_session(transport, **settings)
+            stack.enter_context(sshd.halted())
+            return channel
+
+        monkeypatch.setattr(paramiko.Transport, "open_session", open_and_halt)
+        with pytest.raises(JobError, match=r"there: no answer within 0.2 s$"):
+            _ = host.sftp(silence_s=0.2) if ask == "sftp" else host.run(["true"], timeout_s=0.2)
 
 
 def test_our_own_address(host: SshHost) -> None:
