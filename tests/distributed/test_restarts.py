@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poseidon.exchange.cost import ExchangeKind
 from tests.support.living import none_left
 from tests.support.training import Job, run, weights, write_definitions
 from tests.support.trainings import machinefile, make_data, training
@@ -16,15 +17,22 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 END = 40
 
 
-def test_a_killed_worker_costs_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [ExchangeKind.FACTORS, pytest.param(ExchangeKind.SERVER, marks=pytest.mark.thorough)]
+)
+def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> None:
+    """By either way: what does not travel as factors goes to the server."""
     make_data(tmp_path)
-    solver = write_definitions(tmp_path, batch=5, extra=f"max_iter: {END}\nsnapshot: 10\ndisplay: 1")
-    run(solver, Job(workers=2, shards=2))
+    extra = f"max_iter: {END}\nsnapshot: 10\ndisplay: 1\nclip_gradients: 0.5"
+    solver = write_definitions(tmp_path, batch=5, extra=extra)
+    assert run(solver, Job(workers=2, shards=2, kind=kind)).by_factors == (kind is ExchangeKind.FACTORS)
     expected = weights(tmp_path, END)
     for path in tmp_path.glob("snap_*"):
         path.unlink()
     flags = (f"--solver={solver}", f"--hostfile={machinefile(tmp_path, 2)}", f"--output={tmp_path / 'out'}")
-    with training(tmp_path, *flags, "--max_restarts=2", "--snapshot_keep=2", "--exchange=ps") as job:
+    with training(
+        tmp_path, *flags, "--max_restarts=2", "--snapshot_keep=2", f"--exchange={kind.value}"
+    ) as job:
         job.wait_for("Iteration 15, loss")
         children = list(job.children().values())
         job.children()["worker 1"].kill()

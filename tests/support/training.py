@@ -1,11 +1,11 @@
-"""Whole jobs in one process: W workers as threads with real nets, readers, snapshots, shards over memory."""
+"""Whole jobs in one process: W workers as threads with real nets, readers, snapshots, shards over memory or sockets."""
 
 from __future__ import annotations
 
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from poseidon.engine.replica import Replica
 from poseidon.engine.tester import Tester
 from poseidon.engine.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
+from poseidon.exchange.build import Membership, build_exchange
+from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.layers.base import LayerContext
@@ -26,7 +28,7 @@ from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import solver_settings
-from tests.support.cluster import Connect, memory_store
+from tests.support.cluster import TIMEOUT_S, TOKEN, Connect, memory_store, shards_on_sockets
 
 SMALL_NET = """
 name: "small"
@@ -112,22 +114,25 @@ class Heard:
 class Job:
     """How to run.
 
-    `at(iteration, exchange)` is called on rank 0 after each iteration.
+    `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange is the one that a job
+    of true processes has, over sockets; without, all tensors go to the server.
     """
 
     workers: int = 1
     shards: int = 0
     staleness: int = 0
+    kind: ExchangeKind | None = None
     resume: Path | None = None
     at: Callable[[int, Exchange], None] | None = None
 
 
 @dataclass(slots=True)
 class Ended:
-    """How it went: rank 0's records, each rank's last iteration."""
+    """How it went: rank 0's records, each rank's last iteration, and how many tensors travelled as factors."""
 
     heard: Heard = field(default_factory=Heard)
     iterations: dict[int, int] = field(default_factory=dict)
+    by_factors: int = 0
 
 
 def run(solver_path: Path, job: Job) -> Ended:
@@ -135,7 +140,11 @@ def run(solver_path: Path, job: Job) -> Ended:
     ended = Ended()
     failures: list[BaseException] = []
     with ExitStack() as stack:
-        connect = stack.enter_context(memory_store(job.workers, job.shards)) if job.shards else None
+        connect: Connect | Sequence[str] | None = None
+        if job.kind is not None:
+            connect = stack.enter_context(shards_on_sockets(job.workers, job.shards))
+        elif job.shards:
+            connect = stack.enter_context(memory_store(job.workers, job.shards))
 
         def body(rank: int) -> None:
             try:
@@ -153,7 +162,39 @@ def run(solver_path: Path, job: Job) -> Ended:
     return ended
 
 
-def _run_worker(path: Path, job: Job, rank: int, connect: Connect | None, ended: Ended) -> None:
+def _exchange(
+    replica: Replica,
+    settings: ExchangeSettings,
+    job: Job,
+    rank: int,
+    connect: Connect | Sequence[str] | None,
+    ended: Ended,
+) -> Exchange:
+    if connect is None:
+        return LocalExchange(replica.trained, settings)
+    if callable(connect):
+        store = store_spec(
+            replica.trained, settings, workers=job.workers, shards=job.shards, staleness=job.staleness
+        )
+        return ServerExchange(connect(rank, store), replica.trained, store, settings)
+    assert job.kind is not None
+    member = Membership(
+        rank=rank,
+        workers=job.workers,
+        shards=job.shards,
+        kind=job.kind,
+        staleness=job.staleness,
+        token=TOKEN,
+        timeout_s=TIMEOUT_S,
+    )
+    built = build_exchange(replica.trained, settings, member, lambda: connect)
+    ended.by_factors = len(built.plan.of(Scheme.FACTORS))
+    return built.exchange
+
+
+def _run_worker(
+    path: Path, job: Job, rank: int, connect: Connect | Sequence[str] | None, ended: Ended
+) -> None:
     solver = read_solver(path)
     settings = solver_settings(solver)
     context = LayerContext(
@@ -183,14 +224,7 @@ def _run_worker(path: Path, job: Job, rank: int, connect: Connect | None, ended:
     common = ExchangeSettings(
         clip=settings.clip, gradient_scale=1 / settings.iter_size, start_clock=start.iteration
     )
-    exchange: Exchange
-    if connect is None:
-        exchange = LocalExchange(replica.trained, common)
-    else:
-        store = store_spec(
-            replica.trained, common, workers=job.workers, shards=job.shards, staleness=job.staleness
-        )
-        exchange = ServerExchange(connect(rank, store), replica.trained, store, common)
+    exchange = _exchange(replica, common, job, rank, connect, ended)
     try:
         exchange.open(histories)
 

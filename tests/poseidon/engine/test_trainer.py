@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Exchange
+from poseidon.exchange.cost import ExchangeKind
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
 from ps_server import SignalKind
@@ -132,6 +134,34 @@ def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Jo
     assert [(r.iteration, r.loss, r.outputs) for r in resumed.heard.train] == later
     tests = [(r.iteration, r.outputs) for r in whole.heard.tests if r.iteration > 20]
     assert [(r.iteration, r.outputs) for r in resumed.heard.tests] == tests
+
+
+@pytest.mark.parametrize(("kind", "passes"), [(ExchangeKind.HYBRID, 1), (ExchangeKind.FACTORS, 2)])
+def test_a_stopped_run_goes_on_bit_for_bit_where_weights_travel_as_factors(
+    folder: Path, kind: ExchangeKind, passes: int
+) -> None:
+    """With momentum and a limit; the shards only keep a copy of such a weight, and workers its history."""
+    extra = f"max_iter: 16\nclip_gradients: 0.5\niter_size: {passes}"
+
+    def at(iteration: int, exchange: Exchange) -> None:
+        if iteration == 5:
+            exchange.signal(SignalKind.STOP)
+
+    def end(job: Job) -> tuple[bytes, bytes, list[tuple[int, object, object]]]:
+        ended = train(folder, job, batch=5, extra=extra, dropout=True, norm=True)
+        assert ended.by_factors == 2
+        (last,) = set(ended.iterations.values())
+        saved = [(folder / f"snap_iter_{last}.{name}") for name in ("caffemodel", "solverstate")]
+        records = [(r.iteration, r.loss, r.outputs) for r in ended.heard.train if r.iteration >= 12]
+        return saved[0].read_bytes(), saved[1].read_bytes(), records
+
+    job = Job(workers=2, shards=2, kind=kind)
+    whole = end(job)
+    (folder / "snap_iter_16.solverstate").unlink()
+    end(replace(job, at=at))
+    (state,) = folder.glob("snap_iter_*.solverstate")
+    assert state.name != "snap_iter_16.solverstate"
+    assert end(replace(job, resume=state)) == whole
 
 
 def test_scores_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
