@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 
+from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
 from poseidon.cluster.process import Launcher
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry
@@ -33,12 +35,25 @@ class Site(Protocol):
     def clients(self) -> tuple[Client, ...]:
         """One for each."""
 
+    def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
+        """Have each host look for what its clients need, before anything starts.
+
+        Args:
+            needs: of each client, by its id; their addresses are added here.
+
+        Raises:
+            JobError: lists what is in the way on all hosts.
+        """
+
     def launcher(self, record: JobRecord) -> ClosingLauncher:
         """What starts a job's processes there.
 
         Raises:
             JobError: what is in the way.
         """
+
+    def close(self) -> None:
+        """Let go of the machines. May be called twice."""
 
 
 def own_places() -> OwnPlaces:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from poseidon.cli.launching import ClosingLauncher, own_places
 from poseidon.cluster.arrivals import HostPlan
+from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.met_host import MetHost
 from poseidon.cluster.registry import JobRecord, record_fields
@@ -31,14 +33,32 @@ class MetSite:
             Client(id=number, host=plan.address, port=0) for number, (plan, _) in enumerate(self._hosts)
         )
 
+    def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
+        """See `Site`; a host's address is the one that its task has told."""
+        check_hosts(
+            [
+                Question(
+                    host=host,
+                    interpreter=place.interpreter(),
+                    clients=(replace(needs[number], addresses=(plan.address,)),),
+                )
+                for (number, place), (plan, host) in zip(self._places().items(), self._hosts, strict=True)
+            ]
+        )
+
     def launcher(self, record: JobRecord) -> ClosingLauncher:
         """An agent on each host; see `Site`."""
+        return open_agents(self._places(), record_fields(record), record.job)
+
+    def close(self) -> None:
+        """Nothing: the meeting ends with its own block."""
+
+    def _places(self) -> dict[int, Place]:
         own = own_places()
-        places = {
+        return {
             number: Place(host=host, own=own, python=plan.python, workdir=plan.folder)
             for number, (plan, host) in enumerate(self._hosts)
         }
-        return open_agents(places, record_fields(record), record.job)
 
 
 def share_out_devices(flags: argparse.Namespace, tasks: int) -> None:

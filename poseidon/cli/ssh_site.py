@@ -114,14 +114,7 @@ class SshSite:
         return self._clients
 
     def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
-        """Connect to all hosts, and have each look for what its clients need.
-
-        Args:
-            needs: of each client, by its id; their addresses are added here.
-
-        Raises:
-            JobError: lists what is in the way on all hosts.
-        """
+        """See `Site`; connects to all hosts first."""
         self._hosts = dict(connect_all(self._clients, self._settings))
         config = SshConfig(self._settings)
         asked = {

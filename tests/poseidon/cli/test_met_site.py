@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from poseidon.cli.met_site import MetSite, share_out_devices
 from poseidon.cluster.arrivals import HostPlan
+from poseidon.cluster.host_checks import ClientNeeds, NeededFile
 from poseidon.cluster.met_host import MetHost
-from poseidon.errors import UsageError
+from poseidon.cluster.ssh_channel import Finished
+from poseidon.errors import JobError, UsageError
 
 
 def test_one_client_for_each_host() -> None:
@@ -19,6 +26,25 @@ def test_one_client_for_each_host() -> None:
         (0, "10.0.0.0", 0),
         (1, "10.0.0.2", 0),
     ]
+
+
+class HostHere(MetHost):
+    """A met host whose programs run on this machine."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
+        done = subprocess.run(argv, check=False, input=stdin, capture_output=True, timeout=timeout_s)
+        return Finished(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
+    plan = HostPlan(
+        rank=0, address="127.0.0.1", host="node0", tasks=1, python=sys.executable, folder=os.getcwd()
+    )
+    site = MetSite([(plan, HostHere("rank 0 (node0)", plan.address, lambda _: None))])
+    needs = ClientNeeds(id=0, addresses=())
+    site.prepare({0: needs})
+    with pytest.raises(JobError, match=r"rank 0 \(node0\): there is no /no/db"):
+        site.prepare({0: replace(needs, files=(NeededFile(name="/no/db", folder="."),))})
 
 
 @pytest.mark.parametrize(
