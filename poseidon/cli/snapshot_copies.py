@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from poseidon.cluster.job_steps import Outcome
-from poseidon.cluster.settings import SignalEffect
 from poseidon.cluster.signals import SignalRequests
 from poseidon.errors import PoseidonError
 from poseidon.snapshot.checksums import damage, sealed_files, sums_path
@@ -103,7 +102,7 @@ class SnapshotCopies:
                 f"waiting up to {SETTLE_S:.0f} s for the last snapshot to come here (Ctrl-C ends the waiting)"
             )
         while not self._settled_within(_LOOK_S) and time.monotonic() < until_s:
-            if any(request.effect is SignalEffect.STOP for request in requests.take()):
+            if requests.stop_wanted():
                 return
 
     def close(self) -> None:

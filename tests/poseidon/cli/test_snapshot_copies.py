@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +266,7 @@ class OneJob(job.Job):
 
     def __init__(self, output: Path) -> None:
         self.recorder = Recorder()
-        self._flags, self._title = argparse.Namespace(show_logs="first", max_restarts=0), "one"
+        self._flags, self._title = argparse.Namespace(show_logs="first", hostfile=None), "one"
         self._id, self._output = "one", output
         self._plan = JobPlan(clients=(), workers=(), shards=(), workers_per_client=1, channels=1)
         self._point, self._patience = self.origin, SupervisionSettings()
@@ -288,6 +288,8 @@ def test_only_a_job_that_ends_well_waits(
         return Restarted(result=result, restarts=0, repeated=0)
 
     monkeypatch.setattr(job, "run_with_restarts", run)
+    monkeypatch.setattr(job, "register_job", lambda *_: nullcontext())
+    monkeypatch.setattr(OneJob, "_max_restarts", lambda _: 0)
     one = OneJob(tmp_path)
     if fails:
         with pytest.raises(JobError):
