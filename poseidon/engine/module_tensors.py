@@ -9,7 +9,7 @@ Law: every worker finds the same tensors in the same order, that of the module's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 
 from poseidon.errors import UsageError
 from poseidon.exchange.factor_taps import layers_with_factors
@@ -107,24 +108,80 @@ def rows_by_batch_size(module: nn.Module, batch_size: int) -> dict[nn.Parameter,
 def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, int]:
     """Rows of the factors of each fully-connected weight, found by running the module once without gradients.
 
-    Weights whose layer runs never or more than once are left out. Dropout, statistics and random numbers are left
+    Weights whose layer runs never or more than once are left out, and those that are used beside it. Dropout, statistics and random numbers are left
     as they were.
     """
-    rows: dict[nn.Parameter, list[int]] = {}
-    handles = []
-    for weight, layer in layers_with_factors(module).items():
-        seen = rows.setdefault(weight, [])
-
-        def note(_: nn.Module, arguments: tuple[Any, ...], seen: list[int] = seen) -> None:
-            seen.append(arguments[0].numel() // max(1, arguments[0].shape[-1]))
-
-        handles.append(layer.register_forward_pre_hook(note))
+    uses = [_Use(weight, layer) for weight, layer in layers_with_factors(module).items()]
     try:
-        _run(module, example)
+        with _NotingUses(uses):
+            _run(module, example)
     finally:
-        for handle in handles:
+        for use in uses:
+            use.close()
+    return {use.weight: use.rows[0] for use in uses if len(use.rows) == 1 and not use.beside}
+
+
+class _Use:
+    """How one weight is used while its module runs on an example.
+
+    Attributes:
+        rows: of each run of its own layer.
+        beside: whether anything is computed of it outside of these runs.
+    """
+
+    def __init__(self, weight: nn.Parameter, layer: nn.Module) -> None:
+        self.weight = weight
+        self.rows: list[int] = []
+        self.beside = False
+        self._running = False
+        self._handles = [
+            layer.register_forward_pre_hook(self._enter),
+            layer.register_forward_hook(self._leave),
+        ]
+
+    def note(self) -> None:
+        """Something is computed of it."""
+        self.beside = self.beside or not self._running
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
             handle.remove()
-    return {weight: seen[0] for weight, seen in rows.items() if len(seen) == 1}
+
+    def _enter(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self._running = True
+        self.rows.append(arguments[0].numel() // max(1, arguments[0].shape[-1]))
+
+    def _leave(self, *_: object) -> None:
+        self._running = False
+
+
+class _NotingUses(TorchFunctionMode):
+    """Tells each weight's `_Use` of all functions that make a tensor of it."""
+
+    def __init__(self, uses: Sequence[_Use]) -> None:
+        super().__init__()
+        self._uses: dict[Tensor, _Use] = {use.weight: use for use in uses}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if any(True for _ in _tensors_in(result)):
+            for tensor in _tensors_in((args, kwargs)):
+                if tensor in self._uses:
+                    self._uses[tensor].note()
+        return result
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors_in(part)
 
 
 def _run(module: nn.Module, example: Example) -> None:

@@ -1,11 +1,13 @@
 """Takes the factors of a fully-connected layer out of autograd, so that its weight gradient is never formed.
 
 Any module is meant whose forward is y = x W^T (+ b) over the last axes of x, with W its parameter `weight`:
-`torch.nn.Linear`, and Caffe's InnerProduct. The weight is taken out of autograd (`requires_grad` off); v is the module's
-input, u the gradient at its output.
+`torch.nn.Linear`, and Caffe's InnerProduct. While the module runs, the weight is out of autograd (`requires_grad` off);
+v is the module's input, u the gradient at its output.
 
-Law: one forward and one backward pass of the module in each pass of the net. A module that is used twice has a gradient
-of more than one product; it is refused.
+Law: one forward and one backward pass of the module in each pass of the net, and no other use of the weight. A module
+that is used twice has a gradient of more than one product, and so has a weight that is used beside its module
+(`functional.linear(h, layer.weight)`); both are refused. In the first iteration no weight is released before the end of
+the pass, so that such a use is refused before the weight changes under it.
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ class FactorTap:
         self._name = name
         self._exchange = exchange
         self._weight: nn.Parameter = module.get_parameter("weight")
-        self._weight.requires_grad_(False)
         self._outputs, self._inputs = self._weight.shape
         self._kept: list[Factors] = []
         self._backwards = 0
         self._sends = True
+        self._releases = False
         self._handles: list[RemovableHandle] = [
+            self._weight.register_hook(self._used_beside),
             module.register_forward_pre_hook(self._before),
             module.register_forward_hook(self._after),
         ]
@@ -57,24 +60,35 @@ class FactorTap:
 
     def finish(self) -> None:
         """The last pass has ended: send what is kept."""
+        self._send_kept()
+        self._releases = True
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _send_kept(self) -> None:
         if self._kept:
             kept, self._kept = self._kept, []
             self._exchange.begin_factors(self.index, *_stacked(kept))
 
-    def close(self) -> None:
-        """Take the hooks off, and give the weight back to autograd."""
-        for handle in self._handles:
-            handle.remove()
-        self._weight.requires_grad_(True)
+    def _used_beside(self, gradient: Tensor) -> None:
+        raise UsageError(
+            f"'{self._name}' is used beside the forward pass of its own layer, so it cannot travel as factors; "
+            "expected a weight of that layer alone, or --exchange=ps"
+        )
 
     def _before(self, module: nn.Module, arguments: Sequence[Any]) -> Sequence[Any] | None:
         """Make sure that there will be a gradient at the output, though neither input nor weight may want one."""
+        self._weight.requires_grad_(False)
         bias = getattr(module, "bias", None)
         if not torch.is_grad_enabled() or arguments[0].requires_grad or getattr(bias, "requires_grad", False):
             return None
         return (arguments[0].detach().requires_grad_(), *arguments[1:])
 
     def _after(self, module: nn.Module, arguments: Sequence[Any], output: Tensor) -> Tensor | None:
+        self._weight.requires_grad_(True)
         if not output.requires_grad:
             return None
         x: Tensor = arguments[0]
@@ -100,11 +114,11 @@ class FactorTap:
         else:
             self._kept.append((factors[0].clone(), factors[1].clone()))
             if self._sends:
-                self.finish()
+                self._send_kept()
 
     def _left(self, _: Tensor) -> None:
         """The gradient at the input exists: nobody reads the weight any more in this pass."""
-        if self._sends and not self._kept:
+        if self._releases and self._sends and not self._kept:
             self._exchange.release(self.index)
 
 

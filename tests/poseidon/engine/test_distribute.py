@@ -195,6 +195,44 @@ def test_the_optimizers_own_step_is_enough() -> None:
     assert_same(together(2, build, OPTIMIZERS["torch sgd"], body, member=member()), expected)
 
 
+class Tied(nn.Module):
+    """A layer whose weight is used a second time without it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(15, 40)
+        self.square = nn.Linear(40, 40)
+        self.last = nn.Linear(40, 4)
+
+    def forward(self, x_NCT: Tensor) -> Tensor:
+        x = torch.tanh(self.square(torch.tanh(self.wide(x_NCT.flatten(1)))))
+        result: Tensor = self.last(torch.tanh(nn.functional.linear(x, self.square.weight)))
+        return result
+
+
+def build_tied(_: int) -> Tied:
+    with BUILDING, torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Tied()
+
+
+@pytest.mark.parametrize("name", ["sgd", "torch sgd"])
+def test_a_weight_that_is_used_beside_its_layer_travels_whole_where_an_example_shows_it(name: str) -> None:
+    how = {**RULES, **OPTIMIZERS}[name]
+    factors = member(ExchangeKind.FACTORS)
+    (expected,) = together(1, build_tied, how, loop())
+    ends = together(2, build_tied, how, loop(), options=Options(example=example()), member=factors)
+    assert_same(ends, expected)
+
+
+def test_such_a_weight_is_refused_where_only_the_batch_size_is_said() -> None:
+    options = Options(batch_size=BATCH // 2)
+    with pytest.raises(
+        UsageError, match=r"'square\.weight' is used beside the forward pass of its own layer"
+    ):
+        together(2, build_tied, SGD(lr=0.1), loop(), options=options, member=member(ExchangeKind.FACTORS))
+
+
 def test_stale_workers_end_alike() -> None:
     first, second = together(2, build, SGD(lr=0.01), loop(), member=member(staleness=2))
     for name, value in first.items():

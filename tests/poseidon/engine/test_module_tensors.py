@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -94,3 +96,29 @@ def test_rows_by_batch_size_leave_out_what_is_only_read() -> None:
     weights = {weight: name for name, weight in module.named_parameters()}
     rows = {weights[weight]: count for weight, count in rows_by_batch_size(module, 6).items()}
     assert rows == dict.fromkeys(("first.weight", "twice.weight", "last.weight", "frozen.weight"), 6)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        nn.functional.linear,
+        lambda x, weight: x @ weight.T,
+        lambda x, weight: torch.cat([x, weight]),
+        lambda x, weight: torch.addmm(input=x, mat1=x, mat2=weight),
+    ],
+)
+def test_rows_leave_out_a_weight_that_is_used_beside_its_layer(
+    beside: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.second = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.second.weight.shape == (4, 4)  # to look at its shape is no use of it
+            return beside(self.second(self.first(x)), self.first.weight)
+
+    module = Tied()
+    assert rows_by_example(module, torch.ones(3, 4)) == {module.second.weight: 3}

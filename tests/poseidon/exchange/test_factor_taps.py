@@ -42,19 +42,26 @@ class Recorder(LocalExchange):
 
 
 def run(
-    net: nn.Module, loss: Callable[[nn.Module], Tensor], *, passes: int = 1, wait_free: bool = True
+    net: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    passes: int = 1,
+    iterations: int = 1,
+    wait_free: bool = True,
 ) -> Recorder:
     tensors = [Trained(name=name, tensor=tensor) for name, tensor in net.named_parameters()]
     exchange = Recorder(tensors)
     hooks = Hooks(net, tensors, exchange, passes=passes, wait_free=wait_free)
     try:
-        exchange.start(0, 0.1)
-        hooks.start()
-        for _ in range(passes):
-            loss(net).backward()
-            hooks.next_pass()
-        hooks.finish()
-        exchange.finish()
+        for iteration in range(iterations):
+            exchange.calls.clear()
+            exchange.start(iteration, 0.1)
+            hooks.start()
+            for _ in range(passes):
+                loss(net).backward()
+                hooks.next_pass()
+            hooks.finish()
+            exchange.finish()
     finally:
         hooks.close()
     return exchange
@@ -96,16 +103,21 @@ def test_the_dense_gradient_is_never_formed() -> None:
     assert sorted(formed) == ["0.bias", "2.bias"]
 
 
-def test_the_weight_is_given_back_to_autograd() -> None:
+def test_the_weight_wants_a_gradient_afterwards() -> None:
     net = mlp()
     run(net, loss_on(torch.randn(6, 5)))
     assert all(parameter.requires_grad for parameter in net.parameters())
 
 
 def test_a_weight_is_released_after_its_layer_and_before_the_pass_ends() -> None:
-    calls = run(mlp(), loss_on(torch.randn(6, 5))).calls
+    calls = run(mlp(), loss_on(torch.randn(6, 5)), iterations=2).calls
     assert calls.index(("factors", 2)) < calls.index(("release", 2)) < calls.index(("factors", 0))
     assert ("release", 0) not in calls  # its input wants no gradient: the end of the pass releases it
+
+
+def test_in_the_first_iteration_no_weight_is_released_that_another_use_may_yet_read() -> None:
+    calls = run(mlp(), loss_on(torch.randn(6, 5))).calls
+    assert "release" not in [kind for kind, _ in calls]
 
 
 def test_factors_of_several_passes_leave_together_in_the_last() -> None:
@@ -144,6 +156,19 @@ def test_a_layer_that_is_used_twice_is_refused() -> None:
     net = nn.Sequential(nn.Linear(5, 5))
     with pytest.raises(UsageError, match="used more than once"):
         run(net, lambda net: (net(net(torch.randn(2, 5))) ** 2).sum())
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before its layer", "after its layer"])
+def test_a_weight_that_is_used_beside_its_layer_is_refused(first: bool) -> None:
+    def loss(net: nn.Module) -> Tensor:
+        x = torch.randn(2, 5, requires_grad=True)
+        beside = nn.functional.linear(x, net[0].weight) if first else x
+        y: Tensor = net(beside)
+        return (y if first else nn.functional.linear(y, net[0].weight)).square().sum()
+
+    net = nn.Sequential(nn.Linear(5, 5))
+    with pytest.raises(UsageError, match=r"'0\.weight' is used beside the forward pass of its own layer"):
+        run(net, loss)
 
 
 def test_an_input_that_is_changed_afterwards_is_refused() -> None:
