@@ -41,16 +41,30 @@ _TORCH_TYPES = {
 }
 
 
+def pushed_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
+    """How gradients or changes cross the wire; changes that are added up before they leave need all their digits."""
+    added_up = staleness > 0 and consistency is Consistency.SSP_AGGR
+    return Precision.FLOAT32 if added_up else precision
+
+
+def sent_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
+    """How values cross the wire, after the first: as changes of the last ones unless this is float32."""
+    changes = staleness == 0 and consistency is not Consistency.SSP
+    return precision if changes else Precision.FLOAT32
+
+
 def of_pushes(store: StoreSpec, table: TableSpec) -> Precision:
     """How a table's gradients or changes cross the wire."""
-    added_up = table.staleness > 0 and store.consistency is Consistency.SSP_AGGR
-    return store.precision if table.keeping is Keeping.GRADIENTS and not added_up else Precision.FLOAT32
+    if table.keeping is not Keeping.GRADIENTS:
+        return Precision.FLOAT32
+    return pushed_in(store.precision, store.consistency, table.staleness)
 
 
 def of_values(store: StoreSpec, table: TableSpec) -> Precision:
     """How a table's values cross the wire, after the first: as changes unless this is float32."""
-    changes = table.follows_gradients and store.consistency is not Consistency.SSP
-    return store.precision if changes else Precision.FLOAT32
+    if not table.follows_gradients:
+        return Precision.FLOAT32
+    return sent_in(store.precision, store.consistency, table.staleness)
 
 
 def as_tensor(array: Payload) -> Tensor:

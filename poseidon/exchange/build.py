@@ -31,6 +31,7 @@ from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.traffic import CountsTraffic
 from ps_server import Client, Consistency, Precision, StoreSpec
 from ps_server.keys import Keyring
+from ps_server.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 
 TIMEOUT_S = 600.0
@@ -132,7 +133,8 @@ def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePla
     (`signal`) is in step with training only where training reads from the shards.
     """
     kind = ExchangeKind.LOCAL if member.alone else member.kind
-    plan = choose(tensors, kind, member.topology, precision=member.precision)
+    wire = (member.precision, member.consistency, member.staleness)
+    plan = choose(tensors, kind, member.topology, gradients=pushed_in(*wire), values=sent_in(*wire))
     if not plan.of(Scheme.FACTORS) or plan.of(Scheme.SERVER):
         return plan
     cheapest = min(plan.choices, key=lambda choice: choice.server_bytes - choice.bytes)

@@ -118,18 +118,18 @@ class Topology:
         return sum(share > 0 for share in self.worker_shares) + len(self.server_shares)
 
 
-def server_bytes(elements: int, topology: Topology, precision: Precision = Precision.FLOAT32) -> int:
+def server_bytes(elements: int, topology: Topology, there_and_back: int = 2 * ELEMENT_BYTES) -> int:
     """Bytes that one tensor brings to the busiest link by way of the server; 0 for a worker that is its own server.
 
     Args:
         elements: of the tensor.
         topology: with at least one shard.
-        precision: of gradients and values on the wire.
+        there_and_back: bytes of one element's gradient and of its value on the wire.
     """
     total = topology.total_share
     working = total + max(topology.worker_shares) * (topology.workers - 2)
     serving = topology.workers * max(topology.server_shares, default=0)
-    return -(-2 * elements * _wire_bytes(precision) * max(working, serving) // total)
+    return -(-elements * there_and_back * max(working, serving) // total)
 
 
 def factor_bytes(rows: int, n: int, m: int, workers: int) -> int:
@@ -214,8 +214,8 @@ def choose(
     kind: ExchangeKind,
     topology: Topology,
     *,
-    local_workers: int = 1,
-    precision: Precision = Precision.FLOAT32,
+    gradients: Precision = Precision.FLOAT32,
+    values: Precision = Precision.FLOAT32,
 ) -> ExchangePlan:
     """Decide the way of every tensor.
 
@@ -223,14 +223,15 @@ def choose(
         tensors: in the order of the store's tables.
         kind: what the job asks for.
         topology: pushing clients and shards.
-        local_workers: workers behind each pushing client; their rows add up.
-        precision: of gradients and values on their way to and from the server; factors are float32.
+        gradients: on their way to the server; factors are float32.
+        values: on their way back.
     """
     choices = []
+    there_and_back = _wire_bytes(gradients) + _wire_bytes(values)
     for index, trained in enumerate(tensors):
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
-        rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows * local_workers
-        by_server = server_bytes(elements, topology, precision) if topology.total_share else 0
+        rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
+        by_server = server_bytes(elements, topology, there_and_back) if topology.total_share else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(
             Choice(

@@ -10,6 +10,7 @@ from torch import nn
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
+from poseidon.exchange.build import Membership, plan_exchange
 from poseidon.exchange.cost import (
     ExchangeKind,
     Scheme,
@@ -20,7 +21,7 @@ from poseidon.exchange.cost import (
     human_bytes,
     server_bytes,
 )
-from ps_server import Precision
+from ps_server import Consistency, Precision
 
 MEGA_FLOATS = 4_000_000
 
@@ -89,10 +90,19 @@ def test_dedicated_servers_leave_a_worker_one_model_each_way() -> None:
     assert server_bytes(1000, Topology.dedicated(4, 1)) == 2 * 4 * 1000 * 4
 
 
-def test_half_precision_halves_the_servers_bytes() -> None:
-    topology = Topology.colocated(4)
-    for precision in (Precision.FLOAT16, Precision.BFLOAT16):
-        assert 2 * server_bytes(1000, topology, precision) == server_bytes(1000, topology)
+@pytest.mark.parametrize(
+    ("there", "back", "part"),
+    [
+        (Precision.FLOAT16, Precision.BFLOAT16, 0.5),
+        (Precision.FLOAT16, Precision.FLOAT32, 0.75),
+        (Precision.FLOAT32, Precision.FLOAT32, 1.0),
+    ],
+)
+def test_half_precision_halves_the_servers_bytes(there: Precision, back: Precision, part: float) -> None:
+    fc7 = [tensor("fc7", 4096, 4096)]
+    full = choose(fc7, ExchangeKind.SERVER, Topology.colocated(4)).choices[0].bytes
+    plan = choose(fc7, ExchangeKind.SERVER, Topology.colocated(4), gradients=there, values=back)
+    assert plan.choices[0].bytes == part * full
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
@@ -116,20 +126,12 @@ def test_the_break_even_of_fc7_is_a_total_batch_of_4096(rows: int, scheme: Schem
     assert plan.choices[0].scheme is scheme
 
 
-def test_the_workers_of_a_client_add_their_rows() -> None:
-    fc7 = [tensor("fc7", 4096, 4096, rows=256)]
-    topology = Topology.colocated(8)
-    two, four = (choose(fc7, ExchangeKind.HYBRID, topology, local_workers=n).choices[0] for n in (2, 4))
-    assert (two.scheme, four.scheme) == (Scheme.FACTORS, Scheme.SERVER)
-    assert four.factor_bytes == factor_bytes(1024, 4096, 4096, 8)
-
-
 def test_dedicated_servers_and_half_precision_move_the_break_even() -> None:
     fc7 = [tensor("fc7", 4096, 4096, rows=400)]
     hybrid = ExchangeKind.HYBRID
     assert choose(fc7, hybrid, Topology.colocated(8)).choices[0].scheme is Scheme.FACTORS
     assert choose(fc7, hybrid, Topology.dedicated(8, 8)).choices[0].scheme is Scheme.SERVER
-    half = choose(fc7, hybrid, Topology.colocated(8), precision=Precision.FLOAT16)
+    half = choose(fc7, hybrid, Topology.colocated(8), gradients=Precision.FLOAT16, values=Precision.FLOAT16)
     assert half.choices[0].scheme is Scheme.SERVER
 
 
@@ -201,3 +203,24 @@ def test_the_table_for_people() -> None:
 )
 def test_bytes_for_people(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("consistency", "staleness", "there", "back"),
+    [
+        (Consistency.SSP_PUSH, 0, Precision.FLOAT16, Precision.FLOAT16),
+        (Consistency.SSP_PUSH, 2, Precision.FLOAT16, Precision.FLOAT32),
+        (Consistency.SSP, 0, Precision.FLOAT16, Precision.FLOAT32),
+        (Consistency.SSP_AGGR, 2, Precision.FLOAT32, Precision.FLOAT32),
+    ],
+)
+def test_the_plan_counts_what_crosses_the_wire_in_half_precision(
+    consistency: Consistency, staleness: int, there: Precision, back: Precision
+) -> None:
+    """Values that are not sent as changes, and changes that are added up, keep all their digits."""
+    tensors = [tensor("fc7", 4096, 4096)]
+    member = Membership(
+        workers=2, shards=1, precision=Precision.FLOAT16, consistency=consistency, staleness=staleness
+    )
+    expected = choose(tensors, member.kind, member.topology, gradients=there, values=back)
+    assert plan_exchange(tensors, member).bytes == expected.bytes
