@@ -243,13 +243,14 @@ class Client:
         return self._meter.statistics(self._session.clock)
 
     def close(self, *, leave: bool = True) -> None:
-        """Say goodbye, send what is queued, and disconnect. Safe to call twice."""
-        if self._closing:
-            return
-        if leave and self._failure is None:
-            with self._changed:
+        """Say goodbye, send what is queued, and disconnect; whoever still waits hears that. Safe to call twice."""
+        with self._changed:
+            if self._closing:
+                return
+            if leave and self._failure is None:
                 self._add(self._session.leave())
-        self._closing = True
+            self._closing = True
+            self._changed.notify_all()
         self._transport.wake()
         self._thread.join()
         self._transport.close()

@@ -159,8 +159,8 @@ class HybridExchange:
 
     def close(self) -> None:
         """See `Exchange`."""
+        self._server.close()  # first: who applies factors may be waiting there for a norm
         self._factors.close()
-        self._server.close()
 
 
 def _address(said: dict[str, Any]) -> str:

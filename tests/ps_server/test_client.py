@@ -10,6 +10,7 @@ import pytest
 from ps_server import (
     Client,
     Consistency,
+    LocalProtocolError,
     RemoteProtocolError,
     Rule,
     RuleKind,
@@ -24,7 +25,7 @@ from ps_server.messages import Push
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import Faults, MemoryClientTransport, MemoryNetwork
 from ps_server.wire import decode
-from tests.support.cluster import TOKEN, Connect, memory_store, run_workers, socket_store, zeros
+from tests.support.cluster import TIMEOUT_S, TOKEN, Connect, memory_store, run_workers, socket_store, zeros
 
 STORES = {"memory": memory_store, "sockets": socket_store}
 
@@ -370,3 +371,25 @@ def test_stores_that_differ_are_refused_by_name() -> None:
         for thread in threads:
             thread.join()
         raise failures[0]
+
+
+def test_who_waits_when_the_client_is_closed_hears_of_it() -> None:
+    client = Client(MemoryNetwork(1).client("worker 0"), rank=0, store=spec(1, workers=1))
+    waiting = threading.Event()
+    heard: list[str] = []
+
+    def never() -> None:
+        waiting.set()  # under the client's lock, which the waiter gives up only by waiting
+
+    def wait() -> None:
+        try:
+            client.wait(never)
+        except LocalProtocolError as error:
+            heard.append(str(error))
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    assert waiting.wait(TIMEOUT_S)
+    client.close()
+    waiter.join(TIMEOUT_S)
+    assert heard == ["the client is closed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from torch import nn
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.ps import store_spec
-from ps_server import Client, Rule, RuleKind
+from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, TOKEN, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
@@ -100,6 +101,38 @@ def test_the_shards_copy_is_brought_up_to_date_with_the_histories() -> None:
             assert np.array_equal(_copy_of(client, 6), weight.detach().numpy().reshape(-1))
         finally:
             exchange.close()
+
+
+def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, outcomes = threading.Event(), []
+    total_norm = Client.total_norm
+
+    def noted(client: Client, clock: int) -> float:
+        asked.set()
+        try:
+            return total_norm(client, clock)
+        except ServerError as error:
+            outcomes.append(type(error))
+            raise
+
+    monkeypatch.setattr(Client, "total_norm", noted)
+    tensors = [Trained(name=name, tensor=nn.Parameter(torch.zeros(2, 3))) for name in ("fc", "other")]
+    settings = ExchangeSettings(clip=1.0)
+    spec = store_spec(tensors, settings, workers=1, shards=1, by_factors=(0,))
+    with socket_store(1, 1) as connect:
+        client = connect(0, spec)
+        exchange = HybridExchange(
+            client, tensors, spec, settings, listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=TIMEOUT_S
+        )
+        try:
+            exchange.open(None)
+            exchange.start(0, 0.5)
+            exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
+            exchange.release(0)  # and the other's gradient never comes
+            assert asked.wait(TIMEOUT_S)
+        finally:
+            exchange.close()
+    assert outcomes == [LocalProtocolError]
 
 
 def _copy_of(client: Client, size: int) -> np.ndarray:
