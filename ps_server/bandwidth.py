@@ -121,6 +121,8 @@ class ChangeLog:
 
     def affordable(self, now_s: float) -> Iterator[Key]:
         """What may leave now, most important first. Each must be taken before the next is asked for."""
+        if self._budget.wait_s(now_s) > 0:
+            return  # this is asked at every message: put nothing in order for it
         by_importance = sorted(self._entries, key=self._importance, reverse=True)
         for key in by_importance:
             if self._budget.wait_s(now_s) > 0:

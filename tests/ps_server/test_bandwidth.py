@@ -85,6 +85,19 @@ def test_changes_are_added_up_and_the_callers_arrays_left_alone() -> None:
     assert not log
 
 
+def test_nothing_is_put_in_order_while_nothing_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int]] = []
+    monkeypatch.setattr(ChangeLog, "_importance", lambda _, key: compared.append(key) or 0.0)
+    log = ChangeLog(1 / MEGABIT_BYTES, 0.0)  # a byte a second
+    for chunk in range(3):
+        log.add((0, chunk), 0, ones(3))
+    log.take((0, 0))  # more than was saved up
+    assert list(log.affordable(1.0)) == []
+    assert compared == []
+    assert next(log.affordable(100.0)) == (0, 1)
+    assert compared == [(0, 1), (0, 2)]
+
+
 class Job:
     """Workers and one shard, joined by hand: every message is delivered at once."""
 
