@@ -1,0 +1,56 @@
+"""Once warm, an exchange between whole nets takes no memory of a weight's size; only autograd makes new gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.steady_exchange_child import LARGE_LAYERS, WIDTH, WORKERS
+
+ROOT = Path(__file__).parents[3]
+MAP_WHAT_IS_LARGE = {
+    "MALLOC_MMAP_THRESHOLD_": str(3 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(3 * 2**20),
+    "NUMPY_MADVISE_HUGEPAGE": "0",
+}
+WEIGHT_PAGES = 4 * WIDTH * WIDTH // 4096
+
+
+def train(kind: str, passes: int) -> dict[str, Any]:
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.support.steady_exchange_child", kind, str(passes)],
+        cwd=ROOT,
+        env={**os.environ, **MAP_WHAT_IS_LARGE, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(child.stdout)
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "passes", "gradients"),
+    [
+        ("ps", 1, 1),
+        ("svb", 1, 0),
+        pytest.param("svb", 2, 0, marks=pytest.mark.thorough),
+    ],
+)
+def test_an_iteration_takes_no_memory_of_a_weights_size(kind: str, passes: int, gradients: int) -> None:
+    """Save autograd's: a gradient for each large weight and pass on the server's way, none as factors.
+
+    What is small may be given back and taken again, now more, now less; what is large is taken in each iteration.
+    """
+    found = train(kind, passes)
+    weights = WORKERS * LARGE_LAYERS * WEIGHT_PAGES
+    assert min(found["pages"]) < (gradients + 0.75) * weights, found
+    assert found["growth"] < 4 * WEIGHT_PAGES * 4096, found

@@ -1,0 +1,104 @@
+"""Two workers and two shards in one process over sockets, joined to nets by hooks; prints what an iteration costs once warm.
+
+As JSON: `pages` that each iteration touched anew, and the `growth` in bytes of what is resident from the first to the last
+of them. Where malloc maps what is large by itself, and so gives it back at once, the pages are those of each large block
+that anybody has taken: torch, numpy, Python or ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+
+import psutil
+import torch
+from torch import nn
+
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import Membership, build_exchange
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.factor_taps import layers_with_factors
+from poseidon.exchange.hooks import Hooks
+from ps_server import Rule
+from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+
+WORKERS, SHARDS, LARGE_LAYERS, BATCH = 2, 2, 2, 4
+WIDTH = 1024
+WARM_UP, ITERATIONS = 8, 10
+
+
+class Watch:
+    """Called between iterations, when no worker computes."""
+
+    def __init__(self) -> None:
+        self.pages: list[int] = []
+        self.resident: list[int] = []
+
+    def __call__(self) -> None:
+        self.pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        self.resident.append(psutil.Process().memory_info().rss)
+
+
+def train(
+    kind: ExchangeKind, passes: int, rank: int, addresses: Sequence[str], between: threading.Barrier
+) -> None:
+    """One worker with two large layers and small ones."""
+    large = [layer for _ in range(LARGE_LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    module = nn.Sequential(*large, nn.Linear(WIDTH, 2))
+    factors = layers_with_factors(module)
+    rule = Rule(momentum=0.9, decay=0.01)  # others take a temporary of a tile or chunk at a time
+    tensors = [
+        Trained(name=n, tensor=p, rule=rule, factor_rows=passes * BATCH if p in factors else 0)
+        for n, p in module.named_parameters()
+    ]
+    member = Membership(
+        rank=rank, workers=WORKERS, shards=SHARDS, kind=kind, token=TOKEN, timeout_s=TIMEOUT_S
+    )
+    settings = ExchangeSettings(clip=1.0, gradient_scale=1 / passes)
+    exchange = build_exchange(tensors, settings, member, lambda: addresses).exchange
+    hooks = Hooks(module, tensors, exchange, passes=passes)
+    x = torch.ones(BATCH, WIDTH)
+    try:
+        exchange.open(None)
+        for iteration in range(WARM_UP + ITERATIONS):
+            between.wait()
+            exchange.start(iteration, 1e-3)
+            hooks.start()
+            for _ in range(passes):
+                module(x).square().mean().backward()
+                hooks.next_pass()
+            hooks.finish()
+            exchange.finish()
+        exchange.settle()
+    except BaseException:
+        between.abort()
+        raise
+    finally:
+        hooks.close()
+        exchange.close()
+
+
+def main(kind: ExchangeKind, passes: int) -> None:
+    """Train, and print."""
+    torch.set_num_threads(1)
+    watch = Watch()
+    between = threading.Barrier(WORKERS, action=watch)
+    with shards_on_sockets(WORKERS, SHARDS) as addresses:
+        threads = [
+            threading.Thread(target=train, args=(kind, passes, rank, addresses, between))
+            for rank in range(WORKERS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    pages = [after - before for before, after in pairwise(watch.pages[WARM_UP:])]
+    print(json.dumps({"pages": pages, "growth": watch.resident[-1] - watch.resident[WARM_UP]}))
+
+
+if __name__ == "__main__":
+    main(ExchangeKind(sys.argv[1]), int(sys.argv[2]))
