@@ -4,7 +4,8 @@
 
 Four targets share the messages. A shard that strangers speak to must send its workers the same bytes as one that is left
 in peace, and keep nothing of the strangers. A shard whose own workers have gone mad, a worker's session and a
-line of factors must refuse what is not legal without a change of state. Whatever comes, nothing else may be raised.
+line of factors must refuse what is not legal without a change of state. Whatever comes, nothing else may be raised, and
+no target may hold more memory at the end than at the half.
 
 Law: every draw comes from the seed; a run is repeated by its number.
 """
@@ -12,8 +13,9 @@ Law: every draw comes from the seed; a run is repeated by its number.
 from __future__ import annotations
 
 import argparse
+import gc
+import hashlib
 import time
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from random import Random
 
 import msgpack
 import numpy as np
+import psutil
 
 from poseidon.exchange.factor_session import FactorSession, FactorTable, Pair
 from poseidon.exchange.factor_wire import Join
@@ -36,9 +39,11 @@ from ps_server.transport.base import Frames
 from ps_server.wire import decode, encode
 from tests.fuzz.mutation import BINARY, spoil
 from tests.support.fingerprint import fingerprint
+from tests.support.held_memory import held_bytes
 
 TOKEN = b"the secret of this job"
 WORKERS = 2
+LONGEST_LIFE = 2_000
 STORE = StoreSpec(
     workers=WORKERS,
     shards=1,
@@ -60,12 +65,68 @@ class Report:
     Attributes:
         messages: how many were thrown.
         refused: of them, without a change of state.
-        growth_bytes: memory at the end beyond that at the half.
+        growth_bytes: what the session, all that it refers to included, holds at the end beyond that at the half.
+        resident_growth_bytes: the same of the whole process, in pages of the system.
     """
 
     messages: int
     refused: int
     growth_bytes: int
+    resident_growth_bytes: int
+
+
+class Memory:
+    """What a session, and this process, hold at the half of the messages and at their end."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._resident: list[int] = []
+
+    def look(self, session: object) -> None:
+        """Remember what is held now, garbage apart."""
+        gc.collect()
+        self._held.append(held_bytes(session))
+        self._resident.append(psutil.Process().memory_info().rss)
+
+    def report(self, messages: int, refused: int) -> Report:
+        """What came of the run, by the first look and the last."""
+        return Report(
+            messages=messages,
+            refused=refused,
+            growth_bytes=self._held[-1] - self._held[0],
+            resident_growth_bytes=self._resident[-1] - self._resident[0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """Messages shared among sessions, each used up and replaced: one may have been told to leave, or be far ahead.
+
+    The half of the messages is the end of a session's life, as the end is: what a session may legally hold at its end does
+    not count as growth.
+    """
+
+    count: int
+    length: int
+
+    @classmethod
+    def of(cls, messages: int) -> Lives:
+        """At least so many messages."""
+        pairs = -(-messages // (2 * LONGEST_LIFE))
+        return cls(2 * pairs, -(-messages // (2 * pairs)))
+
+    @property
+    def messages(self) -> int:
+        """Of all together."""
+        return self.count * self.length
+
+    def born(self, number: int) -> bool:
+        """Whether a session's life begins with this message."""
+        return number % self.length == 0
+
+    def at_a_half(self, number: int) -> bool:
+        """Whether the half, or all, of the messages end with this one."""
+        return (number + 1) % (self.messages // 2) == 0
 
 
 class Hostile:
@@ -114,20 +175,21 @@ class Hostile:
 
 
 class Scripted:
-    """A `ServerTransport` that hands over what a script says and keeps what is sent."""
+    """A `ServerTransport` that hands over what a script says and remembers a digest of what each peer is sent."""
 
     address = "scripted"
     refused = 0
     connections = WORKERS
     finish: Callable[[], None]
 
-    def __init__(self, batches: Iterator[list[tuple[bytes, Frames]]]) -> None:
-        self._batches = batches
-        self.sent: dict[bytes, list[bytes]] = {}
+    batches: Iterator[list[tuple[bytes, Frames]]]
+
+    def __init__(self) -> None:
+        self._sent: dict[bytes, hashlib._Hash] = {}
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """The next batch; without one the server is asked to stop."""
-        batch = next(self._batches, None)
+        batch = next(self.batches, None)
         if batch is None:
             self.finish()
         return batch or []
@@ -137,9 +199,17 @@ class Scripted:
         return False
 
     def send(self, peer: bytes, frames: Frames) -> bool:
-        """Keep it."""
-        self.sent.setdefault(peer, []).extend(bytes(frame) for frame in frames)
+        """Count it in."""
+        digest = self._sent.setdefault(peer, hashlib.sha256())
+        for frame in frames:
+            digest.update(b"%d:" % memoryview(frame).nbytes)
+            digest.update(frame)
         return True
+
+    @property
+    def sent(self) -> dict[bytes, bytes]:
+        """A digest of all that each peer was sent, frame by frame."""
+        return {peer: digest.digest() for peer, digest in self._sent.items()}
 
     def admit_no_more(self) -> None:
         """Nothing to do."""
@@ -190,12 +260,11 @@ def _packet(message: m.Message) -> Packet:
     return [bytes(frame) for frame in encode(message)]
 
 
-def serve(batches: Iterator[list[tuple[bytes, Frames]]]) -> tuple[Server, Scripted]:
-    """A server that has handled all of it."""
-    transport = Scripted(batches)
+def a_server() -> tuple[Server, Scripted]:
+    """A shard's server, which stops when the script that its transport is given ends."""
+    transport = Scripted()
     server = Server(Shard(0, WORKERS, TOKEN), transport)
     transport.finish = server.stop
-    server.serve()
     return server, transport
 
 
@@ -206,27 +275,29 @@ def strangers_at_a_shard(messages: int, random: Random) -> Report:
     known = [packet for packet in known if TOKEN not in b"".join(packet)] + [_packet(m.Hello(0, b"a guess"))]
     hostile = Hostile(random, known)
     share = messages // len(said) + 1
-    thrown, marks = 0, []
+    thrown, memory = 0, Memory()
 
     def batches() -> Iterator[list[tuple[bytes, Frames]]]:
         nonlocal thrown
         for number, (name, packet) in enumerate(said):
             if number in (len(said) // 2, len(said) - 1):
-                marks.append(tracemalloc.get_traced_memory()[0])
+                memory.look((server.shard, server._queues, server._meter))
             for _ in range(share):
                 yield [(b"stranger %d" % random.randrange(1 << 60), _without_secret(hostile.packet()))]
             thrown += share
             yield [(name, packet)]
 
-    left_in_peace = serve(iter([[entry] for entry in said]))
-    tracemalloc.start()
-    server, transport = serve(batches())
-    tracemalloc.stop()
-    assert transport.sent == left_in_peace[1].sent, "strangers changed what the workers are told"
-    assert fingerprint(server.shard._cells) == fingerprint(left_in_peace[0].shard._cells)
+    peaceful, told_in_peace = a_server()
+    told_in_peace.batches = iter([[entry] for entry in said])
+    peaceful.serve()
+    server, transport = a_server()
+    transport.batches = batches()
+    server.serve()
+    assert transport.sent == told_in_peace.sent, "strangers changed what the workers are told"
+    assert fingerprint(server.shard._cells) == fingerprint(peaceful.shard._cells)
     assert set(server._queues) == set(transport.sent) == {peer(0), peer(1)}, "a stranger was remembered"
     assert set(server.shard._stages) == {peer(0), peer(1)}
-    return Report(messages=thrown, refused=server.shard.counts.faults, growth_bytes=marks[1] - marks[0])
+    return memory.report(thrown, server.shard.counts.faults)
 
 
 def _without_secret(packet: Packet) -> Packet:
@@ -237,24 +308,31 @@ def mad_workers(messages: int, random: Random) -> Report:
     """The workers say anything; what is refused has changed nothing."""
     said = script(iterations=3)
     hostile = Hostile(random, [packet for _, packet in said])
-    shard = _joined(said)
-    refused = 0
-    for number in range(messages):
-        if number % 2_000 == 0:  # it may have been told to leave, or be far ahead
+    shard, lives = _joined(said), Lives.of(messages)
+    memory, refused = Memory(), 0
+    for number in range(lives.messages):
+        if lives.born(number):
             shard = _joined(said)
-        packet = hostile.packet()
-        try:
-            received = decode(packet)
-        except RemoteProtocolError:
+        refused += _told_by_a_worker(shard, hostile.packet(), random)
+        if lives.at_a_half(number):
+            memory.look(shard)
+    return memory.report(lives.messages, refused)
+
+
+def _told_by_a_worker(shard: Shard, packet: Packet, random: Random) -> int:
+    """How many messages of it were refused."""
+    try:
+        received = decode(packet)
+    except RemoteProtocolError:
+        return 1
+    refused = 0
+    for message, _ in received:
+        faults, before = shard.counts.faults, fingerprint(shard)
+        shard.handle(peer(random.randrange(WORKERS)), message)
+        if shard.counts.faults > faults:
             refused += 1
-            continue
-        for message, _ in received:
-            faults, before = shard.counts.faults, fingerprint(shard)
-            shard.handle(peer(random.randrange(WORKERS)), message)
-            if shard.counts.faults > faults:
-                refused += 1
-                assert fingerprint(shard) == before, f"message {number} was refused and changed something"
-    return Report(messages=messages, refused=refused, growth_bytes=0)
+            assert fingerprint(shard) == before, f"{message} was refused and changed something"
+    return refused
 
 
 def _joined(said: Sequence[tuple[bytes, Packet]]) -> Shard:
@@ -269,26 +347,34 @@ def a_mad_shard(messages: int, random: Random) -> Report:
     """A worker's session is told anything; what is refused has changed nothing."""
     answers = _answers()
     hostile = Hostile(random, answers)
-    session = _session(answers)
-    refused = 0
-    for number in range(messages):
-        if number % 2_000 == 0:
+    session, lives = _session(answers), Lives.of(messages)
+    memory, refused = Memory(), 0
+    for number in range(lives.messages):
+        if lives.born(number):
             session = _session(answers)
+        refused += _told_by_the_shard(session, hostile.packet())
+        if lives.at_a_half(number):
+            memory.look(session)
+    return memory.report(lives.messages, refused)
+
+
+def _told_by_the_shard(session: Session, packet: Packet) -> int:
+    """How many messages of it were refused."""
+    try:
+        received = decode(packet)
+    except RemoteProtocolError:
+        return 1
+    refused = 0
+    for message, _ in received:
+        before = fingerprint(session)
         try:
-            received = decode(hostile.packet())
+            if isinstance(message, m.Value):
+                session.land(0, message)
+            session.receive(0, message)
         except RemoteProtocolError:
             refused += 1
-            continue
-        for message, _ in received:
-            before = fingerprint(session)
-            try:
-                if isinstance(message, m.Value):
-                    session.land(0, message)
-                session.receive(0, message)
-            except RemoteProtocolError:
-                refused += 1
-                assert fingerprint(session) == before, f"message {number} was refused and changed something"
-    return Report(messages=messages, refused=refused, growth_bytes=0)
+            assert fingerprint(session) == before, f"{message} was refused and changed something"
+    return refused
 
 
 def _answers() -> list[Packet]:
@@ -319,22 +405,30 @@ def at_a_line_of_factors(messages: int, random: Random) -> Report:
     sent = [own.send(table, pair(spec)) for _ in range(3) for table, spec in enumerate(FACTORS)]
     true = [[bytes(f) for f in encode_factors(said)] for said in (*sent, Join(1, b"a guess"))]
     hostile = Hostile(random, true)
-    refused = 0
+    memory, refused, half = Memory(), 0, -(-messages // 2)
     peers = Peers(FactorSession(0, WORKERS, FACTORS), listen="tcp://127.0.0.1:0", token=TOKEN)
     try:
         peers._take_in(peer(1), [bytes(f) for f in encode_factors(Join(1, TOKEN))])
-        for _ in range(messages):
+        for number in range(2 * half):
             name = random.choice((peer(1), b"stranger %d" % random.randrange(1 << 60)))
-            before = fingerprint((peers.session, peers._ranks))
-            try:
-                peers._take_in(name, hostile.packet())
-                assert name == peer(1), "a stranger was listened to"
-            except RemoteProtocolError:
-                refused += 1
-                assert fingerprint((peers.session, peers._ranks)) == before
+            refused += _told_by_a_peer(peers, name, hostile.packet())
+            if (number + 1) % half == 0:
+                memory.look((peers.session, peers._ranks, peers._left, peers._outboxes))
     finally:
         peers.close()
-    return Report(messages=messages, refused=refused, growth_bytes=0)
+    return memory.report(2 * half, refused)
+
+
+def _told_by_a_peer(peers: Peers, name: bytes, packet: Packet) -> int:
+    """Whether it was refused: 1 or 0."""
+    before = fingerprint((peers.session, peers._ranks))
+    try:
+        peers._take_in(name, packet)
+    except RemoteProtocolError:
+        assert fingerprint((peers.session, peers._ranks)) == before
+        return 1
+    assert name == peer(1), "a stranger was listened to"
+    return 0
 
 
 TARGETS: dict[str, Callable[[int, Random], Report]] = {
@@ -350,14 +444,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.sessions", description=__doc__.split("\n")[0])
     parser.add_argument("--messages", type=int, default=1_000_000, help="over all targets together")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--target", choices=TARGETS, help="this one alone, with its share of the messages")
     flags = parser.parse_args(arguments)
     total: Counter[str] = Counter()
-    for name, target in TARGETS.items():
+    for name in [flags.target] if flags.target else TARGETS:
         began_s = time.monotonic()
-        report = target(flags.messages // len(TARGETS), Random(f"{flags.seed} {name}"))
+        report = TARGETS[name](flags.messages // len(TARGETS), Random(f"{flags.seed} {name}"))
         total.update(messages=report.messages, refused=report.refused)
         print(
-            f"{name}: {report.messages} messages, {report.refused} refused, growth {report.growth_bytes} bytes, "
+            f"{name}: {report.messages} messages, {report.refused} refused, growth of the session "
+            f"{report.growth_bytes} bytes, of the process {report.resident_growth_bytes} bytes, "
             f"{time.monotonic() - began_s:.0f} s",
             flush=True,
         )
