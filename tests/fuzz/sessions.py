@@ -30,7 +30,7 @@ from poseidon.exchange.factor_wire import Join
 from poseidon.exchange.factor_wire import encode as encode_factors
 from poseidon.exchange.peers import Peers
 from ps_server import messages as m
-from ps_server.errors import RemoteProtocolError
+from ps_server.errors import PeerLost, RemoteProtocolError
 from ps_server.server import Server
 from ps_server.session import Session
 from ps_server.settings import Keeping, Rule, RuleKind, StoreSpec, TableSpec
@@ -325,13 +325,15 @@ def _told_by_a_worker(shard: Shard, packet: Packet, random: Random) -> int:
         received = decode(packet)
     except RemoteProtocolError:
         return 1
-    refused = 0
+    refused, before = 0, fingerprint(shard)
     for message, _ in received:
-        faults, before = shard.counts.faults, fingerprint(shard)
+        faults = shard.counts.faults
         shard.handle(peer(random.randrange(WORKERS)), message)
+        after = fingerprint(shard)
         if shard.counts.faults > faults:
             refused += 1
-            assert fingerprint(shard) == before, f"{message} was refused and changed something"
+            assert after == before, f"{message} was refused and changed something"
+        before = after
     return refused
 
 
@@ -371,7 +373,7 @@ def _told_by_the_shard(session: Session, packet: Packet) -> int:
             if isinstance(message, m.Value):
                 session.land(0, message)
             session.receive(0, message)
-        except RemoteProtocolError:
+        except (RemoteProtocolError, PeerLost):  # it may be told that another worker has gone, too
             refused += 1
             assert fingerprint(session) == before, f"{message} was refused and changed something"
     return refused

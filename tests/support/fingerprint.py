@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from enum import Enum
+from functools import cache
 
 import numpy as np
 import torch
 
+PLAIN = (int, float, str, bytes, bytearray, Enum)
 # What only counts or locks, and what is the same for ever.
 LEFT_OUT = {"counts", "_handlers", "_faults", "_placement", "store", "_store", "spec", "chunk"}
 
 
 def fingerprint(thing: object) -> bytes:
     """All of it, whatever it is made of."""
-    return b"|".join(_pieces(thing))
+    pieces: list[bytes] = []
+    _note(thing, pieces.append)
+    return b"|".join(pieces)
 
 
-def _pieces(thing: object) -> Iterator[bytes]:
-    if isinstance(thing, torch.Tensor):
-        yield thing.detach().numpy().tobytes()
+def _note(thing: object, note: Callable[[bytes], None]) -> None:
+    if thing is None or isinstance(thing, PLAIN):
+        note(repr(thing).encode())
+    elif isinstance(thing, torch.Tensor):
+        note(thing.detach().numpy().tobytes())
     elif isinstance(thing, np.ndarray):
-        yield thing.tobytes()
-    elif thing is None or isinstance(thing, int | float | str | bytes | bytearray | Enum):
-        yield repr(thing).encode()
+        note(thing.tobytes())
     elif isinstance(thing, dict):
         for key, value in thing.items():
-            yield repr(key).encode()
-            yield from _pieces(value)
+            note(repr(key).encode())
+            _note(value, note)
     elif isinstance(thing, set | frozenset):
-        yield repr(sorted(thing)).encode()
+        note(repr(sorted(thing)).encode())
     elif isinstance(thing, list | tuple | deque):
-        yield b"%d" % len(thing)
+        note(b"%d" % len(thing))
         for item in thing:
-            yield from _pieces(item)
+            _note(item, note)
     else:
-        yield from _attributes(thing)
+        for name in (*getattr(thing, "__dict__", ()), *_slots(type(thing))):
+            if name not in LEFT_OUT and hasattr(thing, name):
+                note(name.encode())
+                _note(getattr(thing, name), note)
 
 
-def _attributes(thing: object) -> Iterator[bytes]:
-    names = list(getattr(thing, "__dict__", ()))
-    for kind in type(thing).__mro__:
-        slots = getattr(kind, "__slots__", ())
-        names += [slots] if isinstance(slots, str) else slots
-    for name in names:
-        if name not in LEFT_OUT and hasattr(thing, name):
-            yield name.encode()
-            yield from _pieces(getattr(thing, name))
+@cache
+def _slots(kind: type) -> tuple[str, ...]:
+    """Of a class and of those that it is made from."""
+    slots = [each.__dict__.get("__slots__", ()) for each in kind.__mro__]
+    return tuple(name for names in slots for name in ((names,) if isinstance(names, str) else names))
