@@ -48,7 +48,7 @@ def no_leaked_threads() -> Iterator[None]:
     yield
     left = []
     for thread in set(threading.enumerate()) - before:
-        if thread.name.startswith(("poseidon", "ps-")):
+        if thread.name.startswith(("poseidon", "ps-", "factors-", "rebuild-", "local-", "pushes-")):
             thread.join(timeout=5)
             if thread.is_alive():
                 left.append(thread.name)
