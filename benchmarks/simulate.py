@@ -102,7 +102,7 @@ def main(words: list[str] | None = None) -> int:
     other = commands.add_parser("beside", help="measured iterations beside foretold ones")
     other.add_argument("files", type=Path, nargs="+", metavar="FILE", help="of cluster.py --json")
     other.add_argument(
-        "--net", choices=list(NETS), default="googlenet", help="of tables on overlap (googlenet)"
+        "--net", choices=list(NETS), default="resnet50", help="of tables on overlap (resnet50)"
     )
     other.add_argument("--batch", type=int, default=32, help="of tables on overlap (32)")
     other.set_defaults(run=run_beside)
