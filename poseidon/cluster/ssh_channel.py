@@ -75,7 +75,8 @@ def answered_within(channel: paramiko.Channel, timeout_s: float) -> Iterator[Non
 
     def give_up() -> None:
         out_of_time.set()
-        channel.close()
+        with suppress(paramiko.SSHException, OSError, EOFError):  # the connection may be gone by now
+            channel.close()
 
     timer = threading.Timer(timeout_s, give_up)
     timer.daemon = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.processes import Processes, environment
+from tests.support.living import none_left
 
 
 def python(program: str) -> list[str]:
@@ -41,7 +41,7 @@ def test_all_are_ended_with_what_they_started(tmp_path: Path) -> None:
             processes.check()
         child = int(processes.said("parent")[0])
         assert processes.cpu_time("parent").user_s > 0.0
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert none_left([child])
 
 
 def test_what_does_not_exist_cannot_be_started(tmp_path: Path) -> None:

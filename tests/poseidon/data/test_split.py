@@ -88,6 +88,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, backend: Backend) -> None:
 
 # Says that it is in the middle, then waits for its end.
 HALFWAY = """
+import signal
 import sys
 from pathlib import Path
 from poseidon.data.split import partition_data
@@ -97,6 +98,7 @@ def report(activity, done, total):
         print("halfway", flush=True)
         sys.stdin.read()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has those that it starts with & ignore it
 partition_data(Path(sys.argv[1]), 3, report=report)
 """
 
