@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import zmq
 
+from poseidon.cluster.meeting_key import write_new_key
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHost, SshHosts, clean_environment
-from tests.support.training import endless
-from tests.support.trainings import machinefile, make_data, training
+from tests.support.strangers import another_user, turned_away
+from tests.support.training import endless, largest_difference, weights, write_definitions
+from tests.support.trainings import WAIT_S, Training, machinefile, make_data, poseidon, training
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Z85 = rb"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
 """What a key looks like."""
 SSHD_PORTS = (22, 2222)
+ACCEPTS = "00010000"
+"""The flags in /proc/net/unix of a socket that listens."""
 
 
 @pytest.fixture
@@ -66,6 +75,104 @@ def test_no_socket_of_a_running_job_lets_anybody_in(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.suffix in (".log", ".json", ".txt"):
             assert not re.search(rb"secret.{1,8}" + Z85, path.read_bytes()), f"{path} holds keys"
+
+
+def of(jobs: Iterable[Training]) -> list[psutil.Process]:
+    """All processes of these, the launchers' own included."""
+    own = [psutil.Process(job.process.pid) for job in jobs]
+    return own + [child for process in own for child in process.children(recursive=True)]
+
+
+def meeting_places(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Every path at which one of them listens."""
+    rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
+    accepting = {row[-1] for row in rows if len(row) == 8 and row[3] == ACCEPTS}
+    named = (c.laddr for process in processes for c in process.net_connections(kind="unix"))
+    return {Path(path) for path in named if path in accepting}
+
+
+def wait_until(found: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not found():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def held_back(jobs: Iterable[Training], names: Iterable[str]) -> Iterator[None]:
+    """Some workers are stopped as soon as they are there, long before they have said anything, until the block ends."""
+    held: dict[str, psutil.Process] = {}
+
+    def hold() -> bool:
+        for job in jobs:
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                for name in job.children().keys() & (set(names) - held.keys()):
+                    held[name] = job.children()[name]
+                    held[name].suspend()
+        return held.keys() == set(names)
+
+    wait_until(hold, "the workers were not started")
+    try:
+        yield
+    finally:
+        for process in held.values():
+            process.resume()
+
+
+def test_every_door_that_still_waits_for_somebody_turns_strangers_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines of two workers, started by an engine. First one task is late, then a worker of each machine: all the
+    doors are open, and only the keys keep them. What is trained is what one process trains, whom nobody can disturb."""
+    write_definitions(folder, batch=12, extra="max_iter: 6")
+    assert poseidon(folder, "train", "--solver=solver.prototxt", "--output=alone").returncode == 0
+    undisturbed = weights(folder, 6)
+    (folder / "snap_iter_6.caffemodel").unlink()
+    write_definitions(folder, batch=3, extra="max_iter: 6")
+    write_new_key(folder / "key")
+    job = ("train", "--solver=solver.prototxt", "--exchange=svb", "--encrypt=on", "--num_app_threads=2")
+    words = (f"--key_file={folder / 'key'}", *job, "--output=out")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = probe.getsockname()
+    for name, value in (("SIZE", "2"), ("LOCAL_RANK", "0"), ("RANK", "0")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", meeting[0])
+    monkeypatch.setenv("MASTER_PORT", str(meeting[1]))
+    with training(folder, *words, command="worker") as first:
+        wait_until(lambda: listening(of([first])) == [meeting], "rank 0 did not listen")
+        turned_away(*meeting)
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+        with training(folder, *words, command="worker") as second:
+            jobs = (first, second)
+            with held_back(jobs, ["worker 1", "worker 3"]):
+                wait_until(lambda: len(listening(of(jobs))) == 5, "two shards and two workers did not listen")
+                wait_until(
+                    lambda: len(meeting_places(of(jobs))) == 2, "the machines' first workers do not listen"
+                )
+                assert_shut(meeting)
+                doors = set(listening(of(jobs))) - {meeting}
+                assert {host for host, _ in doors} == {"127.0.0.1"}
+                knocks = [turned_away(*door) for door in sorted(doors)]
+                for place in meeting_places(of(jobs)):
+                    assert_private(place)
+            assert [second.end(), first.end()] == [0, 0], "".join(first.lines)
+    assert largest_difference(weights(folder, 6), undisturbed) <= 1e-5
+    shards = json.loads((folder / "out" / "statistics.json").read_text())["shards"]
+    assert len(shards) == 2
+    for shard in shards.values():
+        assert shard["refused"] >= knocks[0]
+        assert shard["dropped"] == 0
+
+
+def assert_private(place: Path) -> None:
+    """Another user of this machine cannot connect to a socket of the file system."""
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    if os.getuid() != 0:
+        return
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with stranger, another_user(), pytest.raises(PermissionError):
+        stranger.connect(str(place))
 
 
 def listening_on(host: SshHost) -> list[tuple[str, int]]:

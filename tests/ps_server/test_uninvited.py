@@ -17,24 +17,12 @@ from ps_server.keys import JobKeys, KeyPair, Keyring
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 from ps_server.wire import encode
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
+from tests.support.shard_requests import every_request
 
 KEYS = JobKeys.new(workers=2, shards=1)
 STORE = StoreSpec(workers=2, shards=1, tables=(TableSpec(name="w", size=4),))
 ONES = np.ones(4, dtype=np.float32)
-EVERYTHING: tuple[m.Message, ...] = (
-    m.Hello(1, TOKEN),
-    m.Create(STORE),
-    m.Initial(0, 0, [ONES]),
-    m.Push(0, 0, 0, 1.0, ONES),
-    m.Store(0, 0, 0, ONES),
-    m.Get(0, 0, 0),
-    m.GetHistory(0, 0),
-    m.Gather(0, b"x"),
-    m.TotalNorm(0, 1.0),
-    m.Signal(m.SignalKind.STOP, 1),
-    m.Clock(1),
-    m.Leave(),
-)
+EVERYTHING = every_request(STORE, TOKEN)
 
 
 @contextmanager

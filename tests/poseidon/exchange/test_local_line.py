@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -15,6 +14,7 @@ import pytest
 
 from poseidon.exchange.local_line import Kind, Line, Message, accept, connect, tell
 from ps_server import PeerLost, StalenessTimeout, TransportError
+from tests.support.strangers import another_user
 
 Pair = tuple[Line, Line]
 
@@ -132,16 +132,6 @@ def test_an_address_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
         accept(str(tmp_path / "nowhere" / "one" / "workers"), 1, 1.0, lambda hello: None)
     with pytest.raises(TransportError, match=r"^cannot connect to .*: AF_UNIX path too long$"):
         connect("/" + "x" * 200, 1.0)
-
-
-@contextmanager
-def another_user() -> Iterator[None]:
-    """As somebody else, for what the kernel notes of a socket."""
-    os.seteuid(65_534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def open_to_all(folder: Path) -> None:

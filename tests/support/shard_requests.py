@@ -1,0 +1,31 @@
+"""Every request that a worker may make of a shard."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+
+from ps_server import StoreSpec
+from ps_server import messages as m
+
+
+def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
+    """Worker 1 joins, brings, pushes, stores, reads, lists, stops and leaves; all kinds of messages, in a legal order."""
+    ones = np.ones(store.tables[0].size, dtype=np.float32)
+    requests: tuple[m.Message, ...] = (
+        m.Hello(1, token),
+        m.Create(store),
+        m.Initial(0, 0, [ones]),
+        m.Push(0, 0, 0, 1.0, ones),
+        m.Store(0, 0, 0, ones),
+        m.Get(0, 0, 0),
+        m.GetHistory(0, 0),
+        m.Gather(0, b"x"),
+        m.TotalNorm(0, 1.0),
+        m.Signal(m.SignalKind.STOP, 1),
+        m.Clock(1),
+        m.Leave(),
+    )
+    assert {type(request) for request in requests} == set(get_args(m.ToShard))
+    return requests
