@@ -35,14 +35,15 @@ class MetSite:
 
     def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
         """See `Site`; a host's address is the one that its task has told."""
+        places = self._places()
         check_hosts(
             [
                 Question(
                     host=host,
-                    interpreter=place.interpreter(),
+                    interpreter=places[number].interpreter(),
                     clients=(replace(needs[number], addresses=(plan.address,)),),
                 )
-                for (number, place), (plan, host) in zip(self._places().items(), self._hosts, strict=True)
+                for number, (plan, host) in enumerate(self._hosts)
             ]
         )
 

@@ -234,8 +234,10 @@ def decode_report(line: bytes) -> Report:
         WireError: there is none.
     """
     kind, fields = _open(line, "is", _REPORTS)
-    if kind is Beat or kind is Unwanted:
-        return Beat() if kind is Beat else Unwanted()
+    if kind is Beat:
+        return Beat()
+    if kind is Unwanted:
+        return Unwanted()
     if kind is Here:
         return Here(
             protocol=_whole(fields, "protocol"),

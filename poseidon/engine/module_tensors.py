@@ -108,8 +108,8 @@ def rows_by_batch_size(module: nn.Module, batch_size: int) -> dict[nn.Parameter,
 def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, int]:
     """Rows of the factors of each fully-connected weight, found by running the module once without gradients.
 
-    Weights whose layer runs never or more than once are left out, and those that are used beside it. Dropout, statistics and random numbers are left
-    as they were.
+    Weights whose layer runs never or more than once are left out, and those that are used beside it. Dropout, statistics
+    and random numbers are left as they were.
     """
     uses = [_Use(weight, layer) for weight, layer in layers_with_factors(module).items()]
     try:

@@ -12,8 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -25,6 +24,7 @@ from tests.support.ssh_hosts import NEEDS_HOSTS, SshHost, SshHosts, clean_enviro
 from tests.support.strangers import another_user, turned_away
 from tests.support.training import endless, largest_difference, weights, write_definitions
 from tests.support.trainings import WAIT_S, Training, machinefile, make_data, poseidon, training
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -91,13 +91,6 @@ def meeting_places(processes: Iterable[psutil.Process]) -> set[Path]:
     return {Path(path) for path in named if path in accepting}
 
 
-def wait_until(found: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not found():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 @contextlib.contextmanager
 def held_back(jobs: Iterable[Training], names: Iterable[str]) -> Iterator[None]:
     """Some workers are stopped as soon as they are there, long before they have said anything, until the block ends."""
@@ -111,7 +104,7 @@ def held_back(jobs: Iterable[Training], names: Iterable[str]) -> Iterator[None]:
                     held[name].suspend()
         return held.keys() == set(names)
 
-    wait_until(hold, "the workers were not started")
+    until(hold, "the workers were not started", WAIT_S)
     try:
         yield
     finally:
@@ -140,15 +133,19 @@ def test_every_door_that_still_waits_for_somebody_turns_strangers_away(
     monkeypatch.setenv("MASTER_ADDR", meeting[0])
     monkeypatch.setenv("MASTER_PORT", str(meeting[1]))
     with training(folder, *words, command="worker") as first:
-        wait_until(lambda: listening(of([first])) == [meeting], "rank 0 did not listen")
+        until(lambda: listening(of([first])) == [meeting], "rank 0 did not listen", WAIT_S)
         turned_away(*meeting)
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
         with training(folder, *words, command="worker") as second:
             jobs = (first, second)
             with held_back(jobs, ["worker 1", "worker 3"]):
-                wait_until(lambda: len(listening(of(jobs))) == 5, "two shards and two workers did not listen")
-                wait_until(
-                    lambda: len(meeting_places(of(jobs))) == 2, "the machines' first workers do not listen"
+                until(
+                    lambda: len(listening(of(jobs))) == 5, "two shards and two workers did not listen", WAIT_S
+                )
+                until(
+                    lambda: len(meeting_places(of(jobs))) == 2,
+                    "the machines' first workers do not listen",
+                    WAIT_S,
                 )
                 assert_shut(meeting)
                 doors = set(listening(of(jobs))) - {meeting}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.steady_children import said_by
+
 ELEMENTS = 4 * 2**20
 PAGE_BYTES = 4096
 KEEP_FREED_MEMORY = {
@@ -22,16 +18,7 @@ KEEP_FREED_MEMORY = {
 
 
 def fresh_pages(kind: str, elements: int) -> list[int]:
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.support.steady_child", kind, str(elements)],
-        cwd=ROOT,
-        env={**os.environ, **KEEP_FREED_MEMORY, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=True,
-    )
-    pages: list[int] = json.loads(child.stdout)
+    pages: list[int] = said_by("tests.support.steady_child", kind, str(elements), malloc=KEEP_FREED_MEMORY)
     return pages
 
 

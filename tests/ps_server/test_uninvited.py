@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,6 +17,7 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport
 from ps_server.wire import encode
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
 from tests.support.shard_requests import every_request
+from tests.support.waiting import until
 
 KEYS = JobKeys.new(workers=2, shards=1)
 STORE = StoreSpec(workers=2, shards=1, tables=(TableSpec(name="w", size=4),))
@@ -48,13 +48,6 @@ def worker(server: Server, rank: int) -> Client:
     )
 
 
-def until(found: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not found():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize(
     "keys",
     [None, Keyring(own=KeyPair.new(), expect=(KEYS.shards[0].public,))],
@@ -66,7 +59,7 @@ def test_who_knows_the_token_and_the_protocol_but_has_no_key_of_the_job(keys: Ke
         stranger = ZmqClientTransport([server.address], keys)
         for message in EVERYTHING:
             stranger.send(0, encode(message))
-        until(lambda: server.statistics().refused >= 1, "the stranger did not knock")
+        until(lambda: server.statistics().refused >= 1, "the stranger did not knock", TIMEOUT_S)
         second = worker(server, 1)
         starts = [
             threading.Thread(target=client.start, args=(zeros(STORE),), name="start")
@@ -90,7 +83,7 @@ def test_who_knows_the_token_and_the_protocol_but_has_no_key_of_the_job(keys: Ke
         stranger.close()
         for client in (first, second):
             client.close()
-        until(lambda: server.shard.finished, "the shard did not hear the goodbyes")
+        until(lambda: server.shard.finished, "the shard did not hear the goodbyes", TIMEOUT_S)
         assert server.shard.counts.faults == 0
         assert (
             server.shard.counts.messages == 2 * len((m.Hello, m.Create, m.Push, m.Leave)) + 1

@@ -19,7 +19,7 @@ import psutil
 
 from poseidon.cluster.background import StartReport
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import is_loopback, read_machinefile
+from poseidon.cluster.machinefile import has_other_machines, read_machinefile
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
@@ -96,7 +96,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
 
 def launcher_for(record: JobRecord) -> Launcher:
     """Agents over SSH when a client is another machine."""
-    if all(is_loopback(client.host) for client in record.clients):
+    if not has_other_machines(record.clients):
         return LocalLauncher()
     hosts = connect_all(record.clients, SshSettings())
     own = OwnPlaces(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())

@@ -14,7 +14,7 @@ from torch import nn
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.ps import store_spec
-from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError
+from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, TOKEN, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
@@ -33,17 +33,32 @@ def hybrid(
             spec = store_spec(
                 tensors, settings, workers=workers, shards=shards, staleness=staleness, by_factors=by_factors
             )
-            return HybridExchange(
-                connect(rank, spec),
-                tensors,
-                spec,
-                settings,
-                listen="tcp://127.0.0.1:0",
-                token=TOKEN,
-                timeout_s=TIMEOUT_S,
-            )
+            return joined(connect(rank, spec), tensors, spec, settings)
 
         yield make
+
+
+def joined(
+    client: Client, tensors: Sequence[Trained], spec: StoreSpec, settings: ExchangeSettings
+) -> HybridExchange:
+    """One worker's exchange, on a port of its own for factors."""
+    return HybridExchange(
+        client, tensors, spec, settings, listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=TIMEOUT_S
+    )
+
+
+@contextmanager
+def alone(tensors: Sequence[Trained], settings: ExchangeSettings) -> Iterator[tuple[Client, HybridExchange]]:
+    """The only worker and its opened exchange, which sends the first tensor as factors."""
+    spec = store_spec(tensors, settings, workers=1, shards=1, by_factors=(0,))
+    with socket_store(1, 1) as connect:
+        client = connect(0, spec)
+        exchange = joined(client, tensors, spec, settings)
+        try:
+            exchange.open(None)
+            yield client, exchange
+        finally:
+            exchange.close()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
@@ -81,26 +96,16 @@ def test_at_staleness_s_all_replicas_settle_on_one_value_near_the_exact_one(
 def test_the_shards_copy_is_brought_up_to_date_with_the_histories() -> None:
     weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
     tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=nn.Parameter(torch.zeros(2)))]
-    settings = ExchangeSettings()
-    spec = store_spec(tensors, settings, workers=1, shards=1, by_factors=(0,))
-    with socket_store(1, 1) as connect:
-        client = connect(0, spec)
-        exchange = HybridExchange(
-            client, tensors, spec, settings, listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=TIMEOUT_S
-        )
-        try:
-            exchange.open(None)
-            first = weight.detach().numpy().reshape(-1).copy()
-            exchange.start(0, 0.5)
-            exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
-            exchange.finish()
-            exchange.settle()
-            assert np.array_equal(_copy_of(client, 6), first)
-            exchange.histories()
-            assert np.array_equal(_copy_of(client, 6), first - 2)  # 0.5 x 4 rows of ones
-            assert np.array_equal(_copy_of(client, 6), weight.detach().numpy().reshape(-1))
-        finally:
-            exchange.close()
+    with alone(tensors, ExchangeSettings()) as (client, exchange):
+        first = weight.detach().numpy().reshape(-1).copy()
+        exchange.start(0, 0.5)
+        exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
+        exchange.finish()
+        exchange.settle()
+        assert np.array_equal(_copy_of(client, 6), first)
+        exchange.histories()
+        assert np.array_equal(_copy_of(client, 6), first - 2)  # 0.5 x 4 rows of ones
+        assert np.array_equal(_copy_of(client, 6), weight.detach().numpy().reshape(-1))
 
 
 def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,21 +122,11 @@ def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: 
 
     monkeypatch.setattr(Client, "total_norm", noted)
     tensors = [Trained(name=name, tensor=nn.Parameter(torch.zeros(2, 3))) for name in ("fc", "other")]
-    settings = ExchangeSettings(clip=1.0)
-    spec = store_spec(tensors, settings, workers=1, shards=1, by_factors=(0,))
-    with socket_store(1, 1) as connect:
-        client = connect(0, spec)
-        exchange = HybridExchange(
-            client, tensors, spec, settings, listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=TIMEOUT_S
-        )
-        try:
-            exchange.open(None)
-            exchange.start(0, 0.5)
-            exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
-            exchange.release(0)  # and the other's gradient never comes
-            assert asked.wait(TIMEOUT_S)
-        finally:
-            exchange.close()
+    with alone(tensors, ExchangeSettings(clip=1.0)) as (_, exchange):
+        exchange.start(0, 0.5)
+        exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
+        exchange.release(0)  # and the other's gradient never comes
+        assert asked.wait(TIMEOUT_S)
     assert outcomes == [LocalProtocolError]
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.steady_children import said_by
 from tests.support.steady_exchange_child import LARGE_LAYERS, WIDTH, WORKERS
 
-ROOT = Path(__file__).parents[3]
 MAP_WHAT_IS_LARGE = {
     "MALLOC_MMAP_THRESHOLD_": str(3 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(3 * 2**20),
@@ -23,16 +18,9 @@ WEIGHT_PAGES = 4 * WIDTH * WIDTH // 4096
 
 
 def train(kind: str, passes: int) -> dict[str, Any]:
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.support.steady_exchange_child", kind, str(passes)],
-        cwd=ROOT,
-        env={**os.environ, **MAP_WHAT_IS_LARGE, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=True,
+    found: dict[str, Any] = said_by(
+        "tests.support.steady_exchange_child", kind, str(passes), malloc=MAP_WHAT_IS_LARGE
     )
-    found: dict[str, Any] = json.loads(child.stdout)
     return found
 
 

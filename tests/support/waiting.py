@@ -1,0 +1,18 @@
+"""Waiting for what nobody announces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def until(found: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Look until it is so.
+
+    Raises:
+        AssertionError: it was not in time; `what` says what was missing.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not found():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
