@@ -19,7 +19,7 @@ from pathlib import Path
 
 from poseidon.cli.encryption import check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import check_exchange, exchange_kind
-from poseidon.cli.job_flags import START_TIMEOUT_S, check_folder, patience
+from poseidon.cli.job_flags import START_TIMEOUT_S, check_folder, patience, restart_settings
 from poseidon.cli.launching import ClosingLauncher, Site, child_environment, read_clients, register_job
 from poseidon.cli.log_files import LogFiles
 from poseidon.cli.restarting import Restarting
@@ -37,7 +37,7 @@ from poseidon.cluster.machinefile import Client, has_other_machines
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
 from poseidon.cluster.registry import Registration, new_job_id
-from poseidon.cluster.restarts import RestartSettings, StartingPoint, ending_words, run_with_restarts
+from poseidon.cluster.restarts import StartingPoint, ending_words, run_with_restarts
 from poseidon.cluster.signals import SignalRequests
 from poseidon.cluster.supervise import JobCallbacks, JobResult, run_job
 from poseidon.engine.document import WorkerDocument
@@ -97,6 +97,7 @@ class Job(ABC):
         self._output = Path(flags.output or Path("output") / self._id).absolute()
         check_folder("output", self._output)
         self._patience = patience(flags)
+        self._restarts = restart_settings(flags, usual=self._usual_restarts())
         self._token, self._keys = secrets.token_hex(32), new_keys(flags, self._plan)
         self._point, self._attempt = self.origin, 0
         self._meeting_places: dict[int, str] = {}
@@ -144,7 +145,7 @@ class Job(ABC):
             with SignalRequests(self._patience) as requests:
                 start = partial(self._start, ledger, registration, requests)
                 world = Restarting(start, ledger, self._point, self._do_without, terminal.say, requests)
-                ended = run_with_restarts(world, RestartSettings(most=self._max_restarts()))
+                ended = run_with_restarts(world, self._restarts)
                 if copies is not None:
                     copies.finish(ended.result.outcome, requests)
         finally:
@@ -172,7 +173,10 @@ class Job(ABC):
         missing = site.leave_out_missing()
         if not missing:
             return ""
-        self._plan = self._make_plan(self._devices)
+        try:
+            self._plan = self._make_plan(self._devices)
+        except UsageError:
+            return ""  # nobody is left who serves
         names = ", ".join(f"client {client.id} ({client.host})" for client in missing)
         return f"going on without {names}: {_in_words(self._plan)} from here on"
 
@@ -286,9 +290,7 @@ class Job(ABC):
         """Where the job begins."""
         return StartingPoint()
 
-    def _max_restarts(self) -> int:
-        if self._flags.max_restarts is not None:
-            return int(self._flags.max_restarts)
+    def _usual_restarts(self) -> int:
         far = has_other_machines(self._plan.clients)
         return RESTARTS_OF_MANY_HOSTS if far and self.resumes else 0
 

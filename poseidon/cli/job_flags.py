@@ -11,6 +11,7 @@ from poseidon.cli.exchange_flags import add_exchange_flags
 from poseidon.cli.launching import read_clients
 from poseidon.cli.ssh_site import add_ssh_flags, site_of
 from poseidon.cli.terminal import Shown
+from poseidon.cluster.restarts import RETURN_TIMEOUT_S, RestartSettings
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 from poseidon.engine.preflight import obstacle_to
 from poseidon.errors import JobError, UsageError
@@ -81,8 +82,32 @@ def add_job_flags(flag: Callable[..., None]) -> None:
         metavar="N",
         help="new starts when a process, a host or the network fails (3 on several hosts, else 0)",
     )
+    flag(
+        "return_timeout",
+        type=float,
+        default=RETURN_TIMEOUT_S,
+        metavar="S",
+        help="how long a new start waits for hosts that are missing; after that it goes on without them where all data "
+        f"is shared, else the job ends ({RETURN_TIMEOUT_S:g})",
+    )
     flag("background", action="store_true", help="return once the job runs")
     flag("job", metavar="ID", help=argparse.SUPPRESS)
+
+
+def restart_settings(flags: argparse.Namespace, *, usual: int) -> RestartSettings:
+    """How often a job starts again, and how long it waits for hosts.
+
+    Args:
+        flags: those of `add_job_flags`.
+        usual: the number of new starts where --max_restarts says none.
+
+    Raises:
+        UsageError: a time below 0.
+    """
+    if not flags.return_timeout >= 0:
+        raise UsageError(f"--return_timeout={flags.return_timeout:g}: expected 0 seconds or more")
+    most = usual if flags.max_restarts is None else flags.max_restarts
+    return RestartSettings(most=most, return_timeout_s=flags.return_timeout)
 
 
 def count(text: str) -> int:

@@ -58,8 +58,7 @@ class Site(Protocol):
 
 def own_places() -> OwnPlaces:
     """Where this process runs, for hosts that are laid out alike."""
-    root = repository_root()
-    return OwnPlaces(python=sys.executable, checkout=str(root), folder=os.getcwd())
+    return OwnPlaces(python=sys.executable, checkout=str(repository_root()), folder=os.getcwd())
 
 
 def read_clients(hostfile: str | None, channels: int) -> tuple[Client, ...]:
@@ -112,8 +111,7 @@ def child_environment() -> dict[str, str]:
     The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
     iteration, and giving them back to the system means touching fresh pages every time.
     """
-    root = repository_root()
-    paths = [str(root)] if root is not None else []
+    paths = [str(repository_root())]
     paths += [path for path in sys.path if path.endswith("site-packages")]
     paths += filter(None, inherited_environment().get("PYTHONPATH", "").split(os.pathsep))
     return {

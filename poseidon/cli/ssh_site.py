@@ -21,7 +21,15 @@ from poseidon.cluster.delivery import deliver, sent_file
 from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
 from poseidon.cluster.machinefile import Client, is_loopback
 from poseidon.cluster.registry import JobRecord, record_fields
-from poseidon.cluster.ssh import SshHost, close_all, connect_all, listed
+from poseidon.cluster.ssh import (
+    SshHost,
+    check_reached,
+    close_all,
+    connect_all,
+    connect_each,
+    listed,
+    reached,
+)
 from poseidon.cluster.ssh_config import SshConfig, SshSettings
 from poseidon.cluster.ssh_launcher import Place, open_agents
 from poseidon.errors import JobError, JobInterrupted, UsageError
@@ -147,20 +155,19 @@ class SshSite:
         Returns:
             Those clients; none where all answer, or none that works would be left.
         """
-        with ThreadPoolExecutor(len(self._clients), "poseidon ask") as pool:
-            answers = list(pool.map(self._answers, self._clients))
-        missing = tuple(client for client, there in zip(self._clients, answers, strict=True) if not there)
+        silent = self._silent()
+        missing = tuple(client for client in self._clients if self._hosts[client.id] in silent)
         left = tuple(client for client in self._clients if client not in missing)
         if not any(client.works for client in left):
             return ()
         self._clients = left
         return missing
 
-    def _answers(self, client: Client) -> bool:
-        try:
-            return self._hosts[client.id].run(["true"], timeout_s=_ANSWER_S).status == 0
-        except JobError:
-            return False
+    def _silent(self) -> set[SshHost]:
+        hosts = list({self._hosts[client.id] for client in self._clients})
+        with ThreadPoolExecutor(max(1, len(hosts)), "poseidon ask") as pool:
+            answers = list(pool.map(_answers, hosts))
+        return {host for host, there in zip(hosts, answers, strict=True) if not there}
 
     def launcher(self, record: JobRecord) -> AgentLauncher:
         """See `Site`.
@@ -172,6 +179,8 @@ class SshSite:
             self._reconnect()
             return open_agents(self._places(), record_fields(record), record.job)
         except JobError as error:
+            # A line may stand that carries nothing any more, behind a jump host: the next start is to make it anew.
+            close_all(self._silent())
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
 
     def bring(
@@ -225,12 +234,19 @@ class SshSite:
         }
 
     def _reconnect(self) -> None:
-        dead = {number for number, host in self._hosts.items() if not host.alive}
-        if not dead:
-            return
-        close_all({self._hosts[number] for number in dead})
-        again = [client for client in self._clients if client.id in dead]
-        self._hosts.update(connect_all(again, self._settings))
+        """Make broken connections anew; those that can be made stay, whatever the others come to."""
+        again = [client for client in self._clients if not self._hosts[client.id].alive]
+        close_all({self._hosts[client.id] for client in again})
+        outcomes = connect_each(again, self._settings)
+        self._hosts.update(reached(outcomes))
+        check_reached(outcomes)
+
+
+def _answers(host: SshHost) -> bool:
+    try:
+        return host.run(["true"], timeout_s=_ANSWER_S).status == 0
+    except JobError:
+        return False
 
 
 def _names_of(client: Client, dialled: str) -> tuple[str, ...]:

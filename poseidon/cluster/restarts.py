@@ -19,6 +19,7 @@ from poseidon.errors import JobError, JobInterrupted
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
+RETURN_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class RestartSettings:
     """
 
     most: int = 0
-    return_timeout_s: float = 180.0
+    return_timeout_s: float = RETURN_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,13 +113,29 @@ def connect(client: Client, settings: SshSettings) -> SshHost:
 
 
 def connect_all(clients: Sequence[Client], settings: SshSettings) -> Mapping[int, SshHost]:
-    """Connect to the hosts of all clients at once; clients that are reached in the same way share a connection.
+    """Connect to the hosts of all clients, as `connect_each` does.
 
     Returns:
         The host of each client, by the client's id.
 
     Raises:
         JobError: lists what is in the way, host by host; no connection is left open.
+    """
+    outcomes = connect_each(clients, settings)
+    hosts = reached(outcomes)
+    try:
+        check_reached(outcomes)
+    except JobError:
+        close_all(set(hosts.values()))
+        raise
+    return hosts
+
+
+def connect_each(clients: Sequence[Client], settings: SshSettings) -> Mapping[int, SshHost | JobError]:
+    """Connect to the hosts of clients at once; clients that are reached in the same way share a connection.
+
+    Returns:
+        The host of each client, or what is in the way, by the client's id.
     """
     config = SshConfig(settings)
     endpoint_of = {client.id: config.endpoint(client) for client in clients}
@@ -130,12 +146,25 @@ def connect_all(clients: Sequence[Client], settings: SshSettings) -> Mapping[int
         name="poseidon ssh connect",
         most=MOST_AT_ONCE,
     )
-    hosts = {end: host for end, host in zip(endpoints, outcomes, strict=True) if isinstance(host, SshHost)}
-    problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
+    outcome_of = dict(zip(endpoints, outcomes, strict=True))
+    return {client_id: outcome_of[endpoint] for client_id, endpoint in endpoint_of.items()}
+
+
+def reached(outcomes: Mapping[int, SshHost | JobError]) -> dict[int, SshHost]:
+    """The hosts among what `connect_each` came to."""
+    return {client: host for client, host in outcomes.items() if isinstance(host, SshHost)}
+
+
+def check_reached(outcomes: Mapping[int, SshHost | JobError]) -> None:
+    """Refuse what `connect_each` came to where a host is missing.
+
+    Raises:
+        JobError: lists what is in the way, host by host.
+    """
+    distinct = dict.fromkeys(outcomes.values())
+    problems = [str(outcome) for outcome in distinct if isinstance(outcome, JobError)]
     if problems:
-        close_all(hosts.values())
-        raise JobError(listed(problems, of=len(endpoints)))
-    return {client_id: hosts[endpoint] for client_id, endpoint in endpoint_of.items()}
+        raise JobError(listed(problems, of=len(distinct)))
 
 
 def close_all(hosts: Iterable[SshHost]) -> None:

@@ -314,6 +314,12 @@ LAUNCHER = (
     Broken(name="consistency-unknown", flags=("--consistency_model=BSP",), says=r"'BSP'.*SSPPush", code=2),
     Broken(name="flag-unknown", flags=("--solvr=x",), says=r"--solvr", code=2),
     Broken(name="threads-zero", flags=("--threads=0",), says=r"--threads=0: expected 1 or more", code=2),
+    Broken(
+        name="return-timeout-below-zero",
+        flags=("--return_timeout=-1",),
+        says=r"--return_timeout=-1: expected 0",
+        code=2,
+    ),
     Broken(name="stall-timeout-zero", flags=("--stall_timeout=0",), says=r"stall_timeout.*0", code=2),
     Broken(
         name="channels-zero", flags=("--num_comm_channels_per_client=0",), says=r"channels.* 1 .*0", code=2

@@ -18,7 +18,7 @@ from poseidon.cli.snapshot_copies import ARRIVING, KEPT, SnapshotCopies
 from poseidon.cluster.background import StartReport
 from poseidon.cluster.job_steps import Outcome
 from poseidon.cluster.plan import JobPlan
-from poseidon.cluster.restarts import Restarted
+from poseidon.cluster.restarts import Restarted, RestartSettings
 from poseidon.cluster.settings import SupervisionSettings
 from poseidon.cluster.signals import SignalRequests
 from poseidon.cluster.supervise import JobResult
@@ -270,6 +270,7 @@ class OneJob(job.Job):
         self._id, self._output = "one", output
         self._plan = JobPlan(clients=(), workers=(), shards=(), workers_per_client=1, channels=1)
         self._point, self._patience = self.origin, SupervisionSettings()
+        self._restarts = RestartSettings()
 
     def document(self, role: object) -> Any: ...
 
@@ -289,7 +290,6 @@ def test_only_a_job_that_ends_well_waits(
 
     monkeypatch.setattr(job, "run_with_restarts", run)
     monkeypatch.setattr(job, "register_job", lambda *_: nullcontext())
-    monkeypatch.setattr(OneJob, "_max_restarts", lambda _: 0)
     one = OneJob(tmp_path)
     if fails:
         with pytest.raises(JobError):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from poseidon.cli import ssh_site
 from poseidon.cli.ssh_site import SshSite, site_of
 from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.cluster.registry import JobRecord, RecordedProcess
+from poseidon.cluster.ssh import connect_all
 from poseidon.cluster.ssh_channel import Finished
-from poseidon.errors import JobError, UsageError
+from poseidon.cluster.ssh_config import SshSettings
+from poseidon.cluster.ssh_launcher import Place
+from poseidon.errors import JobError, JobInterrupted, UsageError
+from tests.support.loopback_sshd import LoopbackSshd, missing
+from tests.support.waiting import until
 
 
 def _site(text: str, launcher: str) -> SshSite | None:
@@ -91,3 +99,55 @@ def test_hosts_that_do_not_answer_are_left_out_while_others_work(
     left_out = site.leave_out_missing()
     assert [client.id for client in left_out] == missing
     assert site.clients == tuple(client for client in before if client.id not in missing)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[LoopbackSshd]]:
+    """Two that let the same user in; the first one's configuration knows both."""
+    started = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        started.append(LoopbackSshd(tmp_path / name))
+    first, second = started
+    shutil.copy(first.folder / "authorized_keys", second.folder / "authorized_keys")
+    first.known_hosts.write_text(first.known_hosts.read_text() + second.known_hosts.read_text())
+    yield started
+    for server in started:
+        server.close()
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
+    servers: list[LoopbackSshd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[list[int]] = []
+
+    def open_agents(places: Mapping[int, Place], record: Mapping[str, object], job: str) -> None:
+        for place in places.values():
+            assert place.host.words
+        opened.append(list(places))
+
+    monkeypatch.setattr(ssh_site, "open_agents", open_agents)
+    settings = SshSettings(config=servers[0].config)
+    clients = tuple(
+        Client(id=number, host="127.0.0.1", port=0, ssh_port=server.port)
+        for number, server in enumerate(servers)
+    )
+    site = SshSite(clients, settings)
+    site._hosts = dict(connect_all(clients, settings))
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
+    record = JobRecord(
+        job="j", launcher=launcher, hostfile=None, clients=clients, output="/tmp", started_s=0.0
+    )
+    try:
+        for server in servers:
+            server.break_lines()
+        until(lambda: not any(host.alive for host in site._hosts.values()), "the lines still stand", 10.0)
+        servers[1].close()
+        with pytest.raises(JobInterrupted, match=f":{clients[1].ssh_port}"):
+            site.launcher(record)
+        assert [client.id for client in site.leave_out_missing()] == [1]
+        site.launcher(record)
+        assert opened == [[0]]
+    finally:
+        site.close()

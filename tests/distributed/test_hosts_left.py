@@ -1,0 +1,61 @@
+"""A job on real hosts that all have the whole data: one of them is cut off for good, and the others finish the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
+from tests.support.living import none_left
+from tests.support.ssh_hosts import NEEDS_HOSTS, ROOT, SshHost, SshHosts, clean_environment
+
+CUT_AT = "Iteration 120,"
+END = 400
+
+pytestmark = [NEEDS_HOSTS, pytest.mark.processes, pytest.mark.timeout(300), pytest.mark.thorough]
+
+
+def _furnish(desk: SshHost, hosts: list[SshHost]) -> None:
+    write_job(
+        desk.outside("/root/job"), END, source="/root/data/train_lmdb", prefix="/root/snaps/snap", shared=True
+    )
+    desk.outside("/root/hosts").write_text("".join(f"{k} {host.name} 0\n" for k, host in enumerate(hosts)))
+    for host in hosts:
+        for name in ("snaps", "data"):
+            host.outside(f"/root/{name}").mkdir()
+        write_pictures(host.outside("/root/data/train_lmdb"), 0, RECORDS)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_host_that_never_comes_back_is_left_out(tmp_path: Path, lost: int) -> None:
+    """Also the one that writes the snapshots and the log."""
+    with SshHosts(tmp_path, 4) as every:
+        hosts, desk = every[:3], every[3]
+        _furnish(desk, hosts)
+        words = ["train", "--solver=job/solver.prototxt", "--hostfile=hosts", "--output=out", "--threads=1"]
+        command = desk.command([sys.executable, "-m", "poseidon", *words, "--return_timeout=1"])
+        told: list[str] = []
+        with subprocess.Popen(
+            command,
+            env=clean_environment({"PYTHONPATH": str(ROOT)}),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as launcher:
+            assert launcher.stderr is not None
+            for line in launcher.stderr:
+                told.append(line)
+                if CUT_AT in line and len(hosts) == 3:
+                    hosts.pop(lost).cut()
+        said = "".join(told)
+        assert launcher.returncode == 0, said
+        assert "restart 1 of 3: going on from " in said
+        names = f"client {lost} (host{lost})"
+        assert f"going on without {names}: 2 clients, 2 workers, 2 shards from here on" in said
+        assert f"finished at iteration {END} after 1 restart" in told[-1]
+        writer = hosts[0].outside("/root/snaps")
+        assert (writer / f"snap_iter_{END}.caffemodel").is_file()
+        assert none_left([process.pid for host in every for process in host.processes()], 30.0)
