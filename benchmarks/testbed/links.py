@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.testbed.errors import TestbedError
@@ -20,6 +20,8 @@ LIMIT_S = 30.0
 SYSTEM = Path("/sys/class/net")
 INTERFACE = "eth0"
 """What every host calls its link."""
+SECOND = "eth1"
+"""And the one of a second network."""
 MTU_BYTES = 9000
 """Jumbo frames: with 1500 the headers alone take 4.4 % of the rate."""
 BURST_BYTES = 80_000
@@ -73,6 +75,19 @@ def join(bridge: str, address: str) -> None:
 def add_ipv6(name: str, address: str) -> None:
     """Give a host an IPv6 address as well."""
     _run("ip", "-n", name, "addr", "add", f"{address}/64", "dev", INTERFACE, "nodad")
+
+
+def connect(addresses: Mapping[str, str]) -> None:
+    """A second network that two hosts have to themselves: a cable from one to the other.
+
+    Args:
+        addresses: the IPv4 address there of each of the two.
+    """
+    one, other = addresses
+    _run("ip", "-n", one, "link", "add", SECOND, "type", "veth", "peer", "name", SECOND, "netns", other)
+    for name, address in addresses.items():
+        _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", SECOND)
+        _run("ip", "-n", name, "link", "set", SECOND, "up")
 
 
 def cut(name: str) -> None:

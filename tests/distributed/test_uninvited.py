@@ -178,6 +178,13 @@ def listening_on(host: SshHost) -> list[tuple[str, int]]:
     return [(address.strip("[]"), int(port)) for address, _, port in rows if int(port) not in SSHD_PORTS]
 
 
+def peer_reaches(peer: SshHost, address: str, ports: Iterable[int]) -> bool:
+    """Whether a host can connect to each of these ports."""
+    places = [(address, port) for port in ports]
+    program = f"import socket; [socket.create_connection(place, 5.0) for place in {places}]"
+    return peer.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def assert_shut(place: tuple[str, int]) -> None:
     """Nobody can connect there, with or without ZeroMQ."""
     with pytest.raises(OSError, match=r"timed out|refused|No route to host"):
@@ -192,15 +199,17 @@ def assert_shut(place: tuple[str, int]) -> None:
 
 @NEEDS_HOSTS
 def test_no_socket_on_any_host_lets_anybody_in(tmp_path: Path) -> None:
-    """Without a flag: a job on other hosts encrypts, and binds to their addresses in the machinefile."""
+    """Without a flag: a job on other hosts encrypts, and binds to their addresses in the machinefile: one is there by its
+    IPv6 address, one by its name. Both have another network, which the machinefile does not name."""
     with SshHosts(tmp_path, 3) as hosts:
         desk, working = hosts[2], hosts[:2]
+        elsewhere = hosts.second_network(*working)
         make_data(tmp_path)
         for host in working:
             for name in ("train_lmdb", "test_lmdb"):
                 shutil.copytree(tmp_path / name, host.outside("/root") / name)
         endless(desk.outside("/root"))
-        lines = [f"{index} {host.name} 0\n" for index, host in enumerate(working)]
+        lines = [f"0 {working[0].address6} 0\n", f"1 {working[1].name} 0\n"]
         desk.outside("/root/hosts").write_text("".join(lines))
         words = [
             "train",
@@ -224,12 +233,16 @@ def test_no_socket_on_any_host_lets_anybody_in(tmp_path: Path) -> None:
                     said.append(line)
                     if "Iteration 3," in line:
                         break
-                for host in working:
+                for host, peer in (working, working[::-1]):
                     sockets = listening_on(host)
                     assert len(sockets) == 2, sockets  # the shard's, and the worker's for factors
-                    assert {address for address, _ in sockets} <= {host.address, host.address6}
+                    named = {host.address6} if host is working[0] else {host.address, host.address6}
+                    assert {address for address, _ in sockets} <= named
                     for place in sockets:
                         assert_shut(place)
+                    ports = [port for _, port in sockets]
+                    assert peer_reaches(peer, elsewhere[host.name], SSHD_PORTS)
+                    assert not any(peer_reaches(peer, elsewhere[host.name], [port]) for port in ports)
                 assert listening_on(desk) == []
                 for process in desk.processes_of("uninvited"):
                     process.send_signal(signal.SIGINT)

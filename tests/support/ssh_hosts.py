@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +60,7 @@ def _reason() -> str | None:
     return None
 
 
+SECOND_NETWORK = "10.213.77.{}"
 REASON = _reason()
 NEEDS_HOSTS = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
@@ -88,6 +89,12 @@ class SshHosts(Sequence[SshHost]):
     def environment(self) -> dict[str, str]:
         """For a command that the test starts outside of the hosts."""
         return clean_environment({"HOME": str(self.home)})
+
+    def second_network(self, one: SshHost, other: SshHost) -> Mapping[str, str]:
+        """Two hosts reach each other by another way as well; their addresses there, by the hosts' names."""
+        addresses = {one.name: SECOND_NETWORK.format(1), other.name: SECOND_NETWORK.format(2)}
+        links.connect({host.network: addresses[host.name] for host in (one, other)})
+        return addresses
 
     def __enter__(self) -> SshHosts:
         with ExitStack() as stack:
