@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,8 +17,9 @@ from poseidon.cluster.machinefile import Client, parse_machinefile
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.data.cursor import open_cursor, records
 from poseidon.data.database import Backend
+from poseidon.data.part_files import part_files
 from poseidon.data.partition import part_path
-from poseidon.data.progress import COPYING, silent
+from poseidon.data.progress import COPYING, Report, silent
 from poseidon.data.split import partition_data
 from poseidon.errors import JobError, UsageError
 from tests.poseidon.cluster.test_delivery import FolderHost
@@ -25,6 +28,7 @@ from tests.support.databases import make_pictures
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
 
 ROOT = Path(__file__).resolve().parents[3]
+LARGE_BYTES = 16_000_000
 
 
 class Folders:
@@ -144,10 +148,55 @@ def test_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         place_there(Path("../db"), placed)
 
 
+def bring_lists(hosts: SshHosts, clients: Sequence[Client]) -> None:
+    """Pictures and rows to real hosts; the second host dies while its picture comes, and is there again for a second call."""
+    keys = hosts.home / ".ssh"
+    config = Path("ssh_config")
+    config.write_text(f"IdentityFile {keys}/id_ed25519\nUserKnownHostsFile {keys}/known_hosts\nUser root\n")
+    Path("pictures").mkdir()
+    Path("pictures/a.jpg").write_bytes(b"small")
+    Path("pictures/b.jpg").write_bytes(os.urandom(LARGE_BYTES))
+    Path("list").write_text("a.jpg 0\nb.jpg 0\n")
+
+    def bring(source: str, report: Report = silent) -> list[str]:
+        settings = SshSettings(config=config)
+        return distribute(Path(source), clients, root="pictures/", replace=False, report=report, ssh=settings)
+
+    def die_before_the_end(activity: str, done: int, total: int) -> None:
+        if activity == COPYING and done > total * 3 // 4 and not died:
+            died.append(done)
+            hosts[1].crash()
+
+    died: list[int] = []
+    partition_data(Path("list"), 2)
+    with pytest.raises(JobError, match=r"^client 1 \(.*\): copying broke off after \d+ bytes"):
+        bring("list", die_before_the_end)
+    assert not hosts[1].outside("/root/data/pictures/b.jpg").exists()
+    hosts[1].start()
+    hosts[1].wait_until_up()
+    first, second = bring("list")
+    assert " 2 files, 0 of them sent" in first
+    again = re.search(r" 2 files, 2 of them sent, ([\d.]+) MB", second)
+    assert again is not None and float(again[1]) < LARGE_BYTES / 1e6 - 1
+    rows = make_rows(Path(), [40, 7])
+    partition_data(rows, 2)
+    bring(str(rows))
+    for number, host in enumerate(hosts):
+        files = [
+            file
+            for source in (Path("list"), rows)
+            for file in part_files(source, number, root="pictures/").files
+        ]
+        assert len(files) >= 4
+        for path in files:
+            assert host.outside(Path("/root/data") / path).read_bytes() == path.read_bytes()
+
+
 @NEEDS_HOSTS
 @pytest.mark.processes
 @pytest.mark.timeout(150)
-def test_real_hosts_get_their_parts(tmp_path: Path) -> None:
+def test_real_hosts_get_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     source = make_pictures(tmp_path / "db", 6)
     with SshHosts(tmp_path, 2) as hosts:
         lines = [f"{k} {host.address} 0 workdir=~/data" for k, host in enumerate(hosts)]
@@ -165,4 +214,5 @@ def test_real_hosts_get_their_parts(tmp_path: Path) -> None:
             there = host.outside(f"/root/data/db_{number}/data.mdb")
             assert there.read_bytes() == (tmp_path / f"db_{number}" / "data.mdb").read_bytes()
             assert sorted(path.name for path in host.outside("/root/data").iterdir()) == [f"db_{number}"]
+        bring_lists(hosts, parse_machinefile("\n".join(lines), source="machines"))
     assert source.exists()
