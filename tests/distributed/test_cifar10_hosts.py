@@ -1,6 +1,6 @@
 """cifar10_quick as shipped on four real hosts, each with its own part of the data and nothing else in common.
 
-One command at a desk that has the definitions and no data; the weights are those of four clients on one machine, bit for bit.
+One command at a desk that has the definitions and no data, and the default exchange (`hybrid`); the weights are those of four clients on one machine, bit for bit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from poseidon.cli.main import main
+from poseidon.exchange.cost import ExchangeKind
 from tests.support.cifar10 import make_pictures, shipped_solver
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
 from tests.support.training import Job, run, weights
@@ -31,7 +32,8 @@ def test_four_hosts_have_the_weights_of_four_local_clients(repository: Path, tmp
     assert main(["partition_data", f"--num_partitions={HOSTS}", str(data / "train_lmdb")]) == 0
     settings = {"batch": BATCH, "iterations": ITERATIONS}
     here = shipped_solver(repository, data / "train_lmdb", tmp_path / "here", **settings, shared=False)
-    run(here, Job(workers=HOSTS, shards=HOSTS))
+    by_factors = run(here, Job(workers=HOSTS, shards=HOSTS, kind=ExchangeKind.HYBRID)).by_factors
+    assert by_factors
     with SshHosts(tmp_path, HOSTS + 1) as hosts:
         desk = hosts[HOSTS]
         for index, host in enumerate(hosts[:HOSTS]):
@@ -43,7 +45,7 @@ def test_four_hosts_have_the_weights_of_four_local_clients(repository: Path, tmp
         shipped_solver(repository, source, desk.outside("/root/job"), **settings, shared=False)
         lines = [f"{index} {host.name} 9000\n" for index, host in enumerate(hosts[:HOSTS])]
         desk.outside("/root/hosts").write_text("".join(lines))
-        words = ["train", "--solver=job/solver.prototxt", "--hostfile=hosts", "--exchange=ps"]
+        words = ["train", "--solver=job/solver.prototxt", "--hostfile=hosts"]
         words += ["--threads=1", "--output=out"]
         said = desk.run([sys.executable, "-m", "poseidon", *words], timeout_s=250).stderr
         assert "Traceback" not in said
