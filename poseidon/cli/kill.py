@@ -54,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         JobError: there is no such job, or something of it could not be stopped.
     """
     if (arguments.target is None) != arguments.all:
-        raise UsageError(
-            "poseidon kill needs either a job's id, a machinefile, or --all; `poseidon ps` lists the jobs"
-        )
+        raise UsageError("expected a job's id, a machinefile, or --all; `poseidon ps` lists the jobs")
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)

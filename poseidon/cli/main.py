@@ -6,6 +6,7 @@ Law: a mistake of the user ends in one sentence on standard error and exit code 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser(next(iter(words), None)).parse_args(words, argparse.Namespace(words=words))
     try:
         code: int = parsed.run(parsed)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is told here, not by the dying interpreter
     except PoseidonError as error:
         print(f"poseidon {parsed.command}: {error}", file=sys.stderr)
         return error.exit_code
@@ -81,6 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"poseidon {parsed.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; nothing more to say
+        _drop_output()  # whoever read it has gone; nothing more to say
+        return 1
+    except OSError as error:  # what no room could say better: standard output on a full disk, say
+        place = f"{error.filename}: " if error.filename is not None else ""
+        print(f"poseidon {parsed.command}: {place}{error.strerror or error}", file=sys.stderr)
+        _drop_output()
         return 1
     return code
+
+
+def _drop_output() -> None:
+    """Let go of what is still to be printed: the dying interpreter would try again, and complain."""
+    sys.stdout = io.StringIO()

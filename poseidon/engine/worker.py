@@ -204,10 +204,10 @@ class Worker:
             for line in plan:
                 LOGGER.info("%s", line)
         LOGGER.info(
-            "%d worker%s x batch %d, %s, seed %d",
+            "%d worker%s%s, %s, seed %d",
             document.workers,
             "" if document.workers == 1 else "s",
-            replica.batch_records,
+            f" x batch {replica.batch_records}" if replica.batch_records else "",
             f"{document.exchange}, {document.shards} shards, {document.consistency}, staleness {document.staleness}"
             if document.shards
             else "no server",

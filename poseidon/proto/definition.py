@@ -206,7 +206,8 @@ class SolverDefinition:
             return self.nets[path]
         resolved = self.resolve(path)
         if not resolved.exists():
-            raise self.error(name, f"there is no net definition '{path}' (looked for {resolved})")
+            looked = ", ".join(map(str, paths.places_of(path, folder=self.folder)))
+            raise self.error(name, f"there is no net definition '{path}' (looked for {looked})")
         return read_net(resolved)
 
     def _inline_net(self, name: str, index: int) -> NetDefinition:

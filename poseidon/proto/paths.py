@@ -2,8 +2,9 @@
 
 Law: an absolute path is itself. A relative one is looked for beside the file that names it, then
 under the repository root, then under the current folder; the first that exists is meant. What
-exists nowhere is meant under the repository root, so that a job writes to the same place from
-wherever it is started. The folder names POSEIDON_ROOT and CAFFE_ROOT, which the definitions of
+exists nowhere is meant under the repository root by a file of the repository, and beside itself by a
+file that lies elsewhere: a job writes to the same place from wherever it is started, and a project of
+somebody's own writes nothing into the checkout. The folder names POSEIDON_ROOT and CAFFE_ROOT, which the definitions of
 this project's ancestor ask the user to replace, stand for the repository root.
 """
 
@@ -41,6 +42,11 @@ def resolve(path: str, *, folder: Path) -> Path:
     return next((candidate for candidate in candidates if candidate.exists()), candidates[-1])
 
 
+def places_of(path: str, *, folder: Path) -> list[Path]:
+    """Where `resolve` looks for a path, in order, each place once."""
+    return list(dict.fromkeys(_candidates(path, folder)))
+
+
 def resolve_prefix(path: str, *, folder: Path) -> Path:
     """The prefix that `path` means, such as a snapshot_prefix: its parent folder decides as in `resolve`.
 
@@ -65,4 +71,6 @@ def _candidates(path: str, folder: Path) -> list[Path]:
     root = repository_root()
     if written.parts and written.parts[0] in PLACEHOLDERS:
         return [root.joinpath(*written.parts[1:])]
-    return [(folder / written).absolute(), root / written, Path.cwd() / written, root / written]
+    beside = (folder / written).absolute()
+    own_project = folder.is_dir() and not folder.resolve().is_relative_to(root.resolve())
+    return [beside, root / written, Path.cwd() / written, beside if own_project else root / written]

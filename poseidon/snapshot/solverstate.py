@@ -71,8 +71,6 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
         SnapshotError: the file is missing, cut short, or of another net or kind of solver.
     """
     message = _read(path)
-    if not message.HasField("iter"):
-        raise SnapshotError(f"{path} is not a solver state: it has no iteration")
     expected = len(blobs) * arrays_per_blob
     if len(message.history) != expected:
         raise SnapshotError(
@@ -113,7 +111,12 @@ def iteration_of(path: Path) -> int:
 def _read(path: Path) -> SolverState:
     if hdf5.is_hdf5(path):
         return hdf5.read_state(path)
-    return read_message(path, SolverState(), "solver state")
+    message = read_message(path, SolverState(), "solver state")
+    if not message.HasField("iter"):  # a model parses as an empty one
+        raise SnapshotError(
+            f"{path} is not a solver state: it has no iteration (weights alone, a .caffemodel, go to --weights)"
+        )
+    return message
 
 
 def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> Array:

@@ -122,8 +122,8 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((), UsageError, "needs either"),
-        (("job", "--all"), UsageError, "needs either"),
+        ((), UsageError, "expected a job's id, a machinefile"),
+        (("job", "--all"), UsageError, "expected a job's id, a machinefile"),
         (("job", "--grace=-1"), UsageError, "--grace"),
         (("no-such-job",), JobError, "neither a running job nor a machinefile"),
         (("hosts",), JobError, "no job that was started from hosts is running"),

@@ -8,7 +8,7 @@ import pytest
 
 from poseidon.errors import DefinitionError
 from poseidon.proto import paths
-from poseidon.proto.paths import repository_root, resolve, resolve_prefix
+from poseidon.proto.paths import places_of, repository_root, resolve, resolve_prefix
 
 PLACES = ("folder", "root", "cwd")
 
@@ -29,7 +29,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("folder", "root", "cwd"), "folder"),
         (("root", "cwd"), "root"),
         (("cwd",), "cwd"),
-        ((), "root"),
+        ((), "folder"),
     ],
 )
 def test_the_first_that_exists(places: Path, existing: tuple[str, ...], expected: str) -> None:
@@ -37,6 +37,19 @@ def test_the_first_that_exists(places: Path, existing: tuple[str, ...], expected
         (places / place / "data").mkdir()
     assert resolve("data", folder=places / "folder") == places / expected / "data"
     assert resolve_prefix("data/snap", folder=places / "folder") == places / expected / "data" / "snap"
+
+
+def test_what_exists_nowhere_is_meant_in_the_repository_by_its_own_files(places: Path) -> None:
+    inside = places / "root" / "zoo"
+    inside.mkdir()
+    assert resolve("data", folder=inside) == places / "root" / "data"
+    assert resolve_prefix("data/snap", folder=inside) == places / "root" / "data" / "snap"
+
+
+def test_each_place_that_is_looked_at_is_named_once(places: Path) -> None:
+    expected = [places / place / "data" for place in PLACES]
+    assert places_of("data", folder=places / "folder") == expected
+    assert places_of("data", folder=places / "root") == [places / "root" / "data", places / "cwd" / "data"]
 
 
 def test_an_absolute_path_is_itself(places: Path) -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from poseidon.errors import SnapshotError
 from poseidon.proto.caffe_pb2 import PoseidonState, SolverState
-from poseidon.snapshot.solverstate import RunState, learned_net, read_state, seed_of, write_state
+from poseidon.snapshot.solverstate import (
+    RunState,
+    iteration_of,
+    learned_net,
+    read_state,
+    seed_of,
+    write_state,
+)
 
 BLOBS = [("ip1.0", (6, 5)), ("ip1.1", (6,)), ("ip2.0", (4, 6)), ("ip2.1", (4,))]
 
@@ -80,3 +87,5 @@ def test_no_state_at_all(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(SnapshotError, match="is not a solver state: it has no iteration"):
         read_state(path, BLOBS, 1)
+    with pytest.raises(SnapshotError, match="--weights"):  # before a job starts
+        iteration_of(path)
