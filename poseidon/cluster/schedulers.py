@@ -17,8 +17,9 @@ from enum import Enum
 from poseidon.errors import UsageError
 
 _NUMBER = re.compile(r"[0-9]{1,6}", re.ASCII)
-# The first host of a Slurm list such as node[03-07,9],login1: its name before a bracket, and the first number in it.
-_FIRST_OF_LIST = re.compile(r"([A-Za-z0-9_.-]+)(?:\[([0-9]+)[^\]]*\])?([A-Za-z0-9_.-]*)", re.ASCII)
+# The first entry of a Slurm list such as rack[1-2]n[03-07,9],login1: of each bracket the first number counts.
+_FIRST_OF_LIST = re.compile(r"[A-Za-z0-9_.-](?:[A-Za-z0-9_.-]|\[[0-9]+[^\]]*\])*", re.ASCII)
+_BRACKET = re.compile(r"\[([0-9]+)[^\]]*\]", re.ASCII)
 FIRST_SLURM_PORT, SLURM_PORTS = 15_000, 15_000
 HIGHEST_PORT = 65_535
 
@@ -134,7 +135,7 @@ def first_host(hosts: str) -> str | None:
     'gpu03'
     """
     match = _FIRST_OF_LIST.match(hosts)
-    return "".join(part or "" for part in match.groups()) if match else None
+    return _BRACKET.sub(r"\1", match[0]) if match else None
 
 
 def _number(variables: Mapping[str, str], name: str, engine: Engine, below: int | None = None) -> int:

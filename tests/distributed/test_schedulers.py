@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 240.0
 ITERATIONS = 6
+OPEN_MPI = shutil.which("mpirun") is not None and "Open MPI" in subprocess.run(
+    ["mpirun", "--version"], capture_output=True, text=True, timeout=60, check=False
+).stdout  # fmt: skip
 JOB = ("train", "--solver=solver.prototxt", "--output=out")
 
 
@@ -121,6 +124,22 @@ def by_torchrun(prepared: Path) -> dict[str, list[np.ndarray]]:
 
 def test_torchrun(by_torchrun: dict[str, list[np.ndarray]]) -> None:
     assert list(by_torchrun) == ["data", "conv", "pool", "relu", "ip", "loss"]
+
+
+@pytest.mark.skipif(not OPEN_MPI, reason="no mpirun of Open MPI here: apt-get install openmpi-bin")
+@pytest.mark.thorough
+def test_mpirun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+    handed = ["-x", "MASTER_ADDR", "-x", "MASTER_PORT", "-x", "PYTHONPATH", "-x", "POSEIDON_HOME"]
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with tasks(tmp_path, [[*mpirun, *handed, *words(*JOB)]], [own]) as started:
+        ((status, said),) = ends(started)
+    assert status == 0, said
+    assert "1 client, 2 workers, 0 shards" in said
+    for layer, blobs in by_torchrun.items():
+        for mine, theirs in zip(weights(tmp_path)[layer], blobs, strict=True):
+            assert np.array_equal(mine, theirs)
 
 
 @NEEDS_HOSTS

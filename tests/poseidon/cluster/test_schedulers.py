@@ -80,6 +80,9 @@ def test_environments_that_make_no_sense(variables: dict[str, str], message: str
         ("a,b", "a"),
         ("n[12]-ib,x", "n12-ib"),
         ("rack1-n[1-2]", "rack1-n1"),
+        ("rack[01-02]n[3-4,7]-ib,login1", "rack01n3-ib"),
+        ("tux[2-3][0-5],x", "tux20"),
+        ("n[", "n"),
         ("", None),
     ],
 )
