@@ -56,6 +56,7 @@ class Fit:
         """
         found = [tuple(bottom.shape) for bottom in bottoms]
         if found != self._fitted[place]:
+            self._fitted[place] = []  # one that refuses is set up for nothing: the next pass asks again
             self._layers[place].setup(found)
             self._fitted[place] = found
         result: Result = self._layers[place](*bottoms)

@@ -6,6 +6,8 @@ types are absent here can be drawn. Graphviz's `dot` lays it out.
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +79,13 @@ def draw_net(
     """
     graph = get_pydot_graph(caffe_net, rankdir, phase=phase, display_lrm=display_lrm)
     try:
-        picture: Any = graph.create(format=ext)
+        with redirect_stdout(io.StringIO()):  # pydot prints what dot said, as bytes
+            picture: Any = graph.create(format=ext)
     except FileNotFoundError as error:
         raise UsageError(
             "drawing needs Graphviz's program dot on the PATH; install the package graphviz (apt install graphviz)"
         ) from error
-    except AssertionError as error:  # dot ended with an error, which pydot has printed
+    except AssertionError as error:  # dot ended with an error
         raise UsageError(f"dot cannot draw format '{ext}', expected png, svg or pdf") from error
     return bytes(picture)
 

@@ -136,3 +136,15 @@ def test_a_changed_shape_that_a_layer_cannot_take_names_the_layer() -> None:
     net = build(layer("Growing", "", "p", name="source") + SCORES)
     with pytest.raises(DefinitionError, match=r"layer 'ip'.*expected 2x32"):
         net()
+
+
+@pytest.mark.usefixtures("growing")
+def test_a_layer_that_refused_a_shape_is_set_up_for_the_next_one() -> None:
+    net = build(layer("Growing", "", "p", name="source") + SCORES)
+    source = dict(net.layer_modules)["source"]
+    with pytest.raises(DefinitionError, match="layer 'ip'"):
+        net()  # 5 x 5
+    counts = counted_setups(net)
+    source.size = 3  # type: ignore[assignment]
+    net()  # 4 x 4, as compiled
+    assert counts["ip"] == 1

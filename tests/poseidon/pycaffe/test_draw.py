@@ -65,10 +65,11 @@ def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: P
 
 
 @needs_dot
-def test_an_unknown_format(alexnet: NetParameter, tmp_path: Path) -> None:
+def test_an_unknown_format(alexnet: NetParameter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="format 'nosuch', expected png, svg or pdf"):
         draw_net_to_file(alexnet, tmp_path / "net.nosuch")
     assert not list(tmp_path.iterdir())
+    assert capsys.readouterr().out == ""
 
 
 def test_mistakes(alexnet: NetParameter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
