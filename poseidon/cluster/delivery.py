@@ -19,7 +19,7 @@ import paramiko
 
 from poseidon.cluster import receiving
 from poseidon.cluster.receiving import arriving_path
-from poseidon.errors import JobError
+from poseidon.errors import JobError, shown
 
 # Files in one order: so that neither the order nor what is lost with a dead host grows without bound.
 FILES_PER_ORDER = 2000
@@ -261,10 +261,10 @@ class _Delivery:
         except ValueError as error:
             last = finished.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
             raise JobError(
-                f"{self._name}: Python there cannot look after the files (status {finished.status}): {last[0]}"
+                f"{self._name}: Python there cannot look after the files (status {finished.status}): {shown(last[0])}"
             ) from error
         if "problem" in said:
-            raise JobError(f"{self._name}: {said['problem']}")
+            raise JobError(f"{self._name}: {shown(str(said['problem']))}")
         return dict(said)
 
 

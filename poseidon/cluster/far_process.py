@@ -22,7 +22,7 @@ from poseidon.cluster.agent_wire import (
 )
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener
-from poseidon.errors import JobError, JobUnwanted
+from poseidon.errors import JobError, JobUnwanted, shown
 
 CLOSE_S = 2.0
 LOST_STATUS = 1
@@ -102,7 +102,7 @@ class FarProcess:
             self._begun = report
             self._known.set()
         elif isinstance(report, Refused):
-            self._why_not = report.message
+            self._why_not = shown(report.message)
             self._known.set()
         elif isinstance(report, Told) and self._status is None:
             self._listener.event(self._name, report.event)

@@ -1,7 +1,7 @@
 """Looking at every host before a job starts anywhere: all that is in its way is told at once.
 
 Law: each host judges for itself (`poseidon.cluster.host_probe`, which is sent to it); here are the questions, the comparison
-of the answers, and the words.
+of the answers, and the words. What a host says is shown without its control characters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from poseidon.cluster import host_probe
 from poseidon.cluster.receiving import START
 from poseidon.cluster.ssh import listed
 from poseidon.cluster.ssh_channel import Finished
-from poseidon.errors import JobError
+from poseidon.errors import JobError, shown
 
 PROBE_S = 60.0
 SPACE_BYTES = 100 << 20
@@ -181,7 +181,7 @@ def _ask(question: Question) -> HostFacts | JobError:
     if done.status != 0:
         said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
         return JobError(
-            f"{words}: its Python cannot be asked (status {done.status}): {said[0][:_LAST_WORDS]}"
+            f"{words}: its Python cannot be asked (status {done.status}): {shown(said[0][:_LAST_WORDS])}"
         )
     try:
         return _facts(json.loads(done.stdout.splitlines()[-1]))
@@ -194,7 +194,7 @@ def _facts(fields: Mapping[str, Any]) -> HostFacts:
     addresses = {int(client): str(address) for client, address in fields["addresses"].items() if address}
     return HostFacts(
         python=str(fields["python"]),
-        torch=str(fields["torch"] or "").partition("+")[0],
+        torch=shown(str(fields["torch"] or "")).partition("+")[0],
         addresses=addresses,
-        problems=tuple(str(problem) for problem in fields["problems"]),
+        problems=tuple(shown(str(problem)) for problem in fields["problems"]),
     )

@@ -18,7 +18,7 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.remote_python import OwnPlaces, module_words
 from poseidon.cluster.ssh import SshHost, close_all, connect
 from poseidon.cluster.ssh_config import SshSettings
-from poseidon.errors import JobError
+from poseidon.errors import JobError, shown
 
 ANSWER_TIMEOUT_S = 120.0
 _LAST_WORDS = 300
@@ -58,7 +58,7 @@ class SshAsk:
         done = host.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
         if done.status != 0:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no word why"]
-            raise JobError(f"{host.words}: it cannot say which jobs it has: {last[0][:_LAST_WORDS]}")
+            raise JobError(f"{host.words}: it cannot say which jobs it has: {shown(last[0][:_LAST_WORDS])}")
         return [answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None]
 
     def _host(self, client: Client) -> SshHost:

@@ -19,7 +19,7 @@ from poseidon.cluster.line_channel import LineChannel
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.remote_python import OwnPlaces, module_words, python_words
 from poseidon.cluster.ssh import listed
-from poseidon.errors import JobError
+from poseidon.errors import JobError, shown
 
 MOST_LAST_WORDS = 20
 
@@ -111,7 +111,7 @@ def _open(place: Place, record: Mapping[str, object], job: str, settings: LinkSe
     except JobError as error:
         link.close()
         said = last_words.text()
-        raise JobError(f"{error}" + (f"; it last said: {said}" if said else "")) from error
+        raise JobError(f"{error}" + (f"; it last said: {shown(said)}" if said else "")) from error
     return link
 
 

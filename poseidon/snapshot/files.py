@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +39,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name beside it, flush it to disk, and rename it.
+    """Write a file under another name beside it, flush it to disk, and rename it, on disk as well.
 
     Raises:
         SnapshotError: the folder is missing or not writable, or the disk is full; an earlier file of that name
@@ -53,9 +54,20 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        _flush_names(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _flush_names(folder: Path) -> None:
+    """Bring to disk what files in a folder are called, where its file system can do that."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def read_message(path: Path, message: M, kind: str) -> M:

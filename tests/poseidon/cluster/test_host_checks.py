@@ -125,14 +125,14 @@ def test_a_real_probe_is_sent_and_answers() -> None:
 
 def test_all_hosts_problems_come_at_once() -> None:
     def fails(stdin: bytes) -> Finished:
-        return Finished(status=127, stdout=b"", stderr=b"sh: 1: python9: not found\n")
+        return Finished(status=127, stdout=b"", stderr=b"sh: 1: \x1b[2Jpython9: not found\n")
 
     def breaks(stdin: bytes) -> Finished:
         raise JobError("ml@node3: the connection broke")
 
     hosts = [
         FakeHost("ml@node0", _says("2.6.0+cpu")),
-        FakeHost("ml@node1", _says("2.7.0", "there is no /db_1", "port 5 is taken")),
+        FakeHost("ml@node1", _says("2.7.0\x1b[2J", "there is no /db_1", "port 5\n is \x1b[2Jtaken")),
         FakeHost("ml@node2", fails),
         FakeHost("ml@node3", breaks),
         FakeHost("ml@node4", lambda _: Finished(status=0, stdout=b"hello", stderr=b"")),
@@ -144,11 +144,11 @@ def test_all_hosts_problems_come_at_once() -> None:
     assert first == "6 problems on the 6 hosts:"
     assert lines == [
         "  ml@node1: there is no /db_1",
-        "  ml@node1: port 5 is taken",
-        "  ml@node2: its Python cannot be asked (status 127): sh: 1: python9: not found",
+        r"  ml@node1: port 5\n is \x1b[2Jtaken",
+        r"  ml@node2: its Python cannot be asked (status 127): sh: 1: \x1b[2Jpython9: not found",
         "  ml@node3: the connection broke",
         lines[4],
-        "  ml@node1: torch 2.7.0 is installed there, and 2.6.0 on ml@node0; expected the same",
+        r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; expected the same",
     ]
     assert lines[4].startswith("  ml@node4: it answers something else: b'hello'")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,19 @@ def test_a_write_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch:
         write_atomically(path, b"second")
     assert path.read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_new_name_is_brought_to_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a crash of the machine could undo the renaming after older snapshots were removed."""
+    path, named = tmp_path / "model", list[bool]()
+
+    def fsync(number: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{number}")) == tmp_path:
+            named.append(path.exists())
+
+    monkeypatch.setattr("os.fsync", fsync)
+    write_atomically(path, b"whole")
+    assert named == [True]
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
