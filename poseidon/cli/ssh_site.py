@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from poseidon.cli.launching import own_places
 from poseidon.cluster.agent_launcher import AgentLauncher
+from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.delivery import deliver, sent_file
 from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
 from poseidon.cluster.machinefile import Client, is_loopback
@@ -165,9 +165,8 @@ class SshSite:
 
     def _silent(self) -> set[SshHost]:
         hosts = list({self._hosts[client.id] for client in self._clients})
-        with ThreadPoolExecutor(max(1, len(hosts)), "poseidon ask") as pool:
-            answers = list(pool.map(_answers, hosts))
-        return {host for host, there in zip(hosts, answers, strict=True) if not there}
+        answers = all_at_once(_answers, hosts, name="poseidon ask")
+        return {host for host, there in zip(hosts, answers, strict=True) if there is not True}
 
     def launcher(self, record: JobRecord) -> AgentLauncher:
         """See `Site`.
@@ -196,29 +195,28 @@ class SshSite:
         """
         sent = [[sent_file(path, "") for path in shipment.files] for shipment in shipments]
         places = self._places()
-        found: dict[int, dict[Path, str]] = {}
 
-        def bring_one(client: Client) -> JobError | None:
+        def bring_one(client: Client) -> dict[Path, str]:
             scratch = launcher.scratch(client)
             files = [
                 replace(file, remote=f"{scratch}/{client.id}/{number}/{file.local.name}")
                 for number, shipment in enumerate(sent)
                 for file in shipment
             ]
-            try:
-                host = self._hosts[client.id]
-                deliver(files, host, name=host.words, python=places[client.id].interpreter())
-            except JobError as error:
-                return error
-            found[client.id] = {file.local: file.remote for file in files}
-            return None
+            host = self._hosts[client.id]
+            deliver(files, host, name=host.words, python=places[client.id].interpreter())
+            return {file.local: file.remote for file in files}
 
         chosen = list(clients)
-        with ThreadPoolExecutor(max(1, len(chosen)), "poseidon bring") as pool:
-            problems = [str(error) for error in pool.map(bring_one, chosen) if error is not None]
+        outcomes = all_at_once(bring_one, chosen, name="poseidon bring")
+        problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
         if problems:
             raise JobInterrupted(listed(problems, of=len(chosen)), iteration=0, while_starting=True)
-        return found
+        return {
+            client.id: outcome
+            for client, outcome in zip(chosen, outcomes, strict=True)
+            if not isinstance(outcome, JobError)
+        }
 
     def close(self) -> None:
         """End all connections. May be called twice."""
@@ -243,10 +241,7 @@ class SshSite:
 
 
 def _answers(host: SshHost) -> bool:
-    try:
-        return host.run(["true"], timeout_s=_ANSWER_S).status == 0
-    except JobError:
-        return False
+    return host.run(["true"], timeout_s=_ANSWER_S).status == 0
 
 
 def _names_of(client: Client, dialled: str) -> tuple[str, ...]:

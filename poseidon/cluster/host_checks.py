@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from poseidon import __version__
 from poseidon.cluster import host_probe
+from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.receiving import START
 from poseidon.cluster.ssh import listed
 from poseidon.cluster.ssh_channel import Finished
@@ -131,8 +131,7 @@ def check_hosts(questions: Sequence[Question]) -> Mapping[int, str]:
     Raises:
         JobError: lists what is in the way on all hosts.
     """
-    with ThreadPoolExecutor(max(1, len(questions)), "poseidon host check") as pool:
-        outcomes = list(pool.map(_ask, questions))
+    outcomes = all_at_once(_ask, questions, name="poseidon host check")
     problems = [
         sentence
         for question, outcome in zip(questions, outcomes, strict=True)
@@ -165,7 +164,7 @@ def _unlike(questions: Sequence[Question], outcomes: Sequence[HostFacts | JobErr
     ]
 
 
-def _ask(question: Question) -> HostFacts | JobError:
+def _ask(question: Question) -> HostFacts:
     needs = {
         "poseidon": __version__,
         "space_bytes": SPACE_BYTES,
@@ -174,19 +173,18 @@ def _ask(question: Question) -> HostFacts | JobError:
     program = Path(host_probe.__file__).read_bytes()
     stdin = b"%d\n%b%b\n" % (len(program), program, json.dumps(needs).encode())
     words = question.host.words
-    try:
-        done = question.host.run((*question.interpreter, "-c", START), stdin=stdin, timeout_s=PROBE_S)
-    except JobError as error:
-        return error
+    done = question.host.run((*question.interpreter, "-c", START), stdin=stdin, timeout_s=PROBE_S)
     if done.status != 0:
         said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        return JobError(
+        raise JobError(
             f"{words}: its Python cannot be asked (status {done.status}): {shown(said[0][:_LAST_WORDS])}"
         )
     try:
         return _facts(json.loads(done.stdout.splitlines()[-1]))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        return JobError(f"{words}: it answers something else: {done.stdout[:_LAST_WORDS]!r} ({error})")
+        raise JobError(
+            f"{words}: it answers something else: {done.stdout[:_LAST_WORDS]!r} ({error})"
+        ) from error
 
 
 def _facts(fields: Mapping[str, Any]) -> HostFacts:

@@ -191,8 +191,7 @@ class Supervision:
             process.explained = True
             rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
             rank = CauseRank.ROOT if event.host_lost else rank
-            lost = (event.peer_lost or event.host_lost) and not event.unwanted
-            remedy = Remedy.RESTART if lost else Remedy.NONE
+            remedy = Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE
             self._unwanted |= event.unwanted
             self._fail(
                 Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
