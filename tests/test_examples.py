@@ -40,6 +40,18 @@ def test_surgery_leaves_the_scores_as_they_were(repository: Path, capsys: pytest
     assert float(difference) < 1e-5
 
 
+@pytest.mark.parametrize("words", [("--max_iter=1",), ("--clients=3",)])
+def test_cifar10_into_no_folder_is_one_sentence(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    main = runpy.run_path(str(repository / "examples" / "cifar10" / "train_cifar10.py"))["main"]
+    main.__globals__["prepare_and_tell"] = lambda request: None
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert main([*words, f"--output={taken}"]) == 1
+    assert capsys.readouterr().err == f"train_cifar10.py: {taken}: File exists\n"
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(

@@ -117,6 +117,9 @@ def main(words: list[str]) -> int:
     except PoseidonError as error:
         print(f"train_cifar10.py: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # of the folder that the derived definitions go to
+        print(f"train_cifar10.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     command += [f"--table_staleness={flags.staleness}", f"--net_outputs={output / 'cifar'}"]
     return poseidon([*command, *others])
 

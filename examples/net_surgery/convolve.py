@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import poseidon.pycaffe as caffe
+from poseidon.errors import PoseidonError
 
 DEFINITION = Path(__file__).parents[2] / "prototxt" / "lenet" / "lenet.prototxt"
 # Fully-connected layer -> the convolution that does its work.
@@ -46,4 +47,7 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except PoseidonError as error:
+        sys.exit(f"convolve.py: {error}")

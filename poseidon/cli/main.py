@@ -6,11 +6,13 @@ Law: a mistake of the user ends in one sentence on standard error and exit code 
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from poseidon import __version__
 from poseidon.errors import PoseidonError
@@ -46,10 +48,23 @@ COMMANDS = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses flags that are cut short: what they stand for would change with every new flag."""
+    """Refuses flags that are cut short: what they stand for would change with every new flag. A mistake is one sentence."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Exit because of words that no flag of this command takes."""
+        flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+        if flag is None:
+            self.error(f"did not expect '{' '.join(words)}'")
+        known = re.findall(r"--(\w+)", self.format_help())
+        near = difflib.get_close_matches(flag.lstrip("-"), known, n=1)
+        self.error(f"unknown flag {flag}" + (f", did you mean --{near[0]}?" if near else ""))
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -61,6 +76,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name in (command,) if command in COMMANDS else COMMANDS:
         import_module(f"poseidon.cli.{name}").add_parser(subparsers)
+        subparsers.choices[name].set_defaults(parser=subparsers.choices[name])
     return parser
 
 
@@ -72,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             `words`, in case it has to start itself again.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = build_parser(next(iter(words), None)).parse_args(words, argparse.Namespace(words=words))
+    parser = build_parser(next(iter(words), None))
+    parsed, strange = parser.parse_known_args(words, argparse.Namespace(words=words))
+    if strange:
+        parsed.parser.refuse(strange)
     try:
         code: int = parsed.run(parsed)
         if sys.stdout is not None:

@@ -44,3 +44,22 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdout", None)
     assert main(["ps"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (
+            "ps --hostfil=x",
+            "poseidon ps: unknown flag --hostfil, did you mean --hostfile?; see poseidon ps --help",
+        ),
+        ("ps --nosuch", "poseidon ps: unknown flag --nosuch; see poseidon ps --help"),
+        ("ps more words", "poseidon ps: did not expect 'more words'; see poseidon ps --help"),
+        ("ps --hostfile", "poseidon ps: argument --hostfile: expected one argument; see poseidon ps --help"),
+        ("-x ps", "poseidon ps: unknown flag -x; see poseidon ps --help"),
+    ],
+)
+def test_wrong_words_are_one_sentence(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert capsys.readouterr().err == says + "\n"
