@@ -17,19 +17,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from poseidon.engine.output_watch import OutputWatch
 from poseidon.engine.sampler import SharedSampler
 from poseidon.engine.workplace import Workplace
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.module_hooks import OfOneModule
 from ps_server import SignalKind
 
 PIECE_BYTES = 4 * 2**20
@@ -68,6 +70,7 @@ class Group(ABC):
     """
 
     def __init__(self, module: nn.Module, together: Together, workplace: Workplace) -> None:
+        self._module = module
         self._workplace = workplace
         self._together = together
         settings = ExchangeSettings(clip=together.clip)
@@ -78,6 +81,7 @@ class Group(ABC):
         self._exchange = self._seen.exchange
         self._handles: list[RemovableHandle] = []
         self._hooks: Hooks | None = None
+        self._outputs: OutputWatch | None = None
         self._steps = 0
         self._passes = 0  # backward passes of this step that have ended
         self._in_backward = False
@@ -154,12 +158,18 @@ class Group(ABC):
         self._settled = True
 
     def mean(self, value: Number) -> Number:
-        """The mean over all workers of a number or of a small tensor. All workers call it together."""
+        """The mean over all workers of a number or of a small tensor; of whole numbers a tensor of float64. All workers call
+        it together.
+        """
         tensor = torch.as_tensor(value).detach()
         parts = self._gather(tensor.double().cpu().numpy().tobytes())
+        if len({len(part) for part in parts}) > 1:
+            counts = ", ".join(str(len(part) // 8) for part in parts)
+            raise UsageError(f"mean() was given {counts} numbers on the workers; expected as many on each")
         mean = np.mean([np.frombuffer(part, np.float64) for part in parts], axis=0).reshape(tensor.shape)
         if isinstance(value, Tensor):
-            return torch.from_numpy(mean).to(tensor)
+            result = torch.from_numpy(mean).to(tensor.device)
+            return result.to(tensor.dtype) if tensor.dtype.is_floating_point else result
         return float(mean)
 
     def sampler(self, dataset: Sized, *, shuffle: bool = True, seed: int = 0) -> SharedSampler:
@@ -180,6 +190,8 @@ class Group(ABC):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._outputs is not None:
+            self._outputs.close()
         if self._hooks is not None:
             self._hooks.close()
             self._hooks = None
@@ -213,7 +225,7 @@ class Group(ABC):
         if self.stopping:
             raise KeyboardInterrupt(f"the job was asked to stop after step {self._steps}")
         if not self._passes:
-            raise UsageError("step() without a backward pass before it")
+            raise UsageError("step() or average_gradients() without a backward pass before it")
         self._hooks.finish()
         self._exchange.finish()
         self._begun = self._settled = False
@@ -221,9 +233,21 @@ class Group(ABC):
         self._steps += 1
         self._workplace.on_step(self._steps)
 
+    def _before_begin(self) -> None:  # noqa: B027 - nothing to check where an optimizer owns the parameters
+        """Check what the script has done since the last step."""
+
+    def _before_run(self) -> None:  # noqa: B027 - an optimizer's parameters change in its step alone
+        """Check whether the module may be used now."""
+
+    def _name(self, parameter: Tensor) -> str:
+        """A parameter, for messages."""
+        names = [f"'{name}'" for name, own in self._module.named_parameters() if own is parameter]
+        return names[0] if names else "a parameter that is not the module's"
+
     def _begin(self) -> None:
         """Begin an iteration."""
         assert self._hooks is not None
+        self._before_begin()
         self._begun = True
         self._exchange.start(self._steps, self._rate())
         self._hooks.start()
@@ -260,24 +284,31 @@ class Group(ABC):
             passes=together.passes,
             wait_free=self._workplace.wait_free,
             sources=together.sources,
+            in_backward=self._gradient_is_there,
         )
+        begins, is_read = OfOneModule(self._forward_begins), OfOneModule(self._state_is_read)
         for child in module.modules():
+            self._handles.append(child.register_state_dict_pre_hook(is_read))
             own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
             if child is module or own & sources:
-                self._handles.append(child.register_forward_pre_hook(self._forward_begins, prepend=True))
-        self._handles.append(module.register_forward_hook(self._watch_outputs))
+                self._handles.append(child.register_forward_pre_hook(begins, prepend=True))
+        wanting = [source for source in together.sources if source.requires_grad]
+        self._outputs = OutputWatch(module, wanting, self._gradient_is_there)
 
     def _forward_begins(self, module: nn.Module, arguments: object) -> None:
+        self._before_run()
         if not self._begun and (torch.is_grad_enabled() or not self._settled):
             self._begin()
 
-    def _watch_outputs(self, module: nn.Module, arguments: object, outputs: object) -> None:
-        """A net of which all weights travel as factors accumulates no gradient that would tell of a pass."""
-        for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
-            if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(self._gradient_is_there)
+    def _state_is_read(self, *_: object) -> None:
+        """A `state_dict` after a step has the values that the next forward pass would see."""
+        assert self._hooks is not None
+        self._before_run()
+        if not self._begun and not self._settled:
+            self._begin()
+        self._hooks.wait()
 
-    def _gradient_is_there(self, _: Any) -> None:
+    def _gradient_is_there(self, _: Tensor | None = None) -> None:
         if not self._begun:
             self._begin()
         if self._in_backward:

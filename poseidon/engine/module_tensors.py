@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from poseidon.errors import UsageError
-from poseidon.exchange.factor_taps import layers_with_factors
+from poseidon.exchange.factor_taps import hooks_on, layers_with_factors
 
 RUNNING = ("running_mean", "running_var")
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -98,11 +98,7 @@ def rows_by_batch_size(module: nn.Module, batch_size: int) -> dict[nn.Parameter,
 
     A layer whose own forward pass does not run (inside torch.nn.MultiheadAttention) is a subclass, and left out.
     """
-    return {
-        weight: batch_size
-        for weight, layer in layers_with_factors(module).items()
-        if type(layer) is nn.Linear
-    }
+    return {weight: batch_size for weight, layer in _layers(module).items() if type(layer) is nn.Linear}
 
 
 def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, int]:
@@ -111,7 +107,7 @@ def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, i
     Weights whose layer runs never or more than once are left out, and those that are used beside it. Dropout, statistics
     and random numbers are left as they were.
     """
-    uses = [_Use(weight, layer) for weight, layer in layers_with_factors(module).items()]
+    uses = [_Use(weight, layer) for weight, layer in _layers(module).items()]
     try:
         with _NotingUses(uses):
             _run(module, example)
@@ -119,6 +115,12 @@ def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, i
         for use in uses:
             use.close()
     return {use.weight: use.rows[0] for use in uses if len(use.rows) == 1 and not use.beside}
+
+
+def _layers(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
+    """Those whose weights may travel as factors; a hook of the user's on a weight needs its whole gradient."""
+    found = layers_with_factors(module)
+    return {weight: layer for weight, layer in found.items() if not hooks_on(weight)}
 
 
 class _Use:

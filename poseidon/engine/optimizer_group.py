@@ -60,6 +60,7 @@ class OptimizerGroup(Group):
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 parameter.copy_(mean)
+        self._versions = {p: p._version for p in together.rest if isinstance(p, nn.Parameter)}
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
@@ -99,12 +100,28 @@ class OptimizerGroup(Group):
         self._hooks.wait()
         self._settled = self._averaged = True
         for parameter, mean in self._means.items():
-            parameter.grad = mean.data
+            # A parameter that has been frozen since is left alone, as in one process.
+            parameter.grad = mean.data if parameter.requires_grad else None
 
-    def _before_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _check_strangers(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse to train what is not kept together: each worker would go its own way."""
+        own = (p for group in optimizer.param_groups for p in group["params"] if p not in self._means)
+        moved = (p for p, version in self._versions.items() if p._version != version)
+        for parameter in (*own, *moved):
+            if parameter.requires_grad and parameter.grad is not None:
+                raise UsageError(
+                    f"{self._name(parameter)} is trained, but when distribute() was called it wanted no gradient, or the "
+                    "optimizer did not have it, so each worker would train its own; expected one optimizer with all "
+                    "parameters that are ever trained, which may be frozen after distribute()"
+                )
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         if any(given is not None for given in (*arguments[1:], named.get("closure"))):
             raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
-        if not self._averaged:
+        self._check_strangers(optimizer)
+        if self._passes or not self._averaged:
             self.average_gradients()
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

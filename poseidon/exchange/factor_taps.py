@@ -7,22 +7,26 @@ v is the module's input, u the gradient at its output.
 Law: one forward and one backward pass of the module in each pass of the net, and no other use of the weight. A module
 that is used twice has a gradient of more than one product, and so has a weight that is used beside its module
 (`functional.linear(h, layer.weight)`); both are refused. In the first iteration no weight is released before the end of
-the pass, so that such a use is refused before the weight changes under it.
+the pass, so that such a use is refused before the weight changes under it. A weight whose `requires_grad` the user has
+switched off is left alone. `torch.autograd.grad` sends nothing; a gradient of a gradient is refused, as the weight is no
+part of the first one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Exchange
+from poseidon.exchange.module_hooks import OfOneModule
 
 Factors = tuple[Tensor, Tensor]
 
@@ -35,23 +39,37 @@ class FactorTap:
         name: of its weight, for messages.
         index: of its weight in the exchange.
         exchange: where the factors go.
+        in_backward: told, within a backward pass, that it has reached the layer.
     """
 
-    def __init__(self, module: nn.Module, name: str, index: int, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str,
+        index: int,
+        exchange: Exchange,
+        in_backward: Callable[[], None] = lambda: None,
+    ) -> None:
         self.index = index
         self._name = name
         self._exchange = exchange
+        self._in_backward = in_backward
         self._weight: nn.Parameter = module.get_parameter("weight")
         self._outputs, self._inputs = self._weight.shape
         self._kept: list[Factors] = []
         self._backwards = 0
         self._sends = True
         self._releases = False
+        self._taken_out = False  # whether the weight is out of autograd, as its layer runs
+        # The first of the forward hooks: what others make of the output is not the layer's.
         self._handles: list[RemovableHandle] = [
             self._weight.register_hook(self._used_beside),
-            module.register_forward_pre_hook(self._before),
-            module.register_forward_hook(self._after),
+            module.register_forward_pre_hook(OfOneModule(self._before), with_kwargs=True),
+            module.register_forward_hook(
+                OfOneModule(self._after), prepend=True, with_kwargs=True, always_call=True
+            ),
         ]
+        self._weight_hooks = hooks_on(self._weight)
 
     def start_pass(self, *, sends: bool) -> None:
         """A new pass; `sends`: the factors of all passes so far leave as soon as this one has them."""
@@ -73,41 +91,48 @@ class FactorTap:
             kept, self._kept = self._kept, []
             self._exchange.begin_factors(self.index, *_stacked(kept))
 
-    def _used_beside(self, gradient: Tensor) -> None:
-        raise UsageError(
-            f"'{self._name}' is used beside the forward pass of its own layer, so it cannot travel as factors; "
-            "expected a weight of that layer alone, or --exchange=ps"
-        )
+    def _used_beside(self, gradient: Tensor | None) -> None:
+        if gradient is not None:  # the tap itself gives none
+            raise UsageError(
+                f"'{self._name}' is used beside the forward pass of its own layer, so it cannot travel as factors; "
+                "expected a weight of that layer alone, or --exchange=ps"
+            )
 
-    def _before(self, module: nn.Module, arguments: Sequence[Any]) -> Sequence[Any] | None:
+    def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Make sure that there will be a gradient at the output, though neither input nor weight may want one."""
+        if not self._weight.requires_grad:  # the user has frozen it
+            return None
+        if hooks_on(self._weight) > self._weight_hooks:
+            raise UsageError(
+                f"'{self._name}' was given a hook after distribute(); it travels as factors, so no hook will see a "
+                "gradient; expected the hook before distribute(), or --exchange=ps"
+            )
         self._weight.requires_grad_(False)
-        bias = getattr(module, "bias", None)
-        if not torch.is_grad_enabled() or arguments[0].requires_grad or getattr(bias, "requires_grad", False):
+        self._taken_out = True
+        bias, x = getattr(module, "bias", None), _input(arguments, named)
+        if not torch.is_grad_enabled() or x.requires_grad or getattr(bias, "requires_grad", False):
             return None
-        return (arguments[0].detach().requires_grad_(), *arguments[1:])
+        return (x.detach().requires_grad_(), *arguments[1:]), {k: v for k, v in named.items() if v is not x}
 
-    def _after(self, module: nn.Module, arguments: Sequence[Any], output: Tensor) -> Tensor | None:
-        self._weight.requires_grad_(True)
-        if not output.requires_grad:
+    def _after(
+        self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Tensor | None
+    ) -> Tensor | None:
+        """Put the weight back, also where the forward pass has failed: then there is no output."""
+        if not self._taken_out:
             return None
-        x: Tensor = arguments[0]
+        self._taken_out = False
+        self._weight.requires_grad_(True)
+        if output is None or not output.requires_grad:
+            return None
+        x = _input(arguments, named)
         if x.requires_grad:
             x.register_hook(self._left)
-        tapped: Tensor = _Tap.apply(output, partial(self._gradient, x, x._version))  # type: ignore[no-untyped-call]
+        tapped: Tensor = _Tap.apply(output, self._weight, partial(self._gradient, x, x._version))  # type: ignore[no-untyped-call]
         return tapped
 
     def _gradient(self, x: Tensor, version: int, gradient: Tensor) -> None:
-        self._backwards += 1
-        if self._backwards > 1:
-            raise UsageError(
-                f"'{self._name}' is used more than once in a pass, so it cannot travel as factors; expected "
-                "a layer of its own, or --exchange=ps"
-            )
-        if x._version != version:
-            raise UsageError(
-                f"the input of the layer of '{self._name}' was changed in place after the layer had used it"
-            )
+        self._in_backward()
+        self._check(x, version)
         factors = (gradient.reshape(-1, self._outputs), x.detach().reshape(-1, self._inputs))
         if self._sends and not self._kept:
             self._exchange.begin_factors(self.index, *factors)
@@ -116,31 +141,79 @@ class FactorTap:
             if self._sends:
                 self._send_kept()
 
+    def _check(self, x: Tensor, version: int) -> None:
+        self._backwards += 1
+        before = self._weight.grad
+        if self._backwards > 1:
+            raise UsageError(
+                f"'{self._name}' is used more than once in a pass, so it cannot travel as factors; expected "
+                "a layer of its own, or --exchange=ps"
+            )
+        if torch.is_grad_enabled():
+            raise UsageError(
+                f"'{self._name}' travels as factors, so there is no gradient of its gradient (create_graph); "
+                "expected --exchange=ps"
+            )
+        if x._version != version:
+            raise UsageError(
+                f"the input of the layer of '{self._name}' was changed in place after the layer had used it"
+            )
+        if before is not None and bool(before.any()):
+            raise UsageError(
+                f"'{self._name}' still has the gradient of an earlier step; expected zero_grad() before backward()"
+            )
+
     def _left(self, _: Tensor) -> None:
         """The gradient at the input exists: nobody reads the weight any more in this pass."""
-        if self._releases and self._sends and not self._kept:
+        if self._releases and self._sends and not self._kept and self._backwards:
             self._exchange.release(self.index)
 
 
 class _Tap(torch.autograd.Function):
-    """Identity whose backward pass shows the gradient to a function.
+    """Identity whose backward pass shows the gradient to a function, unless the weight's is not asked for.
 
     A copy, not a hook on the output: the layer above may overwrite the output, and a hook on a view is lost then.
     """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, show: Callable[[Tensor], None]) -> Tensor:
+    def forward(ctx: Any, output: Tensor, weight: Tensor, show: Callable[[Tensor], None]) -> Tensor:
         ctx.show = show
         return output.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.show(gradients[0])
-        return gradients[0], None
+        if torch.is_grad_enabled() or _is_for_leaves(ctx.next_functions[1][0]):
+            ctx.show(gradients[0])
+        return gradients[0], None, None
+
+
+def _is_for_leaves(weight: Node) -> bool:
+    """Whether a backward pass is to reach the weight: true of backward(), false of torch.autograd.grad(loss, x).
+
+    Raises:
+        UsageError: the weight's own gradient is asked of torch.autograd.grad.
+    """
+    try:
+        return torch._C._will_engine_execute_node(weight)
+    except RuntimeError as error:  # torch cannot tell where the weight is what autograd.grad is asked about
+        raise UsageError(
+            "torch.autograd.grad was asked for the gradient of a weight that travels as factors; expected backward(), or "
+            "--exchange=ps"
+        ) from error
 
 
 def _stacked(parts: Sequence[Factors]) -> Factors:
     return torch.cat([u for u, _ in parts]), torch.cat([v for _, v in parts])
+
+
+def _input(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
+    x: Tensor = arguments[0] if arguments else next(iter(named.values()))
+    return x
+
+
+def hooks_on(parameter: Tensor) -> int:
+    """How many hooks wait for a parameter's gradient."""
+    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
 
 
 def layers_with_factors(module: nn.Module) -> dict[nn.Parameter, nn.Module]:

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Exchange, Trained
 from poseidon.exchange.factor_taps import FactorTap, layers_with_factors
+from poseidon.exchange.module_hooks import OfOneModule
 
 
 class Hooks:
@@ -32,6 +34,7 @@ class Hooks:
         wait_free: off, nothing leaves before the last backward pass has ended, and the first layer of the next
             forward pass waits for everything; for comparisons.
         sources: the parameter or buffer of the module behind each tensor, where that is not the tensor itself.
+        in_backward: told, within a backward pass, that it has reached a layer whose weight travels as factors.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Hooks:
         passes: int = 1,
         wait_free: bool = True,
         sources: Sequence[Tensor] = (),
+        in_backward: Callable[[], None] = lambda: None,
     ) -> None:
         self._exchange = exchange
         self._passes = passes
@@ -50,15 +54,17 @@ class Hooks:
         self._pass = 0
         self._waiting: set[int] = set()
         self._begun: set[int] = set()
+        self._there: dict[int, tuple[Tensor, int]] = {}  # gradients as backward passes have left them
         self._names = [trained.name for trained in tensors]
         self._iterations = 0
         self._unannounced: set[int] = set()
         own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
+        self._sources = own
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
         layers = layers_with_factors(module)
         self._taps = [
-            _tap(layers, own[index], trained.name, index, exchange)
+            FactorTap(_layer(layers, own[index], trained.name), trained.name, index, exchange, in_backward)
             for index, trained in enumerate(tensors)
             if exchange.takes_factors(index)
         ]
@@ -72,7 +78,9 @@ class Hooks:
             tensors_of = chain(child.parameters(recurse=False), child.buffers(recurse=False))
             owned = [self._indices[tensor] for tensor in tensors_of if tensor in self._indices]
             if owned:
-                self._handles.append(child.register_forward_pre_hook(self._waiter(owned)))
+                # Before all others: one may read the tensors, as torch.nn.utils.prune does.
+                waiter = OfOneModule(self._waiter(owned))
+                self._handles.append(child.register_forward_pre_hook(waiter, prepend=True))
 
     def start(self) -> None:
         """A new iteration: every tensor must be waited for again."""
@@ -101,9 +109,16 @@ class Hooks:
 
     def finish(self) -> None:
         """The last backward pass has ended: send what earlier passes left, and drop the gradients."""
+        for index, (gradient, version) in self._there.items():
+            if self._sources[index].grad is not gradient or gradient._version != version:
+                raise UsageError(
+                    f"the gradient of '{self._names[index]}' was changed after backward() had sent it; expected the clip= of "
+                    "distribute(), or average_gradients() before a loop changes gradients that a torch.optim optimizer reads"
+                )
+        self._there.clear()
         for tensor, index in self._by_gradient.items():
             if index not in self._begun and tensor.grad is not None:
-                self._exchange.begin(index, tensor.grad)
+                self._exchange.begin(index, tensor.grad.data)
             tensor.grad = None
         for tap in self._taps:
             tap.finish()
@@ -128,10 +143,28 @@ class Hooks:
                 f"'{self._names[index]}' was used before its new value had come: the forward pass of its own module "
                 "has not run, though it has in the first iteration"
             )
+        assert tensor.grad is not None
+        self._check_kind(index, tensor.grad)
+        if index in self._begun:
+            raise UsageError(
+                f"the gradient of '{self._names[index]}' came twice in a pass, and the first has left; expected "
+                "use_reentrant=False where checkpoints share a parameter, and no second try of a backward() that has failed"
+            )
+        self._there[index] = tensor.grad, tensor.grad._version
         if self._wait_free and self._pass == self._passes - 1:
-            assert tensor.grad is not None
             self._begun.add(index)
-            self._exchange.begin(index, tensor.grad)
+            # Its data: what the exchange does to it in the background is no change that `finish` should see.
+            self._exchange.begin(index, tensor.grad.data)
+
+    def _check_kind(self, index: int, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of '{self._names[index]}' is sparse; expected a dense one, as of nn.Embedding(sparse=False)"
+            )
+        if gradient.dtype is not torch.float32:
+            raise UsageError(
+                f"the gradient of '{self._names[index]}' is {gradient.dtype}; expected parameters that stay torch.float32"
+            )
 
     def _waiter(self, owned: Sequence[int]) -> Callable[[nn.Module, object], None]:
         def wait(module: nn.Module, arguments: object) -> None:
@@ -146,12 +179,10 @@ class Hooks:
         self._exchange.wait(index)
 
 
-def _tap(
-    layers: Mapping[nn.Parameter, nn.Module], weight: Tensor, name: str, index: int, exchange: Exchange
-) -> FactorTap:
+def _layer(layers: Mapping[nn.Parameter, nn.Module], weight: Tensor, name: str) -> nn.Module:
     layer = next((layer for own, layer in layers.items() if own is weight), None)
     if layer is None:
         raise UsageError(
             f"'{name}' cannot travel as factors: it is shared, or not the weight of a fully-connected layer"
         )
-    return FactorTap(layer, name, index, exchange)
+    return layer

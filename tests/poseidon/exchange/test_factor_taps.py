@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -80,7 +81,9 @@ def dense(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[Tensor]:
     for tensor in net.parameters():
         tensor.grad = None
     loss(net).backward()
-    return [tensor.grad.clone() for tensor in net.parameters() if tensor.grad is not None]
+    gradients = [tensor.grad.clone() for tensor in net.parameters() if tensor.grad is not None]
+    net.zero_grad()
+    return gradients
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
@@ -97,8 +100,13 @@ def test_the_product_of_the_factors_is_the_gradient(shape: tuple[int, ...]) -> N
 def test_the_dense_gradient_is_never_formed() -> None:
     net = mlp()
     formed: list[str] = []
+
+    def note(name: str, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            formed.append(name)
+
     for name, parameter in net.named_parameters():
-        parameter.register_hook(lambda _, name=name: formed.append(name))
+        parameter.register_hook(partial(note, name))
     run(net, loss_on(torch.randn(6, 5)))
     assert sorted(formed) == ["0.bias", "2.bias"]
 
@@ -180,6 +188,97 @@ def test_an_input_that_is_changed_afterwards_is_refused() -> None:
 
     with pytest.raises(UsageError, match="changed in place"):
         run(nn.Sequential(nn.Linear(5, 5)), loss)
+
+
+def test_another_hooks_change_of_the_output_is_not_the_layers() -> None:
+    net, x = mlp(), torch.randn(6, 5)
+    net[0].register_forward_hook(lambda module, arguments, output: 2 * output)
+    expected = dense(net, loss_on(x))
+    u, v = run(net, loss_on(x)).factors[0]
+    torch.testing.assert_close(u.t() @ v, expected[0])
+
+
+def test_an_input_may_be_given_by_name() -> None:
+    net, x = nn.Linear(5, 4, bias=False), torch.randn(6, 5)
+
+    def loss(net: nn.Module) -> Tensor:
+        return net(input=x).square().sum()  # type: ignore[no-any-return]
+
+    expected = dense(net, loss)
+    u, v = run(net, loss).factors[0]
+    torch.testing.assert_close(u.t() @ v, expected[0])
+
+
+def test_a_weight_that_the_user_has_frozen_stays_so() -> None:
+    def loss(net: nn.Module) -> Tensor:
+        net.get_parameter("2.weight").requires_grad_(False)
+        return net(torch.randn(6, 5)).sum()  # type: ignore[no-any-return]
+
+    net = mlp()
+    exchange = run(net, loss)
+    assert not net[2].weight.requires_grad
+    assert sorted(exchange.factors) == [0]
+
+
+def test_a_forward_pass_that_fails_leaves_the_weight_as_it_was() -> None:
+    def loss(net: nn.Module) -> Tensor:
+        with pytest.raises(RuntimeError, match="shapes"):
+            net(torch.randn(6, 3))
+        return (net(torch.randn(6, 5)) ** 2).sum()
+
+    net = mlp()
+    assert sorted(run(net, loss).factors) == [0, 2]
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_autograd_grad_sends_nothing() -> None:
+    x = torch.randn(6, 5, requires_grad=True)
+
+    def loss(net: nn.Module) -> Tensor:
+        (toward,) = torch.autograd.grad(net(x).sum(), x)
+        return (net(x.detach() + toward) ** 2).sum()
+
+    net = mlp()
+    expected = dense(net, loss)
+    exchange = run(net, loss)
+    assert exchange.calls.count(("factors", 0)) == 1
+    u, v = exchange.factors[0]
+    torch.testing.assert_close(u.t() @ v, expected[0])
+
+
+def of_weights(net: nn.Module) -> Tensor:
+    y: Tensor = net(torch.randn(6, 5)).sum()
+    return y + torch.autograd.grad(y, list(net.parameters()), retain_graph=True)[0].sum()
+
+
+def of_gradients(net: nn.Module) -> Tensor:
+    x = torch.randn(6, 5, requires_grad=True)
+    (toward,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+    return toward.square().sum()
+
+
+def with_late_hook(net: nn.Module) -> Tensor:
+    net.get_parameter("0.weight").register_hook(lambda gradient: gradient)
+    return net(torch.randn(6, 5)).sum()  # type: ignore[no-any-return]
+
+
+def with_old_gradient(net: nn.Module) -> Tensor:
+    net.get_parameter("0.weight").grad = torch.ones(4, 5)
+    return net(torch.randn(6, 5)).sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (of_weights, r"torch\.autograd\.grad was asked"),
+        (of_gradients, "no gradient of its gradient"),
+        (with_late_hook, r"'0\.weight' was given a hook after distribute"),
+        (with_old_gradient, r"'0\.weight' still has the gradient of an earlier step; expected zero_grad"),
+    ],
+)
+def test_what_factors_cannot_give_is_refused(loss: Callable[[nn.Module], Tensor], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(mlp(), loss)
 
 
 def test_a_shared_weight_is_not_offered_and_is_refused() -> None:

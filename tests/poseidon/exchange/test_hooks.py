@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -86,6 +88,73 @@ def test_gradients_are_dropped_after_each_iteration() -> None:
     net, hooks, _, _ = build()
     run(net, hooks)
     assert all(parameter.grad is None for parameter in net.parameters())
+    hooks.close()
+
+
+def test_a_layers_other_hooks_see_what_has_come() -> None:
+    log: list[str] = []
+    layer = Layer("low", log)
+    layer.register_forward_pre_hook(lambda module, arguments: log.append("another hook"))
+    tensors = [Trained(name="low", tensor=layer.weight)]
+    hooks = Hooks(layer, tensors, Recorder(tensors, log))
+    run(layer, hooks)
+    assert log[:3] == ["wait low", "another hook", "forward low"]
+    hooks.close()
+
+
+def clipped(net: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+
+def dropped(net: nn.Module) -> None:
+    net.get_parameter("0.weight").grad = None
+
+
+def replaced(net: nn.Module) -> None:
+    net.get_parameter("0.weight").grad = torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("change", [clipped, dropped, replaced])
+def test_a_gradient_that_is_changed_on_its_way_is_refused(change: Callable[[nn.Module], None]) -> None:
+    net, hooks, _, _ = build()
+    hooks.start()
+    net(torch.ones(1, 2)).sum().backward()
+    change(net)
+    with pytest.raises(
+        UsageError, match=r"the gradient of '(low|high)' was changed after backward\(\) had sent it"
+    ):
+        hooks.finish()
+    hooks.close()
+
+
+def twice(net: nn.Module) -> None:
+    for _ in range(2):
+        net(torch.ones(1, 2)).sum().backward()
+
+
+def in_double(net: nn.Module) -> None:
+    net.double()(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("backward", "words"),
+    [(twice, "'high' came twice in a pass"), (in_double, r"'high' is torch\.float64; expected")],
+)
+def test_a_gradient_that_cannot_travel_is_refused(backward: Callable[[nn.Module], None], words: str) -> None:
+    net, hooks, _, _ = build()
+    hooks.start()
+    with pytest.raises(UsageError, match=words):
+        backward(net)
+    hooks.close()
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    net = nn.Embedding(3, 2, sparse=True)
+    tensors = [Trained(name="rows", tensor=net.weight)]
+    hooks = Hooks(net, tensors, Recorder(tensors, []))
+    hooks.start()
+    with pytest.raises(UsageError, match="the gradient of 'rows' is sparse"):
+        net(torch.tensor([1])).sum().backward()
     hooks.close()
 
 
