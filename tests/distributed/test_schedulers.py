@@ -1,4 +1,4 @@
-"""Jobs whose tasks were started by something else: torchrun itself, and processes with the variables of Slurm and Open MPI."""
+"""Jobs whose tasks were started by something else: torchrun, mpirun and srun themselves, and processes with their variables."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from poseidon.snapshot.caffemodel import read_model
+from tests.support import small_slurm
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
 from tests.support.training import write_definitions
 from tests.support.trainings import environment, make_data
@@ -137,8 +138,28 @@ def test_mpirun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_pa
         ((status, said),) = ends(started)
     assert status == 0, said
     assert "1 client, 2 workers, 0 shards" in said
-    for layer, blobs in by_torchrun.items():
-        for mine, theirs in zip(weights(tmp_path)[layer], blobs, strict=True):
+    assert_same(weights(tmp_path), by_torchrun)
+
+
+@pytest.mark.skipif(small_slurm.missing() is not None, reason=str(small_slurm.missing()))
+@pytest.mark.thorough
+def test_srun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
+    srun = ["srun", "--ntasks=2", "--overcommit", "--unbuffered"]
+    with (
+        small_slurm.small_slurm(tmp_path / "slurm") as own,
+        tasks(tmp_path, [[*srun, *words(*JOB)]], [own]) as started,
+    ):
+        ((status, said),) = ends(started)
+    assert status == 0, said
+    assert "1 client, 2 workers, 0 shards" in said
+    assert_same(weights(tmp_path), by_torchrun)
+
+
+def assert_same(found: dict[str, list[np.ndarray]], expected: dict[str, list[np.ndarray]]) -> None:
+    """Bit for bit."""
+    for layer, blobs in expected.items():
+        for mine, theirs in zip(found[layer], blobs, strict=True):
             assert np.array_equal(mine, theirs)
 
 
