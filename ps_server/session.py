@@ -81,7 +81,9 @@ class Session:
         self._totals: dict[int, float] = {}
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
         self._gathered: dict[int, tuple[bytes, ...]] = {}
+        self._awaited: set[int] = set()  # tags of collections that this worker is part of
         self._next_tag = 0
+        self._next_norm = store.start_clock  # the iteration whose norm rank 0 is told next
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
         self._norm_shards = frozenset(bulk)
         self._clocked = sorted({c.shard for row, t in self._rows() if t.adds_changes for c in row})
@@ -271,6 +273,7 @@ class Session:
         """Contribute to the next collection; returns its number."""
         tag = self._next_tag
         self._next_tag += 1
+        self._awaited.add(tag)
         return tag, [Addressed(0, m.Gather(tag, payload))]
 
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
@@ -343,22 +346,23 @@ class Session:
                 self._fresh[shard] = max(self._fresh[shard], clock)
             case m.Welcome(index) if index == shard:
                 pass  # nothing to do: everything that follows is sent without waiting for it
-            case m.PartialNorm():
-                self._norms.setdefault(message.clock, {})[shard] = message
-                return self._total_norm(message.clock)
-            case m.TotalNorm(clock, total) if self.store.outside_norm:
+            case m.PartialNorm(clock, _) if self._awaits_norm(shard, clock):
+                self._norms.setdefault(clock, {})[shard] = message
+                return self._total_norm(clock)
+            case m.TotalNorm(clock, total) if self._awaits_total(shard, clock):
                 self._totals[clock] = total
             case m.History(table, chunk, _, arrays):
-                self._known(shard, table, chunk)
+                self._check_history(self._known(shard, table, chunk), arrays)
                 self._histories[table, chunk] = arrays
-            case m.Gathered(tag, payloads) if len(payloads) == self.store.workers:
+            case m.Gathered(tag, payloads) if tag in self._awaited and len(payloads) == self.store.workers:
+                self._awaited.remove(tag)
                 self._gathered[tag] = payloads
-            case m.Signal():
+            case m.Signal() if self.rank != 0:
                 if message not in self.signals:  # every shard passes it on
                     self.signals.append(message)
             case m.Fault(reason):
                 raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")
-            case m.Gone(worker, iterations):
+            case m.Gone(worker, iterations) if worker != self.rank and worker < self.store.workers:
                 raise PeerLost(
                     f"worker {worker} has left after {iterations} iterations, and worker {self.rank} goes on: "
                     "every worker must make the same number of them"
@@ -401,6 +405,7 @@ class Session:
         if parts.keys() != self._norm_shards or (outside and clock not in self._outside):
             return []
         self._norms.pop(clock, None)
+        self._next_norm = clock + 1
         # In table and chunk order, whichever shard answered first.
         sums = sorted(entry for part in parts.values() for entry in part.sums)
         total = sum(value for _, _, value in sums) + self._outside.pop(clock, 0.0)
@@ -408,6 +413,24 @@ class Session:
             self._totals[clock] = total
         told = self._norm_shards | ({0} if outside else set())
         return [Addressed(to, m.TotalNorm(clock, total)) for to in sorted(told)]
+
+    def _awaits_norm(self, shard: int, clock: int) -> bool:
+        """Whether this is rank 0, and the shard's part of the next norm is missing."""
+        said = self._norms.get(clock, {})
+        return self.rank == 0 and shard in self._norm_shards - said.keys() and clock == self._next_norm
+
+    def _awaits_total(self, shard: int, clock: int) -> bool:
+        """Whether rank 0 may have told shard 0 a norm of this iteration that this worker must hear of."""
+        told = self.store.outside_norm and self.rank != 0 and shard == 0
+        return told and self.clock - 1 <= clock <= self.clock and clock not in self._totals
+
+    def _check_history(self, copy: ChunkCopy, arrays: Sequence[m.Array]) -> None:
+        chunk, spec = copy.chunk, self.store.tables[copy.chunk.table]
+        expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
+        if len(arrays) != expected or any(array.size != chunk.size for array in arrays):
+            raise RemoteProtocolError(
+                f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"
+            )
 
     def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:
         if table < len(self._copies) and chunk < len(self._copies[table]):

@@ -20,6 +20,9 @@ from poseidon.errors import JobError
 from poseidon.proto.paths import repository_root
 from poseidon.settings import inherited_environment, read_settings
 
+JOIN_AT_ONCE = "glibc.malloc.mxfast=0"
+"""A tunable of glibc: small freed blocks are joined with free neighbours at once."""
+
 
 class ClosingLauncher(Launcher, Protocol):
     """A launcher that holds on to something."""
@@ -109,7 +112,9 @@ def child_environment() -> dict[str, str]:
     """What a child needs beyond our own environment.
 
     The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
-    iteration, and giving them back to the system means touching fresh pages every time.
+    iteration, and giving them back to the system means touching fresh pages every time. And they join small freed blocks
+    with their neighbours at once: glibc would put that off until a thread frees or asks for something large, which a
+    thread that works on small tensors alone never does, and its memory would grow with each of them.
     """
     paths = [str(repository_root())]
     paths += [path for path in sys.path if path.endswith("site-packages")]
@@ -120,4 +125,7 @@ def child_environment() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
         "MALLOC_TOP_PAD_": str(2**26),
+        "GLIBC_TUNABLES": ":".join(
+            filter(None, (JOIN_AT_ONCE, inherited_environment().get("GLIBC_TUNABLES")))
+        ),
     }

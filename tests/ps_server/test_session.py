@@ -188,7 +188,15 @@ REMOTE_FAULTS = [
     m.Value(5, 0, 0, 0, array(1, 1)),
     m.Welcome(3),
     m.Gathered(0, (b"",)),
+    m.Gathered(0, (b"", b"")),
     m.Clock(1),
+    m.PartialNorm(1, ((0, 0, 1.0),)),
+    m.TotalNorm(0, 1.0),
+    m.History(0, 0, 0, []),
+    m.History(0, 0, 0, [array(1)]),
+    m.Signal(m.SignalKind.STOP, 9),
+    m.Gone(0, 7),
+    m.Gone(2, 7),
 ]
 
 
@@ -196,3 +204,21 @@ REMOTE_FAULTS = [
 def test_what_a_shard_may_not_say(message: m.Message) -> None:
     with pytest.raises(RemoteProtocolError):
         session().receive(0, message)
+
+
+def test_nothing_is_kept_that_was_not_asked_for_or_has_been_heard() -> None:
+    said: list[tuple[Session, m.Message]] = [
+        (session(), m.PartialNorm(0, ((0, 0, 1.0),))),
+        (session(rank=1, outside_norm=True, clip=1.0), m.TotalNorm(0, 1.0)),
+        (session(), m.Gathered(0, (b"", b""))),
+    ]
+    said[2][0].gather(b"")
+    for asking, message in said:
+        asking.receive(0, message)
+        with pytest.raises(RemoteProtocolError, match="unexpected"):
+            asking.receive(0, message)
+
+
+def test_a_worker_that_is_not_rank_0_is_told_no_part_of_a_norm() -> None:
+    with pytest.raises(RemoteProtocolError, match="unexpected PartialNorm"):
+        session(rank=1).receive(0, m.PartialNorm(0, ((0, 0, 1.0),)))

@@ -11,6 +11,7 @@ from poseidon.cli.launching import child_environment, read_clients, register_job
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.registry import Registry
 from poseidon.errors import JobError
+from tests.support.steady_children import said_by
 
 
 def test_clients(tmp_path: Path) -> None:
@@ -42,3 +43,13 @@ def test_children_find_the_project_and_the_users_modules(
     assert paths[0] == str(repository)
     assert "/mine" in paths
     assert len(paths) == len(set(paths))
+
+
+def test_a_thread_of_a_child_that_works_on_small_tensors_alone_does_not_grow() -> None:
+    grown = said_by("tests.support.rebuilding_child", "6000", malloc=child_environment())
+    assert grown < 512 * 1024  # without the settings: some 500 bytes an iteration, 3 MB
+
+
+def test_what_the_user_tells_glibc_is_kept_and_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+    assert child_environment()["GLIBC_TUNABLES"] == "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=0"
