@@ -161,7 +161,10 @@ class Group(ABC):
         """The mean over all workers of a number or of a small tensor; of whole numbers a tensor of float64. All workers call
         it together.
         """
-        tensor = torch.as_tensor(value).detach()
+        numbers = (
+            value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
+        )
+        tensor = numbers.detach()
         parts = self._gather(tensor.double().cpu().numpy().tobytes())
         if len({len(part) for part in parts}) > 1:
             counts = ", ".join(str(len(part) // 8) for part in parts)

@@ -279,6 +279,7 @@ def test_running_statistics(buffers: Buffers, how: How) -> None:
 def test_mean_and_sampler() -> None:
     def body(module: nn.Module, group: Group) -> None:
         assert group.mean(float(group.rank)) == 0.5
+        assert group.mean(0.1) == 0.1  # a number of Python keeps its digits
         assert torch.equal(group.mean(torch.tensor([1.0, 2]) * (1 + 2 * group.rank)), torch.tensor([2.0, 4]))
         assert (
             group.mean(torch.tensor(3 + group.rank)).item() == 3.5
