@@ -186,7 +186,7 @@ class AgentLink:
             try:
                 self._channel.send(encode_order(order))
             except OSError as error:
-                self._lose(f"the line to it broke ({error or type(error).__name__})")
+                self._lose(f"the line to it broke ({str(error) or type(error).__name__})")
             if isinstance(order, Leave):
                 return
             silent_s = time.monotonic() - self._heard_s

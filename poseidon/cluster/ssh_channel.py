@@ -165,7 +165,7 @@ def _start(
             channel.exec_command(words)
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise JobError(
-            f"{where}: cannot start '{argv[0]}' there: {error or 'the connection broke'}"
+            f"{where}: cannot start '{argv[0]}' there: {str(error) or 'the connection broke'}"
         ) from error
     return channel
 

@@ -168,7 +168,7 @@ def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s:
         except paramiko.AuthenticationException:
             tried.append(f"{label} was refused")
         except (paramiko.SSHException, OSError, EOFError) as error:
-            tried.append(f"{label} ended the connection ({error or 'it hung up'})")
+            tried.append(f"{label} ended the connection ({str(error) or 'it hung up'})")
             break
         else:
             if transport.is_authenticated():

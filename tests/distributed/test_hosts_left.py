@@ -29,14 +29,14 @@ def _furnish(desk: SshHost, hosts: list[SshHost]) -> None:
         write_pictures(host.outside("/root/data/train_lmdb"), 0, RECORDS)
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_host_that_never_comes_back_is_left_out(tmp_path: Path, lost: int) -> None:
-    """Also the one that writes the snapshots and the log."""
+@pytest.mark.parametrize(("lost", "all_are_lost"), [(0, False), (2, True)])
+def test_a_host_that_never_comes_back_is_left_out(tmp_path: Path, lost: int, all_are_lost: bool) -> None:
+    """Also the one that writes the snapshots and the log; also where the launcher loses every host, and finds the others again."""
     with SshHosts(tmp_path, 4) as every:
         hosts, desk = every[:3], every[3]
         _furnish(desk, hosts)
         words = ["train", "--solver=job/solver.prototxt", "--hostfile=hosts", "--output=out", "--threads=1"]
-        command = desk.command([sys.executable, "-m", "poseidon", *words, "--return_timeout=1"])
+        command = desk.command([sys.executable, "-m", "poseidon", *words, "--return_timeout=2"])
         told: list[str] = []
         with subprocess.Popen(
             command,
@@ -50,6 +50,10 @@ def test_a_host_that_never_comes_back_is_left_out(tmp_path: Path, lost: int) -> 
                 told.append(line)
                 if CUT_AT in line and len(hosts) == 3:
                     hosts.pop(lost).cut()
+                    if all_are_lost:
+                        desk.cut()
+                elif all_are_lost and "; trying again" in line:
+                    desk.mend()
         said = "".join(told)
         assert launcher.returncode == 0, said
         assert "restart 1 of 3: going on from " in said

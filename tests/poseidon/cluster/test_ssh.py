@@ -13,6 +13,7 @@ import pytest
 
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.ssh import SshHost, close_all, connect, connect_all
+from poseidon.cluster.ssh_channel import run_over
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd, make_key, missing
@@ -140,6 +141,18 @@ def test_a_broken_line_is_noticed(sshd: LoopbackSshd) -> None:
     with pytest.raises(JobError, match="cannot start 'true' there"):
         host.run(["true"], timeout_s=5)
     host.close()
+
+
+class Ended:
+    """A connection whose other end has hung up, of which paramiko says no more."""
+
+    def open_session(self, timeout: float) -> None:
+        raise EOFError
+
+
+def test_a_broken_line_is_called_so() -> None:
+    with pytest.raises(JobError, match=r"^node1: cannot start 'true' there: the connection broke$"):
+        run_over(Ended(), "node1", ["true"], stdin=b"", timeout_s=1.0)  # type: ignore[arg-type]
 
 
 def test_clients_of_one_host_share_a_connection(sshd: LoopbackSshd) -> None:
