@@ -19,9 +19,8 @@ from poseidon.data.labelled import Labelled
 from tests.support.cifar10 import make_pictures, shipped_solver
 from tests.support.training import Job, largest_difference, run, weights
 
-ITERATIONS = 20
 BATCH = 100
-PICTURES = 1_200
+PICTURES = 600  # read through more than once
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -37,19 +36,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("iterations", [8, pytest.param(50, marks=pytest.mark.thorough)])
 def test_two_clients_have_the_bits_of_one_process_with_two_passes(
-    repository: Path, data: Path, tmp_path: Path
+    repository: Path, data: Path, tmp_path: Path, iterations: int
 ) -> None:
     one = shipped_solver(
-        repository, data / "passes_lmdb", tmp_path / "one", batch=50, iterations=ITERATIONS, iter_size=2
+        repository, data / "passes_lmdb", tmp_path / "one", batch=50, iterations=iterations, iter_size=2
     )
     run(one, Job())
-    expected = weights(tmp_path / "one", ITERATIONS)
+    expected = weights(tmp_path / "one", iterations)
     for shards in (1, 2, 3):
         folder = tmp_path / f"shards{shards}"
-        two = shipped_solver(repository, data / "train_lmdb", folder, batch=50, iterations=ITERATIONS)
+        two = shipped_solver(repository, data / "train_lmdb", folder, batch=50, iterations=iterations)
         run(two, Job(workers=2, shards=shards))
-        for a, b in zip(weights(folder, ITERATIONS), expected, strict=True):
+        for a, b in zip(weights(folder, iterations), expected, strict=True):
             assert np.array_equal(a, b)
 
 

@@ -23,7 +23,9 @@ layer { name: "low" type: "InnerProduct" bottom: "x" top: "h" inner_product_para
 layer { name: "wide" type: "InnerProduct" bottom: "x" top: "h" inner_product_param { num_output: 9
   weight_filler { type: "constant" value: 1 } } include { not_stage: "small" } }
 layer { name: "deep" type: "ReLU" bottom: "h" top: "h" include { min_level: 2 } }
-layer { name: "top" type: "InnerProduct" bottom: "h" top: "y" inner_product_param { num_output: 2
+layer { name: "more" type: "InnerProduct" bottom: "h" top: "h2" inner_product_param { num_output: 9
+  weight_filler { type: "constant" value: 1 } } }
+layer { name: "top" type: "InnerProduct" bottom: "h2" top: "y" inner_product_param { num_output: 2
   weight_filler { type: "constant" value: 0.5 } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
 """
@@ -46,11 +48,12 @@ def train(folder: Path, *flags: str) -> dict[str, list[np.ndarray]]:
     return dict(read_model(folder / "end_iter_1.caffemodel"))
 
 
-def model(path: Path, value: float, *, with_top: bool) -> None:
-    """A caffemodel whose weights are all `value`: layer `wide`, and `top` if wanted."""
-    sizes = {"wide": (9, 3), "top": (2, 9)} if with_top else {"wide": (9, 3)}
+def model(path: Path, value: float, *names: str) -> None:
+    """A caffemodel of these layers, whose weights are all `value`."""
+    sizes = {"wide": (9, 3), "more": (9, 9), "top": (2, 9)}
     net = NetParameter()
-    for name, shape in sizes.items():
+    for name in names:
+        shape = sizes[name]
         layer = net.layer.add(name=name, type="InnerProduct")
         layer.blobs.extend(from_array(np.full(s, value, np.float32)) for s in (shape, shape[:1]))
     path.write_bytes(net.SerializeToString())
@@ -58,20 +61,24 @@ def model(path: Path, value: float, *, with_top: bool) -> None:
 
 @pytest.mark.parametrize("clients", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_level_and_stage_choose_layers(folder: Path, clients: int) -> None:
+    """What a job without them chooses, the test below sees."""
     hosts = f"--hostfile={machinefile(folder, clients)}"
-    assert list(train(folder, hosts)) == ["data", "wide", "top", "loss"]
     assert list(train(folder, hosts, "--stage=other,small", "-level", "2")) == [
-        "data", "low", "deep", "top", "loss",
+        "data", "low", "deep", "more", "top", "loss",
     ]  # fmt: skip
 
 
 def test_models_of_the_solver_and_of_the_flag_in_order(folder: Path) -> None:
     """weights, repeated and with commas, then --weights; what comes later wins layer by layer."""
-    for value in (1, 2, 3, 4):
-        model(folder / f"m{value}.caffemodel", value, with_top=value == 3)
+    model(folder / "m1.caffemodel", 1, "wide", "more", "top")
+    model(folder / "m3.caffemodel", 3, "wide", "more", "top")
+    model(folder / "m2.caffemodel", 2, "wide", "top")
+    model(folder / "m4.caffemodel", 4, "top")
+    model(folder / "m5.caffemodel", 5, "top")
     (folder / "solver.prototxt").write_text(
         SOLVER + 'weights: "m1.caffemodel,m3.caffemodel" weights: "m2.caffemodel"', encoding="utf-8"
     )
-    blobs = train(folder)
-    assert np.all(blobs["wide"][0] == 2) and np.all(blobs["top"][0] == 3)
-    assert np.all(train(folder, "--weights=m3.caffemodel,m4.caffemodel")["wide"][0] == 4)
+    blobs = train(folder, "--weights=m4.caffemodel,m5.caffemodel")
+    assert list(blobs) == ["data", "wide", "more", "top", "loss"]
+    assert [float(blobs[name][0].max()) for name in ("more", "wide", "top")] == [3, 2, 5]
+    assert all(np.all(blobs[name][0] == blobs[name][0].max()) for name in ("more", "wide", "top"))

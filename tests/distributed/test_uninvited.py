@@ -22,8 +22,8 @@ import zmq
 from poseidon.cluster.meeting_key import write_new_key
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHost, SshHosts, clean_environment
 from tests.support.strangers import another_user, turned_away
-from tests.support.training import endless, largest_difference, weights, write_definitions
-from tests.support.trainings import WAIT_S, Training, machinefile, make_data, poseidon, training
+from tests.support.training import Job, endless, largest_difference, run, weights, write_definitions
+from tests.support.trainings import WAIT_S, Training, machinefile, make_data, training
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -117,8 +117,7 @@ def test_every_door_that_still_waits_for_somebody_turns_strangers_away(
 ) -> None:
     """Two machines of two workers, started by an engine. First one task is late, then a worker of each machine: all the
     doors are open, and only the keys keep them. What is trained is what one process trains, whom nobody can disturb."""
-    write_definitions(folder, batch=12, extra="max_iter: 6")
-    assert poseidon(folder, "train", "--solver=solver.prototxt", "--output=alone").returncode == 0
+    run(write_definitions(folder, batch=12, extra="max_iter: 6"), Job())
     undisturbed = weights(folder, 6)
     (folder / "snap_iter_6.caffemodel").unlink()
     write_definitions(folder, batch=3, extra="max_iter: 6")
