@@ -10,13 +10,13 @@ from __future__ import annotations
 import hmac
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from poseidon.exchange.factor_session import Factors, FactorSession, Pair, Round
 from poseidon.exchange.factor_wire import Buffer, Join, Leave, decode, encode
+from poseidon.exchange.outbox import GOODBYE, GREETING, Outbox
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer, Track
@@ -67,7 +67,7 @@ class Peers:
         self._listening = ZmqServerTransport(listen, keys)
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
-        self._outboxes: list[deque[tuple[str, list[Buffer]]]] = [deque() for _ in self._others]
+        self._outboxes = [Outbox() for _ in self._others]
         self._ranks: dict[bytes, int] = {}
         self._left: set[int] = set()
         self._lost_s: dict[int, float] = {}
@@ -93,9 +93,9 @@ class Peers:
         """
         keys = self._keys and replace(self._keys, expect=tuple(self._keys.admit[i] for i in self._others))
         self._sending = ZmqClientTransport([addresses[rank] for rank in self._others], keys)
-        greeting = ("Join", encode(Join(self.session.rank, self._token)))
+        greeting = encode(Join(self.session.rank, self._token))
         for outbox in self._outboxes:
-            outbox.append(greeting)
+            outbox.add(GREETING, greeting)
         self._thread.start()
 
     def broadcast(self, table: int, pair: Pair) -> None:
@@ -107,7 +107,7 @@ class Peers:
             self.check()
             frames = encode(self.session.send(table, pair))
             for outbox in self._outboxes:
-                outbox.append((self.session.tables[table].name, frames))
+                outbox.add(table, frames)
                 self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
             self.changed.notify_all()
         self._listening.wake()
@@ -163,7 +163,7 @@ class Peers:
             return
         with self.changed:
             for outbox in self._outboxes:
-                outbox.append(("", encode(Leave())))
+                outbox.add(GOODBYE, encode(Leave()))
             self._closing = True
         self._listening.wake()
         if self._thread.ident is not None:
@@ -203,14 +203,24 @@ class Peers:
         for peer, outbox in enumerate(self._outboxes):
             if peer in gone:
                 outbox.clear()  # ZeroMQ would keep it for a peer that comes back
-            while outbox:
-                (name, frames), began_ns = outbox[0], self._trace.now()
-                if self._sending.send(peer, frames) is False:
-                    blocked = True
-                    break
-                outbox.popleft()
-                self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
+            blocked = not self._send_to(peer, outbox) or blocked
         return blocked
+
+    def _send_to(self, peer: int, outbox: Outbox) -> bool:
+        """Send a peer what its queue takes; returns whether that was all."""
+        assert self._sending is not None
+        while True:
+            with self.changed:  # whoever broadcasts adds to it
+                if not outbox:
+                    return True
+                waiting, began_ns = outbox.take(), self._trace.now()
+            if not self._sending.send(peer, waiting.frames):
+                with self.changed:
+                    outbox.put_back(waiting)
+                return False
+            if 0 <= waiting.table < GOODBYE:
+                name = self.session.tables[waiting.table].name
+                self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
 
     def _see_losses(self, now: float) -> None:
         """Fail once a connection has ended without a goodbye.

@@ -69,6 +69,27 @@ def test_every_worker_takes_the_same_rounds(count: int) -> None:
         assert [each.dropped for each in peers] == [0] * count
 
 
+def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
+    tables = (FactorTable(name="fc6", outputs=3, inputs=2), FactorTable(name="fc7", outputs=3, inputs=2))
+    heard: list[int] = []
+
+    class Listener(FactorSession):
+        def receive(self, sender: int, factors: Factors) -> None:
+            heard.append(factors.table)
+            super().receive(sender, factors)
+
+    speaker = Peers(FactorSession(0, 2, tables), listen="tcp://127.0.0.1:0", timeout_s=20.0)
+    listener = Peers(Listener(1, 2, tables), listen="tcp://127.0.0.1:0", timeout_s=20.0)
+    for table in (1, 0):  # as a backward pass has them; nothing leaves before the line is there
+        speaker.broadcast(table, pair(1))
+    for each in (speaker, listener):
+        each.connect([speaker.address, listener.address])
+    listener.wait(lambda: True if len(heard) == 2 else None, "the factors did not come", table=0)
+    assert heard == [0, 1]
+    for each in (speaker, listener):
+        each.close()
+
+
 def test_what_a_stranger_says_is_dropped_and_changes_nothing() -> None:
     with workers(2, late=1) as peers:  # while one of the job is still to come, the door is open
         stranger = ZmqClientTransport([peers[0].address])
