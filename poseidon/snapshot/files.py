@@ -56,7 +56,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         partial.replace(path)
         _flush_names(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that is read-only says so even of what is not there
+            partial.unlink(missing_ok=True)
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -31,6 +31,18 @@ def test_a_write_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_read_only_file_system_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even removing what is not there is refused."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(SnapshotError, match=r"cannot write .*model: Read-only file system"):
+        write_atomically(tmp_path / "model", b"x")
+
+
 def test_the_new_name_is_brought_to_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a crash of the machine could undo the renaming after older snapshots were removed."""
     path, named = tmp_path / "model", list[bool]()
