@@ -99,8 +99,6 @@ class Schedule:
     """
 
     def __init__(self, *, prioritized: bool = True) -> None:
-        self.most = 0
-        """The most messages that have ever waited."""
         self._prioritized = prioritized
         self._heap: list[Waiting] = []
         self._values: dict[tuple[int, int], Waiting] = {}
@@ -131,7 +129,6 @@ class Schedule:
             self._values[message.table, message.chunk] = waiting
         self._stores += _concerns_stores(waiting)
         heapq.heappush(self._heap, waiting)
-        self.most = max(self.most, len(self._heap))
 
     def take(self, most_bytes: int) -> list[Waiting]:
         """The next packet, empty when nothing waits; afterwards call `sent` or `put_back`."""
