@@ -115,7 +115,7 @@ class Feedback:
     __slots__ = ("_left", "_precision", "_rounded")
 
     def __init__(self, size: int, precision: Precision, *, reuse: bool) -> None:
-        self._left = torch.zeros(size)
+        self._left = torch.zeros(size, dtype=torch.float32, device="cpu")
         self._precision = precision
         self._rounded = empty(size, precision) if reuse else None
 

@@ -57,6 +57,6 @@ class SharedSampler(Sampler[int]):
     def _order(self, epoch: int) -> list[int]:
         if not self._shuffle:
             return list(range(self._records))
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        order: list[int] = torch.randperm(self._records, generator=generator).tolist()
+        generator = torch.Generator("cpu").manual_seed(self._seed * 1_000_003 + epoch)
+        order: list[int] = torch.randperm(self._records, generator=generator, device="cpu").tolist()
         return order

@@ -234,7 +234,7 @@ class _Wishes:
         self._rank = rank
         self._lock = threading.Lock()
         self._asked = [0] * len(KINDS)
-        self._told = torch.zeros(len(KINDS))
+        self._told = torch.zeros(len(KINDS), dtype=torch.float32, device="cpu")
         self._heard = [0] * len(KINDS)
         self._flight: Flight | None = None
         self.signals: tuple[Signal, ...] = ()

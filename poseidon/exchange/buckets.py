@@ -55,7 +55,7 @@ class _Bucket:
 
     def __init__(self, indices: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
         self.indices = tuple(indices)
-        self.buffer = torch.zeros(sum(sizes[i] for i in indices), device=device)
+        self.buffer = torch.zeros(sum(sizes[i] for i in indices), device=device, dtype=torch.float32)
         self.views: dict[int, Tensor] = dict(
             zip(indices, self.buffer.split([sizes[i] for i in indices]), strict=True)
         )

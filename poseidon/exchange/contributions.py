@@ -71,8 +71,8 @@ class FactorStack:
         self._workers = workers
         self._parts: dict[int, tuple[Tensor, Tensor]] = {}
         self._own_rows = 0
-        self._u_RN = torch.empty(0, outputs, device=device)
-        self._v_RM = torch.empty(0, inputs, device=device)
+        self._u_RN = torch.empty(0, outputs, device=device, dtype=torch.float32)
+        self._v_RM = torch.empty(0, inputs, device=device, dtype=torch.float32)
 
     def own(self, u_KN: Tensor, v_KM: Tensor) -> None:
         """The leader's, which are copied at once."""

@@ -61,7 +61,7 @@ class Scratch:
         memory = self._memory.get(name)
         if memory is None or memory.numel() < rows * columns:
             pinned = device.type == "cpu" and self._device.type == "cuda"
-            memory = torch.empty(rows * columns, device=device, pin_memory=pinned)
+            memory = torch.empty(rows * columns, device=device, dtype=torch.float32, pin_memory=pinned)
             self._memory[name] = memory
         return memory[: rows * columns].view(rows, columns)
 

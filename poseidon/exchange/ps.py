@@ -187,7 +187,7 @@ class ServerExchange(WholeGradients):
                 self._in_order.drain()
                 self._push_moved(index)
             elif not slot.begun:
-                self.begin(index, torch.zeros(slot.value.size))
+                self.begin(index, torch.zeros(slot.value.size, dtype=torch.float32, device="cpu"))
         if self._settings.clip is not None:
             self._in_order.drain()
         return self._push_limited(outside)
@@ -324,7 +324,8 @@ class _Slot:
             assert np.shares_memory(self.value, trained.tensor.detach().numpy())
         kept_here = table.adds_changes and table.keeping is Keeping.GRADIENTS
         self.history = [
-            torch.zeros(self.value.size if kept_here else 0) for _ in range(history_count(trained.rule.kind))
+            torch.zeros(self.value.size if kept_here else 0, dtype=torch.float32, device="cpu")
+            for _ in range(history_count(trained.rule.kind))
         ]
         self.sent_history: list[Tensor] = []
         self.begun = False

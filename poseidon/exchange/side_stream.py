@@ -59,7 +59,7 @@ class SideStream:
 
     def host_buffer(self, *shape: int) -> Tensor:
         """Memory on the host that copies to and from this device can use directly (pinned, for a GPU)."""
-        return torch.empty(*shape, pin_memory=self._stream is not None)
+        return torch.empty(*shape, dtype=torch.float32, device="cpu", pin_memory=self._stream is not None)
 
 
 class InOrder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from poseidon.engine.distribute import Options
 from poseidon.engine.group import Group
 from poseidon.engine.optimizer_group import OptimizerGroup
+from poseidon.engine.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
 from tests.poseidon.engine.test_rule_group import build, build_frozen
 from tests.support.cluster import TIMEOUT_S
-from tests.support.module_groups import together
+from tests.support.module_groups import How, together
 
 FACTORS = Membership(kind=ExchangeKind.FACTORS, timeout_s=TIMEOUT_S)
 Loop = Callable[[nn.Module, int, Callable[[], object]], None]
@@ -160,3 +161,41 @@ def test_means_of_different_shapes_are_refused() -> None:
 
     with pytest.raises(UsageError, match=r"mean\(\) was given 2, 3 numbers on the workers"):
         together(2, build, sgd, body, member=FACTORS)
+
+
+class Either(nn.Module):
+    """Uses one of two weights, neither of which shares a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 2048), nn.Linear(3, 2048)
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        result: Tensor = self.one(x) if which else self.other(x)
+        return result
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[torch.dtype]:
+    """Another one than the library's own memory has."""
+    torch.set_default_dtype(torch.float64)
+    yield torch.float64
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("how", [sgd, SGD(lr=0.1)])
+def test_a_script_may_have_another_default_dtype(default_dtype: torch.dtype, how: How) -> None:
+    kind = ExchangeKind.ALLREDUCE if isinstance(how, SGD) else ExchangeKind.SERVER
+
+    def body(net: nn.Module, group: Group) -> None:
+        x = torch.ones(2, 3, dtype=torch.float32)
+        for _ in range(2):
+            net.zero_grad()
+            net(x, group.rank).square().mean().backward()
+            group.step()
+
+    member = Membership(kind=kind, timeout_s=TIMEOUT_S)
+    first, second = together(2, lambda _: Either().float(), how, body, member=member)
+    for name, value in first.items():
+        assert value.dtype is torch.float32
+        assert torch.equal(value, second[name])

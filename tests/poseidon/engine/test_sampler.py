@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from poseidon.engine.sampler import SharedSampler
 from poseidon.errors import UsageError
@@ -48,3 +49,9 @@ def test_without_shuffling_records_come_in_turn() -> None:
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(UsageError, match="the dataset is empty"):
         samplers(0, 2)
+
+
+def test_the_order_does_not_depend_on_the_scripts_default_device() -> None:
+    expected = list(SharedSampler(range(5), rank=0, workers=1))
+    with torch.device("meta"):
+        assert list(SharedSampler(range(5), rank=0, workers=1)) == expected
