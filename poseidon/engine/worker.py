@@ -53,14 +53,16 @@ PROGRESS_S = 0.25
 
 
 class ProgressTeller:
-    """Tells the launcher where training stands, a few times a second."""
+    """Tells the launcher where training stands, a few times a second; at its end also where it began, if it went nowhere."""
 
-    def __init__(self, control: Control, max_iter: int, images_per_iteration: int) -> None:
+    def __init__(self, control: Control, max_iter: int, images_per_iteration: int, start: Progress) -> None:
         self._control = control
         self._max_iter = max_iter
         self._images = images_per_iteration
         self._next_s = 0.0
         self._untold: tuple[int, SmoothedLoss] | None = None
+        if start.losses:
+            self._untold = (start.iteration, SmoothedLoss(len(start.losses), start.losses))
 
     def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
         """Note an iteration; tell it when the last telling is long enough ago."""
@@ -243,7 +245,7 @@ class Worker:
             sinks.append(
                 NetOutputs(Path(document.net_outputs), goes_on_at=start.iteration if document.goes_on else 0)
             )
-        progress = ProgressTeller(self._control, settings.max_iter, images)
+        progress = ProgressTeller(self._control, settings.max_iter, images, start)
         trainer = Trainer(
             replica,
             exchange,
