@@ -6,6 +6,8 @@
 One worker trains blocks of iterations in three ways by turns: bare; with the pulse and the heartbeat thread; and with these
 and one snapshot in the middle of each block, written, checksummed and flushed in the background while the block goes on.
 
+The worker has the environment that a job gives its workers: malloc keeps what a snapshot has used for the next one.
+
 How to read it: seconds are processor time of all the process's threads, so what happens in the background counts in full, as it
 would where no core is idle, and other programs disturb it little. Medians over all iterations; a snapshot's is the median over
 blocks of what a block takes beyond as many usual iterations.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import os
 import statistics
 import sys
 import tempfile
@@ -32,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_pictures  # noqa: E402
+from poseidon.cli.launching import child_environment  # noqa: E402
 from poseidon.engine.averages import SmoothedLoss  # noqa: E402
 from poseidon.engine.checkpoint import Checkpoint, Progress  # noqa: E402
 from poseidon.engine.control import Control  # noqa: E402
@@ -126,6 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=8, help="of each way (8)")
     parser.add_argument("--iterations", type=int, default=60, help="of a block (60)")
     flags = parser.parse_args(arguments)
+    environment = {**os.environ, **child_environment()}
+    if environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], environment)
     torch.set_num_threads(1)
     blocks: dict[Way, list[list[float]]] = {way: [] for way in Way}
     with tempfile.TemporaryDirectory(prefix="poseidon-cost-") as name:

@@ -279,14 +279,15 @@ class Session:
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
         """Rank 0: ask every worker, this one too, to do `kind` after an iteration all can still reach.
 
-        Another worker can have begun iteration clock + s + 1 before it hears of this, and hears of it
-        before it has read its tables for that one (each shard passes the signal on before the values of
-        a later clock). So the end of that iteration is the first one that all can meet at.
+        What this worker pushes in iteration `clock` may have left already, though the iteration has not ended. So
+        another worker can have read its tables for iteration clock + s + 1, and finished it, before it hears of this;
+        for the one after it needs this worker's next push, and each shard passes the signal on before any value with
+        that. So the end of iteration clock + s + 2 is the first one that all can meet at: clock + s + 3 are finished then.
         """
         if self.rank != 0:
             raise LocalProtocolError(f"worker {self.rank} signals; only worker 0 may")
         lead = max((table.staleness for table in self.store.tables), default=0)
-        signal = m.Signal(kind, self.clock + lead + 2)
+        signal = m.Signal(kind, self.clock + lead + 3)
         self.signals.append(signal)
         return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
 

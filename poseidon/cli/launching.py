@@ -125,7 +125,11 @@ def child_environment() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
         "MALLOC_TOP_PAD_": str(2**26),
-        "GLIBC_TUNABLES": ":".join(
-            filter(None, (JOIN_AT_ONCE, inherited_environment().get("GLIBC_TUNABLES")))
-        ),
+        "GLIBC_TUNABLES": _tunables(inherited_environment().get("GLIBC_TUNABLES", "")),
     }
+
+
+def _tunables(inherited: str) -> str:
+    """Ours, and then the user's, which have the last word."""
+    said = inherited.split(":") if inherited else []
+    return ":".join(dict.fromkeys([JOIN_AT_ONCE, *said]))

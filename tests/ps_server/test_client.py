@@ -317,7 +317,7 @@ def test_signals_reach_everyone_before_the_named_iteration() -> None:
 
     with memory_store(3, 2, Faults(seed=5, delay=9)) as connect:
         run_workers(connect, store, body)
-    assert set(stopped.values()) == {5}
+    assert set(stopped.values()) == {6}
 
 
 def test_replayed_frames_are_refused_and_said_so() -> None:

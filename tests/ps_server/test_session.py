@@ -144,10 +144,17 @@ def test_a_signal_is_heard_once_though_every_shard_passes_it_on() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_a_signal_names_an_iteration_that_nobody_has_passed(staleness: int) -> None:
-    s = session(staleness)
+    """Nor will, before it hears: rank 0 may have pushed, and not yet ended, the iteration in which it signals."""
+    s, other = session(staleness), session(staleness, rank=1)
+    s.push(0, array(1, 1), 0.0)
     signal, outgoing = s.signal(m.SignalKind.SNAPSHOT)
-    assert signal.clock == staleness + 2
     assert [a.message for a in outgoing] == [signal]
+    for clock in (0, 1):  # the second value has rank 0's push, and goes before the signal
+        other.receive(0, m.Value(0, 0, clock, other.clock, array(0, 0)))
+        while other.missing(0) is None:
+            other.push(0, array(1, 1), 0.0)
+            other.tick()
+    assert signal.clock == other.clock + 1 == staleness + 3
 
 
 LOCAL_FAULTS = {
