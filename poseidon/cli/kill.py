@@ -133,7 +133,8 @@ def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callabl
 
 
 def _none_of(hostfile: Path, wanted: Wanted, what: str) -> str:
-    where = f"this machine or its {len(wanted.hosts)} hosts" if wanted.hosts else "this machine"
+    hosts = "host" if len(wanted.hosts) == 1 else f"{len(wanted.hosts)} hosts"
+    where = f"this machine or its {hosts}" if wanted.hosts else "this machine"
     return f"no {what} that was started from {hostfile} is running on {where}"
 
 

@@ -54,7 +54,7 @@ class LocalLauncher:
         if not is_loopback(client.host):
             raise JobError(
                 f"client {client.id} is on {client.host}: only hosts of this machine (localhost, 127.0.0.1, ::1) "
-                "can be started; starting over SSH is not there yet"
+                "can be started here; expected --launcher=ssh for others"
             )
         try:
             child = subprocess.Popen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -50,9 +51,10 @@ class Listening:
                 self._socket.close()
                 raise
         except (OSError, OverflowError, UnicodeError) as error:
-            raise TransportError(
-                f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}"
-            ) from error
+            reason = getattr(error, "strerror", None) or error
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            remedy = "; expected a port that no other job has, or 0 for a free one" if taken else ""
+            raise TransportError(f"cannot listen on {address}: {reason}{remedy}") from error
 
     @property
     def address(self) -> str:

@@ -128,7 +128,7 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
         (("no-such-job",), JobError, "neither a running job nor a machinefile"),
         (("hosts",), JobError, "no job that was started from hosts is running"),
         (("wrong",), MachinefileError, "wrong:1: "),
-        (("far",), JobError, "no job that was started from far .* this machine or its 1 hosts; .*node7"),
+        (("far",), JobError, "no job that was started from far .* this machine or its host; .*node7"),
         (("../x", "--hostfile=hosts"), UsageError, "cannot be a job id"),
         (("../x",), JobError, "neither a running job nor a machinefile"),
     ],
