@@ -115,7 +115,7 @@ def test_cannot_be_started() -> None:
 
 def test_other_hosts_are_refused() -> None:
     spec = ProcessSpec(name=NAME, argv=child(""), first_line=b"")
-    with pytest.raises(JobError, match=r"node7.*SSH is not there yet"):
+    with pytest.raises(JobError, match=r"node7.*expected --launcher=ssh"):
         LocalLauncher().start(spec, Client(id=3, host="node7", port=1), Ears())
 
 
