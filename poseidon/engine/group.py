@@ -14,7 +14,7 @@ Laws:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from poseidon.engine.alike import make_alike
 from poseidon.engine.output_watch import OutputWatch
 from poseidon.engine.sampler import SharedSampler
 from poseidon.engine.workplace import Workplace
@@ -33,9 +34,6 @@ from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import OfOneModule
 from ps_server import SignalKind
-
-PIECE_BYTES = 4 * 2**20
-"""What one meeting of all workers carries of the tensors that are made alike at the beginning."""
 
 Self = TypeVar("Self", bound="Group")
 Number = TypeVar("Number", float, Tensor)
@@ -90,7 +88,8 @@ class Group(ABC):
         self._closed = False
         try:
             self._exchange.open(None)
-            self._make_alike(together.rest)
+            if self.size > 1:
+                make_alike(together.rest, self._gather, rank=self.rank)
             self._watch(module)
         except BaseException:
             self.close()
@@ -262,17 +261,6 @@ class Group(ABC):
 
     def _gather(self, payload: bytes) -> tuple[bytes, ...]:
         return self._exchange.gathered(self._exchange.gather(payload))
-
-    def _make_alike(self, tensors: Sequence[Tensor]) -> None:
-        """Bring what is not kept together to rank 0's values, in pieces."""
-        for tensor in tensors if self.size > 1 else ():
-            flat = tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
-            for start in range(0, flat.numel(), PIECE_BYTES):
-                piece = flat[start : start + PIECE_BYTES]
-                mine = piece.numpy().tobytes() if self.rank == 0 else b""
-                piece.copy_(torch.frombuffer(bytearray(self._gather(mine)[0]), dtype=torch.uint8))
-            with torch.no_grad():
-                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
     def _watch(self, module: nn.Module) -> None:
         """Hooks that begin an iteration come before those that use it."""
