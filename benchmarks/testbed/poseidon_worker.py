@@ -25,7 +25,7 @@ from benchmarks.testbed.worker_settings import (
     read_settings,
 )
 from poseidon.engine.distribute import at_work
-from poseidon.engine.workplace import ThisWorker, Unobserved, Workplace, unobserved
+from poseidon.engine.workplace import ThisWorker, Workplace, unobserved
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
@@ -73,15 +73,34 @@ def workplace(settings: WorkerSettings, rank: int, trace: Tracer) -> Workplace:
         connect=lambda: settings.shards,
         wait_free=settings.how.wait_free,
         trace=trace,
-        observe=unobserved if trace is NO_TRACE else lambda built, module: traced(built, module, trace),
+        observe=unobserved if trace is NO_TRACE else lambda built, module: Traced(built, module, trace),
         on_open=tell_plan if rank == 0 else lambda built, exchange: None,
     )
 
 
-def traced(built: Built, module: nn.Module, trace: Tracer) -> Unobserved:
-    """An exchange whose calls, and a module whose layers, are seen in a trace."""
-    TracingHooks(named_layers(module), trace)
-    return Unobserved(TracedExchange(built.exchange, [choice.name for choice in built.plan.choices], trace))
+class Traced:
+    """An exchange whose calls, and a module whose layers, are seen in a trace.
+
+    Args:
+        built: the exchange.
+        module: the module.
+        trace: told what was done when.
+    """
+
+    def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
+        super().__init__(
+            TracedExchange(built.exchange, [choice.name for choice in built.plan.choices], trace)
+        )
+        self._module = module
+        self._trace = trace
+
+    def watch(self) -> None:
+        """See `Observed`."""
+        TracingHooks(named_layers(self._module), self._trace)
+
+    def close(self) -> None:
+        """See `Observed`."""
+        self.exchange.close()
 
 
 def tell_plan(built: Built, exchange: Exchange) -> None:

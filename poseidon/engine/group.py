@@ -277,6 +277,7 @@ class Group(ABC):
             sources=together.sources,
             in_backward=self._gradient_is_there,
         )
+        self._seen.watch()
         begins, is_read = OfOneModule(self._forward_begins), OfOneModule(self._state_is_read)
         for child in module.modules():
             self._handles.append(child.register_state_dict_pre_hook(is_read))

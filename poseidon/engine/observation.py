@@ -73,13 +73,18 @@ class Observation:
         names = [choice.name for choice in built.plan.choices]
         self._measured = MeasuredExchange(built.exchange, len(names))
         self.exchange: Exchange = self._measured
+        self._layers = layers
         self._hooks: TracingHooks | None = None
         if trace is not NO_TRACE:
             self.exchange = TracedExchange(self._measured, names, trace)
-            self._hooks = TracingHooks(layers, trace)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._report, name="poseidon-statistics", daemon=True)
         self._thread.start()
+
+    def watch(self) -> None:
+        """See `Observed`."""
+        if self._trace is not NO_TRACE:
+            self._hooks = TracingHooks(self._layers, self._trace)
 
     def statistics(self) -> WorkerStatistics:
         """What has happened so far."""

@@ -162,6 +162,7 @@ class Worker:
             if rank == 0:
                 self._introduce(replica, built)
             with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
+                seen.watch()
                 trainer.run()
         finally:
             pulse.stop()

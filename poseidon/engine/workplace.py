@@ -38,6 +38,9 @@ class Observed(Protocol):
     def exchange(self) -> Exchange:
         """What to train with."""
 
+    def watch(self) -> None:
+        """Look at the module's layers from now on: what they do by their hooks, save those put first later, is theirs."""
+
     def close(self) -> None:
         """Close the exchange, and tell the last of it."""
 
@@ -47,6 +50,9 @@ class Unobserved:
     """An exchange that nobody looks at."""
 
     exchange: Exchange
+
+    def watch(self) -> None:
+        """Nobody does."""
 
     def close(self) -> None:
         """Close the exchange."""

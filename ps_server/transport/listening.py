@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import socket
 import struct
@@ -51,10 +50,9 @@ class Listening:
                 self._socket.close()
                 raise
         except (OSError, OverflowError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            remedy = "; expected a port that no other job has, or 0 for a free one" if taken else ""
-            raise TransportError(f"cannot listen on {address}: {reason}{remedy}") from error
+            raise TransportError(
+                f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}"
+            ) from error
 
     @property
     def address(self) -> str:

@@ -385,7 +385,12 @@ LAUNCHER = (
         says=r"cifar-10-python\.tar\.gz",
     ),
     Broken(name="kill-nobody", command=("kill", "{}/none"), says=r"{}/none' is neither a running job nor"),
-    Broken(name="kill-without-target", command=("kill",), says=r"needs either", code=2),
+    Broken(
+        name="kill-without-target",
+        command=("kill",),
+        says=r"expected a job's id, a machinefile, or --all",
+        code=2,
+    ),
 )
 if HAS_NO_GPU:
     LAUNCHER += (

@@ -69,6 +69,7 @@ def observe(
 
     built = build(layer, *schemes, counts=counts)
     seen = Observation(built, [("layer", layer)], trace or NO_TRACE, tell, writes_log=True)
+    seen.watch()
     iterate(seen)
     layer(torch.ones(1, 2)).sum().backward()
     seen.close()

@@ -67,7 +67,7 @@ def test_after_close_nothing_is_told() -> None:
 
 def test_spans_hold_what_other_hooks_of_the_layer_do() -> None:
     trace, net = Recorded(), make()
-    net.left.register_forward_pre_hook(lambda *_: trace.mark("wait", "left"))
+    net.left.register_forward_pre_hook(lambda *_: trace.mark("wait", "left"), prepend=True)
     for name, parameter in net.left.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: trace.mark("begin", name))
     hooks = TracingHooks(named_layers(net), trace)

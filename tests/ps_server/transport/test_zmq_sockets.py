@@ -72,10 +72,7 @@ def test_who_only_sends_goes_on_once_the_peer_has_received() -> None:
 def test_an_address_in_use_is_named() -> None:
     first = ZmqServerTransport("tcp://127.0.0.1:0")
     try:
-        words = (
-            f"cannot listen on {first.address}: Address already in use; expected a port that no other job has"
-        )
-        with pytest.raises(TransportError, match=words):
+        with pytest.raises(TransportError, match=f"cannot listen on {first.address}: Address already in use"):
             ZmqServerTransport(first.address)
     finally:
         first.close()
