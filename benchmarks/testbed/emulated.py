@@ -35,8 +35,10 @@ class Pace:
     """The accelerator's clock: work is done one piece after the other, each taking its time.
 
     A piece begins when the one before it ends, however late the sleep before it came back: that is this machine's
-    doing, whose few processors stand for many hosts. Where the caller was away for longer than `slack_s` between two
-    pieces it waited for something, and the accelerator stood still until then.
+    doing, whose few processors stand for many hosts. Before a piece of a forward pass the caller may have waited for
+    others, for new weights or for the others' gradients; where it was away for longer than `slack_s` it did, and the
+    accelerator stood still until then. Within a backward pass nobody waits for anything: what keeps the caller away is
+    this machine again, as its other hosts' threads do, and a real accelerator has its work queued.
 
     Args:
         slack_s: see above.
@@ -56,10 +58,15 @@ class Pace:
         self._sleep = sleep
         self._done_s = self._returned_s = -math.inf
 
-    def spend(self, work_s: float) -> None:
-        """Return when a piece of work of this length is done."""
+    def spend(self, work_s: float, *, after_wait: bool) -> None:
+        """Return when a piece of work is done.
+
+        Args:
+            work_s: its length.
+            after_wait: whether the caller may have waited for others since the last piece.
+        """
         now = self._now()
-        if now - self._returned_s > self._slack_s:
+        if after_wait and now - self._returned_s > self._slack_s:
             self._done_s = now
         self._done_s += work_s
         left_s = self._done_s - now
@@ -92,7 +99,7 @@ class _Work(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: EmulatedLayer | EmulatedLinear, *parameters: Tensor) -> Tensor:
-        layer.pace.spend(layer.forward_s)
+        layer.pace.spend(layer.forward_s, after_wait=True)
         ctx.layer = layer
         ctx.x_shape = x.shape
         ctx.shapes = [parameter.shape for parameter in parameters]
@@ -101,7 +108,7 @@ class _Work(Function):
     @staticmethod
     def backward(ctx: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
         layer = ctx.layer
-        layer.pace.spend(layer.backward_s)
+        layer.pace.spend(layer.backward_s, after_wait=False)
         wanted = ctx.needs_input_grad
         below = layer.gradients.of(ctx.x_shape) if wanted[0] else None
         own = [

@@ -88,9 +88,8 @@ class Traced:
     """
 
     def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
-        super().__init__(
-            TracedExchange(built.exchange, [choice.name for choice in built.plan.choices], trace)
-        )
+        names = [choice.name for choice in built.plan.choices]
+        self.exchange = TracedExchange(built.exchange, names, trace)
         self._module = module
         self._trace = trace
 

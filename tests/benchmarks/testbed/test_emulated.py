@@ -110,17 +110,29 @@ def test_late_sleeps_do_not_add_up(late_s: float) -> None:
     clock = ManualClock(late_s=late_s)
     pace = clock.pace()
     for _ in range(1000):
-        pace.spend(0.01)
+        pace.spend(0.01, after_wait=True)
     assert clock.now_s == pytest.approx(5.0 + 10.0 + late_s, abs=1e-3)
 
 
 def test_work_that_waited_takes_its_full_time_from_then_on() -> None:
     clock = ManualClock()
     pace = clock.pace()
-    pace.spend(1.0)
+    pace.spend(1.0, after_wait=True)
     clock.now_s += 7.0
-    pace.spend(1.0)
+    pace.spend(1.0, after_wait=True)
     assert clock.now_s == pytest.approx(5.0 + 9.0)
+
+
+def test_a_backward_pass_waits_for_nobody_and_makes_up_for_what_this_machine_was_late() -> None:
+    clock = ManualClock()
+    net = make_net(3.0, clock)
+    output = net()
+    clock.now_s += 0.3
+    output.sum().backward()
+    assert clock.now_s == pytest.approx(5.0 + 3.0)
+    clock.now_s += 0.3
+    net()  # its first layer may have waited for its weights
+    assert clock.now_s == pytest.approx(5.0 + 4.3)
 
 
 def test_small_gradients_reuse_the_large_one() -> None:
