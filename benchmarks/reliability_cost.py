@@ -3,8 +3,9 @@
 
     python benchmarks/reliability_cost.py --blocks=8
 
-One worker trains blocks of iterations in three ways by turns: bare; with the pulse and the heartbeat thread; and with these
-and one snapshot in the middle of each block, written, checksummed and flushed in the background while the block goes on.
+One worker trains blocks of iterations. In each block every other iteration goes through the pulse, and the heartbeat thread runs;
+by turns a block has nothing more, or one snapshot in its middle: written, checksummed and flushed in the background while the block
+goes on. Neighbouring iterations are compared, since whole blocks lie percents apart.
 
 The worker has the environment that a job gives its workers: malloc keeps what a snapshot has used for the next one.
 
@@ -42,8 +43,9 @@ from poseidon.engine.control import Control  # noqa: E402
 from poseidon.engine.replica import Replica  # noqa: E402
 from poseidon.engine.trainer import LoopSettings, Trainer  # noqa: E402
 from poseidon.exchange.base import Exchange, ExchangeSettings  # noqa: E402
+from poseidon.exchange.forwarding import ForwardingExchange  # noqa: E402
 from poseidon.exchange.local import LocalExchange  # noqa: E402
-from poseidon.exchange.pulse import PulsingExchange  # noqa: E402
+from poseidon.exchange.pulse import Pulse, PulsingExchange  # noqa: E402
 from poseidon.layers.base import LayerContext  # noqa: E402
 from poseidon.metrics.glog_lines import GlogSink  # noqa: E402
 from poseidon.proto.caffe_pb2 import TRAIN  # noqa: E402
@@ -69,16 +71,37 @@ snapshot: %d snapshot_prefix: "snap" snapshot_after_train: false max_iter: %d
 """
 
 
+WARM = 6
+"""Iterations that do not count; an even number, so that those that do begin with one that is bare."""
+
+
 class Way(Enum):
     """How a block is trained."""
 
-    BARE = "bare"  # nothing but training
-    BEATING = "heartbeats"  # the pulse in the loop, and the thread that tells it
+    BEATING = "heartbeats"  # the pulse in every other iteration, and the thread that tells it
     ALL = "heartbeats and a snapshot"  # and one snapshot, in the background
 
 
+class EveryOther(ForwardingExchange):
+    """An exchange that goes through a pulse in odd iterations.
+
+    Args:
+        bare: the exchange.
+        pulse: of the loop.
+    """
+
+    def __init__(self, bare: Exchange, pulse: Pulse) -> None:
+        super().__init__(bare)
+        self._ways = (bare, PulsingExchange(bare, pulse))
+
+    def start(self, iteration: int, rate: float) -> None:
+        """See `Exchange`."""
+        self._inner = self._ways[iteration % 2]
+        self._inner.start(iteration, rate)
+
+
 def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
-    """Train a block; returns each iteration's seconds, the first ones and the wait for the disk left out."""
+    """Train a block; returns each iteration's seconds from an even one on, the first ones and the wait for the disk left out."""
     interval = iterations // 2 if way is Way.ALL else 0
     path = folder / "solver.prototxt"
     path.write_text(SOLVER % (interval, iterations - 1), encoding="ascii")
@@ -90,7 +113,7 @@ def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
     def note(iteration: int, smoothed: SmoothedLoss) -> None:
         moments.append(time.process_time())
 
-    with _exchange(replica, way) as exchange:
+    with _exchange(replica) as exchange:
         Trainer(
             replica,
             exchange,
@@ -105,20 +128,17 @@ def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
             start=Progress(iteration=0),
         ).run()
     replica.close()
-    return [after - before for before, after in pairwise(moments[4:])]
+    return [after - before for before, after in pairwise(moments[WARM - 1 :])]
 
 
 @contextmanager
-def _exchange(replica: Replica, way: Way) -> Iterator[Exchange]:
+def _exchange(replica: Replica) -> Iterator[Exchange]:
     exchange = LocalExchange(replica.trained, ExchangeSettings())
     exchange.open(None)
-    if way is Way.BARE:
-        yield exchange
-        return
     control = Control(io.StringIO(), io.StringIO())
     control.start()
     control.pulse.start()
-    yield PulsingExchange(exchange, control.pulse)
+    yield EveryOther(exchange, control.pulse)
     control.close()
 
 
@@ -139,15 +159,16 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(name)
         (folder / "net.prototxt").write_text(NET, encoding="ascii")
         write_pictures(folder / "train_lmdb", 0, RECORDS)
-        block_s(folder, Way.BARE, flags.iterations)
+        block_s(folder, Way.BEATING, flags.iterations)
         for _ in range(flags.blocks):
             for way in Way:
                 blocks[way].append(block_s(folder, way, flags.iterations))
         size = sum(path.stat().st_size for path in folder.glob("snap_iter_*"))
-    bare_s, beating_s = (statistics.median(chain(*blocks[way])) for way in (Way.BARE, Way.BEATING))
-    beats_s = beating_s - bare_s
+    usual = blocks[Way.BEATING]
+    bare_s = statistics.median(chain(*(block[::2] for block in usual)))
+    beats_s = statistics.median(after - before for block in usual for before, after in _pairs(block))
     snapshot_s = statistics.median(map(_beyond_median, blocks[Way.ALL])) - statistics.median(
-        map(_beyond_median, blocks[Way.BEATING])
+        map(_beyond_median, usual)
     )
     print(f"an iteration: {bare_s * 1e3:.2f} ms; a snapshot: {size / 2**20:.0f} MiB, weights and history")
     print(f"heartbeats: {beats_s * 1e6:+.0f} us an iteration, {beats_s / bare_s:+.2%}")
@@ -156,6 +177,11 @@ def main(arguments: list[str] | None = None) -> int:
         share = (beats_s + snapshot_s / interval) / bare_s
         print(f"together, with a snapshot every {interval} iterations: {share:+.2%} of the time")
     return 0
+
+
+def _pairs(iterations: list[float]) -> list[tuple[float, float]]:
+    """Each bare iteration with the one after it, which goes through the pulse."""
+    return list(zip(iterations[::2], iterations[1::2], strict=False))
 
 
 def _beyond_median(iterations: list[float]) -> float:
