@@ -166,7 +166,9 @@ def main(arguments: list[str] | None = None) -> int:
         size = sum(path.stat().st_size for path in folder.glob("snap_iter_*"))
     usual = blocks[Way.BEATING]
     bare_s = statistics.median(chain(*(block[::2] for block in usual)))
-    beats_s = statistics.median(after - before for block in usual for before, after in _pairs(block))
+    # Each iteration that goes through the pulse beside the bare one before it.
+    pairs = chain(*(zip(block[::2], block[1::2], strict=False) for block in usual))
+    beats_s = statistics.median(after - before for before, after in pairs)
     snapshot_s = statistics.median(map(_beyond_median, blocks[Way.ALL])) - statistics.median(
         map(_beyond_median, usual)
     )
@@ -177,11 +179,6 @@ def main(arguments: list[str] | None = None) -> int:
         share = (beats_s + snapshot_s / interval) / bare_s
         print(f"together, with a snapshot every {interval} iterations: {share:+.2%} of the time")
     return 0
-
-
-def _pairs(iterations: list[float]) -> list[tuple[float, float]]:
-    """Each bare iteration with the one after it, which goes through the pulse."""
-    return list(zip(iterations[::2], iterations[1::2], strict=False))
 
 
 def _beyond_median(iterations: list[float]) -> float:

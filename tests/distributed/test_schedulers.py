@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import pytest
 
 from poseidon.snapshot.caffemodel import read_model
 from tests.support import small_slurm
+from tests.support.free_ports import free_port
 from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
 from tests.support.training import write_definitions
 from tests.support.trainings import environment, make_data
@@ -30,12 +30,6 @@ OPEN_MPI = shutil.which("mpirun") is not None and "Open MPI" in subprocess.run(
     ["mpirun", "--version"], capture_output=True, text=True, timeout=60, check=False
 ).stdout  # fmt: skip
 JOB = ("train", "--solver=solver.prototxt", "--output=out")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def words(*job: str, key: str = "key") -> list[str]:

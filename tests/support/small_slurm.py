@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.support.free_ports import free_ports
 from tests.support.waiting import until
 
 START_S = 60.0
@@ -82,7 +83,7 @@ def _furnish(folder: Path) -> Path:
     key = folder / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
-    controller_port, daemon_port = _free_ports(2)
+    controller_port, daemon_port = free_ports(2)
     configuration = folder / "slurm.conf"
     configuration.write_text(
         _CONFIGURATION.format(
@@ -94,12 +95,6 @@ def _furnish(folder: Path) -> Path:
         )
     )
     return configuration
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(server.getsockname()[1]) for server in servers]
 
 
 def _start(stack: ExitStack, folder: Path, words: Sequence[str]) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+from tests.support.free_ports import free_port
 
 
 def test_examples_run(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
