@@ -7,9 +7,7 @@ job; one that broke is made anew for a new start.
 from __future__ import annotations
 
 import argparse
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -20,6 +18,7 @@ from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.delivery import deliver, sent_file
 from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
 from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.registry import JobRecord, record_fields
 from poseidon.cluster.ssh import (
     SshHost,
@@ -35,6 +34,8 @@ from poseidon.cluster.ssh_launcher import Place, open_agents
 from poseidon.errors import JobError, JobInterrupted, UsageError
 
 _ANSWER_S = 10.0
+NAMES_S = 15.0
+"""How long to wait for what the hosts' names mean, which may be known there alone."""
 
 
 class LauncherKind(Enum):
@@ -125,8 +126,10 @@ class SshSite:
         """See `Site`; connects to all hosts first."""
         self._hosts = dict(connect_all(self._clients, self._settings))
         config = SshConfig(self._settings)
+        dialled = {client.id: config.endpoint(client).host for client in self._clients}
+        known = addresses_of({*dialled.values(), *(client.host for client in self._clients)}, NAMES_S)
         asked = {
-            client.id: replace(needs[client.id], addresses=_names_of(client, config.endpoint(client).host))
+            client.id: replace(needs[client.id], addresses=_names_of(client, dialled[client.id], known))
             for client in self._clients
         }
         places = self._places()
@@ -244,11 +247,14 @@ def _answers(host: SshHost) -> bool:
     return host.run(["true"], timeout_s=_ANSWER_S).status == 0
 
 
-def _names_of(client: Client, dialled: str) -> tuple[str, ...]:
-    """How a client's host may be called: as in the machinefile, as SSH dials it, and what these names mean here."""
+def _names_of(client: Client, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """How a client's host may be called: as in the machinefile, as SSH dials it, and what these names mean here.
+
+    Args:
+        client: of the host.
+        dialled: what SSH dials.
+        known: the addresses of names.
+    """
     names = [client.host, dialled]
-    for name in (client.host, dialled):
-        with suppress(OSError, UnicodeError):
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            names += [str(entry[4][0]) for entry in found]
+    names += [address for name in (client.host, dialled) for address in known.get(name, ())]
     return tuple(name for name in dict.fromkeys(names) if name == client.host or not is_loopback(name))

@@ -9,10 +9,13 @@ import socket
 import time
 
 from poseidon.cluster.machinefile import is_loopback
+from poseidon.cluster.name_lookup import look_up
 from poseidon.errors import JobError
 
 ANY_PORT = 9  # of a UDP socket that never sends
 PAUSE_S = 1.0
+LEAST_S = 0.5
+"""However little time is left, the names' server gets this long."""
 # Packets to here take the default route; the address is for documentation only (RFC 5737).
 FAR_AWAY = "192.0.2.1"
 
@@ -26,11 +29,11 @@ def address_of(name: str, timeout_s: float) -> str:
     until_s = time.monotonic() + timeout_s
     while True:
         try:
-            return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+            return str(look_up(name, 0, max(LEAST_S, until_s - time.monotonic()))[0][1][0])
         except OSError as error:
             if time.monotonic() > until_s:
                 raise JobError(
-                    f"the host of rank 0, MASTER_ADDR={name}, is not known: {error.strerror}"
+                    f"the host of rank 0, MASTER_ADDR={name}, is not known: {error.strerror or error}"
                 ) from error
             time.sleep(PAUSE_S)
 

@@ -36,7 +36,7 @@ class SshSettings:
 
     Attributes:
         config: read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
-        connect_timeout_s: limit of each host, from the first packet to the accepted key.
+        connect_timeout_s: limit of each host, from the question what its name means to the accepted key.
     """
 
     config: Path | None = None

@@ -21,6 +21,7 @@ from poseidon.cluster.known_hosts import (
     objection,
     parse_known_hosts,
 )
+from poseidon.cluster.name_lookup import NameTimeoutError, dial
 from poseidon.cluster.ssh_config import Endpoint, SshSettings
 from poseidon.cluster.ssh_identities import identities
 from poseidon.errors import JobError
@@ -104,7 +105,12 @@ def _dial(
             return via.open_channel("direct-tcpip", address, ("127.0.0.1", 0), timeout=timeout_s)
         if endpoint.proxy_command:
             return _Program(endpoint.proxy_command)
-        line = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
+        line = dial(endpoint.host, endpoint.port, timeout_s)
+    except NameTimeoutError as error:
+        raise JobError(
+            f"{endpoint.words}: what the name {endpoint.host} means was not learnt within {timeout_s:g} s; "
+            "does this machine's name server answer?"
+        ) from error
     except TimeoutError as error:
         raise JobError(f"{endpoint.words}: no answer within {timeout_s:g} s") from error
     except socket.gaierror as error:

@@ -12,6 +12,7 @@ import pytest
 from poseidon.cli import ssh_site
 from poseidon.cli.ssh_site import SshSite, site_of
 from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.registry import JobRecord, RecordedProcess
 from poseidon.cluster.ssh import connect_all
 from poseidon.cluster.ssh_channel import Finished
@@ -69,7 +70,8 @@ def test_machines_that_cannot_work_together(text: str, launcher: str, words: str
     ],
 )
 def test_what_a_host_may_be_called(host: str, dialled: str, names: tuple[str, ...]) -> None:
-    assert ssh_site._names_of(Client(id=0, host=host, port=0), dialled) == names
+    known = addresses_of({host, dialled}, 30.0)
+    assert ssh_site._names_of(Client(id=0, host=host, port=0), dialled, known) == names
 
 
 class Answering:
