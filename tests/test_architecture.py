@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-# A room may import itself and what its row lists; `errors`, `log` and `settings` are open to every room.
+# A room may import itself and what its row lists; `durable`, `errors`, `log` and `settings` are open to every room.
 MAY_IMPORT: dict[str, set[str]] = {
     "ps_server": set(),
     "poseidon.proto": set(),
@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ps_server",
     },
 }
-OPEN_MODULES = {"poseidon", "poseidon.errors", "poseidon.log", "poseidon.settings"}
+OPEN_MODULES = {"poseidon", "poseidon.durable", "poseidon.errors", "poseidon.log", "poseidon.settings"}
 
 
 def room_of(module: str) -> str:

@@ -2,8 +2,8 @@
 
 Law: a job that goes on brings its hosts what the launcher has, so the newest snapshot must be here before the host that wrote
 it is lost. A snapshot that is here already (shared data, or the same machine) is not copied; it is the same one only when its
-checksums are, since an earlier run may have left another under the same path. A copy has its name only when it is whole, its
-checksums last. A copy that fails is a warning.
+checksums are, since an earlier run may have left another under the same path. A copy has its name only when it is whole and on disk,
+its checksums last. A copy that fails is a warning.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from poseidon.cluster.job_steps import Outcome
 from poseidon.cluster.signals import SignalRequests
+from poseidon.durable import flush, put_in_place
 from poseidon.errors import PoseidonError
 from poseidon.snapshot.checksums import damage, sealed_files, sums_path
 
@@ -172,12 +173,15 @@ class SnapshotCopies:
     def _place(self, copy: Path) -> Path | None:
         """Give a whole copy its names, unless the job has ended meanwhile."""
         here = self._folder / copy.name
+        files = (*(sealed_files(copy) or ()), sums_path(copy))
+        for path in files:
+            flush(path)  # which takes its time: `close` waits for what is done below alone
         with self._placing:
             if self._closed:
                 return None
             sums_path(here).unlink(missing_ok=True)  # of an earlier one: they are not those of the new files
-            for path in (*(sealed_files(copy) or ()), sums_path(copy)):
-                path.replace(self._folder / path.name)
+            for path in files:
+                put_in_place(path, self._folder / path.name)
         self._forget_old(here)
         return here
 

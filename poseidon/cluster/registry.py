@@ -3,7 +3,7 @@
 One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user alone. Where hosts share a home folder each looks
 after its own records: of another's processes it could not say whether they live.
 
-Law: the file is whole at every moment (written beside, then renamed), and names each process by pid and
+Law: the file is whole at every moment (written beside, then put in place), and names each process by pid and
 time of creation, for a pid alone may belong to someone else by tomorrow.
 """
 
@@ -23,6 +23,7 @@ from types import TracebackType
 from poseidon.cluster.machine_words import MachineWords, parse_words
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName
+from poseidon.durable import put_in_place
 from poseidon.errors import JobError, MachinefileError, UsageError
 
 EXTRACTION = "extract_features"
@@ -125,7 +126,7 @@ class Registry:
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as stream:
                     json.dump(record_fields(record), stream, indent=1)
-                os.replace(temporary, path)
+                put_in_place(Path(temporary), path)
             except BaseException:
                 os.unlink(temporary)
                 raise

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from poseidon.durable import put_in_place
 from poseidon.errors import SnapshotError
 from poseidon.proto.strings import strings_are_text
 
@@ -51,24 +52,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             left.unlink(missing_ok=True)  # of a process that was killed while it wrote
         with partial.open("wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _flush_names(path.parent)
+        put_in_place(partial, path)
     except OSError as error:
         with suppress(OSError):  # a file system that is read-only says so even of what is not there
             partial.unlink(missing_ok=True)
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _flush_names(folder: Path) -> None:
-    """Bring to disk what files in a folder are called, where its file system can do that."""
-    with suppress(OSError):
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 def read_message(path: Path, message: M, kind: str) -> M:

@@ -25,6 +25,7 @@ from poseidon.cluster.supervise import JobResult
 from poseidon.errors import JobError
 from poseidon.snapshot.checksums import check, seal, sums_path
 from poseidon.snapshot.files import model_path, state_path
+from tests.support.flushes import watch_flushes
 
 FAR = Path("/far")
 
@@ -214,6 +215,16 @@ def test_what_is_under_way_has_no_name_yet(site: Site, slow: SlowSession) -> Non
     assert site.arrived == [site.here / state.name]
     check(site.arrived[0])
     assert len(list(site.here.iterdir())) == 3
+
+
+def test_copies_are_on_disk_before_they_have_their_names(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = write(site.far, 10)
+    seen = watch_flushes(monkeypatch)
+    site.bring(state)
+    names = [path.name for path in (model_path(state.parent / "snap", 10), state, sums_path(state))]
+    assert [flush.path.name for flush in seen if flush.path.parent.name == ARRIVING][:3] == names
+    whole = [flush.holds - {ARRIVING} for flush in seen if flush.holds is not None]
+    assert whole == [set(names[:count]) for count in (1, 2, 3)]
 
 
 def test_what_a_killed_launcher_left_goes(site: Site) -> None:

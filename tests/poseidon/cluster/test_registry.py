@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from dataclasses import replace
 from datetime import datetime
@@ -23,6 +22,7 @@ from poseidon.cluster.registry import (
     new_job_id,
 )
 from poseidon.errors import JobError, UsageError
+from tests.support.flushes import watch_flushes
 
 RECORD = JobRecord(
     job="cifar10-1",
@@ -138,11 +138,19 @@ def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path, monkeypatch:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(JobError, match="No space left"):
         registry.write(replace(RECORD, output="/other"))
     assert registry.read("cifar10-1") == RECORD
     assert len(list(Registry(tmp_path).folder.iterdir())) == 1
+
+
+def test_a_record_and_its_name_are_brought_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(tmp_path)
+    seen = watch_flushes(monkeypatch)
+    registry.write(RECORD)
+    assert [flush.holds for flush in seen] == [None, {"cifar10-1.json"}]
+    assert {flush.path.suffix for flush in seen} == {".partial", ""}
 
 
 def test_hosts_that_share_a_home_folder_leave_each_others_jobs_alone(

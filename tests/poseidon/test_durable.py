@@ -1,0 +1,28 @@
+"""A file that is put in place is on disk before it has its name, and its name is on disk after that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.durable import put_in_place
+from tests.support.flushes import Flush, watch_flushes
+
+
+def test_content_first_then_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial, path = tmp_path / "partial", tmp_path / "file"
+    partial.write_bytes(b"new")
+    path.write_bytes(b"old")
+    seen = watch_flushes(monkeypatch)
+    put_in_place(partial, path)
+    assert path.read_bytes() == b"new"
+    assert seen == [Flush(path=partial, holds=None), Flush(path=tmp_path, holds=frozenset({"file"}))]
+
+
+def test_what_is_not_there_replaces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(FileNotFoundError):
+        put_in_place(tmp_path / "partial", path)
+    assert path.read_bytes() == b"old"
