@@ -32,6 +32,7 @@ from poseidon.cli.terminal import Shown, Terminal
 from poseidon.cluster.agent_launcher import AgentLauncher
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.host_checks import ClientNeeds
+from poseidon.cluster.host_probe import taken_words
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Client, has_other_machines
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
@@ -189,6 +190,7 @@ class Job(ABC):
         """Every host is asked first, and nothing is in the way; connections end with the block."""
         site = self._site
         if site is None:
+            self._check_ports()
             yield
             return
         try:
@@ -198,18 +200,33 @@ class Job(ABC):
         finally:
             site.close()
 
+    def _check_ports(self) -> None:
+        """Refuse ports of this machine that somebody else has.
+
+        Raises:
+            JobError: lists them, with the job that has each, where one of this user's does.
+        """
+        wanted = [(client.host, port) for client in self._plan.clients for port in self._ports(client)]
+        taken = [words for host, port in wanted if (words := taken_words(host, port, with_job=True))]
+        if taken:
+            raise JobError("; ".join(taken))
+
     def needs(self, client: Client) -> ClientNeeds:
         """What a client's host must have before anything starts."""
         workers = [worker for worker in self._plan.workers if worker.client.id == client.id]
         cards = (worker.device.removeprefix("cuda:") for worker in workers)
-        shards = [shard for shard in self._plan.shards if shard.client.id == client.id]
         return ClientNeeds(
             id=client.id,
             addresses=(),
-            ports=tuple(client.port + shard.channel for shard in shards if client.port),
+            ports=self._ports(client),
             devices=tuple(int(card) for card in cards if card.isdecimal()),
             folders=(self.there(self._output),),
         )
+
+    def _ports(self, client: Client) -> tuple[int, ...]:
+        """Those that its shards bind, where the machinefile says which."""
+        shards = [shard for shard in self._plan.shards if shard.client.id == client.id]
+        return tuple(client.port + shard.channel for shard in shards if client.port)
 
     def there(self, path: Path) -> str:
         """A path as the processes are told it: by other hosts it may be meant in their own working folder."""

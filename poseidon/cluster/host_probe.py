@@ -48,7 +48,10 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
     if facts["torch"] is None:
         problems.append(f"{sys.executable} has no torch")
     for client in needs["clients"]:
-        facts["addresses"][str(client["id"])] = _address(client, problems)
+        own = facts["addresses"][str(client["id"])] = _address(client, problems)
+        if own is not None:
+            alike = facts["poseidon"] == needs["poseidon"]
+            problems += [words for port in client["ports"] if (words := taken_words(own, port, alike))]
         _look_at_folders(client, needs["space_bytes"], problems)
         _look_at_modules(client["modules"], problems)
         if facts["poseidon"] == needs["poseidon"]:
@@ -84,7 +87,7 @@ def _cores() -> int:
 
 
 def _address(client: dict[str, Any], problems: list[str]) -> str | None:
-    """The first of the addresses that is this host's own, with the ports on it free."""
+    """The first of the addresses that is this host's own."""
     own = None
     for name in client["addresses"] + _arrived_at():
         for address in _addresses_of(name):
@@ -92,12 +95,31 @@ def _address(client: dict[str, Any], problems: list[str]) -> str | None:
                 own = address
     if own is None:
         problems.append("none of {} is an address of this host".format(", ".join(client["addresses"])))
-        return None
-    for port in client["ports"]:
-        why = _bindable(own, port)
-        if why is not None:
-            problems.append(f"port {port} of {own} cannot be used: {why}")
     return own
+
+
+def taken_words(address: str, port: int, with_job: bool) -> str | None:
+    """Why a shard cannot listen there, in a sentence; None where it can.
+
+    Args:
+        address: one of this host's own.
+        port: of its machinefile; 0 takes any.
+        with_job: whether to look which of this user's jobs has it; the package must be there.
+    """
+    why = _bindable(address, port)
+    if why is None:
+        return None
+    job = _job_at(address, port) if with_job else None
+    return f"port {port} of {address} cannot be used: {why}" + (f" by the running job {job}" if job else "")
+
+
+def _job_at(address: str, port: int) -> str | None:
+    try:
+        jobs_here = importlib.import_module("poseidon.cluster.jobs_here")
+    except ImportError:
+        return None
+    found = jobs_here.job_at(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0], port)
+    return found if found is None else str(found)
 
 
 def _arrived_at() -> list[str]:

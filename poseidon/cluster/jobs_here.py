@@ -20,6 +20,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from poseidon.cluster.kill import KillPatience, job_processes, kill_job, live_process
 from poseidon.cluster.machinefile import is_loopback
 from poseidon.cluster.registry import JobRecord, Registry, check_job_id, record_fields, record_from_fields
@@ -28,6 +30,7 @@ from poseidon.settings import read_settings
 
 Answer = Mapping[str, object]
 MOST_JOBS = 10_000
+_EVERYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,25 @@ def readable_records(registry: Registry, warn: Callable[[str], None]) -> list[Jo
         if record is not None:
             records.append(record)
     return records
+
+
+def job_at(address: str, port: int) -> str | None:
+    """The running job of this user that listens at an address of this host; None where none that is on record does."""
+    for record in readable_records(Registry(read_settings().state_folder), lambda _: None):
+        launcher = live_process(record.launcher)
+        processes = [*([launcher] if launcher is not None else []), *job_processes(record.job, record)]
+        if any(_listens(process, address.partition("%")[0], port) for process in processes):
+            return record.job
+    return None
+
+
+def _listens(process: psutil.Process, address: str, port: int) -> bool:
+    try:
+        lines = process.net_connections(kind="tcp")
+    except psutil.Error:
+        return False
+    own = [line.laddr for line in lines if line.status == psutil.CONN_LISTEN]
+    return any(place.port == port and place.ip in (address, *_EVERYWHERE) for place in own)
 
 
 def may_live_elsewhere(record: JobRecord) -> bool:

@@ -8,9 +8,7 @@ process; what takes several processes, or has to cross their borders, with true 
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +25,9 @@ from poseidon.data.datum import encode_datum
 from poseidon.data.mean import write_mean
 from poseidon.proto.blob import from_array
 from poseidon.proto.caffe_pb2 import NetParameter, SolverState
+from poseidon.settings import read_settings
 from tests.support.databases import make_database, make_pictures
+from tests.support.jobs import job_that_listens
 from tests.support.thread_launcher import ThreadLauncher
 
 NET = """name: "small"
@@ -728,13 +728,11 @@ def test_job_fails_cleanly(case: Broken, folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("nothing_left")
 def test_port_in_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A shard's port belongs to somebody else."""
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    """A shard's port belongs to another job: nothing is started."""
+    with job_that_listens(read_settings().state_folder, "quick-1") as port:
         hostfile = f"0 127.0.0.1 {port}\n1 127.0.0.1 0\n"
-        case = Broken(name="port", edit=(hosts(hostfile),), says=rf"127\.0\.0\.1:{port}.*in use")
+        says = rf"train: port {port} of 127\.0\.0\.1 cannot be used: Address already in use by the running job quick-1$"
+        case = Broken(name="port", edit=(hosts(hostfile),), says=says)
         code, sentence = run(spoil(case, folder), capsys)
     check_sentence(case, folder, code, sentence)
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,6 +35,20 @@ class RunningJob:
 def environment(state_folder: Path) -> dict[str, str]:
     """The environment of commands that share a folder of run records."""
     return {**os.environ, "POSEIDON_HOME": str(state_folder), "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def job_that_listens(state_folder: Path, job: str) -> Iterator[int]:
+    """A job on record whose one process listens on a port of 127.0.0.1, until the block ends; the port."""
+    program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    command = [sys.executable, "-I", "-S", "-c", program, "--job", job]
+    gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0)
+    record = JobRecord(job=job, launcher=gone, hostfile=None, clients=(), output="/nowhere", started_s=1.0)
+    Registry(state_folder).write(record)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        yield int(child.stdout.readline())
+        child.communicate()
 
 
 @contextmanager
