@@ -5,7 +5,9 @@ A process says on standard output:
     {"event": "ready"}                                              a worker that has its net and can connect
     {"event": "alive", "still_s": 0.1, "waited_s": 12.5}            every two seconds, from all workers: for how long
                                                                     the loop has neither moved nor waited for others,
-                                                                    and how long it has waited in all
+                                                                    and how long it has waited in all;
+    {"event": "alive", ..., "steps": 6, "meetings": 2, "meeting": "mean"}
+                                                                    of a script's loop also how far it has come
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;
                                                                     `poseidon.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
@@ -40,14 +42,31 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How far a script's loop has come.
+
+    Attributes:
+        steps: finished.
+        meetings: calls in which it waits for all others, begun.
+        meeting: the one that it waits in; empty: none.
+    """
+
+    steps: int
+    meetings: int
+    meeting: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
     """A heartbeat, or an event that only the callbacks understand.
 
     Attributes:
         still_s: for how long the process's loop has neither moved nor waited for others; None: it does not say.
+        place: how far it has come; None: it does not say.
     """
 
     still_s: float | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +129,10 @@ def parse_event(fields: Mapping[str, object]) -> Event:
         return Done()
     if kind == "error":
         return _failed(fields)
-    still_s = fields.get("still_s") if kind == "alive" else None
-    return Alive(still_s=float(still_s) if isinstance(still_s, int | float) else None)
+    if kind != "alive":
+        return Alive()
+    still_s = fields.get("still_s")
+    return Alive(still_s=float(still_s) if isinstance(still_s, int | float) else None, place=_place(fields))
 
 
 def encode_command(do: str, **fields: object) -> bytes:
@@ -121,6 +142,14 @@ def encode_command(do: str, **fields: object) -> bytes:
     b'{"do": "connect", "shards": ["tcp://127.0.0.1:5"]}'
     """
     return json.dumps({"do": do, **fields}).encode()
+
+
+def _place(fields: Mapping[str, object]) -> Place | None:
+    steps, meetings = _whole_number(fields.get("steps")), _whole_number(fields.get("meetings"))
+    meeting = fields.get("meeting")
+    if steps is None or meetings is None or not isinstance(meeting, str):
+        return None
+    return Place(steps=steps, meetings=meetings, meeting=meeting)
 
 
 def _failed(fields: Mapping[str, object]) -> Failed:

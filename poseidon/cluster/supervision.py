@@ -17,7 +17,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, Progress, Ready, encode_command
+from poseidon.cluster.events import (
+    Alive,
+    Done,
+    Event,
+    Failed,
+    Listening,
+    Place,
+    Progress,
+    Ready,
+    encode_command,
+)
 from poseidon.cluster.job_steps import (
     Action,
     Cause,
@@ -35,6 +45,7 @@ from poseidon.cluster.job_steps import (
     Started,
     Terminate,
 )
+from poseidon.cluster.out_of_step import out_of_step
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import exit_words
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
@@ -54,6 +65,7 @@ class _Process:
     name: ProcessName
     heard_s: float
     moved_s: float | None = None
+    place: Place | None = None
     pid: int | None = None
     ready: bool = False
     address: str | None = None
@@ -182,6 +194,7 @@ class Supervision:
             process.ready = True
         elif isinstance(event, Alive):
             process.moved_s = None if event.still_s is None else now - event.still_s
+            self._place(process, event.place, now)
         elif isinstance(event, Progress):
             process.iteration, process.ready = event.iteration, True
         elif isinstance(event, Done):
@@ -196,6 +209,16 @@ class Supervision:
             self._fail(
                 Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
             )
+
+    def _place(self, process: _Process, place: Place | None, now: float) -> None:
+        """Note how far a script's loop has come, and end a job whose workers can never meet again."""
+        if place is None:
+            return
+        process.place = place
+        places = {worker.name.index: worker.place for worker in self._workers if worker.place is not None}
+        sentence = out_of_step(places)
+        if sentence is not None:
+            self._fail(Cause(rank=CauseRank.OWN_ERROR, sentence=sentence), now)
 
     def _see_exit(self, process: _Process, exited: Exited, now: float) -> None:
         process.status = exited.status

@@ -9,8 +9,10 @@ import os
 import queue
 import sys
 import threading
+from dataclasses import asdict
 from typing import Any, TextIO
 
+from poseidon.engine.workplace import Standing
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.pulse import Pulse
@@ -47,6 +49,8 @@ class Control:
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         self.pulse = Pulse()
         """Of the loop that this process is for."""
+        self.standing: Standing | None = None
+        """Of the loop of a script; None: there is none."""
         self.gone = threading.Event()
         """Set once the launcher has gone."""
 
@@ -113,4 +117,7 @@ class Control:
     def _beat(self) -> None:
         while not self._over.wait(ALIVE_S):
             reading = self.pulse.read()
-            self.tell("alive", still_s=round(reading.still_s, 1), waited_s=round(reading.waited_s, 3))
+            standing = asdict(self.standing) if self.standing is not None else {}
+            self.tell(
+                "alive", still_s=round(reading.still_s, 1), waited_s=round(reading.waited_s, 3), **standing
+            )

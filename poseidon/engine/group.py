@@ -13,9 +13,11 @@ Laws:
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sized
-from dataclasses import dataclass
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeVar
 
@@ -27,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from poseidon.engine.alike import make_alike
 from poseidon.engine.output_watch import OutputWatch
 from poseidon.engine.sampler import SharedSampler
-from poseidon.engine.workplace import Workplace
+from poseidon.engine.workplace import Standing, Workplace
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
@@ -80,7 +82,7 @@ class Group(ABC):
         self._handles: list[RemovableHandle] = []
         self._hooks: Hooks | None = None
         self._outputs: OutputWatch | None = None
-        self._steps = 0
+        self._steps = self._meetings = 0
         self._passes = 0  # backward passes of this step that have ended
         self._in_backward = False
         self._begun = False
@@ -146,7 +148,8 @@ class Group(ABC):
         if self._passes or self._in_backward:
             raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
         if not self._begun:
-            self._exchange.settle()
+            with self._meeting("settle" if self._workplace.member.staleness else ""):
+                self._exchange.settle()
         elif self._workplace.member.staleness:
             raise UsageError(
                 "settle() comes after a forward pass of the next step; expected right after step()"
@@ -159,12 +162,15 @@ class Group(ABC):
     def mean(self, value: Number) -> Number:
         """The mean over all workers of a number or of a small tensor; of whole numbers a tensor of float64. All workers call
         it together.
+
+        Raises:
+            UsageError: the workers have not made as many steps, or not given as many numbers.
         """
         numbers = (
             value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
         )
         tensor = numbers.detach()
-        parts = self._gather(tensor.double().cpu().numpy().tobytes())
+        parts = self._meet("mean", tensor.double().cpu().numpy().tobytes())
         if len({len(part) for part in parts}) > 1:
             counts = ", ".join(str(len(part) // 8) for part in parts)
             raise UsageError(f"mean() was given {counts} numbers on the workers; expected as many on each")
@@ -233,7 +239,7 @@ class Group(ABC):
         self._begun = self._settled = False
         self._passes = 0
         self._steps += 1
-        self._workplace.on_step(self._steps)
+        self._workplace.on_move(Standing(steps=self._steps, meetings=self._meetings))
 
     def _before_begin(self) -> None:  # noqa: B027 - nothing to check where an optimizer owns the parameters
         """Check what the script has done since the last step."""
@@ -261,6 +267,29 @@ class Group(ABC):
 
     def _gather(self, payload: bytes) -> tuple[bytes, ...]:
         return self._exchange.gathered(self._exchange.gather(payload))
+
+    def _meet(self, meeting: str, payload: bytes) -> list[bytes]:
+        """Collect payloads where the loops of all workers have come equally far."""
+        with self._meeting(meeting):
+            parts = self._gather(np.int64(self._steps).tobytes() + payload)
+        steps = [int.from_bytes(part[:8], sys.byteorder) for part in parts]
+        if len(set(steps)) > 1:
+            counts = ", ".join(map(str, steps))
+            raise UsageError(
+                f"{meeting}() was called after {counts} steps on the workers; expected as many on each"
+            )
+        return [part[8:] for part in parts]
+
+    @contextmanager
+    def _meeting(self, meeting: str) -> Iterator[None]:
+        """Tell that this worker waits for all others; nothing where there is no name, since it does not."""
+        self._meetings += bool(meeting)
+        here = Standing(steps=self._steps, meetings=self._meetings)
+        self._workplace.on_move(replace(here, meeting=meeting))
+        try:
+            yield
+        finally:
+            self._workplace.on_move(here)
 
     def _watch(self, module: nn.Module) -> None:
         """Hooks that begin an iteration come before those that use it."""

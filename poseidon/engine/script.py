@@ -33,7 +33,7 @@ from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.engine.membership import membership
 from poseidon.engine.observation import Observation, open_trace
 from poseidon.engine.prints import Prints
-from poseidon.engine.workplace import Observed, ThisWorker, Workplace
+from poseidon.engine.workplace import Observed, Standing, ThisWorker, Workplace
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
@@ -71,9 +71,10 @@ class StepTeller:
         self._next_s = 0.0
         self._steps = self._told = 0
 
-    def __call__(self, steps: int) -> None:
-        """Note a step; tell it when the last telling is long enough ago."""
-        self._steps = steps
+    def __call__(self, standing: Standing) -> None:
+        """Note how far the loop has come; tell its steps when the last telling is long enough ago."""
+        self._control.standing = standing
+        self._steps = standing.steps
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + PROGRESS_S
@@ -119,7 +120,7 @@ class ScriptWorker:
             trace=trace,
             observe=lambda built, module: self._observe(built, module, trace),
             on_open=self._on_open,
-            on_step=self._progress,
+            on_move=self._progress,
         )
 
     def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:

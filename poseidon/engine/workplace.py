@@ -31,6 +31,21 @@ class ThisWorker:
     device: torch.device = CPU
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far a worker's loop has come.
+
+    Attributes:
+        steps: finished.
+        meetings: calls of the loop in which it waits for all others, begun.
+        meeting: the one that it waits in, `mean` or `settle`; empty: none.
+    """
+
+    steps: int = 0
+    meetings: int = 0
+    meeting: str = ""
+
+
 class Observed(Protocol):
     """An exchange that is looked at while it works."""
 
@@ -84,7 +99,7 @@ class Workplace:
         trace: told of what is sent and received.
         observe: puts an observer around the exchange of a module.
         on_open: told of the exchange once it is open: what was built, and what to train with.
-        on_step: told of the number of finished steps after each; cheap.
+        on_move: told of each step that is finished, and of each meeting that begins or ends; cheap.
     """
 
     worker: ThisWorker = field(default_factory=ThisWorker)
@@ -94,4 +109,4 @@ class Workplace:
     trace: Tracer = NO_TRACE
     observe: Callable[[Built, nn.Module], Observed] = unobserved
     on_open: Callable[[Built, Exchange], None] = _nothing
-    on_step: Callable[[int], None] = _nothing
+    on_move: Callable[[Standing], None] = _nothing

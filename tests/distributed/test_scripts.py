@@ -95,6 +95,20 @@ def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> Non
     assert "Traceback" in log.read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["rule", "torch"])
+def test_workers_that_can_never_meet_end_the_job(folder: Path, how: str) -> None:
+    text = SCRIPT.replace("int(sys.argv[2])", "3 + 2 * group.rank").replace(
+        "group.settle()", "group.mean(1.0)"
+    )
+    (folder / "unequal.py").write_text(text, encoding="utf-8")
+    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2)}", "unequal.py", how, "0", "end")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "poseidon run: worker 0 waits in mean() after step 3, and worker 1 has gone on to step 4 without it: every worker"
+    )
+
+
 def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
     words = (f"--hostfile={machinefile(folder, 2)}", "--output=logs", "script.py", "rule", "10000000", "end")
     with training(folder, *words, command="run") as job:

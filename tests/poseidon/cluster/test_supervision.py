@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, Progress, Ready
+from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, Place, Progress, Ready
 from poseidon.cluster.job_steps import (
     Action,
     Exited,
@@ -371,6 +371,19 @@ def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
         "worker 1 (client 1, node1, pid 102) hangs: it has done nothing for 10 s (the last at iteration 57)"
         in job.error
     )
+
+
+def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -> None:
+    job = Job().run()
+    job.hear(WORKER_1, Alive(place=Place(steps=7, meetings=0, meeting="")))
+    job.hear(WORKER_0, Alive())
+    assert job.state is JobState.RUNNING
+    job.hear(WORKER_0, Alive(place=Place(steps=6, meetings=1, meeting="mean")))
+    assert job.state is JobState.FAILING
+    assert job.error.startswith(
+        "worker 0 waits in mean() after step 6, and worker 1 has gone on to step 7 without it"
+    )
+    assert not isinstance(job.supervision.error, JobInterrupted)
 
 
 def test_a_slow_loop_is_no_hang() -> None:

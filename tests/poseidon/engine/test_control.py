@@ -8,6 +8,7 @@ import json
 import pytest
 
 from poseidon.engine.control import Control
+from poseidon.engine.workplace import Standing
 from poseidon.errors import JobError
 
 
@@ -41,6 +42,31 @@ def test_addresses_come_by_command() -> None:
         assert line.gone.wait(10)
     finally:
         line.close()
+
+
+@pytest.mark.parametrize(
+    ("standing", "told"),
+    [
+        (None, {}),
+        (Standing(steps=6, meetings=2, meeting="mean"), {"steps": 6, "meetings": 2, "meeting": "mean"}),
+    ],
+)
+def test_a_sign_of_life_says_how_far_a_script_has_come(
+    standing: Standing | None, told: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.engine.control.ALIVE_S", 0.0)
+    line, outlet = control()
+    line.standing = standing
+    heard: list[str] = []
+
+    def write(text: str) -> int:
+        heard.append(text)
+        line.close()
+        return len(text)
+
+    monkeypatch.setattr(outlet, "write", write)
+    line._beat()
+    assert json.loads(heard[0]) == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, **told}
 
 
 @pytest.mark.parametrize("commands", [(), ({"do": "stop"},)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from poseidon.engine.module_tensors import Buffers
 from poseidon.engine.optimizer_group import OptimizerGroup
 from poseidon.engine.rule_group import RuleGroup
 from poseidon.engine.update_rules import SGD, Adam, Nesterov, ParameterGroup, UpdateRule
-from poseidon.engine.workplace import Workplace
+from poseidon.engine.workplace import Standing, Workplace
 from poseidon.errors import UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
@@ -316,6 +317,48 @@ def test_who_makes_more_steps_than_another_worker_hears_of_it() -> None:
             a_step(module, group, torch.ones(2, 3))
 
     with pytest.raises(PeerLost, match=r"worker 0 has left after 2 iterations, and worker 1 goes on"):
+        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_where_a_loop_is_can_be_heard_while_it_waits(staleness: int) -> None:
+    """Worker 0 is in a meeting after its step, and worker 1 comes only once that was told."""
+    told: list[Standing] = []
+    waits = threading.Event()
+
+    def note(standing: Standing) -> None:
+        told.append(standing)
+        if standing.meeting:
+            waits.set()
+
+    def body(module: nn.Module, group: Group) -> None:
+        if group.rank == 0:
+            group._workplace = replace(group._workplace, on_move=note)
+        a_step(module, group, torch.ones(2, 3))
+        assert group.rank == 0 or waits.wait(TIMEOUT_S)
+        group.mean(1.0)
+        group.settle()
+
+    together(2, lambda _: Normed(), SGD(lr=0.1), body, member=replace(member(), staleness=staleness))
+    first = [
+        Standing(steps=1, meetings=0),
+        Standing(steps=1, meetings=1, meeting="mean"),
+        Standing(steps=1, meetings=1),
+    ]
+    assert told[:3] == first
+    barriers = [standing for standing in told[3:] if standing.meeting == "settle"]
+    assert [standing.meetings for standing in barriers] == ([2, 3, 4] if staleness else [])
+
+
+def test_a_mean_after_unequal_numbers_of_steps_is_refused() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        for _ in range(1 + group.rank):
+            a_step(module, group, torch.ones(2, 3))
+        group.mean(1.0)
+
+    with pytest.raises(
+        UsageError, match=r"mean\(\) was called after 1, 2 steps on the workers; expected as many on each"
+    ):
         together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
 
 
