@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 
+from poseidon.cli.main import build_parser
 from poseidon.cli.worker import add_parser
+from poseidon.cluster.schedulers import task_from
 from poseidon.errors import UsageError
+from poseidon.settings import read_settings
 
 KEY = "k" * 64
 
@@ -64,3 +68,26 @@ def test_no_key() -> None:
 def test_ports_that_are_none(key: str, port: str) -> None:
     with pytest.raises(SystemExit):
         run(key, f"--rendezvous_port={port}", "train", "--solver=s")
+
+
+def test_the_manifest_for_kubernetes_agrees_with_itself_and_with_us(repository: Path) -> None:
+    text = (repository / "scripts" / "schedulers" / "kubernetes.yaml").read_text(encoding="utf-8")
+
+    def said(pattern: str) -> str:
+        (found,) = re.findall(pattern, text, re.MULTILINE)
+        return str(found)
+
+    service, job = re.findall(r"^  name: (\S+)", text, re.MULTILINE)
+    variables = dict(re.findall(r'- \{name: (\S+), value: "?([^"}]+)"?\}', text))
+    task = task_from({"JOB_COMPLETION_INDEX": "1", **variables}, port=None)
+    assert (task.rank, task.master) == (1, f"{job}-0.{said('subdomain: (.*?) *#')}")
+    assert said("subdomain: (.*?) *#") == service and said("selector: {job-name: (.*)}") == job
+    assert str(task.size) == said(r"completions: (\d+)") == said(r"parallelism: (\d+)")
+    assert read_settings(variables).state_folder == Path("/tmp/poseidon")
+    words = [
+        word for line in (said(r"command: \[(.*)\]"), said(r"args: \[(.*)\]")) for word in line.split(", ")
+    ]
+    worker_words = build_parser("worker").parse_args(words[1:])
+    assert Path(worker_words.key_file).parent == Path(said(r"name: key, mountPath: (.*?),"))
+    job_words = build_parser("train").parse_args(worker_words.command_words)
+    assert job_words.term_deadline < float(said(r"terminationGracePeriodSeconds: (\d+)"))
