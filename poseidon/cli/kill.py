@@ -16,7 +16,7 @@ from pathlib import Path
 
 from poseidon.cli.stopping import Wanted, here_records, jobs_by_id, jobs_of, over_ssh, stop_jobs
 from poseidon.cluster.far_jobs import Ask
-from poseidon.cluster.kill import KillPatience, job_processes
+from poseidon.cluster.kill import KillPatience, job_processes, owner_of
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.cluster.registry import EXTRACTION, Registry, check_job_id
 from poseidon.errors import JobError, PoseidonError, UsageError
@@ -79,6 +79,9 @@ def _wanted(arguments: argparse.Namespace, registry: Registry, ask: Ask) -> Want
     hostfile = Path(arguments.target)
     wanted = jobs_of(hostfile, registry, ask)
     if not wanted.jobs and not hostfile.exists():
+        owner = owner_of(arguments.target)
+        if owner is not None:
+            raise JobError(f"job {arguments.target} is user {owner}'s; `poseidon kill` stops one's own")
         raise JobError(
             f"'{arguments.target}' is neither a running job nor a machinefile; `poseidon ps` lists the jobs"
         )
@@ -127,6 +130,9 @@ def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callabl
     except PoseidonError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # of a name that is none, say
+        print(f"{name}: {hostfile}: {error.strerror or error}", file=sys.stderr)
+        return 1
     if problems:
         print(f"{name}: {_not_all(found.jobs, problems)}", file=sys.stderr)
     return 1 if problems else 0

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from poseidon.cli.log_files import FOLDER
 from poseidon.cli.stats import job_folder
-from poseidon.cli.stopping import here_records
+from poseidon.cluster.jobs_here import readable_records
 from poseidon.cluster.kill import live_process
 from poseidon.cluster.registry import Registry
 from poseidon.errors import JobError, UsageError
@@ -131,7 +131,8 @@ def _follow(folder: Path, files: Mapping[str, _Lines]) -> None:
 
 
 def _runs(folder: Path, registry: Registry) -> bool:
-    records = [record for record in here_records(registry) if _same(record.output, folder)]
+    records = readable_records(registry, lambda _: None)  # what cannot be read was told at the start
+    records = [record for record in records if _same(record.output, folder)]
     return any(live_process(record.launcher) is not None for record in records)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +26,14 @@ class Wanted:
 
     Attributes:
         jobs: their ids.
+        here: what this machine has on record of them.
         hosts: other machines where processes of them may run; see `far_hosts`.
         seen: what these hosts say of these jobs.
         problems: what could not be learnt, a sentence each.
     """
 
     jobs: tuple[str, ...]
+    here: tuple[JobRecord, ...] = ()
     hosts: tuple[Client, ...] = ()
     seen: tuple[FarJob, ...] = ()
     problems: tuple[str, ...] = ()
@@ -65,7 +68,7 @@ def jobs_by_id(
     hosts = far_hosts([*clients, *(client for record in records for client in record.clients)])
     far, problems = list_far(hosts, ask)
     seen = tuple(job for job in far if job.seen.record.job in jobs)
-    return Wanted(jobs=tuple(jobs), hosts=hosts, seen=seen, problems=tuple(problems))
+    return Wanted(jobs=tuple(jobs), here=tuple(records), hosts=hosts, seen=seen, problems=tuple(problems))
 
 
 def jobs_of(hostfile: Path, registry: Registry, ask: Ask) -> Wanted:
@@ -94,7 +97,7 @@ def jobs_of(hostfile: Path, registry: Registry, ask: Ask) -> Wanted:
     there = far_jobs_of_machinefile(records, hostfile.resolve(), clients) if clients else ()
     jobs = tuple(dict.fromkeys(record.job for record in (*here, *there)))
     seen = tuple(job for job in far if job.seen.record.job in jobs)
-    return Wanted(jobs=jobs, hosts=hosts, seen=seen, problems=tuple(problems))
+    return Wanted(jobs=jobs, here=here, hosts=hosts, seen=seen, problems=tuple(problems))
 
 
 def stop_jobs(
@@ -111,8 +114,11 @@ def stop_jobs(
 
     Returns:
         What could not be done, a sentence each.
+
+    Raises:
+        JobError: nothing of the jobs was found anywhere.
     """
-    records = {job: registry.read(job) for job in wanted.jobs}
+    here = [record for record in wanted.here if record.job in wanted.jobs]
     problems: list[str] = []
     count = sum(_stop_here(job, registry, patience, report, problems) for job in wanted.jobs)
     killed = kill_far(wanted.jobs, wanted.hosts, ask, patience=patience, report=report)
@@ -122,9 +128,14 @@ def stop_jobs(
             report(f"{client.host}: {before - stopped} processes had ended with their launcher")
         count += stopped
     problems += killed.problems
-    for record in records.values():
-        if problems and record is not None:
+    if not (count or problems or here or wanted.seen):
+        raise JobError(f"nothing of {_named(wanted.jobs)} is on this machine or on the hosts that were asked")
+    for record in here if problems else ():
+        with suppress(JobError):  # where it could not be removed either
             registry.write(record)
+    if killed.problems and here:
+        place = registry.folder / (f"{wanted.jobs[0]}.json" if len(wanted.jobs) == 1 else "")
+        problems.append(f"to forget hosts that are gone for good, remove {place}")
     report(_sum(wanted.jobs, count, bool(problems)))
     return problems
 
@@ -139,8 +150,11 @@ def _stop_here(
         return 0
 
 
+def _named(jobs: Sequence[str]) -> str:
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
+
+
 def _sum(jobs: Sequence[str], count: int, unfinished: bool) -> str:
-    what = f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
     if count or unfinished:
-        return f"{what}: {count} processes stopped"
-    return f"{what} had already ended; what was on record is removed"
+        return f"{_named(jobs)}: {count} processes stopped"
+    return f"{_named(jobs)} had already ended; what was on record is removed"

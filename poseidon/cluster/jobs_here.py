@@ -24,8 +24,15 @@ import psutil
 
 from poseidon.cluster.kill import KillPatience, job_processes, kill_job, live_process
 from poseidon.cluster.machinefile import is_loopback
-from poseidon.cluster.registry import JobRecord, Registry, check_job_id, record_fields, record_from_fields
-from poseidon.errors import JobError, MachinefileError, PoseidonError, UsageError
+from poseidon.cluster.registry import (
+    NO_RECORD,
+    JobRecord,
+    Registry,
+    check_job_id,
+    record_fields,
+    record_from_fields,
+)
+from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.settings import read_settings
 
 Answer = Mapping[str, object]
@@ -63,7 +70,7 @@ class HostJob:
             raise JobError("it answered something that is no job")
         try:
             return cls(record=record_from_fields(record), launcher=launcher, living=living)
-        except (ValueError, KeyError, TypeError, UsageError, MachinefileError) as error:
+        except NO_RECORD as error:
             raise JobError(f"it answered a job that cannot be read: {error}") from error
 
 
@@ -72,7 +79,10 @@ def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
 
     Args:
         registry: where they are on record.
-        warn: hears of a record that cannot be read.
+        warn: hears of a record that cannot be read, or not be removed.
+
+    Raises:
+        JobError: the folder of records cannot be read.
     """
     found = []
     for record in readable_records(registry, warn):
@@ -80,8 +90,11 @@ def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
         living = len(job_processes(record.job, record))
         if launcher or living or may_live_elsewhere(record):
             found.append(HostJob(record=record, launcher=launcher, living=living))
-        else:
+            continue
+        try:
             registry.remove(record.job)
+        except JobError as error:
+            warn(str(error))
     return found
 
 
@@ -100,8 +113,13 @@ def readable_records(registry: Registry, warn: Callable[[str], None]) -> list[Jo
 
 
 def job_at(address: str, port: int) -> str | None:
-    """The running job of this user that listens at an address of this host; None where none that is on record does."""
-    for record in readable_records(Registry(read_settings().state_folder), lambda _: None):
+    """The running job of this user that listens at an address of this host; None where none that is on record does.
+
+    Raises:
+        JobError: the folder of records cannot be read.
+    """
+    registry = Registry(read_settings().state_folder)
+    for record in readable_records(registry, lambda _: None):
         launcher = live_process(record.launcher)
         processes = [*([launcher] if launcher is not None else []), *job_processes(record.job, record)]
         if any(_listens(process, address.partition("%")[0], port) for process in processes):

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -78,6 +79,15 @@ def live_process(recorded: RecordedProcess) -> psutil.Process | None:
     return process if same and _ours(process) and _alive(process) else None
 
 
+def owner_of(job: str) -> str | None:
+    """The other user of this machine to whom a running job belongs; None where none that is seen here does."""
+    for process in psutil.process_iter():
+        if _names_job(process, job) and not _ours(process):
+            with suppress(psutil.Error):
+                return process.username()
+    return None
+
+
 def kill_job(job: str, registry: Registry, *, patience: KillPatience, report: Callable[[str], None]) -> int:
     """Stop a job and forget it.
 
@@ -104,7 +114,8 @@ def kill_job(job: str, registry: Registry, *, patience: KillPatience, report: Ca
         if record is not None and (launcher := live_process(record.launcher)) is not None:
             left.append(launcher)
         if not left:
-            registry.remove(job)
+            with suppress(JobError):  # of processes that have gone: whoever lists jobs says that it stays
+                registry.remove(job)
             return stopped
         for process, how in _stop(left, patience.grace_s):
             stopped += 1
@@ -183,11 +194,15 @@ def _ours(process: psutil.Process) -> bool:
 
 
 def _carries(process: psutil.Process, job: str) -> bool:
+    return _names_job(process, job) and _ours(process)
+
+
+def _names_job(process: psutil.Process, job: str) -> bool:
     try:
         words = process.cmdline()
     except psutil.Error:
         return False
-    return any(pair == ("--job", job) for pair in pairwise(words)) and _ours(process)
+    return any(pair == ("--job", job) for pair in pairwise(words))
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

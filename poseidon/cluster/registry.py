@@ -15,6 +15,7 @@ import re
 import socket
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -29,6 +30,9 @@ from poseidon.errors import JobError, MachinefileError, UsageError
 EXTRACTION = "extract_features"
 """How the ids of feature extractions begin."""
 _WORDS = tuple(field.name for field in fields(MachineWords))
+NO_RECORD = (ValueError, KeyError, TypeError, UsageError, MachinefileError)
+"""What `record_from_fields` raises."""
+_LATEST_S = 1e11
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", re.ASCII)
 
 
@@ -140,25 +144,49 @@ class Registry:
 
         Raises:
             UsageError: `job` cannot be a job id.
-            JobError: the record is there and cannot be read.
+            JobError: the record is there and cannot be read, or is another job's.
         """
         path = self._path(job)
         try:
-            return record_from_fields(json.loads(path.read_text(encoding="utf-8")))
+            record = record_from_fields(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, UsageError, MachinefileError) as error:
+        except OSError as error:
+            raise JobError(f"the job's record {path} cannot be read: {error.strerror}") from error
+        except (*NO_RECORD, RecursionError) as error:
             raise JobError(f"the job's record {path} cannot be read: {error}; remove it by hand") from error
+        if record.job != job:
+            raise JobError(f"{path} is the record of another job, {record.job}; remove it by hand")
+        return record
 
     def remove(self, job: str) -> None:
-        """Forget a job; nothing happens when it is not there."""
-        self._path(job).unlink(missing_ok=True)
+        """Forget a job; nothing happens when it is not there.
+
+        Raises:
+            JobError: it cannot be removed; the text says why.
+        """
+        path = self._path(job)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise JobError(f"cannot remove the job's record {path}: {error.strerror}") from error
 
     def jobs(self) -> tuple[str, ...]:
-        """The ids of all jobs on record, oldest name first."""
-        if not self._folder.is_dir():
+        """The ids of all jobs on record, oldest name first; what else lies there is passed over.
+
+        Raises:
+            JobError: the folder cannot be read.
+        """
+        try:
+            with os.scandir(self._folder) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_file())
+        except FileNotFoundError:
             return ()
-        stems = sorted(path.stem for path in self._folder.glob("*.json"))
+        except OSError as error:
+            raise JobError(
+                f"cannot read the records of jobs in {self._folder}: {error.strerror}; $POSEIDON_HOME can name another folder"
+            ) from error
+        stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return tuple(stem for stem in stems if _JOB_ID.fullmatch(stem))
 
     def _path(self, job: str) -> Path:
@@ -201,7 +229,8 @@ class Registration:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if not self._record.processes:
-            self._registry.remove(self._record.job)
+            with suppress(JobError):  # whoever lists jobs next forgets it
+                self._registry.remove(self._record.job)
 
 
 def record_fields(record: JobRecord) -> dict[str, object]:
@@ -216,7 +245,7 @@ def record_from_fields(fields: Mapping[str, object]) -> JobRecord:
     """The record in a JSON object.
 
     Raises:
-        ValueError, KeyError, TypeError, UsageError, MachinefileError: it is none.
+        NO_RECORD: it is none.
     """
     clients = [_client(client) for client in _objects(fields["clients"])]
     processes = [_process(process) for process in _objects(fields["processes"])]
@@ -244,7 +273,7 @@ def _client(fields: Mapping[str, object]) -> Client:
 def _process(fields: Mapping[str, object]) -> RecordedProcess:
     pid = fields["pid"]
     # 0 and negative numbers mean groups to kill(2): a damaged record must never reach it.
-    if not isinstance(pid, int) or pid <= 0:
+    if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         raise ValueError(f"{pid!r} is not a process id")
     created_s = _seconds(fields["created_s"])
     return RecordedProcess(name=str(fields["name"]), host=str(fields["host"]), pid=pid, created_s=created_s)
@@ -257,6 +286,6 @@ def _objects(value: object) -> list[dict[str, object]]:
 
 
 def _seconds(value: object) -> float:
-    if not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is not a time")
+    if not isinstance(value, int | float) or not 0 <= value < _LATEST_S:
+        raise ValueError(f"{value!r:.80} is not a time")
     return float(value)

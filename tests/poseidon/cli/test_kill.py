@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from poseidon.cli import kill, ps
-from poseidon.cluster.registry import Registry
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
 from poseidon.errors import JobError, MachinefileError, UsageError
-from tests.support.jobs import ROOT, environment, running_job
+from tests.support.jobs import ROOT, environment, job_that_listens, running_job
 from tests.support.living import living, none_left
 
 pytestmark = pytest.mark.processes
@@ -129,6 +134,7 @@ def test_ps_forgets_what_has_gone(state: Path, tmp_path: Path, capsys: pytest.Ca
         (("hosts",), JobError, "no job that was started from hosts is running"),
         (("wrong",), MachinefileError, "wrong:1: "),
         (("far",), JobError, "no job that was started from far .* this machine or its host; .*node7"),
+        (("ended", "--hostfile=hosts"), JobError, "nothing of job ended is on this machine or on the hosts"),
         (("../x", "--hostfile=hosts"), UsageError, "cannot be a job id"),
         (("../x",), JobError, "neither a running job nor a machinefile"),
     ],
@@ -149,6 +155,44 @@ def test_mistakes(
         poseidon("kill", *arguments)
 
 
+def test_the_job_of_another_user(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with job_that_listens(tmp_path / "theirs", "quick-1"):
+        monkeypatch.setattr(os, "getuid", lambda: 4711)
+        owner = psutil.Process().username()
+        with pytest.raises(
+            JobError, match=f"^job quick-1 is user {owner}'s; `poseidon kill` stops one's own$"
+        ):
+            poseidon("kill", "quick-1")
+
+
+def test_a_host_of_the_record_that_is_gone(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry = Registry(state)
+    gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0)
+    registry.write(
+        JobRecord(
+            job="quick-1",
+            launcher=gone,
+            hostfile=None,
+            clients=(Client(id=0, host="node7.invalid", port=9999),),
+            output="/out",
+            started_s=1.0,
+            processes=(replace(gone, name="worker 0", host="node7.invalid"),),
+        )
+    )
+    record = registry.folder / "quick-1.json"
+    with pytest.raises(JobError) as caught:
+        poseidon("kill", "quick-1")
+    assert re.fullmatch(
+        r"processes may be left; try again when they are reached: \S*node7.invalid: the name node7.invalid is not known: .*; "
+        rf"to forget hosts that are gone for good, remove {record}",
+        str(caught.value),
+    )
+    assert poseidon("ps") == 0
+    assert "quick-1  1970-01-01" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -158,6 +202,7 @@ def test_mistakes(
         (("far", "--ssh_config=none"), 1, "there is no SSH configuration none"),
         (("absent",), 1, "there is no such machinefile"),
         (("far",), 1, "processes may be left: "),
+        (("x" * 300,), 1, "x: File name too long"),
     ],
 )
 def test_kill_caffe_mistakes(

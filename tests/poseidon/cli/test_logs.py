@@ -11,6 +11,7 @@ import pytest
 
 from poseidon.cli import logs
 from poseidon.cli.launching import register_job
+from poseidon.cluster.registry import Registry
 from poseidon.errors import JobError, UsageError
 
 HEAD = "1126 20:40:{:02d}.731869 29444 solver.cpp:294] "
@@ -72,8 +73,11 @@ def test_following_a_job_ends_with_it(
             file.write(text)
 
     monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
+    (Registry(folder.parents[1] / "state").folder / "junk.json").write_text("{")
     assert poseidon_logs("job-a", "--shard=1", "--follow") == 0
-    assert capsys.readouterr().out == f"{line(3, 'd')}unfinishedfinished\n{line(6, 'e')}"
+    said = capsys.readouterr()
+    assert said.out == f"{line(3, 'd')}unfinishedfinished\n{line(6, 'e')}"
+    assert said.err.count("junk.json cannot be read") == 1
     assert next(steps, None) is None
 
 

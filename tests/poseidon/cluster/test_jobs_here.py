@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.jobs_here import Answer, HostJob, answers, jobs_here
-from poseidon.cluster.kill import live_process
+from poseidon.cluster.kill import KillPatience, kill_job, live_process
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
 from poseidon.errors import JobError
@@ -60,6 +60,26 @@ def ask(state: Path, request: dict[str, object]) -> list[Answer]:
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_record_that_cannot_be_removed_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, told = Registry(tmp_path), list[str]()
+    for job in ("gone", "gone-too"):
+        registry.write(replace(GONE, job=job))
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert jobs_here(registry, told.append) == []
+    assert [words.rpartition("/")[2] for words in told] == [
+        "gone-too.json: Read-only file system",
+        "gone.json: Read-only file system",
+    ]
+    patience = KillPatience(launcher_s=0, grace_s=0)
+    assert kill_job("gone", registry, patience=patience, report=told.append) == 0
 
 
 def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: Path) -> None:

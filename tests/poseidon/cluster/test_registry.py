@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from dataclasses import replace
 from datetime import datetime
@@ -79,7 +80,7 @@ def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "{}", '"x"']
+    ["", "{", "[]", "{}", '"x"', "[" * 100_000]
     + [
         json.dumps({**json.loads(text), **change})
         for text in [
@@ -91,7 +92,11 @@ def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) ->
             {"launcher": {"name": "l", "host": "h", "pid": -1, "created_s": 1}},
             {"launcher": {"name": "l", "host": "h", "pid": 0, "created_s": 1}},
             {"processes": [{"name": "w", "host": "h", "pid": "1", "created_s": 1}]},
+            {"launcher": {"name": "l", "host": "h", "pid": True, "created_s": 1}},
+            {"launcher": {"name": "l", "host": "h", "pid": 3, "created_s": float("nan")}},
             {"started_s": "yesterday"},
+            {"started_s": 1e300},
+            {"started_s": 10**400},
             {"clients": [{"id": 0}]},
             {"job": "../x"},
         )
@@ -104,6 +109,48 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(JobError, match=r"cannot be read.*remove it by hand") as caught:
         registry.read("cifar10-1")
     assert "cifar10-1.json" in str(caught.value)
+
+
+def test_a_record_under_another_jobs_name_is_an_error(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    (registry.folder / "cifar10-1.json").rename(registry.folder / "cifar10-2.json")
+    with pytest.raises(JobError, match="is the record of another job, cifar10-1; remove it by hand"):
+        registry.read("cifar10-2")
+
+
+def test_what_else_lies_there_is_passed_over(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    (registry.folder / "folder.json").mkdir()
+    os.mkfifo(registry.folder / "pipe.json")
+    for name in ("notes.txt", "-x.json", ".hidden.json", "a b.json"):
+        (registry.folder / name).touch()
+    (registry.folder / "nowhere.json").symlink_to("absent")
+    assert registry.jobs() == ("cifar10-1",)
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.folder.parent.mkdir()
+    registry.folder.write_text("")
+    with pytest.raises(
+        JobError, match=r"cannot read the records of jobs in .*: Not a directory; .POSEIDON_HOME"
+    ):
+        registry.jobs()
+
+
+def test_a_folder_that_takes_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(tmp_path)
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    with Registration(registry, RECORD):
+        monkeypatch.setattr(Path, "unlink", refuse)
+        with pytest.raises(JobError, match=r"cannot remove .*cifar10-1.json: Read-only file system"):
+            registry.remove("cifar10-1")
+    assert registry.jobs() == ("cifar10-1",)  # the job has ended well all the same
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
