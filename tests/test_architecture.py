@@ -138,6 +138,53 @@ def test_state_machines_do_no_io() -> None:
             assert not found & forbidden, f"ps_server/{name}.py imports {found & forbidden}"
 
 
+UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "code", "runpy"}
+UNSAFE_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "os.system",
+    "os.popen",
+    "torch.load",
+    "pickle.load",
+    "pickle.loads",
+}
+SAFE_HERE = {
+    "poseidon.data.cifar10_source": {"pickle"},  # an unpickler that knows arrays and nothing else
+    "poseidon.engine.script": {"runpy"},  # the user's own script
+}
+
+
+def unsafe(tree: ast.AST) -> Iterator[str]:
+    """What a module has that can turn data into code: imports, calls, and commands given to a shell."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in UNSAFE_MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in UNSAFE_MODULES:
+            yield str(node.module)
+        elif isinstance(node, ast.Call):
+            if ast.unparse(node.func) in UNSAFE_CALLS:
+                yield ast.unparse(node.func)
+            yield from (
+                word.arg
+                for word in node.keywords
+                if word.arg in ("shell", "allow_pickle") and ast.unparse(word.value) != "False"
+            )
+
+
+def test_nothing_turns_data_into_code() -> None:
+    """What comes from the network or a file reaches no pickle, no eval and no shell."""
+    assert list(unsafe(ast.parse("import pickle\nexec(x)\nrun(y, shell=True)"))) == [
+        "pickle",
+        "exec",
+        "shell",
+    ]
+    for module, path in modules():
+        found = set(unsafe(ast.parse(path.read_text(encoding="utf-8"))))
+        assert found == SAFE_HERE.get(module, set()), f"{module}: {found}"
+
+
 def test_the_rank_list_has_no_cycle() -> None:
     import graphlib
 

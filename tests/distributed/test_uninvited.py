@@ -66,15 +66,20 @@ def test_no_socket_of_a_running_job_lets_anybody_in(folder: Path) -> None:
         assert {host for host, _ in sockets} == {"127.0.0.1"}
         for place in sockets:
             assert_shut(place)
-        for process in (psutil.Process(job.process.pid), *job.children().values()):
-            shown = "\0".join((*process.cmdline(), *process.environ().values())).encode()
-            assert not re.search(rb"\b[0-9a-f]{64}\b", shown), "a token is to be seen"
-            assert not re.search(rb'(secret|public)"?:', shown), "keys are to be seen"
+        assert_nothing_secret_shows((psutil.Process(job.process.pid), *job.children().values()))
         job.process.send_signal(signal.SIGINT)
         assert job.end() == 0
     for path in folder.rglob("*"):
         if path.suffix in (".log", ".json", ".txt"):
             assert not re.search(rb"secret.{1,8}" + Z85, path.read_bytes()), f"{path} holds keys"
+
+
+def assert_nothing_secret_shows(processes: Iterable[psutil.Process]) -> None:
+    """Neither in their arguments nor in their environment."""
+    for process in processes:
+        shown = "\0".join((*process.cmdline(), *process.environ().values())).encode()
+        assert not re.search(rb"\b[0-9a-f]{64}\b", shown), "a token is to be seen"
+        assert not re.search(rb'(secret|public)"?:', shown), "keys are to be seen"
 
 
 def of(jobs: Iterable[Training]) -> list[psutil.Process]:
@@ -243,6 +248,9 @@ def test_no_socket_on_any_host_lets_anybody_in(tmp_path: Path) -> None:
                     assert peer_reaches(peer, elsewhere[host.name], SSHD_PORTS)
                     assert not any(peer_reaches(peer, elsewhere[host.name], [port]) for port in ports)
                 assert listening_on(desk) == []
+                of_the_job = [process for host in hosts for process in host.processes_of("uninvited")]
+                assert len(of_the_job) >= 7  # the launcher; an agent, a shard and a worker on each host
+                assert_nothing_secret_shows(of_the_job)
                 for process in desk.processes_of("uninvited"):
                     process.send_signal(signal.SIGINT)
                 said += launcher.stderr

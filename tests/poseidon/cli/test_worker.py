@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,33 @@ def test_no_key() -> None:
 def test_ports_that_are_none(key: str, port: str) -> None:
     with pytest.raises(SystemExit):
         run(key, f"--rendezvous_port={port}", "train", "--solver=s")
+
+
+@pytest.mark.parametrize(
+    ("script", "program"), [("slurm.sbatch", "srun"), ("mpirun.sh", "mpirun"), ("torchrun.sh", "torchrun")]
+)
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_sample_scripts_start_tasks_with_the_users_words(
+    repository: Path, tmp_path: Path, script: str, program: str, nodes: str
+) -> None:
+    engine = tmp_path / program
+    engine.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    engine.chmod(0o755)
+    shell = (
+        (repository / "scripts" / "schedulers" / script).read_text().split(maxsplit=1)[0].removeprefix("#!")
+    )
+    done = subprocess.run(
+        [shell, repository / "scripts" / "schedulers" / script, "run", "--gpu=all", "a script.py", "--own=1"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "NNODES": nodes},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    words = done.stdout.decode().split("\0")[:-1]
+    worker_words = build_parser("worker").parse_args(words[words.index("worker") :])
+    assert worker_words.key_file == "/home/me/.poseidon.key"
+    job_words = build_parser("run").parse_args(worker_words.command_words)
+    assert (job_words.gpu, job_words.script, job_words.arguments) == ("all", "a script.py", ["--own=1"])
 
 
 def test_the_manifest_for_kubernetes_agrees_with_itself_and_with_us(repository: Path) -> None:

@@ -246,6 +246,16 @@ def test_keys_that_cannot_be_tried(sshd: LoopbackSshd, tmp_path: Path, kind: str
     assert words in _refused(config)
 
 
+def test_a_host_that_takes_passwords_only(sshd: LoopbackSshd) -> None:
+    before = sshd.server_config.read_text()
+    passwords = before.replace("PasswordAuthentication no", "PasswordAuthentication yes")
+    sshd.server_config.write_text(passwords + "PubkeyAuthentication no\n")
+    try:
+        assert "it takes no keys, only password; passwords are never used" in _refused(sshd.config)
+    finally:
+        sshd.server_config.write_text(before)
+
+
 def test_nobody_there(sshd: LoopbackSshd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
