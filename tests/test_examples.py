@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from poseidon.data.cifar10 import Request
 from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
-from poseidon.proto.definition import read_net
+from poseidon.proto.definition import read_net, read_solver
+from tests.support.training import write_definitions
 from tests.support.trainings import machinefile, poseidon
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainCifar10:
+    """The script's `main`, and what it would have done."""
+
+    main: Callable[[Sequence[str]], int]
+    requests: list[Request] = field(default_factory=list)
+    commands: list[Sequence[str]] = field(default_factory=list)
+
+    def train(self, words: Sequence[str]) -> int:
+        """In place of `poseidon train`."""
+        self.commands.append(words)
+        return 0
 
 
 def test_the_net_for_feature_extraction_is_caffenet(repository: Path) -> None:
@@ -40,15 +59,83 @@ def test_surgery_leaves_the_scores_as_they_were(repository: Path, capsys: pytest
     assert float(difference) < 1e-5
 
 
+@pytest.fixture
+def train_cifar10(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainCifar10]:
+    """The example's `main`, which prepares nothing and trains nothing."""
+    script = runpy.run_path(str(repository / "examples" / "cifar10" / "train_cifar10.py"))
+    heard = TrainCifar10(main=script["main"])
+    globals_: dict[str, Any] = script["main"].__globals__
+    globals_["prepare_and_tell"] = heard.requests.append
+    globals_["poseidon"] = heard.train
+    yield heard
+
+
+@pytest.mark.parametrize("words", [("--clients=3", "--test_iter=1"), ("--max_iter", "1", "--hostfil=x")])
+def test_cifar10_refuses_a_word_before_it_prepares_data(
+    train_cifar10: TrainCifar10, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train_cifar10.main([*words, f"--output={tmp_path / 'out'}"])
+    assert ended.value.code == 2
+    assert "poseidon train: unknown flag --" in capsys.readouterr().err
+    assert not train_cifar10.requests
+    assert not (tmp_path / "out").exists()
+
+
+def test_cifar10_refuses_a_solver_before_it_prepares_data(
+    train_cifar10: TrainCifar10, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solver = tmp_path / "solver.prototxt"
+    for words in ("there is no such file", "there is no net definition 'n.prototxt'"):
+        assert train_cifar10.main([f"--solver={solver}", f"--output={tmp_path / 'out'}"]) == 1
+        assert words in capsys.readouterr().err
+        solver.write_text("net: 'n.prototxt' base_lr: 1 lr_policy: 'fixed' max_iter: 1", encoding="utf-8")
+    assert not train_cifar10.requests
+
+
+@pytest.mark.parametrize("backend", ["lmdb", "leveldb"])
+def test_cifar10_trains_another_solver_with_its_own_sources(
+    train_cifar10: TrainCifar10, tmp_path: Path, backend: str
+) -> None:
+    """As `poseidon train` would: its net, its data and its snapshots are where the solver means them."""
+    (tmp_path / "mine" / "data").mkdir(parents=True)
+    solver = write_definitions(tmp_path / "mine", batch=4, extra='snapshot_prefix: "snap"')
+    words = [f"--solver={solver}", "--max_iter=7", f"--output={tmp_path / 'out'}", f"--backend={backend}"]
+    assert train_cifar10.main(words) == 0
+    derived = read_solver(tmp_path / "out" / "solver.prototxt")
+    assert derived.param.max_iter == 7
+    assert derived.net_definition() == read_solver(solver).net_definition()
+    assert derived.net_definition().folder == solver.parent
+    assert derived.snapshot_prefix() == solver.parent / "snap"
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_cifar10_reads_its_databases_as_leveldb(
+    repository: Path, train_cifar10: TrainCifar10, tmp_path: Path, clients: int
+) -> None:
+    words = [f"--clients={clients}", "--backend=leveldb", f"--output={tmp_path}"]
+    assert train_cifar10.main(words) == 0
+    (request,) = train_cifar10.requests
+    derived = read_solver(tmp_path / "cifar10_quick_solver.prototxt")
+    layers = [layer for layer in derived.net_definition().param.layer if layer.type == "Data"]
+    folder = repository / "examples" / "cifar10"
+    assert [layer.data_param.source for layer in layers] == [
+        str(folder / "cifar10_train_leveldb"),
+        str(folder / "cifar10_test_leveldb"),
+    ]
+    assert {layer.transform_param.mean_file for layer in layers} == {str(request.folder / "mean.binaryproto")}
+    assert {layer.data_param.shared_file_system for layer in layers} == {clients == 1}
+    assert derived.snapshot_prefix() == folder / "cifar10_quick"
+
+
 @pytest.mark.parametrize("words", [("--max_iter=1",), ("--clients=3",)])
 def test_cifar10_into_no_folder_is_one_sentence(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    train_cifar10: TrainCifar10, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    main = runpy.run_path(str(repository / "examples" / "cifar10" / "train_cifar10.py"))["main"]
-    main.__globals__["prepare_and_tell"] = lambda request: None
     taken = tmp_path / "taken"
     taken.write_text("")
-    assert main([*words, f"--output={taken}"]) == 1
+    assert train_cifar10.main([*words, f"--output={taken}"]) == 1
+    assert not train_cifar10.requests
     assert capsys.readouterr().err == f"train_cifar10.py: {taken}: File exists\n"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,15 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
 from poseidon.cli.main import main as poseidon  # noqa: E402
+from poseidon.cli.main import parse_words  # noqa: E402
 from poseidon.cli.prepare_cifar10 import add_data_flags, prepare_and_tell  # noqa: E402
 from poseidon.cluster.registry import new_job_id  # noqa: E402
-from poseidon.data.cifar10 import Prepared, Request  # noqa: E402
+from poseidon.data.cifar10 import Request  # noqa: E402
 from poseidon.data.database import Backend  # noqa: E402
+from poseidon.engine.preflight import check_nets  # noqa: E402
 from poseidon.errors import PoseidonError, UsageError  # noqa: E402
-from poseidon.proto.caffe_pb2 import DataParameter, NetParameter  # noqa: E402
+from poseidon.proto.caffe_pb2 import DataParameter  # noqa: E402
 from poseidon.proto.definition import read_net, read_solver  # noqa: E402
 from poseidon.proto.text import to_text  # noqa: E402
 from poseidon.settings import read_settings  # noqa: E402
+from poseidon.solvers.settings import solver_settings  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 SOLVER = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
@@ -59,29 +63,53 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return flags, others
 
 
-def derive_solver(flags: argparse.Namespace, prepared: Prepared, output: Path) -> Path:
-    """The solver to train with: the file itself, or a copy in `output` with what the flags change."""
-    backend = Backend.parse(flags.backend)
-    if flags.max_iter is None and backend is Backend.LMDB:
-        return Path(flags.solver)
+def derive_solver(flags: argparse.Namespace, request: Request, output: Path) -> Path:
+    """The solver to train with: the file itself, or a copy in `output` with what the flags change.
+
+    What the copy names is what the solver means by it: its nets stay where they lie, with their own sources.
+    """
     solver = read_solver(flags.solver)
-    net = NetParameter()
-    net.CopyFrom(read_net(solver.resolve(solver.param.net)).param)
-    for layer in net.layer:
-        if layer.type == "Data" and backend is Backend.LEVELDB:
-            test = "test" in Path(layer.data_param.source).name
-            layer.data_param.source = str(prepared.test if test else prepared.train)
-            layer.data_param.backend = DataParameter.LEVELDB
-            layer.data_param.shared_file_system = flags.clients == 1
-    output.mkdir(parents=True, exist_ok=True)
-    net_file = output / "train_test.prototxt"
-    net_file.write_text(to_text(net), encoding="utf-8")
-    solver.param.net = str(net_file)
+    param = solver.param
     if flags.max_iter is not None:
-        solver.param.max_iter = flags.max_iter
+        param.max_iter = flags.max_iter
+    check_nets(solver, solver_settings(solver))
+    if flags.max_iter is None and request.backend is Backend.LMDB:
+        return Path(flags.solver)
+    for name in ("net", "train_net"):
+        if param.HasField(name):
+            setattr(param, name, str(solver.resolve(getattr(param, name))))
+    param.test_net[:] = [str(solver.resolve(path)) for path in param.test_net]
+    models = [part.strip() for names in param.weights for part in names.split(",")]
+    param.weights[:] = [name if Path(name).exists() else str(solver.resolve(name)) for name in models]
+    output.mkdir(parents=True, exist_ok=True)
+    prefix = solver.snapshot_prefix()
+    if replace(solver, folder=output).snapshot_prefix() != prefix:
+        param.snapshot_prefix = str(prefix)
+    if request.backend is Backend.LEVELDB and param.net:
+        param.net = str(with_leveldb(Path(param.net), request, output))
     solver_file = output / Path(flags.solver).name
-    solver_file.write_text(to_text(solver.param), encoding="utf-8")
+    solver_file.write_text(to_text(param), encoding="utf-8")
     return solver_file
+
+
+def with_leveldb(path: Path, request: Request, output: Path) -> Path:
+    """A net that reads this example's databases: a copy in `output` that reads them as LevelDB; another as it is."""
+    definition = read_net(path)
+    databases = {
+        request.database(part, Backend.LMDB).name: request.database(part) for part in ("train", "test")
+    }
+    own = [layer for layer in definition.param.layer if Path(layer.data_param.source).name in databases]
+    for layer in own:
+        layer.data_param.source = str(databases[Path(layer.data_param.source).name])
+        layer.data_param.backend = DataParameter.LEVELDB
+        layer.data_param.shared_file_system = request.clients == 1
+        if layer.transform_param.mean_file:
+            layer.transform_param.mean_file = str(definition.resolve(layer.transform_param.mean_file))
+    if not own:
+        return path
+    net_file = output / "train_test.prototxt"
+    net_file.write_text(to_text(definition.param), encoding="utf-8")
+    return net_file
 
 
 def machinefile(clients: int, output: Path) -> Path:
@@ -95,7 +123,7 @@ def machinefile(clients: int, output: Path) -> Path:
 
 
 def main(words: list[str]) -> int:
-    """Prepare the data and train; returns the exit code."""
+    """Prepare the data, once nothing else is in the way, and train; returns the exit code."""
     try:
         flags, others = parse(words)
         request = Request(
@@ -105,15 +133,16 @@ def main(words: list[str]) -> int:
             data=flags.data,
             hint=read_settings().data_folder,
         )
-        prepared = prepare_and_tell(request)
+        parse_words(["train", f"--solver={flags.solver}", *others])
         job = new_job_id("cifar10", datetime.now(), secrets.token_hex(3))
         output = (flags.output or ROOT / "output" / job).absolute()
-        solver = derive_solver(flags, prepared, output)
+        solver = derive_solver(flags, request, output)
         command = ["train", f"--solver={solver}", f"--output={output}", f"--job={job}"]
         if not any(word.lstrip("-").startswith("hostfile") for word in others):
             command.append(f"--hostfile={machinefile(flags.clients, output)}")
         if flags.devices != "cpu":
             command.append(f"--gpu={flags.devices}")
+        prepare_and_tell(request)
     except PoseidonError as error:
         print(f"train_cifar10.py: {error}", file=sys.stderr)
         return error.exit_code

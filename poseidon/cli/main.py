@@ -80,18 +80,26 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+def parse_words(words: Sequence[str]) -> argparse.Namespace:
+    """What a command line says; a word that it cannot have ends the process with a sentence and code 2.
 
     Args:
-        arguments: its words; those of the process when not given. The command finds them in its namespace as
-            `words`, in case it has to start itself again.
+        words: those of the command, which finds them in its namespace as `words`, in case it has to start itself again.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser(next(iter(words), None))
     parsed, strange = parser.parse_known_args(words, argparse.Namespace(words=words))
     if strange:
         parsed.parser.refuse(strange)
+    return parsed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code.
+
+    Args:
+        arguments: its words; those of the process when not given.
+    """
+    parsed = parse_words(list(sys.argv[1:] if arguments is None else arguments))
     try:
         code: int = parsed.run(parsed)
         if sys.stdout is not None:
