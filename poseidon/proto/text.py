@@ -17,11 +17,13 @@ from google.protobuf.message import DecodeError, Message
 from poseidon.errors import DefinitionError
 from poseidon.proto.diagnosis import diagnose
 from poseidon.proto.strings import strings_are_text
-from poseidon.proto.tokens import settings
+from poseidon.proto.tokens import map_comments, settings
 
 M = TypeVar("M", bound=Message)
 # Bytes that no prototxt has: control characters, and the first byte of the tag of NetParameter.layer where no text goes on.
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]|[\x80-\xff]")
+
+_STRANGE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of bytes that are no UTF-8
 
 
 def parse(text: str, message: M, *, source: str) -> M:
@@ -87,21 +89,24 @@ def read_content(path: Path) -> bytes:
 
 
 def decode(content: bytes, *, source: str) -> str:
-    """The text that a file holds.
+    """The text that a file holds: UTF-8; comments may be in any encoding of bytes, since nothing reads them.
 
     Raises:
         DefinitionError: it holds no text.
     """
     if b"\0" in content:
         raise DefinitionError("this is a binary file; prototxt text is expected", source=source)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        byte = f"0x{content[error.start]:02x}"
-        raise DefinitionError(
-            f"the file is no UTF-8 text (byte {byte}); prototxt text is expected", source=source, line=line
-        ) from error
+    text = content.decode("utf-8-sig", errors="surrogateescape")
+    strange = _STRANGE.search(text)
+    if strange is not None:
+        text = map_comments(text, lambda comment: _STRANGE.sub("?", comment))
+        strange = _STRANGE.search(text)
+    if strange is None:
+        return text
+    byte, line = ord(strange.group()) & 0xFF, text.count("\n", 0, strange.start()) + 1
+    raise DefinitionError(
+        f"the file is no UTF-8 text (byte 0x{byte:02x}); prototxt text is expected", source=source, line=line
+    )
 
 
 def parse_binary(content: bytes, message: M) -> M | None:

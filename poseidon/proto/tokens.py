@@ -8,7 +8,7 @@ agree on where a thing is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 _TOKEN = re.compile(
@@ -53,6 +53,11 @@ def scan(text: str) -> Iterator[Token]:
             line += found.count("\n")
             line_start = match.start() + found.rindex("\n") + 1
     yield Token("", line, len(text) - line_start + 1, False)
+
+
+def map_comments(text: str, change: Callable[[str], str]) -> str:
+    """`text` with each comment changed, which begins with its `#`."""
+    return _TOKEN.sub(lambda match: change(match[0]) if match[0].startswith("#") else match[0], text)
 
 
 def settings(text: str) -> Iterator[Setting]:

@@ -9,13 +9,13 @@ import pytest
 
 from poseidon.errors import DefinitionError
 from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
-from poseidon.proto.text import layer_lines, parse, read, to_text
+from poseidon.proto.text import layer_lines, parse, read, read_text, to_text
 
 FILES = {
     b"": "the file is empty: it holds no settings",
     b"# only words\n": "the file is empty: it holds no settings",
     b"name: \"a\0b\"": "this is a binary file; prototxt text is expected",
-    b"name: 'a'\n# caf\xe9\n": "the file is no UTF-8 text (byte 0xe9); prototxt text is expected",
+    b"# caf\xe9\nname: 'caf\xe9 # a'\n": "the file is no UTF-8 text (byte 0xe9); prototxt text is expected",
     b"layr {}": "unknown field 'layr' in NetParameter; did you mean 'layer'?",
     b"layer { clip_param { max: 1 } }": "required field 'min' is missing in clip_param",
 }  # fmt: skip
@@ -46,6 +46,24 @@ def test_reads_what_windows_wrote(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_bytes(b'\xef\xbb\xbfname: "a"\r\nlayer {\r\n}\r\n')
     assert read(path, NetParameter()).name == "a"
+
+
+@pytest.mark.parametrize("comment", ["café", "训练 'a\\", 'b"'])
+@pytest.mark.parametrize("encoding", ["latin-1", "gbk", "utf-8"])
+def test_comments_may_be_in_any_encoding(tmp_path: Path, comment: str, encoding: str) -> None:
+    path = tmp_path / "net.prototxt"
+    lines = b'# %b\nname: "# \xc3\xa9"# %b\r\nlayer {# %b'.replace(b"%b", comment.encode(encoding, "replace"))
+    path.write_bytes(lines + b"\n}")
+    net = read(path, NetParameter())
+    assert (net.name, len(net.layer)) == ("# é", 1)
+    assert layer_lines(read_text(path)) == [3]
+
+
+def test_the_line_of_a_byte_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_bytes(b"# caf\xe9\nname: 'caf\xe8'\n")
+    with pytest.raises(DefinitionError, match=r"net.prototxt:2: the file is no UTF-8 text \(byte 0xe8\)"):
+        read(path, NetParameter())
 
 
 def test_parse_fills_and_returns_the_message() -> None:
