@@ -11,7 +11,9 @@ Law: modules log to `logging.getLogger(__name__)` and never to a stream; `setup`
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+LOGGER = logging.getLogger("poseidon.log")
 _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _PLACE = "glog_place"
 # The rooms' loggers hang below these two names.
@@ -64,6 +67,27 @@ def glog_head(level: int, time: datetime, thread: int, file: str, line: int) -> 
     return f"{_LETTERS.get(level, 'I')}{time:%m%d %H:%M:%S.%f} {thread:>5} {file}:{line}] "
 
 
+class _LogFile(logging.FileHandler):
+    """A file that a full disk leaves with gaps: said once, where else the log goes, and no reason to end anything."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._told:
+            self._told = True
+            words = "the log %s cannot be written: %s; the job goes on without it"
+            LOGGER.warning(words, self.baseFilename, error.strerror or error)
+
+    def close(self) -> None:
+        """See `logging.Handler`; what is still lost here has been told."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOutputs:
     """The outputs that `setup` opened; `close` (or leaving the `with`) detaches them."""
@@ -103,7 +127,7 @@ def setup(*, stream: TextIO | None = None, file: Path | None = None, level: int 
     handlers: list[logging.Handler] = []
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(_LogFile(file, encoding="utf-8"))
     if stream is not None:
         handlers.append(logging.StreamHandler(stream))
     for handler in handlers:

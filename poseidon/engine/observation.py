@@ -16,7 +16,7 @@ from torch import nn
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
-from poseidon.exchange.cost import Choice, Scheme
+from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
 from poseidon.exchange.measured import MeasuredExchange
 from poseidon.exchange.traced import TracedExchange
 from poseidon.exchange.tracing_hooks import TracingHooks
@@ -44,6 +44,18 @@ def open_trace(output: Path, rank: int) -> Tracer:
         return Trace(path, process=f"worker {rank}", order=rank)
     except OSError as error:
         raise JobError(f"cannot write the trace {path}: {error.strerror or error}") from error
+
+
+def tell_plan(plan: ExchangePlan, output: Path) -> None:
+    """Log the plan, and keep it in the job's folder as far as its disk has room."""
+    lines = plan.table()
+    path = output / "exchange_plan.txt"
+    try:
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        LOGGER.warning("cannot write %s: %s; the job goes on without it", path, error.strerror or error)
+    for line in lines:
+        LOGGER.info("%s", line)
 
 
 class Observation:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Sequence
 from typing import TextIO
+
+LOGGER = logging.getLogger("poseidon.engine.prints")
 
 
 class Prints(io.TextIOBase):
     """A standard output. Each line is written at once and whole, so that lines of several threads do not mix.
+
+    A disk that is full costs lines, which is told once, and not the script.
 
     Args:
         streams: where it goes; they stay open.
@@ -18,6 +23,7 @@ class Prints(io.TextIOBase):
         super().__init__()
         self._streams = streams
         self._begun = ""
+        self._told = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -48,5 +54,18 @@ class Prints(io.TextIOBase):
 
     def _pass_on(self, text: str) -> None:
         for stream in self._streams:
-            stream.write(text)
-            stream.flush()
+            try:
+                stream.write(text)
+                stream.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            LOGGER.warning(
+                "what the script prints cannot be kept in its log: %s; the job goes on without it",
+                error.strerror or error,
+            )

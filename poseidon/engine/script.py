@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +31,7 @@ from poseidon.engine.control import ORPHAN_S, Control
 from poseidon.engine.distribute import at_work
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.engine.membership import membership
-from poseidon.engine.observation import Observation, open_trace
+from poseidon.engine.observation import Observation, open_trace, tell_plan
 from poseidon.engine.prints import Prints
 from poseidon.engine.workplace import Observed, Standing, ThisWorker, Workplace
 from poseidon.errors import PoseidonError
@@ -131,10 +131,7 @@ class ScriptWorker:
         self._control.obey(exchange, self._document.rank)
         if self._document.rank or built.store is None:
             return
-        plan = built.plan.table()
-        (Path(self._document.output) / "exchange_plan.txt").write_text("\n".join(plan) + "\n")
-        for line in plan:
-            LOGGER.info("%s", line)
+        tell_plan(built.plan, Path(self._document.output))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -175,14 +172,16 @@ def private_streams() -> tuple[TextIO, TextIO]:
 def prints_into_log(document: ScriptDocument) -> Iterator[None]:
     """Send what is printed to the worker's log; on rank 0 to standard error too."""
     before = sys.stdout
-    with _log_file(document).open("a", encoding="utf-8", buffering=1) as file:
-        if document.rank:
-            os.dup2(file.fileno(), 1)
-        sys.stdout = Prints((file,) if document.rank else (sys.stderr, file))
-        try:
-            yield
-        finally:
-            sys.stdout = before
+    file = _log_file(document).open("a", encoding="utf-8", buffering=1)
+    if document.rank:
+        os.dup2(file.fileno(), 1)
+    sys.stdout = Prints((file,) if document.rank else (sys.stderr, file))
+    try:
+        yield
+    finally:
+        sys.stdout = before
+        with suppress(OSError):  # of a full disk, which has been told
+            file.close()
 
 
 def run_script(document: ScriptDocument, control: Control) -> int:
@@ -198,7 +197,7 @@ def run_script(document: ScriptDocument, control: Control) -> int:
     except (PoseidonError, ServerError) as error:
         return _failed(document, control, error, str(error), getattr(error, "exit_code", 1))
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
-        with _log_file(document).open("a", encoding="utf-8") as file:
+        with suppress(OSError), _log_file(document).open("a", encoding="utf-8") as file:
             traceback.print_exc(file=file)
         what = f"{type(error).__name__}: {error} (details in {_log_file(document)})"
         return _failed(document, control, error, what, 1)

@@ -26,7 +26,7 @@ from poseidon.engine.checkpoint import Checkpoint, Progress
 from poseidon.engine.control import Control
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.membership import membership
-from poseidon.engine.observation import Observation, open_trace
+from poseidon.engine.observation import Observation, open_trace, tell_plan
 from poseidon.engine.replica import Replica
 from poseidon.engine.saving import Saving, Written
 from poseidon.engine.summary import net_table
@@ -202,10 +202,7 @@ class Worker:
         for line in net_table(replica.train, tables, built.store):
             LOGGER.info("%s", line)
         if built.store is not None:
-            plan = built.plan.table()
-            (Path(document.output) / "exchange_plan.txt").write_text("\n".join(plan) + "\n")
-            for line in plan:
-                LOGGER.info("%s", line)
+            tell_plan(built.plan, Path(document.output))
         LOGGER.info(
             "%d worker%s%s, %s, seed %d",
             document.workers,
@@ -306,7 +303,7 @@ def run_worker(document: JobDocument, control: Control) -> int:
         return 1
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
         where = Path(document.output) / f"worker_{document.rank}.log"
-        with where.open("a", encoding="utf-8") as log_file:
+        with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
             traceback.print_exc(file=log_file)
         control.tell("error", message=f"{type(error).__name__}: {error} (details in {where})", exit_code=1)
         return 1

@@ -15,10 +15,13 @@ Laws:
 * The file is whole at every moment: written beside, then renamed. The original wrote it at a clean end only.
 * Writing takes no more than one part in fifty of the time: rows that come while that is used up are held,
   and go out with a later row or at `close`.
+* A disk that is full costs no training: it is told once, and rows are held until one can be written.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +32,8 @@ from poseidon.errors import JobError
 from poseidon.metrics.glog_lines import number
 from poseidon.metrics.record import Output, TestRecord, TrainRecord
 
+LOGGER = logging.getLogger("poseidon.metrics.netoutputs")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # After a write that took t seconds, the next waits this many times t.
 _REST = 49.0
 
@@ -49,7 +54,7 @@ class NetOutputs:
         self._clock = clock
         self._train: list[str] = []
         self._tests: dict[int, list[str]] = {}
-        self._waiting = False
+        self._waiting = self._told = False
         self._write_from_s = clock()
         if goes_on_at:
             self._take_over(goes_on_at)
@@ -115,7 +120,13 @@ class NetOutputs:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise JobError(f"cannot write the net outputs {self._path}: {error.strerror or error}") from error
+            sentence = f"cannot write the net outputs {self._path}: {error.strerror or error}"
+            if error.errno not in _FULL:
+                raise JobError(sentence) from error
+            if not self._told:
+                LOGGER.warning("%s; training goes on, and the next row tries again", sentence)
+            self._told = True
+            return
         self._waiting = False
         ended_s = self._clock()
         self._write_from_s = ended_s + _REST * (ended_s - began_s)

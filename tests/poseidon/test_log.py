@@ -46,6 +46,17 @@ def test_stream_and_file_get_the_same_lines(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_a_disk_that_is_full_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # as in a worker
+    stream = io.StringIO()
+    with setup(stream=stream, file=Path("/dev/full")):
+        for number in range(3):
+            logging.getLogger("poseidon.solver").info("line %d", number)
+    texts = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
+    told = "the log /dev/full cannot be written: No space left on device; the job goes on without it"
+    assert sorted(texts) == ["line 0", "line 1", "line 2", told]
+
+
 def test_a_traceback_follows() -> None:
     stream = io.StringIO()
     with setup(stream=stream):

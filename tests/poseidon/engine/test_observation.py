@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.engine.observation import Observation, closing_table, open_trace
+from poseidon.engine.observation import Observation, closing_table, open_trace, tell_plan
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built
@@ -134,3 +134,13 @@ def test_the_traces_name_and_place(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["trace_worker_3.json"]
     with pytest.raises(JobError, match="cannot write the trace"):
         open_trace(tmp_path / "nowhere", 0)
+
+
+def test_a_plan_that_cannot_be_kept_is_told_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "exchange_plan.txt").symlink_to("/dev/full")
+    with caplog.at_level(logging.INFO):
+        tell_plan(ExchangePlan(choices=()), tmp_path)
+    assert "exchange_plan.txt: No space left on device; the job goes on without it" in caplog.messages[0]
+    assert caplog.messages[1:] == ExchangePlan(choices=()).table()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +23,18 @@ def test_lines_go_whole_to_every_stream(monkeypatch: pytest.MonkeyPatch) -> None
     assert [stream.getvalue() for stream in streams] == ["a 1b\nc"] * 2
     prints.close()
     assert not streams[0].closed
+
+
+def test_a_disk_that_is_full_costs_lines_and_not_the_script(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    terminal = io.StringIO()
+    full = Path("/dev/full").open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr(sys, "stdout", Prints((full, terminal)))
+    print("a")
+    print("b")
+    assert terminal.getvalue() == "a\nb\n"
+    (told,) = caplog.messages
+    assert told.startswith("what the script prints cannot be kept in its log: No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        full.close()

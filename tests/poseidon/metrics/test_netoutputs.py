@@ -101,17 +101,35 @@ def test_an_older_file_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "a.netoutputs").read_text().startswith("Iteration,")
 
 
-def test_a_failed_write_leaves_the_last_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_once_and_costs_no_row_that_fits_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     sink = NetOutputs(tmp_path / "a", clock=Clock())
-    sink.on_train(train(0, 1.0))
-    before = sink.path.read_text()
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail)
-        with pytest.raises(JobError, match=r"a.netoutputs: No space left"):
+        sink.on_train(train(0, 1.0))
+        sink.on_train(train(1, 1.0))
+    sink.close()
+    assert len(caplog.messages) == 1
+    assert "a.netoutputs: No space left on device; training goes on" in caplog.text
+    assert sink.path.read_text().count("\n") == 3
+
+
+def test_a_failed_write_leaves_the_last_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = NetOutputs(tmp_path / "a", clock=Clock())
+    sink.on_train(train(0, 1.0))
+    before = sink.path.read_text()
+
+    def fail(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(JobError, match=r"a.netoutputs: Read-only"):
             sink.on_train(train(1, 1.0))
     assert sink.path.read_text() == before
     assert os.listdir(tmp_path) == ["a.netoutputs"]
