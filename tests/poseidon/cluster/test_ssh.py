@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from poseidon.cluster.ssh_channel import run_over
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd, make_key, missing
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 RELAY = """
@@ -244,6 +246,25 @@ def test_keys_that_cannot_be_tried(sshd: LoopbackSshd, tmp_path: Path, kind: str
         (tmp_path / "key").write_text("no key")
     config = _changed(sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/key"))
     assert words in _refused(config)
+
+
+def test_a_key_that_the_agent_alone_has(
+    sshd: LoopbackSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _changed(
+        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/none"),
+        ("IdentitiesOnly yes", "IdentitiesOnly no"),
+    )  # fmt: skip
+    place = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL) as agent:
+        try:
+            until(place.exists, "there is no agent", 30.0)
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
+            assert "there is none to try" in _refused(config)
+            subprocess.run(["ssh-add", "-q", sshd.folder / "client"], check=True, timeout=60)
+            connect(CLIENT, SshSettings(config=config)).close()
+        finally:
+            agent.terminate()
 
 
 def test_a_host_that_takes_passwords_only(sshd: LoopbackSshd) -> None:
