@@ -10,6 +10,7 @@ Its first value is the parameter itself: so rank 0's parameters reach all worker
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ from poseidon.engine.workplace import Workplace
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Trained
 from ps_server import Rule, RuleKind
+
+SAMPLED = 2
+SAMPLED_VALUES = 64
+UNSCALED = (
+    "gradients were changed after backward() had sent them, or a GradScaler has looked at this worker's alone; expected "
+    "average_gradients() between backward() and GradScaler's unscale_() or step()"
+)
 
 
 class OptimizerGroup(Group):
@@ -55,6 +63,9 @@ class OptimizerGroup(Group):
         self._optimizer = optimizer
         self._means: dict[nn.Parameter, nn.Parameter] = {}
         self._averaged = False
+        self._sent: list[
+            tuple[Tensor, Tensor]
+        ] = []  # a few gradients of this step, with their first values as sent
         together = self._plan(tensors, rows, clip, passes)
         super().__init__(module, together, workplace)
         with torch.no_grad():
@@ -94,6 +105,7 @@ class OptimizerGroup(Group):
         Raises:
             UsageError: there was no backward pass.
         """
+        self._check_sent()
         self._end_iteration()
         self._begin()
         assert self._hooks is not None
@@ -102,6 +114,19 @@ class OptimizerGroup(Group):
         for parameter, mean in self._means.items():
             # A parameter that has been frozen since is left alone, as in one process.
             parameter.grad = mean.data if parameter.requires_grad else None
+
+    def _backward_is_over(self) -> None:
+        super()._backward_is_over()
+        gradients = (parameter.grad for parameter in reversed(self._means))
+        kept = islice((gradient.detach() for gradient in gradients if gradient is not None), SAMPLED)
+        self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
+
+    def _check_sent(self) -> None:
+        """Refuse what no version of a tensor shows: GradScaler unscales gradients behind autograd's back."""
+        for gradient, sent in self._sent:
+            if not torch.equal(_first(gradient), sent):
+                raise UsageError(UNSCALED)
+        self._sent.clear()
 
     def _check_strangers(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse to train what is not kept together: each worker would go its own way."""
@@ -122,6 +147,8 @@ class OptimizerGroup(Group):
             raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
         self._check_strangers(optimizer)
         if self._passes or not self._averaged:
+            if getattr(optimizer, "found_inf", None) is not None:  # set by GradScaler, of this worker alone
+                raise UsageError(UNSCALED)
             self.average_gradients()
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -140,6 +167,11 @@ def _parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set
     if not found & set(tensors.moving.values()):
         raise UsageError("the optimizer has no parameter that wants a gradient: nothing to train")
     return found
+
+
+def _first(gradient: Tensor) -> Tensor:
+    """The bits of its first values: NaN equals itself."""
+    return gradient.reshape(-1)[:SAMPLED_VALUES].view(torch.int32)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -155,6 +155,40 @@ def test_a_step_is_left_out_after_the_gradients_were_looked_at() -> None:
         assert torch.equal(value, second[name])
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("averages", [False, True])
+def test_a_grad_scaler_looks_at_means_or_is_refused(fused: bool, averages: bool) -> None:
+    """Its own look at one worker's gradients would train with a scale, or skip a step on that worker only."""
+
+    def body(net: nn.Module, group: Group) -> None:
+        assert isinstance(group, OptimizerGroup)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        for step in range(3):
+            net.zero_grad()
+            loss = losses(net, records(group.rank, 2))
+            if (step, group.rank) == (1, 0):
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            if averages:
+                group.average_gradients()
+            scaler.step(group._optimizer)
+            scaler.update()
+
+    def how(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(net.parameters(), lr=0.01, fused=fused)
+
+    if averages:
+        first, second = together(2, build, how, body, member=FACTORS)
+        for name, value in first.items():
+            assert torch.equal(value, second[name])
+            assert value.isfinite().all()
+    else:
+        with pytest.raises(
+            UsageError, match=r"expected average_gradients\(\) between backward\(\) and GradScaler's"
+        ):
+            together(2, build, how, body, member=FACTORS)
+
+
 def test_means_of_different_shapes_are_refused() -> None:
     def body(net: nn.Module, group: Group) -> None:
         group.mean(torch.ones(2 + group.rank))
