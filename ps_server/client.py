@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ps_server.bandwidth import ChangeLog
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
+from ps_server.inquiry import Inquiry
 from ps_server.keys import Keyring
 from ps_server.messages import Array, Message, Signal, SignalKind, Value
 from ps_server.meters import ClientMeter
@@ -85,6 +86,7 @@ class Client:
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
+        self._inquiries: list[Inquiry[Any]] = []
         self._failure: ServerError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
@@ -279,25 +281,35 @@ class Client:
         session = self._session
         name = session.store.tables[table].name
         self._do(lambda: session.ask(table, staleness))
-        self._until(
-            lambda: True if session.missing(table, staleness) is None else None,
-            f"table '{name}' did not become fresh enough for iteration {session.clock}",
-        )
+        first = 0
+
+        def fresh() -> bool | None:
+            nonlocal first  # a chunk that is fresh enough stays so: most of those that come are asked for once
+            chunk = session.missing(table, staleness, first=first)
+            first = first if chunk is None else chunk.index
+            return True if chunk is None else None
+
+        self._until(fresh, f"table '{name}' did not become fresh enough for iteration {session.clock}")
 
     def _until(self, found: Callable[[], T | None], otherwise: str) -> T:
         deadline = time.monotonic() + self._timeout_s
+        inquiry = Inquiry(found)
         with self._changed:
-            while True:
-                self._check()
-                result = found()
-                if result is not None:
-                    return result
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise StalenessTimeout(
-                        f"{otherwise} within {self._timeout_s:g} s: a worker or a shard hangs"
-                    )
-                self._changed.wait(left)
+            self._inquiries.append(inquiry)
+            try:
+                while True:
+                    self._check()
+                    answer = inquiry.ask()
+                    if answer is not None:
+                        return answer
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise StalenessTimeout(
+                            f"{otherwise} within {self._timeout_s:g} s: a worker or a shard hangs"
+                        )
+                    self._changed.wait(left)
+            finally:
+                self._inquiries.remove(inquiry)
 
     def _add(self, outgoing: Sequence[Addressed]) -> None:
         for shard, message in outgoing:
@@ -371,9 +383,15 @@ class Client:
             with self._changed:
                 for message, _ in received:
                     self._add(self._session.receive(shard, message))
-                self._changed.notify_all()
+                self._answer_inquiries()
             for message, _ in received:
                 self._tell_trace(Track.RECEIVE, shard, message, began_ns)
+
+    def _answer_inquiries(self) -> None:
+        """Wake who waits, and not for each message: to wake somebody in vain costs more than the message."""
+        answers = [inquiry.ask() for inquiry in self._inquiries if not self._closing]
+        if any(answer is not None for answer in answers):
+            self._changed.notify_all()
 
     def _tell_trace(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
         tell_message(self._trace, track, message, self._names, began_ns, shard=shard)

@@ -17,6 +17,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -450,15 +451,16 @@ class Session:
             return 0
         return max(needed_clock(self.clock, spec.staleness if staleness is None else staleness), 0)
 
-    def missing(self, table: int, staleness: int | None = None) -> Chunk | None:
-        """A chunk that is too old to be read now, or None.
+    def missing(self, table: int, staleness: int | None = None, *, first: int = 0) -> Chunk | None:
+        """The first chunk that is too old to be read now, or None.
 
         Args:
             table: the table.
             staleness: a bound to use in place of the table's own; 0 reads what all workers have finished.
+            first: the chunk to begin with, where those before it are known to be fresh enough.
         """
         needed = self._needed(table, staleness)
-        for copy in self._copies[table]:
+        for copy in islice(self._copies[table], first, None):
             clock = copy.clock
             if self.store.tables[table].adds_changes and clock >= 0:
                 clock = max(clock, self._fresh[copy.chunk.shard])

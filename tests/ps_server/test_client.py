@@ -393,3 +393,22 @@ def test_who_waits_when_the_client_is_closed_hears_of_it() -> None:
     client.close()
     waiter.join(TIMEOUT_S)
     assert heard == ["the client is closed"]
+
+
+def test_who_waits_is_not_woken_by_each_message() -> None:
+    store = spec(1, workers=1)
+    asked_by: list[int] = []
+
+    def body(client: Client, rank: int) -> None:
+        client.start(zeros(store))
+        came = [client.gather() for _ in range(50)]
+
+        def all_came() -> bool | None:
+            asked_by.append(threading.get_ident())
+            return all(collected() is not None for collected in came) or None
+
+        client.wait(all_came)
+        assert asked_by.count(threading.get_ident()) <= 1  # before it waited
+
+    with memory_store(1, 1) as connect:
+        run_workers(connect, store, body)
