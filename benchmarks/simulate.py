@@ -25,11 +25,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from benchmarks.simulation.beside import beside  # noqa: E402
+from benchmarks.simulation.beside import BesideError, beside  # noqa: E402
 from benchmarks.simulation.calibrate import measure_costs, testbed_machine  # noqa: E402
 from benchmarks.simulation.curves import NETS as CURVE_NETS  # noqa: E402
 from benchmarks.simulation.curves import facts, points  # noqa: E402
@@ -37,6 +38,7 @@ from benchmarks.simulation.drawing import draw, efficiency_table, fact_table, wi
 from benchmarks.simulation.iteration import predict  # noqa: E402
 from benchmarks.simulation.scenario import Scenario, Way, link_bytes  # noqa: E402
 from benchmarks.testbed.shapes import NETS, layers_of  # noqa: E402
+from poseidon.errors import PoseidonError  # noqa: E402
 
 Tell = Callable[[str], None]
 
@@ -74,10 +76,20 @@ def run_iteration(flags: argparse.Namespace, _: Tell) -> str:
 
 def run_beside(flags: argparse.Namespace, tell: Tell) -> str:
     """Measured tables, foretold."""
+    tables = [table for path in flags.files for table in read_tables(path)]
     costs = measure_costs()
     tell(str(costs))
-    tables = [table for path in flags.files for table in json.loads(path.read_text(encoding="utf-8"))]
     return str(beside(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
+
+
+def read_tables(path: Path) -> list[dict[str, Any]]:
+    """The tables of one file of `cluster.py --json`."""
+    try:
+        tables: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise BesideError(f"cannot read the tables of '{path}': {reason}") from error
+    return tables
 
 
 def main(words: list[str] | None = None) -> int:
@@ -107,7 +119,11 @@ def main(words: list[str] | None = None) -> int:
     other.add_argument("--batch", type=int, default=32, help="of tables on overlap (32)")
     other.set_defaults(run=run_beside)
     flags = parser.parse_args(words)
-    print(flags.run(flags, lambda line: print(line, file=sys.stderr, flush=True)))
+    try:
+        print(flags.run(flags, lambda line: print(line, file=sys.stderr, flush=True)))
+    except (BesideError, PoseidonError) as error:
+        print(f"simulate.py: error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

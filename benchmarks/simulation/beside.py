@@ -34,8 +34,8 @@ READING = (
     "the costs of this machine's processors measured beforehand. The goal is within 15 %."
 )
 
-MachineOf = Callable[[int], Machine]
-"""The machine of one host, by the number of hosts that share this one."""
+MachineOf = Callable[[int, float | None], Machine]
+"""The machine of one host, by the number of hosts that share this one and their links' rate, Mbit/s; None: without a rate."""
 
 
 class BesideError(Exception):
@@ -104,7 +104,7 @@ def _speed(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
             workers=hosts,
             servers=servers,
             bits_per_s=rate * 1e6 if rate else UNSHAPED_BITS_PER_S,
-            machine=machine_of(hosts + servers),
+            machine=machine_of(hosts + servers, rate),
         )
         job = _by_name(scenario, fact["job"])
         if job is not None:
@@ -137,7 +137,7 @@ def _all_hosts(scenario: Scenario) -> float:
 def _overlap(
     table: dict[str, Any], found: re.Match[str], machine_of: MachineOf, net: str, batch: int
 ) -> Iterator[Case]:
-    hosts = int(found["hosts"])
+    hosts, rate = int(found["hosts"]), float(found["rate"])
     for fact in table["facts"]:
         for late, name in ((False, "wait_free_s"), (True, "not_wait_free_s")):
             words = "not wait-free" if late else "wait-free"
@@ -150,14 +150,15 @@ def _overlap(
                     compute_s=fact["compute_s"],
                     workers=hosts,
                     way=Way(found["exchange"]),
-                    bits_per_s=float(found["rate"]) * 1e6,
+                    bits_per_s=rate * 1e6,
                     wait_free=not late,
-                    machine=machine_of(hosts),
+                    machine=machine_of(hosts, rate),
                 ),
             )
 
 
 def _paper(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -> Iterator[Case]:
+    rate = float(found["rate"])
     for fact in table["facts"]:
         hosts = fact["hosts"]
         for name, way in (("hybrid", Way.HYBRID), ("ps", Way.PS), ("ddp", Way.RING)):
@@ -170,7 +171,7 @@ def _paper(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
                     compute_s=PAPER_COMPUTE_S,
                     workers=hosts,
                     way=way,
-                    bits_per_s=float(found["rate"]) * 1e6,
-                    machine=machine_of(hosts),
+                    bits_per_s=rate * 1e6,
+                    machine=machine_of(hosts, rate),
                 ),
             )

@@ -1,20 +1,23 @@
 """What this machine's processors take for the exchange's own work, measured in seconds of a core.
 
 Processor time and not the clock's, so that other work on the machine spoils little. Each figure is the median of
-several tries of the very code that a job runs, on all cores at once. Links are those of the testbed: needs root.
+several tries of the very code that a job runs. All of it has company, as on a testbed whose hosts share this machine: arithmetic
+runs twice for each core, and messages come one by one while every core is busy with other processes' products. A message that
+finds its code and its memory in no cache takes five times what it takes in a row of its like. Links are those of the
+testbed: needs root.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,25 +25,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.simulation.products import INPUTS, OUTPUTS, RULE, Products
 from benchmarks.simulation.scenario import Machine
+from benchmarks.simulation.streams import cpu_s_per_byte, goodput
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
 from benchmarks.testbed.errors import TestbedError
-from benchmarks.testbed.hosts import Hosts
 from benchmarks.testbed.processes import Processes
-from poseidon.exchange.factors import Scratch, apply_factors
-from ps_server import Client, Rule, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
+from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
 from ps_server.rules import update
 
-RULE = Rule(momentum=0.9, decay=0.0005)
 CHUNK = CHUNK_BYTES // 4
 TRIES = 7
-OUTPUTS, INPUTS = 2048, 4096
 FEW, MANY = 8, 136
 SET = 32
-TABLES = 200
-MESSAGES = 300
-PROBE_PORT = 9900
-PROBE_LIMIT_S = 60.0
+TABLES = 20
+APART_S = 0.003
+"""Between two messages."""
+BUSY_LIMIT_S = 60.0
 ROUTE_S = 50e-6
 """Between two namespaces of one machine."""
 
@@ -82,26 +83,34 @@ def measure_costs() -> Costs:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        few_s, many_s = (_on_all_cores(partial(_factors_s, rows)) for rows in (FEW, MANY))
-        sum_s, rule_s = _on_all_cores(_sum_s), _on_all_cores(_rule_s)
+        few_s, many_s = (_in_company(partial(_factors_s, rows)) for rows in (FEW, MANY))
+        sum_s, rule_s = _in_company(_sum_s), _in_company(_rule_s)
+        with _busy_cores():
+            wire_s, message_s = cpu_s_per_byte(), _message_s()
     finally:
         torch.set_num_threads(threads)
     products = 2.0 * (MANY - FEW) * OUTPUTS * INPUTS
     return Costs(
         flops=products / max(many_s - few_s, 1e-9),
-        wire_s_per_byte=_wire_s() / (2 * MESSAGES * CHUNK_BYTES),
+        wire_s_per_byte=wire_s,
         sum_s_per_byte=sum_s / CHUNK_BYTES,
         rule_s_per_byte=rule_s / CHUNK_BYTES,
-        message_s=_message_s(),
+        message_s=message_s,
         cores=os.cpu_count() or 1,
     )
 
 
-def testbed_machine(costs: Costs, hosts: int) -> Machine:
-    """A host of a testbed whose hosts are all on one machine and share its processors."""
+def testbed_machine(costs: Costs, hosts: int, rate_mbit: float | None) -> Machine:
+    """A host of a testbed whose hosts are all on one machine and share its processors.
+
+    Args:
+        costs: of that machine.
+        hosts: how many share it.
+        rate_mbit: of their links; None: as fast as the processors.
+    """
     return Machine(
         latency_s=ROUTE_S,
-        goodput=1.0,
+        goodput=1.0 if rate_mbit is None else goodput(hosts, rate_mbit),
         cores=costs.cores / hosts,
         flops=costs.flops,
         wire_s_per_byte=costs.wire_s_per_byte,
@@ -112,12 +121,7 @@ def testbed_machine(costs: Costs, hosts: int) -> Machine:
 
 
 def _factors_s(rows: int) -> float:
-    value, history = torch.zeros(OUTPUTS, INPUTS), torch.zeros(OUTPUTS, INPUTS)
-    u, v = torch.randn(rows, OUTPUTS), torch.randn(rows, INPUTS)
-    scratch = Scratch(torch.device("cpu"))
-    return _median_s(
-        lambda: apply_factors(RULE, u, v, value, [history], rate=0.01, step=0, scale=0.5, scratch=scratch)
-    )
+    return _median_s(Products(rows).apply)
 
 
 def _sum_s() -> float:
@@ -142,20 +146,8 @@ def _rule_s() -> float:
     return _median_s(apply) / SET
 
 
-def _wire_s() -> float:
-    """Of both ends together, to send and to receive `MESSAGES` chunks between two hosts of a testbed."""
-    with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        address = f"tcp://{hosts[0].address}:{PROBE_PORT}"
-        for role, host in (("receive", hosts[0]), ("send", hosts[1])):
-            words = (sys.executable, "-m", "benchmarks.simulation.wire_probe", role, address, str(MESSAGES))
-            processes.start(role, words, host=host)
-        processes.await_end(PROBE_LIMIT_S)
-        processes.check()
-        return sum(_said_s(processes.said(role)) for role in ("receive", "send"))
-
-
 def _message_s() -> float:
-    """Of one end, to make or to take one small message of the store."""
+    """Of one end, to make or to take one small message of the store that comes alone."""
     tables = tuple(TableSpec(name=str(index), size=16) for index in range(TABLES))
     store = StoreSpec(workers=1, shards=1, tables=tables)
     server = Server(Shard(0, 1, b""), ZmqServerTransport("tcp://127.0.0.1:0"))
@@ -169,6 +161,7 @@ def _message_s() -> float:
         def iterate() -> None:
             for table, array in enumerate(arrays):
                 client.push(table, array)
+                time.sleep(APART_S)
             client.clock()
             for table, array in enumerate(arrays):
                 client.read(table, array)
@@ -180,16 +173,27 @@ def _message_s() -> float:
         serving.join()
 
 
-def _said_s(lines: list[str]) -> float:
-    if not lines:
-        raise TestbedError(f"the probe of the links said nothing within {PROBE_LIMIT_S:g} s")
-    return float(json.loads(lines[-1])["cpu_s"])
+def _in_company(work: Callable[[], float]) -> float:
+    """What work takes when two of it share each core, the mean: they share caches and memory, in jobs as well."""
+    count = 2 * (os.cpu_count() or 1)
+    with ThreadPoolExecutor(count) as pool:
+        return statistics.fmean(pool.map(lambda _: work(), range(count)))
 
 
-def _on_all_cores(work: Callable[[], float]) -> float:
-    """What each core takes when all work, the mean: they share caches and memory, in jobs as well."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return statistics.fmean(pool.map(lambda _: work(), range(os.cpu_count() or 1)))
+@contextmanager
+def _busy_cores() -> Iterator[None]:
+    """Every core has other work, in processes of their own."""
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+        names = [f"busy {core}" for core in range(os.cpu_count() or 1)]
+        for name in names:
+            processes.start(name, (sys.executable, "-m", "benchmarks.simulation.busy_probe"))
+        deadline = time.monotonic() + BUSY_LIMIT_S
+        while not all(processes.said(name) for name in names):
+            processes.check()
+            if time.monotonic() > deadline:
+                raise TestbedError(f"the cores were not busy within {BUSY_LIMIT_S:g} s")
+            time.sleep(APART_S)
+        yield
 
 
 def _median_s(work: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:

@@ -17,6 +17,7 @@ from benchmarks.testbed.shapes import LayerShape, shares_of_work
 from poseidon.cluster.shares import best_shares
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
+from poseidon.exchange.pooled import FULL, SMALL
 from ps_server.placement import SMALLEST_ELEMENTS, chunk_elements
 
 MIB = 2**20
@@ -134,7 +135,7 @@ class LayerLoad:
         forward_s: of one worker.
         backward_s: of one worker.
         dense_bytes: of its tensors that go to shards, or round the ring.
-        messages: that those take to the shards: one a chunk, and at least one a tensor.
+        messages: that those take to the shards: one a chunk; small tensors share one.
         chunk_bytes: the largest chunk of them.
         factors: of its weight, where it travels so.
     """
@@ -142,7 +143,7 @@ class LayerLoad:
     forward_s: float
     backward_s: float
     dense_bytes: int
-    messages: int = 0
+    messages: float = 0.0
     chunk_bytes: int = 0
     factors: Factors | None = None
 
@@ -183,12 +184,18 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
                 forward_s=compute_s * scenario.forward_part,
                 backward_s=compute_s * (1 - scenario.forward_part),
                 dense_bytes=sum(sizes),
-                messages=sum(-(-size // chunk) for size in sizes),
+                messages=sum(_messages(size, chunk) for size in sizes),
                 chunk_bytes=min(chunk, max(sizes, default=0)),
                 factors=_factors(scenario, layer) if index in by_factors else None,
             )
         )
     return found
+
+
+def _messages(size: int, chunk: int) -> float:
+    """Of one tensor; a small one is a part of a pool's, which is as large as it may be."""
+    small = size <= SMALL * ELEMENT_BYTES
+    return size / min(chunk, FULL * ELEMENT_BYTES) if small else -(-size // chunk)
 
 
 def _dense_sizes(layer: LayerShape, by_factors: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""One end of a stream of chunks, in a process of its own: says what its processor took.
+"""One end of a stream of chunks, in a process of its own: says what its processor took, and how long chunks came.
 
 python -m benchmarks.simulation.wire_probe receive tcp://10.0.0.1:9000 100
 python -m benchmarks.simulation.wire_probe send tcp://10.0.0.1:9000 100
@@ -12,36 +12,45 @@ import time
 
 import zmq
 
+from ps_server.transport.zmq_sockets import SEND_BUFFER_BYTES
+
 CHUNK_BYTES = 2 * 2**20
+LINGER_MS = 10_000
 
 
-def receive(socket: zmq.Socket[bytes], address: str, count: int) -> None:
-    """Take so many chunks."""
+def receive(socket: zmq.Socket[bytes], address: str, count: int) -> float:
+    """Take so many chunks; gives the seconds from the first to the last."""
     socket.bind(address)
-    for _ in range(count):
+    socket.recv(copy=False)
+    began_s = time.perf_counter()
+    for _ in range(count - 1):
         socket.recv(copy=False)
+    return time.perf_counter() - began_s
 
 
-def send(socket: zmq.Socket[bytes], address: str, count: int) -> None:
-    """Send so many chunks, and wait until they have left."""
+def send(socket: zmq.Socket[bytes], address: str, count: int) -> float:
+    """Send so many chunks, and wait until they have left; gives the seconds."""
+    began_s = time.perf_counter()
+    socket.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
     socket.connect(address)
     payload = bytearray(CHUNK_BYTES)
     trackers = [socket.send(payload, copy=False, track=True) for _ in range(count)]
     for tracker in trackers:
         tracker.wait()
+    return time.perf_counter() - began_s
 
 
 def main(words: list[str]) -> None:
-    """Run one end; prints its processor time, seconds."""
+    """Run one end; prints its processor time and its time, seconds."""
     role, address, count = words
     context = zmq.Context()
     socket = context.socket(zmq.PULL if role == "receive" else zmq.PUSH)
     began_s = time.process_time()
-    {"receive": receive, "send": send}[role](socket, address, int(count))
+    seconds = {"receive": receive, "send": send}[role](socket, address, int(count))
     used_s = time.process_time() - began_s
-    socket.close(linger=10_000)
+    socket.close(linger=LINGER_MS)
     context.term()
-    print(json.dumps({"cpu_s": used_s}), flush=True)
+    print(json.dumps({"cpu_s": used_s, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

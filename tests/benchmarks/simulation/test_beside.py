@@ -11,8 +11,8 @@ from benchmarks.simulation.scenario import MIB, Machine, Way
 from benchmarks.testbed.shapes import layers_of
 
 
-def machine_of(hosts: int) -> Machine:
-    return Machine(cores=8 / hosts)
+def machine_of(hosts: int, rate_mbit: float | None) -> Machine:
+    return Machine(cores=8 / hosts, goodput=0.9 if rate_mbit else 1.0)
 
 
 def read(table: dict[str, Any]) -> list[Case]:

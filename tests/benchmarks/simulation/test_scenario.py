@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.simulation.scenario import MIB, Scenario, Way, buckets, loads, parts
 from benchmarks.testbed.shapes import LayerShape
+from poseidon.exchange.pooled import FULL
 
 CONV = LayerShape(name="conv", tensors=((64, 3, 3, 3), (64,)), work=300)
 FC = LayerShape(name="fc", tensors=((1000, 2000), (1000,)), work=100, fully_connected=True)
@@ -65,11 +66,12 @@ def test_buckets_from_the_top_down() -> None:
     assert buckets([4, 8], 1) == [(1,), (0,)]
 
 
-def test_every_tensor_is_a_message_and_every_chunk_of_it() -> None:
+def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
     low, high = loads(replace(TWO, chunk_bytes=1000))
-    assert low.messages == 7 + 1  # 6912 and 256 bytes
+    assert low.messages == pytest.approx(6.912 + 0.256)  # both are small
     assert high.messages == 4  # the bias; the weight goes as factors
     assert loads(replace(TWO, way=Way.PS, chunk_bytes=1000))[1].messages == 8000 + 4
+    assert loads(replace(TWO, chunk_bytes=MIB))[1].messages == pytest.approx(1000 / FULL)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +87,4 @@ def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: 
     layers = (replace(FC, fully_connected=False),)
     (load,) = loads(replace(TWO, way=Way.PS, layers=layers, workers=workers, servers=servers))
     assert load.chunk_bytes == largest
-    assert load.messages == -(-8_000_000 // largest) + 1
+    assert load.messages == pytest.approx(-(-8_000_000 // largest) + 4000 / min(largest, 4 * FULL))

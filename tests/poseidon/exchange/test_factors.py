@@ -19,11 +19,12 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", RuleKind)
-@pytest.mark.parametrize("tile", [1, 20, 2**20])
+@pytest.mark.parametrize(("elements", "columns"), [(1, 1), (20, 2048), (6, 2), (2**20, 3), (2**20, 2048)])
 def test_a_rule_on_factors_is_the_rule_on_their_product(
-    kind: RuleKind, tile: int, monkeypatch: pytest.MonkeyPatch
+    kind: RuleKind, elements: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factors, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(factors, "TILE_ELEMENTS", elements)
+    monkeypatch.setattr(factors, "TILE_COLUMNS", columns)
     rule = Rule(kind=kind, momentum=0.9, decay=0.01)
     u_BN, v_BM, value = random(6, 7), random(6, 5, seed=1), random(7, 5, seed=2)
     history = [torch.zeros(7, 5) for _ in range(history_count(kind))]

@@ -1,0 +1,38 @@
+"""A weight that is updated from factors again and again, by the code that a job runs."""
+
+from __future__ import annotations
+
+import torch
+
+from poseidon.exchange.factors import Scratch, apply_factors
+from ps_server import Rule
+
+RULE = Rule(momentum=0.9, decay=0.0005)
+OUTPUTS, INPUTS = 2048, 4096
+
+
+class Products:
+    """The weight, its history and the factors.
+
+    Args:
+        rows: of all workers together.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._value, self._history = torch.zeros(OUTPUTS, INPUTS), torch.zeros(OUTPUTS, INPUTS)
+        self._u, self._v = torch.randn(rows, OUTPUTS), torch.randn(rows, INPUTS)
+        self._scratch = Scratch(torch.device("cpu"))
+
+    def apply(self) -> None:
+        """One update."""
+        apply_factors(
+            RULE,
+            self._u,
+            self._v,
+            self._value,
+            [self._history],
+            rate=0.01,
+            step=0,
+            scale=0.5,
+            scratch=self._scratch,
+        )

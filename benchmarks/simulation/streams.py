@@ -1,0 +1,91 @@
+"""Streams of chunks round the hosts of a testbed: what they take of a processor, and what a link carries of its rate.
+
+All hosts of a testbed share one machine: while each sends to the next one at full rate, its processors are late now and then, and
+links stand idle that the rate alone would fill. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from benchmarks.simulation.wire_probe import CHUNK_BYTES
+from benchmarks.testbed.errors import TestbedError
+from benchmarks.testbed.hosts import Hosts
+from benchmarks.testbed.processes import Processes
+
+PORT = 9900
+LIMIT_S = 60.0
+MESSAGES = 300
+STREAM_S = 2.0
+"""How long the streams last that fill links."""
+TRIES = 3
+
+Said = list[dict[str, float]]
+
+
+def cpu_s_per_byte() -> float:
+    """A core's time to send a byte, or to receive it, the mean, on links without a rate."""
+    return sum(said["cpu_s"] for said in _streams(2, None, MESSAGES)) / (2 * 2 * MESSAGES * CHUNK_BYTES)
+
+
+@lru_cache
+def goodput(hosts: int, rate_mbit: float) -> float:
+    """What part of their rate links carry while every host sends to the next one and receives from the one before.
+
+    Args:
+        hosts: how many.
+        rate_mbit: of each link in each direction, Mbit/s.
+
+    Returns:
+        The median over some tries of the mean over all hosts, at most 1.
+
+    Raises:
+        TestbedError: no hosts can be made here.
+    """
+    count = math.ceil(rate_mbit * 1e6 / 8 * STREAM_S / CHUNK_BYTES) + 1
+    least_s = (count - 1) * CHUNK_BYTES * 8 / (rate_mbit * 1e6)
+    seconds = [_mean_s(_streams(hosts, rate_mbit, count)[:hosts]) for _ in range(TRIES)]
+    return min(1.0, least_s / statistics.median(seconds))
+
+
+def _mean_s(receivers: Said) -> float:
+    return statistics.fmean(said["seconds"] for said in receivers)
+
+
+def _streams(count: int, rate_mbit: float | None, messages: int) -> Said:
+    """What each host's receiver says, and then what each host's sender says."""
+    with (
+        Hosts(count, rate_mbit=rate_mbit) as hosts,
+        tempfile.TemporaryDirectory() as folder,
+        Processes(Path(folder)) as processes,
+    ):
+        names = []
+        for role, shift in (("receive", 0), ("send", 1)):
+            for index in range(count):
+                address = f"tcp://{hosts[(index + shift) % count].address}:{PORT}"
+                words = (
+                    sys.executable,
+                    "-m",
+                    "benchmarks.simulation.wire_probe",
+                    role,
+                    address,
+                    str(messages),
+                )
+                names.append(f"{role} {index}")
+                processes.start(names[-1], words, host=hosts[index])
+        processes.await_end(LIMIT_S)
+        processes.check()
+        return [_said(name, processes.said(name)) for name in names]
+
+
+def _said(name: str, lines: list[str]) -> dict[str, float]:
+    if not lines:
+        raise TestbedError(f"the probe '{name}' of the links said nothing within {LIMIT_S:g} s")
+    said: dict[str, float] = json.loads(lines[-1])
+    return said
