@@ -42,6 +42,7 @@ class Home:
         part: what one host holds.
         of_worker: what one worker sends to other hosts of this kind, and gets back.
         of_shard: what one host gets from all workers on others, and sends back.
+        own: what a worker sends to the shards of its own host, and gets back: no link is used, but processors are.
         peers: how many workers on other hosts send to one of them.
     """
 
@@ -50,6 +51,7 @@ class Home:
     part: float
     of_worker: float
     of_shard: float
+    own: float
     peers: int
 
 
@@ -78,7 +80,13 @@ class Cluster:
             others = part.working * (p - 1)
             homes.append(
                 Home(
-                    "workers", self.working, part=part.working, of_worker=others, of_shard=others, peers=p - 1
+                    "workers",
+                    self.working,
+                    part=part.working,
+                    of_worker=others,
+                    of_shard=others,
+                    own=part.working,
+                    peers=p - 1,
                 )
             )
         if part.serving:
@@ -91,6 +99,7 @@ class Cluster:
                     part=part.serving,
                     of_worker=of_worker,
                     of_shard=of_shard,
+                    own=0.0,
                     peers=p,
                 )
             )

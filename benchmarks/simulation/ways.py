@@ -73,8 +73,11 @@ class ServerWay:
             cluster.wire_s(chunk.size * home.of_worker),
             (
                 (home.host.into, cluster.wire_s(chunk.size * home.of_shard)),
-                (cluster.working.worker, cluster.handling_s(chunk.size, chunk.messages, home.of_worker)),
-                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard)),
+                (
+                    cluster.working.worker,
+                    cluster.handling_s(chunk.size, chunk.messages, home.of_worker + home.own),
+                ),
+                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard + home.own)),
             ),
             partial(self._sum, home, chunk),
             least_s=cluster.wire_s(chunk.alone * home.peers),
@@ -96,8 +99,11 @@ class ServerWay:
             cluster.wire_s(chunk.size * home.of_shard),
             (
                 (cluster.working.into, cluster.wire_s(chunk.size * home.of_worker)),
-                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard)),
-                (cluster.working.worker, cluster.handling_s(chunk.size, chunk.messages, home.of_worker)),
+                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard + home.own)),
+                (
+                    cluster.working.worker,
+                    cluster.handling_s(chunk.size, chunk.messages, home.of_worker + home.own),
+                ),
             ),
             partial(self._arrived, chunk.layer),
             least_s=cluster.wire_s(chunk.alone * home.peers),

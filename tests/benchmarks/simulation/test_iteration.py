@@ -125,11 +125,11 @@ def test_many_pieces_keep_the_busiest_link_busy(workers: int, servers: int) -> N
 
 
 def test_messages_take_processor_time() -> None:
-    # High is 8 messages, half of them to each host's shard: with 1/4 s a message 1 s, no slower than the wire.
+    # High is 8 messages, half of them to the own host's shard: with 1/4 s a message 2 s, no slower than the wire.
     quick = replace(PS.machine, message_s=0.25)
     assert predict(replace(PS, machine=quick)) == pytest.approx(18.0)
-    # With 1.5 s and one core for both: high 6 s for the worker and 6 for the shard, 0-12, low 3 and 3, 12-18; back 18-30, 30-36.
-    slow = replace(PS.machine, message_s=1.5, cores=1.0)
+    # With 3/4 s and one core for both: high 6 s for the worker and 6 for the shard, 0-12, low 3 and 3, 12-18; back 18-30, 30-36.
+    slow = replace(PS.machine, message_s=0.75, cores=1.0)
     assert predict(replace(PS, machine=slow)) == pytest.approx(42.0)
 
 

@@ -18,6 +18,10 @@ from tests.support.strangers import another_user
 
 Pair = tuple[Line, Line]
 
+UNIX_SOCKETS = Path("/proc/net/unix")
+LISTENING = "00010000"
+"""The kernel's flag there for a socket that accepts connections."""
+
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
@@ -153,12 +157,12 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
     leader.start()
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stranger.settimeout(20.0)
-    deadline = time.monotonic() + 20.0
-    while not Path(address).exists():
-        assert time.monotonic() < deadline
+    _await_listener(
+        address
+    )  # the kernel notes who listens at that moment, and `another_user` is for all threads
     Path(address).chmod(0o777)
     with another_user():
-        _connect(stranger, address)
+        stranger.connect(address)
     assert stranger.recv(1) == b"", "the connection was not cut"
     worker = connect(address, 20.0)
     worker.send(Kind.HELLO, number=1)
@@ -168,14 +172,14 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
         closing.close()
 
 
-def _connect(stranger: socket.socket, address: str) -> None:
+def _await_listener(address: str) -> None:
     deadline = time.monotonic() + 20.0
-    while True:
-        try:
-            stranger.connect(address)
-            return
-        except ConnectionRefusedError:  # bound, and not listening yet
-            assert time.monotonic() < deadline
+    while not any(_listens(line.split(), address) for line in UNIX_SOCKETS.read_text().splitlines()):
+        assert time.monotonic() < deadline
+
+
+def _listens(words: list[str], address: str) -> bool:
+    return words[-1] == address and words[3] == LISTENING
 
 
 @as_root
