@@ -11,7 +11,8 @@
 its picture; its assumptions are in benchmarks/simulation/curves.py. `iteration` foretells one iteration and prints it
 beside its bound: the greater of the compute time and the bytes of the busiest link at its rate. `beside` puts what
 `benchmarks/cluster.py --json FILE` has measured beside what the model foretells for the same jobs; what this machine's
-processors take for sums, rules, products and sockets is measured first, since all hosts of a testbed share them.
+processors take for sums, rules, products, sockets and messages, and what links carry of their rate, is measured first, since all
+hosts of a testbed share them.
 
 The model is in benchmarks/simulation/: the layers' passes, chunks and factors on links in both directions, shards'
 sums, the scheduler's order. Weights and gradients themselves are not computed.

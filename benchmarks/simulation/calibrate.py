@@ -75,7 +75,7 @@ class Costs:
 
 
 def measure_costs() -> Costs:
-    """Measure; a few seconds.
+    """Measure; half a minute.
 
     Raises:
         TestbedError: no hosts can be made here.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.simulation.agenda import Action, Urgency
+from benchmarks.simulation.agenda import Action, Pipe, Urgency
 from benchmarks.simulation.cluster import Cluster, Home
 from benchmarks.simulation.scenario import Factors, LayerLoad, buckets
 
@@ -73,11 +73,7 @@ class ServerWay:
             cluster.wire_s(chunk.size * home.of_worker),
             (
                 (home.host.into, cluster.wire_s(chunk.size * home.of_shard)),
-                (
-                    cluster.working.worker,
-                    cluster.handling_s(chunk.size, chunk.messages, home.of_worker + home.own),
-                ),
-                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard + home.own)),
+                *self._handling(home, chunk),
             ),
             partial(self._sum, home, chunk),
             least_s=cluster.wire_s(chunk.alone * home.peers),
@@ -99,14 +95,18 @@ class ServerWay:
             cluster.wire_s(chunk.size * home.of_shard),
             (
                 (cluster.working.into, cluster.wire_s(chunk.size * home.of_worker)),
-                (home.host.shard, cluster.handling_s(chunk.size, chunk.messages, home.of_shard + home.own)),
-                (
-                    cluster.working.worker,
-                    cluster.handling_s(chunk.size, chunk.messages, home.of_worker + home.own),
-                ),
+                *self._handling(home, chunk),
             ),
             partial(self._arrived, chunk.layer),
             least_s=cluster.wire_s(chunk.alone * home.peers),
+        )
+
+    def _handling(self, home: Home, chunk: Chunk) -> tuple[tuple[Pipe, float], ...]:
+        """What a chunk takes of the worker's and of the shard's processors, in either direction."""
+        cluster = self._cluster
+        ends = ((cluster.working.worker, home.of_worker), (home.host.shard, home.of_shard))
+        return tuple(
+            (pipe, cluster.handling_s(chunk.size, chunk.messages, part + home.own)) for pipe, part in ends
         )
 
 

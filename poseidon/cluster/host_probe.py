@@ -47,14 +47,14 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
         )
     if facts["torch"] is None:
         problems.append(f"{sys.executable} has no torch")
+    alike = facts["poseidon"] == needs["poseidon"]
     for client in needs["clients"]:
         own = facts["addresses"][str(client["id"])] = _address(client, problems)
         if own is not None:
-            alike = facts["poseidon"] == needs["poseidon"]
             problems += [words for port in client["ports"] if (words := taken_words(own, port, alike))]
         _look_at_folders(client, needs["space_bytes"], problems)
         _look_at_modules(client["modules"], problems)
-        if facts["poseidon"] == needs["poseidon"]:
+        if alike:
             _look_at_files(client, needs["space_bytes"], problems)
     _look_at_devices(needs["clients"], problems)
     facts["problems"] = list(dict.fromkeys(problems))
