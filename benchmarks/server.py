@@ -1,12 +1,13 @@
 """How fast the bare server is beside a bare ZeroMQ echo of the same bytes.
 
-    python benchmarks/server.py [--megabytes 256] [--rounds 7] [--layouts 1x1,2x2]
+    python benchmarks/server.py [--megabytes 256] [--rounds 7] [--layouts 1x1,2x2] [--sockets]
 
 A round of the server: every worker pushes one table of so many megabytes in chunks of 2 MiB and reads it back, which lands
 in the worker's array. `average`: the shards add up what the workers sent, divide it by their number and send it: push and
 pull alone, as other servers' own benchmarks have it. `momentum`: the shards apply SGD with momentum to the average, which
 reads and writes two more numbers for each that came; on a machine whose cores are all busy with moving bytes, that and the
-landing are what the server pays for beyond the echo. A round of the
+landing are what the server pays for beyond the echo. Workers and shards of one machine pass arrays in memory, as in every
+job; `--sockets` makes all go through sockets, as between machines. A round of the
 echo: every worker sends the same chunks over DEALER sockets to as many ROUTERs as there are shards, and each sends every
 chunk back as it came; nobody looks at them. All are processes of their own on loopback, with the malloc environment that
 jobs have. Server and echo take turns within the same run, and the turn changes from round to round.
@@ -187,7 +188,9 @@ def echo_worker(addresses: Sequence[str], megabytes: int) -> None:
     serve_rounds(run)
 
 
-def server_worker(addresses: Sequence[str], megabytes: int, rank: int, workers: int, average: bool) -> None:
+def server_worker(
+    addresses: Sequence[str], megabytes: int, rank: int, workers: int, average: bool, sockets: bool
+) -> None:
     """Push one table and read it back."""
     from ps_server import Client, Keeping, Rule, StoreSpec, TableSpec
 
@@ -195,7 +198,7 @@ def server_worker(addresses: Sequence[str], megabytes: int, rank: int, workers: 
     keeping = Keeping.AVERAGE if average else Keeping.GRADIENTS
     table = TableSpec(name="w", size=size, rule=Rule(momentum=0.9), keeping=keeping)
     store = StoreSpec(workers=workers, shards=len(addresses), tables=(table,))
-    client = Client(addresses, rank=rank, store=store)
+    client = Client(addresses, rank=rank, store=store, share_memory=not sockets)
     value = np.zeros(size, dtype=np.float32)
     gradient = np.ones(size, dtype=np.float32)
     client.bind(0, value)
@@ -219,14 +222,15 @@ def half_range(values: Sequence[float]) -> float:
     return (quartiles[2] - quartiles[0]) / 2
 
 
-def measure(layout: Layout, megabytes: int, rounds: int) -> list[str]:
+def measure(layout: Layout, megabytes: int, rounds: int, sockets: bool) -> list[str]:
     """Two rows of the table."""
+    how = ("--sockets",) if sockets else ()
     with ExitStack() as stack:
         contestants = {
             name: stack.enter_context(children(layout, megabytes, kind, flags))
             for name, kind, flags in (
-                ("average", "server", ("--average",)),
-                ("momentum", "server", ()),
+                ("average", "server", ("--average", *how)),
+                ("momentum", "server", how),
                 ("echo", "echo", ()),
             )
         }
@@ -257,6 +261,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="MiB that each worker pushes and reads")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default %(default)s)")
     parser.add_argument("--layouts", default="1x1,2x2", help="workers x shards, several by comma")
+    parser.add_argument("--sockets", action="store_true", help="all through sockets, as between machines")
     parser.add_argument("--role", choices=("echo", "echo-worker", "server-worker"), help=argparse.SUPPRESS)
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
@@ -269,13 +274,18 @@ def main() -> None:
         echo_worker(options.addresses.split(","), options.megabytes)
     elif options.role == "server-worker":
         server_worker(
-            options.addresses.split(","), options.megabytes, options.rank, options.workers, options.average
+            options.addresses.split(","),
+            options.megabytes,
+            options.rank,
+            options.workers,
+            options.average,
+            options.sockets,
         )
     else:
         print(f"{options.megabytes} MiB a worker in chunks of 2 MiB, medians of {options.rounds} rounds")
         print(f"{'':<32} {'server':>11} {'echo':>11} {'MB/s':>9} {'MB/s':>9} {'ratio':>7} {'noise':>7}")
         for layout in options.layouts.split(","):
-            print(*measure(Layout.parse(layout), options.megabytes, options.rounds), sep="\n", flush=True)
+            print(*measure(Layout.parse(layout), options.megabytes, options.rounds, options.sockets), sep="\n", flush=True)
         print("ratio = echo / server, the median over the rounds; at least 0.80 is promised.")
 
 

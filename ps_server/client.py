@@ -17,8 +17,9 @@ from ps_server.bandwidth import ChangeLog
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
 from ps_server.inquiry import Inquiry
 from ps_server.keys import Keyring
-from ps_server.messages import Array, Message, Signal, SignalKind, Value
+from ps_server.messages import Array, Message, Shared, Signal, SignalKind, Value
 from ps_server.meters import ClientMeter
+from ps_server.neighbours import WorkerNeighbours
 from ps_server.precision import add
 from ps_server.schedule import PACKET_BYTES, Schedule
 from ps_server.session import Addressed, InitialValue, Session
@@ -49,6 +50,7 @@ class Client:
         timeout_s: longest time that any call waits.
         trace: told of each message sent and received; closed by whoever made it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
+        share_memory: whether large arrays reach shards of this machine in memory in place of a socket (`neighbours.py`).
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
             what matters most leaves first (`bandwidth.py`). None: all leave at once.
 
@@ -74,6 +76,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         trace: Tracer = NO_TRACE,
         prioritized: bool = True,
+        share_memory: bool = True,
         bandwidth_mbps: float | None = None,
     ) -> None:
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
@@ -83,6 +86,7 @@ class Client:
         self._meter = ClientMeter(store)
         self._names = [table.name for table in store.tables]
         self._transport = ZmqClientTransport(shards, keys) if isinstance(shards, Sequence) else shards
+        self._neighbours = WorkerNeighbours(shards if share_memory and isinstance(shards, Sequence) else ())
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
@@ -104,7 +108,7 @@ class Client:
             StalenessTimeout: a shard or another worker did not come in time.
             RemoteProtocolError: a shard refused the store: the workers' definitions differ.
         """
-        self._do(lambda: self._session.start(initial))
+        self._do(lambda: [*self._session.start(initial), *self._offer_memory()])
         for table in range(len(self._session.store.tables)):
             self._until_fresh(table, None)
 
@@ -256,6 +260,7 @@ class Client:
         self._transport.wake()
         self._thread.join()
         self._transport.close()
+        self._neighbours.close()
 
     # -- within --------------------------------------------------------------------------------------------
 
@@ -311,6 +316,10 @@ class Client:
             finally:
                 self._inquiries.remove(inquiry)
 
+    def _offer_memory(self) -> list[Addressed]:
+        offers = self._neighbours.offers(self._session.chunks_on)
+        return [Addressed(shard, share) for shard, share in offers.items()]
+
     def _add(self, outgoing: Sequence[Addressed]) -> None:
         for shard, message in outgoing:
             self._queues[shard].add(message)
@@ -363,7 +372,8 @@ class Client:
             return False
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
-        taken = self._transport.send(shard, [frame for _, frames in parts for frame in frames])
+        frames = [frame for _, frames in parts for frame in frames]
+        taken = self._neighbours.send(shard, frames, self._transport.send)
         with self._changed:
             (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
@@ -375,14 +385,17 @@ class Client:
         batch = self._transport.receive(timeout_s)
         for shard, frames in batch:
             began_ns = self._trace.now()
-            received = decode(frames)
+            received = decode(self._neighbours.complete(shard, frames))
             for message, parts in received:
                 self._meter.received(message, parts)
                 if isinstance(message, Value):
                     self._session.land(shard, message)
             with self._changed:
                 for message, _ in received:
-                    self._add(self._session.receive(shard, message))
+                    if isinstance(message, Shared):
+                        self._neighbours.answered(shard, message)
+                    else:
+                        self._add(self._session.receive(shard, message))
                 self._answer_inquiries()
             for message, _ in received:
                 self._tell_trace(Track.RECEIVE, shard, message, began_ns)

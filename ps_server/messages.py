@@ -57,6 +57,27 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Worker -> shard of its own machine: memory for large arrays (`neighbours.py`), as an open file of a process.
+
+    It begins with `nonce`; `places` in each direction hold an array of up to `place_bytes` each.
+    """
+
+    process: int
+    file: int
+    nonce: bytes
+    places: int
+    place_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Shard -> worker: whether I have the memory that you offered."""
+
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Initial:
     """Rank 0 -> shard: first value of a chunk, with its history when a run is resumed (else none)."""
 
@@ -213,9 +234,23 @@ class Gone:
 
 
 ToShard = (
-    Hello | Create | Initial | Push | Store | Clock | Get | TotalNorm | GetHistory | Gather | Signal | Leave
+    Hello
+    | Create
+    | Share
+    | Initial
+    | Push
+    | Store
+    | Clock
+    | Get
+    | TotalNorm
+    | GetHistory
+    | Gather
+    | Signal
+    | Leave
 )
-ToWorker = Welcome | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault | Gone
+ToWorker = (
+    Welcome | Shared | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault | Gone
+)
 Message = ToShard | ToWorker
 
 

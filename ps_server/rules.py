@@ -31,6 +31,9 @@ def update(rule: Rule, gradient: Tensor, history: History, value: Tensor, *, rat
     """Bring a value to its next one, in place; arguments as for `change`, which does it for all but `MEAN`."""
     if rule.kind is RuleKind.MEAN:
         value.copy_(gradient)
+    elif rule.kind is RuleKind.SGD:  # the same bits, and the gradient's memory is not written to
+        _regularize(rule, gradient, value)
+        value.sub_(_velocity(rule, gradient, history, rate * rule.rate_factor))
     else:
         value.add_(change(rule, gradient, history, value, rate=rate, step=step))
 
@@ -51,16 +54,22 @@ def change(
     Returns:
         `gradient`, now holding d of w <- w + d.
     """
-    if rule.decay:
-        penalty = value if rule.regularization is Regularization.L2 else value.sign()
-        gradient.add_(penalty, alpha=rule.decay)
+    _regularize(rule, gradient, value)
     return _RULES[rule.kind](rule, gradient, history, rate * rule.rate_factor, step)
 
 
-def _sgd(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+def _regularize(rule: Rule, g: Tensor, w: Tensor) -> None:
+    if rule.decay:
+        g.add_(w if rule.regularization is Regularization.L2 else w.sign(), alpha=rule.decay)
+
+
+def _velocity(rule: Rule, g: Tensor, history: History, r: float) -> Tensor:
     (h,) = history
-    h.mul_(rule.momentum).add_(g, alpha=r)
-    return torch.neg(h, out=g)
+    return h.mul_(rule.momentum).add_(g, alpha=r)
+
+
+def _sgd(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:
+    return torch.neg(_velocity(rule, g, history, r), out=g)
 
 
 def _nesterov(rule: Rule, g: Tensor, history: History, r: float, step: int) -> Tensor:

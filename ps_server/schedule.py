@@ -36,6 +36,7 @@ class Order(Enum):
 ORDERS: dict[type, Order] = {
     m.Hello: Order.AT_ONCE,
     m.Create: Order.AT_ONCE,
+    m.Share: Order.AT_ONCE,
     m.Initial: Order.AT_ONCE,
     m.Push: Order.BY_URGENCY,
     m.Store: Order.BY_URGENCY,
@@ -47,6 +48,7 @@ ORDERS: dict[type, Order] = {
     m.Signal: Order.AT_ONCE,  # before the pushes, and so before the values, of a later clock
     m.Leave: Order.IN_TURN,
     m.Welcome: Order.AT_ONCE,
+    m.Shared: Order.AT_ONCE,
     m.Value: Order.BY_URGENCY,
     m.Fresh: Order.IN_TURN,  # "every chunk that I have not sent anew"
     m.PartialNorm: Order.AT_ONCE,

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from ps_server.errors import RemoteProtocolError
-from ps_server.messages import Create, ToWorker
+from ps_server.messages import Create, Message, Share, ToWorker
 from ps_server.meters import ServerMeter
+from ps_server.neighbours import ShardNeighbours
 from ps_server.schedule import PACKET_BYTES, Schedule
 from ps_server.shard import Outgoing, Shard
 from ps_server.statistics import ShardStatistics
@@ -50,6 +51,7 @@ class Server:
         self._meter = ServerMeter()
         self._prioritized = prioritized
         self._queues: dict[bytes, Schedule] = {}
+        self._neighbours = ShardNeighbours()
         self._stopping = threading.Event()
         self._idle_limit_s: float | None = None
         self.turns = 0
@@ -113,7 +115,7 @@ class Server:
         """Act upon messages, or refuse all of them; returns whether that gave something to send."""
         began_ns = self._trace.now()
         try:
-            received = decode(frames)
+            received = decode(self._neighbours.complete(peer, frames))
         except RemoteProtocolError as error:
             return self._add(self.shard.refuse(peer, str(error)))
         answered = False
@@ -123,11 +125,19 @@ class Server:
                 self._names = tuple(table.name for table in message.store.tables)
             tell_message(self._trace, Track.RECEIVE, message, self._names, began_ns)
             began_ns, updates = self._trace.now(), self.shard.counts.updates
-            answered |= self._add(self.shard.handle(peer, message))
+            answered |= self._add(self._outgoing(peer, message))
             track = Track.SUM if self.shard.counts.updates == updates else Track.APPLY
             tell_message(self._trace, track, message, self._names, began_ns)
             began_ns = self._trace.now()
         return answered
+
+    def _outgoing(self, peer: bytes, message: Message) -> Sequence[Outgoing]:
+        if not (isinstance(message, Share) and self.shard.knows(peer)):
+            return self.shard.handle(peer, message)
+        try:
+            return [Outgoing(peer, self._neighbours.accept(peer, message))]
+        except RemoteProtocolError as error:
+            return self.shard.refuse(peer, str(error))
 
     def _add(self, outgoing: Sequence[Outgoing]) -> bool:
         """Queue messages, and share the frames of one that goes to several peers; returns whether there are any."""
@@ -153,7 +163,8 @@ class Server:
         packet = queue.take(PACKET_BYTES)
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
-        taken = self._transport.send(peer, [frame for _, frames in parts for frame in frames])
+        frames = [frame for _, frames in parts for frame in frames]
+        taken = self._neighbours.send(peer, frames, self._transport.send)
         (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
             self._meter.sent(frames)

@@ -92,6 +92,10 @@ class Session:
     def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
         return list(zip(self._placement.chunks, self.store.tables, strict=True))
 
+    def chunks_on(self, shard: int) -> Sequence[Chunk]:
+        """The chunks that live on a shard."""
+        return self._placement.of_shard(shard)
+
     # -- speaking ------------------------------------------------------------------------------------------
 
     def start(self, initial: InitialValue) -> list[Addressed]:

@@ -37,13 +37,15 @@ from ps_server.settings import (
     TableSpec,
 )
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_HEADER_BYTES = 16 * 2**20
 """A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
 MAX_FRAMES = 8_192
 MAX_CHUNKS = 2**31
 MAX_CLOCK = 2**40
 MAX_PAYLOAD_BYTES = 2**30
+MAX_PLACES = 2**20
+MAX_PLACE_BYTES = 2**31
 
 _PACKER = msgpack.Packer(
     use_bin_type=True
@@ -367,6 +369,8 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Fault: (18, lambda x: ([x.reason], ())),
     m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [_raw(x.array)])),
     m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
+    m.Share: (21, lambda x: ([x.process, x.file, x.nonce, x.places, x.place_bytes], ())),
+    m.Shared: (22, lambda x: ([x.taken], ())),
 }
 
 
@@ -431,6 +435,14 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
     m.Leave: lambda f: m.Leave(),
     m.Fault: lambda f: m.Fault(f.text()),
     m.Gone: lambda f: m.Gone(f.integer(MAX_WORKERS), _clock(f)),
+    m.Share: lambda f: m.Share(
+        f.integer(2**31),
+        f.integer(2**31),
+        f.data(),
+        f.integer(MAX_PLACES, least=1),
+        f.integer(MAX_PLACE_BYTES),
+    ),
+    m.Shared: lambda f: m.Shared(f.flag()),
 }
 
 

@@ -3,7 +3,7 @@
 Against one process that takes the same hundred records as two passes of fifty (`iter_size: 2`), every bit agrees, after
 any number of iterations. Against one process with batch 100 the sums inside a convolution have another order; the
 difference is rounding, until a rounding difference turns a near tie in max pooling or a ReLU near zero the other way,
-which happens after a few iterations with 800,000 pooling windows a batch. docs/results.md has the measurement.
+which happens after a few iterations with 800,000 pooling windows a batch, on some processors in the second. docs/results.md has the measurement.
 """
 
 from __future__ import annotations
@@ -57,5 +57,5 @@ def test_two_clients_equal_one_process_with_the_whole_batch_up_to_rounding(
     repository: Path, data: Path, tmp_path: Path
 ) -> None:
     for name, batch, job in (("one", 100, Job()), ("two", 50, Job(workers=2, shards=2))):
-        run(shipped_solver(repository, data / "train_lmdb", tmp_path / name, batch=batch, iterations=2), job)
-    assert largest_difference(weights(tmp_path / "two", 2), weights(tmp_path / "one", 2)) <= 1e-5
+        run(shipped_solver(repository, data / "train_lmdb", tmp_path / name, batch=batch, iterations=1), job)
+    assert largest_difference(weights(tmp_path / "two", 1), weights(tmp_path / "one", 1)) <= 1e-5

@@ -28,11 +28,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.thorough
 def test_two_clients_equal_one_process(folder: Path) -> None:
-    solver = write_definitions(folder, batch=10, extra="max_iter: 50")
+    solver = write_definitions(folder, batch=10, extra="max_iter: 50", smooth=True)
     alone = poseidon(folder, "train", "-solver", solver, "-output", folder / "one")
     assert alone.returncode == 0, alone.stderr
     one = weights(folder, 50)
-    write_definitions(folder, batch=5, extra="max_iter: 50")
+    write_definitions(folder, batch=5, extra="max_iter: 50", smooth=True)
     hosts = machinefile(folder, 2)
     result = poseidon(
         folder, "train", f"--solver={solver}", f"--hostfile={hosts}", f"--output={folder / 'two'}"

@@ -84,7 +84,7 @@ def test_the_sum_is_made_in_the_memory_of_the_first_workers_gradient() -> None:
     first, second = np.ones(4, dtype=np.float32), np.full(4, 3, dtype=np.float32)
     shard.handle(peer(1), m.Push(0, 0, 0, 1.0, second))
     shard.handle(peer(0), m.Push(0, 0, 0, 1.0, first))
-    assert first.tolist() == [-2, -2, -2, -2]  # the change of the value
+    assert first.tolist() == [2, 2, 2, 2]
     assert second.tolist() == [3, 3, 3, 3]
 
 

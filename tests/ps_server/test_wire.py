@@ -46,6 +46,8 @@ MESSAGES = [
     m.Hello(1, b"secret"),
     m.Welcome(2),
     m.Create(STORE),
+    m.Share(4711, 9, b"0123456789abcdef", 12, 2**21),
+    m.Shared(True),
     m.Initial(0, 1, [ONES, 2 * ONES]),
     m.Store(0, 1, 7, ONES),
     m.Push(3, 2, 9, 0.25, ONES),

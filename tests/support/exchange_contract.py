@@ -127,4 +127,4 @@ def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
         for a, b in zip(ends[0], end, strict=True):
             assert np.array_equal(a, b)
     for a, b in zip(ends[0], reference(scenario), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)

@@ -65,11 +65,29 @@ test_iter: 5 test_interval: 8 display: 4 average_loss: 3 random_seed: 3 snapshot
 
 
 def write_definitions(
-    folder: Path, *, batch: int, extra: str = "", dropout: bool = False, norm: bool = False
+    folder: Path,
+    *,
+    batch: int,
+    extra: str = "",
+    dropout: bool = False,
+    norm: bool = False,
+    smooth: bool = False,
 ) -> Path:
-    """A small net and its solver in `folder`; fields in `extra` win."""
-    more = (DROPOUT if dropout else "") + (NORM if norm else "")
-    (folder / "net.prototxt").write_text(SMALL_NET % (batch, more), encoding="utf-8")
+    """A small net and its solver in `folder`; fields in `extra` win.
+
+    Args:
+        folder: to write to.
+        batch: of a worker.
+        extra: more fields of the solver.
+        dropout: with dropout.
+        norm: with batch normalization.
+        smooth: averages and tanh in place of maxima and ReLU, where a rounding difference, which differs from one processor to the
+            next, can turn a near tie the other way and is then none any more.
+    """
+    net = SMALL_NET % (batch, (DROPOUT if dropout else "") + (NORM if norm else ""))
+    if smooth:
+        net = net.replace("pool: MAX", "pool: AVE").replace('"ReLU"', '"TanH"')
+    (folder / "net.prototxt").write_text(net, encoding="utf-8")
     given = {line.split(":")[0].strip() for line in extra.splitlines()}
     text = SOLVER
     for name in given:

@@ -41,28 +41,26 @@ def folder(tmp_path: Path, databases: Path) -> Path:
     return tmp_path
 
 
-def train(
-    folder: Path, job: Job, *, batch: int, extra: str = "", dropout: bool = False, norm: bool = False
-) -> Ended:
+def train(folder: Path, job: Job, *, batch: int, extra: str = "", **net: bool) -> Ended:
     """Run a job in `folder`; its final weights and what was heard."""
     extra = extra if "max_iter" in extra else extra + f"\nmax_iter: {ITERATIONS}"
-    return run(write_definitions(folder, batch=batch, extra=extra, dropout=dropout, norm=norm), job)
+    return run(write_definitions(folder, batch=batch, extra=extra, **net), job)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("extra", ["", "clip_gradients: 0.5", "iter_size: 2", "type: 'Adam'"])
 def test_two_workers_equal_one_process_with_both_batches(folder: Path, shards: int, extra: str) -> None:
-    train(folder, Job(), batch=10, extra=extra)
+    train(folder, Job(), batch=10, extra=extra, smooth=True)
     one = weights(folder, ITERATIONS)
-    train(folder, Job(workers=2, shards=shards), batch=5, extra=extra)
+    train(folder, Job(workers=2, shards=shards), batch=5, extra=extra, smooth=True)
     assert largest_difference(weights(folder, ITERATIONS), one) <= 1e-5
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_two_clients_with_fifty_equal_one_process_with_a_hundred(folder: Path, shards: int) -> None:
-    train(folder, Job(), batch=100)
+    train(folder, Job(), batch=100, smooth=True)
     one = weights(folder, ITERATIONS)
-    train(folder, Job(workers=2, shards=shards), batch=50)
+    train(folder, Job(workers=2, shards=shards), batch=50, smooth=True)
     difference = largest_difference(weights(folder, ITERATIONS), one)
     print(f"{shards} shards: largest difference {difference:.1e}")
     assert difference <= 1e-5
