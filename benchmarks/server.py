@@ -285,7 +285,11 @@ def main() -> None:
         print(f"{options.megabytes} MiB a worker in chunks of 2 MiB, medians of {options.rounds} rounds")
         print(f"{'':<32} {'server':>11} {'echo':>11} {'MB/s':>9} {'MB/s':>9} {'ratio':>7} {'noise':>7}")
         for layout in options.layouts.split(","):
-            print(*measure(Layout.parse(layout), options.megabytes, options.rounds, options.sockets), sep="\n", flush=True)
+            print(
+                *measure(Layout.parse(layout), options.megabytes, options.rounds, options.sockets),
+                sep="\n",
+                flush=True,
+            )
         print("ratio = echo / server, the median over the rounds; at least 0.80 is promised.")
 
 

@@ -29,6 +29,9 @@ GOODBYE_S = 1.0
 """How long after the end of a connection its last message may be looked at."""
 LAST_WORDS_S = 2.0
 """How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
+SEND_BUFFER_BYTES = 512 * 1024
+"""What the kernel holds for each other worker, four times what it holds for a shard, so that factors get most of a link which
+both want: a weight's product is the longest work that follows from any message."""
 
 T = TypeVar("T")
 
@@ -92,7 +95,9 @@ class Peers:
             addresses: of all workers, by rank.
         """
         keys = self._keys and replace(self._keys, expect=tuple(self._keys.admit[i] for i in self._others))
-        self._sending = ZmqClientTransport([addresses[rank] for rank in self._others], keys)
+        self._sending = ZmqClientTransport(
+            [addresses[rank] for rank in self._others], keys, send_buffer_bytes=SEND_BUFFER_BYTES
+        )
         greeting = encode(Join(self.session.rank, self._token))
         for outbox in self._outboxes:
             outbox.add(GREETING, greeting)

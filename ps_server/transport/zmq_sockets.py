@@ -73,11 +73,13 @@ class _Waker:
         os.close(self._write_end)
 
 
-def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+def _configured(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, send_buffer_bytes: int
+) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, SEND_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_MESSAGES)
-    socket.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
+    socket.setsockopt(zmq.SNDBUF, send_buffer_bytes)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.IPV6, int("[" in address))
@@ -99,7 +101,7 @@ class ZmqServerTransport:
     def __init__(self, address: str, keys: Keyring | None = None) -> None:
         self._listening = Listening(address, send_buffer_bytes=SEND_BUFFER_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = _configured(self._context, zmq.ROUTER, address)
+        self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full peer is an error to be told, not dropped
         self._door = Doorkeeper(self._socket, keys)
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
@@ -213,14 +215,23 @@ class ZmqClientTransport:
     Args:
         addresses: where to connect to.
         keys: own pair, and whom to expect at each address; None: whoever is there, in clear.
+        send_buffer_bytes: what the kernel holds for each; of connections over one link, those with more get more of it.
     """
 
-    def __init__(self, addresses: Sequence[str], keys: Keyring | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        keys: Keyring | None = None,
+        *,
+        send_buffer_bytes: int = SEND_BUFFER_BYTES,
+    ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = _Waker()
         self._poller = zmq.Poller()
         self._poller.register(self._waker.read_end, _READABLE)
-        self._sockets = [_configured(self._context, zmq.DEALER, address) for address in addresses]
+        self._sockets = [
+            _configured(self._context, zmq.DEALER, address, send_buffer_bytes) for address in addresses
+        ]
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
         self._addresses = tuple(addresses)
         self._losses = LossWatch(self._sockets)
