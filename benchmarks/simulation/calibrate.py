@@ -53,6 +53,7 @@ class Costs:
     Attributes:
         flops: of the products of factors, a second.
         wire_s_per_byte: to send a byte, or to receive it.
+        memory_s_per_byte: to write it to memory that another process has, or to take it from there.
         sum_s_per_byte: to add a byte of gradient to a sum.
         rule_s_per_byte: to apply SGD with momentum and decay to a byte of the model.
         message_s: to make or to take a message, whatever its size.
@@ -61,6 +62,7 @@ class Costs:
 
     flops: float
     wire_s_per_byte: float
+    memory_s_per_byte: float
     sum_s_per_byte: float
     rule_s_per_byte: float
     message_s: float
@@ -70,6 +72,7 @@ class Costs:
         return (
             f"products {self.flops / 1e9:.1f} Gflop/s, sums {1e-9 / self.sum_s_per_byte:.2f} GB/s, "
             f"rule {1e-9 / self.rule_s_per_byte:.2f} GB/s, sockets {1e-9 / self.wire_s_per_byte:.2f} GB/s, "
+            f"memory {1e-9 / self.memory_s_per_byte:.2f} GB/s, "
             f"a message {1e6 * self.message_s:.0f} us, of a core; {self.cores} cores"
         )
 
@@ -84,7 +87,7 @@ def measure_costs() -> Costs:
     torch.set_num_threads(1)
     try:
         few_s, many_s = (_in_company(partial(_factors_s, rows)) for rows in (FEW, MANY))
-        sum_s, rule_s = _in_company(_sum_s), _in_company(_rule_s)
+        sum_s, rule_s, copy_s = (_in_company(work) for work in (_sum_s, _rule_s, _copy_s))
         with _busy_cores():
             wire_s, message_s = cpu_s_per_byte(), _message_s()
     finally:
@@ -93,6 +96,7 @@ def measure_costs() -> Costs:
     return Costs(
         flops=products / max(many_s - few_s, 1e-9),
         wire_s_per_byte=wire_s,
+        memory_s_per_byte=copy_s / CHUNK_BYTES,
         sum_s_per_byte=sum_s / CHUNK_BYTES,
         rule_s_per_byte=rule_s / CHUNK_BYTES,
         message_s=message_s,
@@ -114,6 +118,7 @@ def testbed_machine(costs: Costs, hosts: int, rate_mbit: float | None) -> Machin
         cores=costs.cores / hosts,
         flops=costs.flops,
         wire_s_per_byte=costs.wire_s_per_byte,
+        memory_s_per_byte=costs.memory_s_per_byte,
         sum_s_per_byte=costs.sum_s_per_byte,
         rule_s_per_byte=costs.rule_s_per_byte,
         message_s=costs.message_s,
@@ -144,6 +149,17 @@ def _rule_s() -> float:
             update(RULE, gradient, [history], value, rate=0.01, step=0)
 
     return _median_s(apply) / SET
+
+
+def _copy_s() -> float:
+    """Of a chunk, likewise."""
+    chunks = [(np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)) for _ in range(SET)]
+
+    def copy() -> None:
+        for there, here in chunks:
+            np.copyto(there, here)
+
+    return _median_s(copy) / SET
 
 
 def _message_s() -> float:

@@ -48,6 +48,7 @@ class Machine:
         goodput: part of a link's rate that carries values and not headers.
         cores: processors of a host for all that follows; below 2, its worker and its shards share them.
         wire_s_per_byte: a core's time to send, or to receive, a byte.
+        memory_s_per_byte: the same within a host, where worker and shard share memory.
         message_s: a core's time to make, or to take, a message beside its bytes.
         sum_s_per_byte: a core's time to add a byte of gradient to a sum.
         rule_s_per_byte: a core's time to apply the update rule to a byte of the model.
@@ -62,6 +63,7 @@ class Machine:
     goodput: float = 1.0
     cores: float = 2.0
     wire_s_per_byte: float = 0.0
+    memory_s_per_byte: float = 0.0
     message_s: float = 0.0
     sum_s_per_byte: float = 0.0
     rule_s_per_byte: float = 0.0

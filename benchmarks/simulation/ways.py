@@ -106,7 +106,12 @@ class ServerWay:
         cluster = self._cluster
         ends = ((cluster.working.worker, home.of_worker), (home.host.shard, home.of_shard))
         return tuple(
-            (pipe, cluster.handling_s(chunk.size, chunk.messages, part + home.own)) for pipe, part in ends
+            (
+                pipe,
+                cluster.handling_s(chunk.size, chunk.messages, part)
+                + cluster.passing_s(chunk.size, chunk.messages, home.own),
+            )
+            for pipe, part in ends
         )
 
 
@@ -174,16 +179,21 @@ class RingWay:
             self._left = len(self._buckets)
         cluster, machine = self._cluster, self._cluster.scenario.machine
         p = cluster.scenario.workers
-        size = sum(self._sizes[member] for member in self._buckets[number]) * 2 * (p - 1) / p
+        dense = sum(self._sizes[member] for member in self._buckets[number])
+        size = dense * 2 * (p - 1) / p
         steps_s = 2 * (p - 1) * (machine.latency_s + machine.ring_step_s)
         out_s = cluster.wire_s(size) / machine.ring_goodput + steps_s
         sum_s = machine.sum_s_per_byte * size / 2 / cluster.working.speed
+        copies_s = cluster.passing_s(dense, 0.0, 2.0)  # into the bucket, and out of it
         cluster.send(
             cluster.working,
             "ring",
             (iteration, number),
             out_s,
-            ((cluster.working.into, out_s), (cluster.working.worker, 2 * cluster.handling_s(size) + sum_s)),
+            (
+                (cluster.working.into, out_s),
+                (cluster.working.worker, 2 * cluster.handling_s(size) + sum_s + copies_s),
+            ),
             self._bucket_done,
         )
 

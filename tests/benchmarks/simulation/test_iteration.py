@@ -133,6 +133,18 @@ def test_messages_take_processor_time() -> None:
     assert predict(replace(PS, machine=slow)) == pytest.approx(42.0)
 
 
+def test_what_stays_on_a_host_passes_in_memory() -> None:
+    # Half of high is 16 bytes; worker and shard share a core, so high 0-12, low 12-18, and back 18-30, 30-36.
+    machine = replace(PS.machine, memory_s_per_byte=0.375, cores=1.0)
+    assert predict(replace(PS, machine=machine)) == pytest.approx(42.0)
+
+
+def test_a_ring_copies_gradients_into_its_buckets_and_out_of_them() -> None:
+    # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
+    machine = replace(PS.machine, memory_s_per_byte=0.25, cores=1.0)
+    assert predict(replace(PS, way=Way.RING, bucket_bytes=1, machine=machine)) == pytest.approx(30.0)
+
+
 def test_a_shard_answers_when_it_has_a_chunk_of_every_worker() -> None:
     # In one piece on one shard: high comes over its link 0-8, low 4-8; back go high 8-16 and low 12-16.
     assert predict(replace(PS, chunk_bytes=WHOLE)) == pytest.approx(22.0)
