@@ -83,7 +83,7 @@ class Lanes:
         taken: list[int] = []
         rest = list(frames)
         for number, frame in enumerate(frames):
-            size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+            size = memoryview(frame).nbytes
             if not LEAST_BYTES <= size <= self._layout.place_bytes:
                 continue
             place = self._memory.find(b"\0", self._own_marks, self._own_marks + self._layout.places)

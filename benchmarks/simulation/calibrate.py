@@ -130,36 +130,33 @@ def _factors_s(rows: int) -> float:
 
 
 def _sum_s() -> float:
-    """Of a chunk, out of a set that no cache holds."""
-    chunks = [(torch.zeros(CHUNK), torch.zeros(CHUNK)) for _ in range(SET)]
-
-    def add() -> None:
-        for total, gradient in chunks:
-            total.add_(gradient)
-
-    return _median_s(add) / SET
+    """Of a chunk."""
+    return _chunk_s(2, torch.Tensor.add_)
 
 
 def _rule_s() -> float:
-    """Of a chunk, likewise."""
-    chunks = [(torch.zeros(CHUNK), torch.zeros(CHUNK), torch.zeros(CHUNK)) for _ in range(SET)]
+    """Of a chunk."""
 
-    def apply() -> None:
-        for value, gradient, history in chunks:
-            update(RULE, gradient, [history], value, rate=0.01, step=0)
+    def apply(value: torch.Tensor, gradient: torch.Tensor, history: torch.Tensor) -> None:
+        update(RULE, gradient, [history], value, rate=0.01, step=0)
 
-    return _median_s(apply) / SET
+    return _chunk_s(3, apply)
 
 
 def _copy_s() -> float:
-    """Of a chunk, likewise."""
-    chunks = [(np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)) for _ in range(SET)]
+    """Of a chunk."""
+    return _chunk_s(2, lambda there, here: np.copyto(there.numpy(), here.numpy()))
 
-    def copy() -> None:
-        for there, here in chunks:
-            np.copyto(there, here)
 
-    return _median_s(copy) / SET
+def _chunk_s(count: int, work: Callable[..., object]) -> float:
+    """What work on so many arrays of a chunk's size takes, out of a set that no cache holds."""
+    chunks = [[torch.zeros(CHUNK) for _ in range(count)] for _ in range(SET)]
+
+    def work_on_all() -> None:
+        for chunk in chunks:
+            work(*chunk)
+
+    return _median_s(work_on_all) / SET
 
 
 def _message_s() -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 
 from ps_server import (
     Client,
-    Consistency,
     Keeping,
     RemoteProtocolError,
     Rule,
@@ -24,7 +23,6 @@ from ps_server import (
     Shard,
     StoreSpec,
     TableSpec,
-    ZmqServerTransport,
 )
 from ps_server import messages as m
 from ps_server.lanes import LEAST_BYTES, Layout
@@ -33,82 +31,47 @@ from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 from ps_server.wire import decode, encode
-from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
+from tests.support.cluster import TIMEOUT_S, TOKEN, run_workers, socket_store, zeros
 
 SIZE = 3 * LEAST_BYTES // 4
-ROOT = Path(__file__).parents[2]
 HERE = "tcp://127.0.0.1:5555"
 
 
 def store(workers: int = 1, **table: object) -> StoreSpec:
     rows = 3  # chunks of LEAST_BYTES each
     spec = TableSpec(name="w", size=SIZE, rows=rows, rule=Rule(momentum=0.9), **table)  # type: ignore[arg-type]
-    consistency = Consistency.SSP_PUSH
-    return StoreSpec(workers=workers, shards=1, tables=(spec,), consistency=consistency)
-
-
-@contextmanager
-def shard(workers: int = 1) -> Iterator[Server]:
-    server = Server(Shard(0, workers, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0"))
-    thread = threading.Thread(target=server.serve, name="ps-shard")
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join()
+    return StoreSpec(workers=workers, shards=1, tables=(spec,))
 
 
 def trained(spec: StoreSpec, *, share_memory: bool, iterations: int = 5) -> list[bytes]:
     """The value that each worker of a job ends with."""
     found: dict[int, bytes] = {}
-    with shard(spec.workers) as server:
 
-        def work(rank: int) -> None:
-            client = Client(
-                [server.address],
-                rank=rank,
-                store=spec,
-                token=TOKEN,
-                timeout_s=TIMEOUT_S,
-                share_memory=share_memory,
-            )
-            value = np.zeros(SIZE, np.float32)
-            random = np.random.default_rng(rank)
-            client.start(zeros(spec))
-            for _ in range(iterations):
-                client.read(0, value)
-                change = random.standard_normal(SIZE, dtype=np.float32)
-                client.push(0, change, rate=0.1)
-                client.clock()
-            client.read(0, value, staleness=0)
-            found[rank] = value.tobytes()
-            client.barrier()
-            client.close()
+    def work(client: Client, rank: int) -> None:
+        value = np.zeros(SIZE, np.float32)
+        random = np.random.default_rng(rank)
+        client.start(zeros(spec))
+        for _ in range(iterations):
+            client.read(0, value)
+            change = random.standard_normal(SIZE, dtype=np.float32)
+            client.push(0, change, rate=0.1)
+            client.clock()
+        client.read(0, value, staleness=0)
+        found[rank] = value.tobytes()
+        client.barrier()
 
-        threads = [threading.Thread(target=work, args=(rank,), name="work") for rank in range(spec.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with socket_store(spec.workers, 1, share_memory=share_memory) as connect:
+        run_workers(connect, spec, work)
     return [found[rank] for rank in range(spec.workers)]
 
 
+# Stale: of several workers, who comes first decides the last bit.
 @pytest.mark.parametrize(
     "spec",
-    [
-        store(),
-        store(2),
-        store(2, keeping=Keeping.AVERAGE),
-        store(2, staleness=1),
-    ],
+    [store(), store(2), store(2, keeping=Keeping.AVERAGE), store(staleness=1)],
     ids=["one worker", "rule", "average", "stale"],
 )
 def test_the_bits_are_those_of_a_socket(spec: StoreSpec) -> None:
-    if spec.tables[0].staleness:
-        spec = StoreSpec(
-            workers=1, shards=1, tables=spec.tables
-        )  # of several, who comes first decides the last bit
     shared = trained(spec, share_memory=True)
     assert len(set(shared)) == 1
     assert shared == trained(spec, share_memory=False)
@@ -139,12 +102,14 @@ def test_large_arrays_do_not_pass_through_the_socket(monkeypatch: pytest.MonkeyP
     assert passing.bytes < 2 * 4 * SIZE
 
 
-def test_a_shard_that_is_a_process_of_its_own_takes_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_a_process_of_its_own_takes_the_memory(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passing = Passing(monkeypatch)
     command = [sys.executable, "-m", "ps_server", "--listen=tcp://127.0.0.1:0", "--workers=1"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        address = process.stdout.readline().split('"address": "')[1].split('"')[0]
+        address = json.loads(process.stdout.readline())["address"]
         client = Client([address], rank=0, store=store(), timeout_s=TIMEOUT_S)
         value = np.zeros(SIZE, np.float32)
         client.start(zeros(store()))

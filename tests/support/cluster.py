@@ -63,8 +63,10 @@ def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def socket_store(workers: int, shards: int, *, bandwidth_mbps: float | None = None) -> Iterator[Connect]:
-    """A store on such shards; clients with that budget under `SSPAggr`."""
+def socket_store(
+    workers: int, shards: int, *, bandwidth_mbps: float | None = None, share_memory: bool = True
+) -> Iterator[Connect]:
+    """A store on such shards; clients with that budget under `SSPAggr`, which share memory with shards or not."""
     with shards_on_sockets(workers, shards) as addresses:
 
         def connect(rank: int, store: StoreSpec) -> Client:
@@ -75,6 +77,7 @@ def socket_store(workers: int, shards: int, *, bandwidth_mbps: float | None = No
                 token=TOKEN,
                 timeout_s=TIMEOUT_S,
                 bandwidth_mbps=bandwidth_mbps,
+                share_memory=share_memory,
             )
 
         yield connect
