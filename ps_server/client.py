@@ -91,6 +91,7 @@ class Client:
         self._changed = threading.Condition()
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
         self._inquiries: list[Inquiry[Any]] = []
+        self._others_first: Callable[[], bool] = lambda: False
         self._failure: ServerError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
@@ -139,6 +140,18 @@ class Client:
         self._do(lambda: self._session.push(table, payload, rate))
         if self._keeps_back:
             self._transport.wake()
+
+    def give_way(self, others: Callable[[], bool]) -> Callable[[], None]:
+        """Let pushes wait while something else is to have this host's link.
+
+        Args:
+            others: whether there is such a thing now; asked on this client's own thread, and must not block.
+
+        Returns:
+            What to call, on any thread, when there is none any more.
+        """
+        self._others_first = others
+        return self._transport.wake
 
     def clock(self) -> None:
         """Finish an iteration. Every table must have been pushed in it."""
@@ -361,13 +374,14 @@ class Client:
 
     def _send_waiting(self) -> None:
         """Send as much as the transport takes."""
+        pushes = self._closing or not self._others_first()
         for shard, queue in enumerate(self._queues):
-            while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue):
+            while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):
                 pass
 
-    def _send_packet(self, shard: int, queue: Schedule) -> bool:
+    def _send_packet(self, shard: int, queue: Schedule, pushes: bool) -> bool:
         with self._changed:
-            packet = queue.take(PACKET_BYTES)
+            packet = queue.take(PACKET_BYTES, pushes=pushes)
         if not packet:
             return False
         began_ns = self._trace.now()

@@ -132,11 +132,16 @@ class Schedule:
         self._stores += _concerns_stores(waiting)
         heapq.heappush(self._heap, waiting)
 
-    def take(self, most_bytes: int) -> list[Waiting]:
-        """The next packet, empty when nothing waits; afterwards call `sent` or `put_back`."""
+    def take(self, most_bytes: int, *, pushes: bool = True) -> list[Waiting]:
+        """The next packet, empty when nothing waits; afterwards call `sent` or `put_back`.
+
+        Args:
+            most_bytes: of a packet of more than one message.
+            pushes: False: pushes wait, and what may not overtake them.
+        """
         packet: list[Waiting] = []
         left = most_bytes
-        while self._heap:
+        while self._heap and (pushes or not isinstance(self._heap[0].message, m.Push)):
             left -= m.payload_bytes(self._heap[0].message)
             if packet and left < 0:
                 break

@@ -58,6 +58,7 @@ class Message:
         through: what else works on it at the same time, and for how long: links inwards, processors.
         delivered: called when the last of them is done.
         least_s: not before so long after its beginning.
+        gives_way_to: another queue of the same link, which must be empty, and behind with nothing, before this may leave.
     """
 
     queue: str
@@ -66,6 +67,7 @@ class Message:
     through: tuple[tuple[Pipe, float], ...]
     delivered: Action
     least_s: float = 0.0
+    gives_way_to: str = ""
 
 
 @dataclass(slots=True)
@@ -131,6 +133,10 @@ class Outlet:
         for _ in range(len(self._turns)):
             queue = self._turns[0]
             self._turns.rotate(-1)
-            if queue.waiting and not queue.blocked:
+            if queue.waiting and not queue.blocked and not self._gives_way(queue.waiting[0][2]):
                 return queue
         return None
+
+    def _gives_way(self, message: Message) -> bool:
+        first = self._queues.get(message.gives_way_to)
+        return first is not None and (first.blocked or bool(first.waiting))

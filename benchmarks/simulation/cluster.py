@@ -125,6 +125,7 @@ class Cluster:
         through: tuple[tuple[Pipe, float], ...],
         delivered: Action,
         least_s: float = 0.0,
+        gives_way_to: str = "",
     ) -> None:
         """Use a host's link outwards, and what must work on the message besides."""
         used = tuple((pipe, work_s) for pipe, work_s in through if work_s > 0)
@@ -136,6 +137,7 @@ class Cluster:
                 through=used,
                 delivered=delivered,
                 least_s=least_s,
+                gives_way_to=gives_way_to,
             )
         )
 

@@ -14,6 +14,8 @@ from benchmarks.simulation.cluster import Cluster, Home
 from benchmarks.simulation.scenario import Factors, LayerLoad, buckets
 
 Arrived = Callable[[int], None]
+FACTORS = "factors"
+"""The queue that a worker's pushes give way to (`poseidon/exchange/right_of_way.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class ServerWay:
             ),
             partial(self._sum, home, chunk),
             least_s=cluster.wire_s(chunk.alone * home.peers),
+            gives_way_to=FACTORS,
         )
 
     def _sum(self, home: Home, chunk: Chunk) -> None:
@@ -131,7 +134,7 @@ class FactorWay:
         for piece, size in enumerate(sizes):
             cluster.send(
                 cluster.working,
-                "factors",
+                FACTORS,
                 (iteration, layer, piece),
                 cluster.wire_s(size),
                 (

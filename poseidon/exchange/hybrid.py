@@ -1,7 +1,8 @@
 """Each tensor by its own way: to the parameter server, or as factors to all other workers.
 
 Laws: the weights are the same whichever way a tensor takes. What travels as factors has a table on the shards too, a
-copy: it brings the first value to every worker, and `histories`, which a snapshot asks for, brings it up to date.
+copy: it brings the first value to every worker, and `histories`, which a snapshot asks for, brings it up to date. Factors
+leave a host before its pushes do (`right_of_way.py`).
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class HybridExchange:
             timeout_s=timeout_s,
             trace=trace,
         )
+        peers = self._factors.peers
+        peers.when_gone = client.give_way(lambda: peers.leaving)
 
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`."""

@@ -32,8 +32,8 @@ class Outbox:
         self._heap: list[Waiting] = []
         self._number = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._heap)
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, table: int, frames: list[Buffer]) -> None:
         """A message to be sent.

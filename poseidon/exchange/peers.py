@@ -17,6 +17,7 @@ from typing import TypeVar
 from poseidon.exchange.factor_session import Factors, FactorSession, Pair, Round
 from poseidon.exchange.factor_wire import Buffer, Join, Leave, decode, encode
 from poseidon.exchange.outbox import GOODBYE, GREETING, Outbox
+from poseidon.exchange.right_of_way import RightOfWay
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer, Track
@@ -24,14 +25,14 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 
 POLL_S = 0.5
 RETRY_S = 0.002
-"""How soon a message is offered again to a peer whose queue was full."""
+"""How soon a message is offered again to a peer whose queue was full, and those on their way out are looked after."""
 GOODBYE_S = 1.0
 """How long after the end of a connection its last message may be looked at."""
 LAST_WORDS_S = 2.0
 """How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
 SEND_BUFFER_BYTES = 512 * 1024
-"""What the kernel holds for each other worker, four times what it holds for a shard, so that factors get most of a link which
-both want: a weight's product is the longest work that follows from any message."""
+"""What the kernel holds for each other worker, four times what it holds for a shard, so that factors get most of a link
+which the shards' values want as well; pushes give way to them (`right_of_way.py`)."""
 
 T = TypeVar("T")
 
@@ -63,6 +64,8 @@ class Peers:
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
+        self.when_gone: Callable[[], object] = lambda: None
+        """Called whenever the last of the factors have left."""
         self._trace = trace
         self._token = token
         self._keys = keys
@@ -71,6 +74,7 @@ class Peers:
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
         self._outboxes = [Outbox() for _ in self._others]
+        self._way = RightOfWay(len(self._others))
         self._ranks: dict[bytes, int] = {}
         self._left: set[int] = set()
         self._lost_s: dict[int, float] = {}
@@ -96,7 +100,10 @@ class Peers:
         """
         keys = self._keys and replace(self._keys, expect=tuple(self._keys.admit[i] for i in self._others))
         self._sending = ZmqClientTransport(
-            [addresses[rank] for rank in self._others], keys, send_buffer_bytes=SEND_BUFFER_BYTES
+            [addresses[rank] for rank in self._others],
+            keys,
+            send_buffer_bytes=SEND_BUFFER_BYTES,
+            tracked=True,
         )
         greeting = encode(Join(self.session.rank, self._token))
         for outbox in self._outboxes:
@@ -111,11 +118,18 @@ class Peers:
         with self.changed:
             self.check()
             frames = encode(self.session.send(table, pair))
-            for outbox in self._outboxes:
+            now_s = time.monotonic()
+            for peer, outbox in enumerate(self._outboxes):
                 outbox.add(table, frames)
+                self._way.note(peer, len(outbox), now_s)
                 self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
             self.changed.notify_all()
         self._listening.wake()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether factors are on their way out of this host; not so while no peer takes any."""
+        return self._way.is_taken(time.monotonic())
 
     def take(self, table: int) -> Round | None:
         """The next complete round of a table."""
@@ -189,10 +203,11 @@ class Peers:
                 if closing:
                     give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
                 blocked = self._send()
+                leaving = self._see_off()
                 self._see_losses(time.monotonic())
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
-                self._receive(RETRY_S if blocked else POLL_S)
+                self._receive(RETRY_S if blocked or leaving else POLL_S)
         except ServerError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
@@ -226,6 +241,18 @@ class Peers:
             if 0 <= waiting.table < GOODBYE:
                 name = self.session.tables[waiting.table].name
                 self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
+
+    def _see_off(self) -> bool:
+        """Note what has left this host, and tell who waits for it; returns whether anything still has to."""
+        assert self._sending is not None
+        was_leaving, gone = self.leaving, self._sending.lost
+        with self.changed:  # whoever broadcasts notes what it adds
+            for peer, outbox in enumerate(self._outboxes):
+                waiting = 0 if peer in gone else len(outbox) + self._sending.unsent(peer)
+                self._way.note(peer, waiting, time.monotonic())
+        if was_leaving and not self.leaving:
+            self.when_gone()
+        return self.leaving
 
     def _see_losses(self, now: float) -> None:
         """Fail once a connection has ended without a goodbye.

@@ -18,6 +18,7 @@ import contextlib
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -216,6 +217,7 @@ class ZmqClientTransport:
         addresses: where to connect to.
         keys: own pair, and whom to expect at each address; None: whoever is there, in clear.
         send_buffer_bytes: what the kernel holds for each; of connections over one link, those with more get more of it.
+        tracked: whether `unsent` is asked for.
     """
 
     def __init__(
@@ -224,6 +226,7 @@ class ZmqClientTransport:
         keys: Keyring | None = None,
         *,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
+        tracked: bool = False,
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waker = _Waker()
@@ -246,6 +249,8 @@ class ZmqClientTransport:
                 raise TransportError(f"cannot connect to {address}: {_reason(error)}") from error
             self._poller.register(socket, _READABLE)
         self._blocked: set[int] = set()
+        self._tracked = tracked
+        self._trackers: list[deque[zmq.MessageTracker]] = [deque() for _ in addresses]
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
         """See `ClientTransport`."""
@@ -303,13 +308,24 @@ class ZmqClientTransport:
     def send(self, shard: int, frames: Frames) -> bool:
         """See `ClientTransport`."""
         try:
-            _send(self._sockets[shard], frames)
+            if self._tracked:
+                self._trackers[shard].append(_send_tracked(self._sockets[shard], frames))
+            else:
+                _send(self._sockets[shard], frames)
         except zmq.Again:
             self._block(shard)
             return False
         if shard in self._blocked:
             self._unblock(shard)
         return True
+
+    def unsent(self, shard: int) -> int:
+        """How many messages ZeroMQ has taken and not yet given to the kernel. Small frames are copied, and count as given."""
+        assert self._tracked, "only a transport that is `tracked` knows"
+        trackers = self._trackers[shard]
+        while trackers and trackers[0].done:
+            trackers.popleft()
+        return len(trackers)
 
     def _block(self, shard: int) -> None:
         self._blocked.add(shard)
@@ -337,6 +353,12 @@ def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
     for frame in frames[:-1]:
         socket.send(frame, _MORE, copy=False)
     socket.send(frames[-1], _NOBLOCK, copy=False)
+
+
+def _send_tracked(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> zmq.MessageTracker:
+    """The same; what it returns says when ZeroMQ needs the frames no more."""
+    trackers = [socket.send(frame, _MORE, copy=False, track=True) for frame in frames[:-1]]
+    return zmq.MessageTracker(*trackers, socket.send(frames[-1], _NOBLOCK, copy=False, track=True))
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:

@@ -275,6 +275,34 @@ def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
     assert gate.tables == ([0] + [1] * chunks if prioritized else [1] * chunks + [0])
 
 
+def test_pushes_wait_for_what_goes_first_and_questions_do_not() -> None:
+    store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="conv", size=10),))
+    network = MemoryNetwork(1)
+    server = Server(Shard(0, 1), network.server(0))
+    thread = threading.Thread(target=server.serve, name="ps-shard")
+    thread.start()
+    gate = Gate(network.client("worker 0"))
+    client = Client(gate, rank=0, store=store, timeout_s=20)
+    client.start(zeros(store))
+    busy = threading.Event()
+    all_gone = client.give_way(busy.is_set)
+    busy.set()
+    client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
+    client.clock()
+    client.barrier()  # there and back: whatever could leave has left
+    assert gate.tables == []
+    busy.clear()
+    all_gone()
+    client.read(0, np.zeros(10, dtype=np.float32))
+    assert gate.tables == [0]
+    busy.set()
+    client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
+    client.clock()
+    client.close()  # says all it had to say
+    thread.join()
+    assert gate.tables == [0, 0]
+
+
 def test_large_tables_cross_sockets_whole() -> None:
     size = 3_000_000  # six chunks
     store = StoreSpec(workers=2, shards=2, tables=(TableSpec(name="fc", size=size),))

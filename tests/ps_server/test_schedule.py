@@ -106,6 +106,15 @@ def test_small_messages_share_a_packet_and_large_ones_travel_alone() -> None:
     assert packets == [[3 * KIB, 4 * KIB], [2 * KIB], [100 * KIB], [1 * KIB]]
 
 
+def test_pushes_can_be_left_where_they_are_with_what_may_not_overtake_them() -> None:
+    schedule = Schedule()
+    for message in (P[1], CLOCK, GATHER, P0_NEXT):
+        schedule.add(message)
+    assert [waiting.message for waiting in schedule.take(KIB, pushes=False)] == [GATHER]
+    assert not schedule.take(KIB, pushes=False)
+    assert drain(schedule) == [P[1], CLOCK, P0_NEXT]
+
+
 def test_what_was_put_back_waits_where_it_was_and_may_be_overtaken() -> None:
     schedule = Schedule()
     for message in (P[2], P[3], CLOCK):

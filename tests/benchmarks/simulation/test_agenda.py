@@ -30,7 +30,15 @@ class Rig:
         self.pipe = Pipe()
         self.delivered: list[tuple[str, float]] = []
 
-    def send(self, name: str, queue: str, urgency: int, out_s: float, through_s: float = 0.0) -> None:
+    def send(
+        self,
+        name: str,
+        queue: str,
+        urgency: int,
+        out_s: float,
+        through_s: float = 0.0,
+        gives_way_to: str = "",
+    ) -> None:
         through = ((self.pipe, through_s),) if through_s else ()
         self.outlet.send(
             Message(
@@ -39,6 +47,7 @@ class Rig:
                 out_s=out_s,
                 through=through,
                 delivered=lambda: self.delivered.append((name, self.agenda.now_s)),
+                gives_way_to=gives_way_to,
             )
         )
 
@@ -73,3 +82,12 @@ def test_a_pipe_that_falls_behind_stops_its_queue_and_not_the_link() -> None:
     rig.send("a1", "a", 1, 1.0)
     rig.send("b0", "b", 0, 1.0)
     assert rig.run() == [("b0", 2.0), ("a0", 4.0), ("a1", 4.0)]
+
+
+def test_who_gives_way_waits_for_all_of_another_queue_and_no_third_one_does() -> None:
+    rig = Rig(buffer_s=1.0)
+    rig.send("f0", "first", 0, 1.0, 4.0)  # the queue goes on at 3
+    rig.send("f1", "first", 1, 1.0)
+    rig.send("p", "push", 0, 1.0, gives_way_to="first")
+    rig.send("v", "value", 0, 1.0)
+    assert rig.run() == [("v", 2.0), ("f0", 4.0), ("f1", 4.0), ("p", 5.0)]

@@ -58,6 +58,12 @@ def test_factors_leave_before_the_layers_own_backward_pass() -> None:
         assert predict(replace(PS, layers=layers, way=way)) == pytest.approx(13.0)
 
 
+def test_pushes_give_way_to_factors() -> None:
+    # u and v: 12 numbers from -3 to 9, though low has its gradient at 3; low 9-11 and back by 13.
+    layers = (LOW, MATRIX)
+    assert predict(replace(PS, layers=layers, way=Way.SVB, batch=2, piece_bytes=8)) == pytest.approx(19.0)
+
+
 def test_hybrid_sends_a_gradient_that_is_smaller_than_its_factors() -> None:
     many = replace(PS, layers=(LOW, MATRIX), batch=2)
     assert predict(replace(many, way=Way.HYBRID)) == predict(many)

@@ -13,6 +13,7 @@ from torch import nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hybrid import HybridExchange
+from poseidon.exchange.peers import Peers
 from poseidon.exchange.ps import store_spec
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
 from tests.poseidon.exchange.test_contract import SCENARIOS
@@ -128,6 +129,25 @@ def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: 
         exchange.release(0)  # and the other's gradient never comes
         assert asked.wait(TIMEOUT_S)
     assert outcomes == [LocalProtocolError]
+
+
+def test_pushes_wait_while_factors_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaving = threading.Event()
+    monkeypatch.setattr(Peers, "leaving", property(lambda self: leaving.is_set()))
+    weight, bias = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))
+    tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=bias)]
+    with alone(tensors, ExchangeSettings()) as (client, exchange):
+        leaving.set()
+        exchange.start(0, 0.5)
+        exchange.begin(1, torch.ones(2))
+        exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
+        exchange.finish()
+        exchange.gathered(exchange.gather(b""))  # there and back: whatever could leave has left
+        assert client.statistics().tables[1].bytes_out == 0
+        leaving.clear()
+        exchange._factors.peers.when_gone()
+        exchange.wait(1)
+        assert bias.tolist() == [-0.5, -0.5]
 
 
 def _copy_of(client: Client, size: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -171,6 +172,27 @@ def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
         ear.close()
         with pytest.raises(PeerLost, match=r"worker 0 lost the connection to .*\(worker 1\)"):
             worker.wait(lambda: None, "a round did not come", table=0)
+
+
+def test_factors_are_leaving_until_the_last_peer_has_taken_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.exchange.right_of_way.STALL_S", float("inf"))
+    rows = 2**21  # more than the kernel holds at both ends
+    large = Pair(np.zeros((rows, 3), np.float32), np.zeros((rows, 2), np.float32))
+    gone = threading.Event()
+    with one_and_a_stand_in() as (worker, ear, _):
+        worker.when_gone = gone.set
+        assert not worker.leaving
+        worker.broadcast(0, large)
+        assert worker.leaving
+        deadline = time.monotonic() + 20
+        while worker._outboxes[0] and time.monotonic() < deadline:
+            worker._listening.wake()
+        assert worker.leaving, "ZeroMQ has them, and the kernel has not"
+        assert not gone.is_set()
+        assert ear.receive(20.0)
+        assert gone.wait(20)
+        assert not worker.leaving
+        ear.close()
 
 
 def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,26 @@ def test_who_only_sends_goes_on_once_the_peer_has_received() -> None:
         server.close()
 
 
+def test_it_is_known_what_has_not_left() -> None:
+    server = ZmqServerTransport("tcp://127.0.0.1:0")
+    client = ZmqClientTransport([server.address], tracked=True)
+    piece = bytes(16 * 2**20)  # more than the kernel holds at both ends
+    try:
+        assert client.unsent(0) == 0
+        assert client.send(0, [b"header", piece])
+        assert client.send(0, [b"header", piece])
+        assert client.unsent(0) == 2
+        received = 0
+        while received < 2:
+            received += len(server.receive(10))
+        for tracker in client._trackers[0]:
+            tracker.wait(10)
+        assert client.unsent(0) == 0
+    finally:
+        client.close()
+        server.close()
+
+
 def test_an_address_in_use_is_named() -> None:
     first = ZmqServerTransport("tcp://127.0.0.1:0")
     try:
