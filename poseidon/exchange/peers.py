@@ -25,7 +25,9 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 
 POLL_S = 0.5
 RETRY_S = 0.002
-"""How soon a message is offered again to a peer whose queue was full, and those on their way out are looked after."""
+"""How soon a message is offered again to a peer whose queue was full."""
+LOOK_S = 0.005
+"""How often it is looked whether the last factors have left; the kernel's buffers keep a link busy for longer."""
 GOODBYE_S = 1.0
 """How long after the end of a connection its last message may be looked at."""
 LAST_WORDS_S = 2.0
@@ -207,7 +209,7 @@ class Peers:
                 self._see_losses(time.monotonic())
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
-                self._receive(RETRY_S if blocked or leaving else POLL_S)
+                self._receive(RETRY_S if blocked else LOOK_S if leaving else POLL_S)
         except ServerError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
