@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.simulation.products import INPUTS, OUTPUTS, RULE, Products
 from benchmarks.simulation.scenario import Machine
-from benchmarks.simulation.streams import cpu_s_per_byte, goodput
+from benchmarks.simulation.streams import cpu_s_per_byte, goodput, ring_cpu_s_per_byte
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.processes import Processes
@@ -38,6 +38,8 @@ CHUNK = CHUNK_BYTES // 4
 TRIES = 7
 FEW, MANY = 8, 136
 SET = 32
+LARGE, LARGE_SET = 512 * 512 * 9, 8
+"""Elements of a large convolution, and how many of them no cache holds."""
 TABLES = 20
 APART_S = 0.003
 """Between two messages."""
@@ -55,7 +57,10 @@ class Costs:
         wire_s_per_byte: to send a byte, or to receive it.
         memory_s_per_byte: to write it to memory that another process has, or to take it from there.
         sum_s_per_byte: to add a byte of gradient to a sum.
-        rule_s_per_byte: to apply SGD with momentum and decay to a byte of the model.
+        rule_s_per_byte: to apply SGD with momentum and decay to a byte of the model, chunk by chunk.
+        factors_s_per_byte: the same for a byte of a weight that its factors change, beside the products.
+        optimizer_s_per_byte: the same with torch's optimizer.
+        ring_s_per_byte: to send a byte round gloo's ring, and to receive one and add it.
         message_s: to make or to take a message, whatever its size.
         cores: that all hosts share.
     """
@@ -65,20 +70,24 @@ class Costs:
     memory_s_per_byte: float
     sum_s_per_byte: float
     rule_s_per_byte: float
+    factors_s_per_byte: float
+    optimizer_s_per_byte: float
+    ring_s_per_byte: float
     message_s: float
     cores: int
 
     def __str__(self) -> str:
         return (
             f"products {self.flops / 1e9:.1f} Gflop/s, sums {1e-9 / self.sum_s_per_byte:.2f} GB/s, "
-            f"rule {1e-9 / self.rule_s_per_byte:.2f} GB/s, sockets {1e-9 / self.wire_s_per_byte:.2f} GB/s, "
+            f"rule {1e-9 / self.rule_s_per_byte:.2f} GB/s (by factors {1e-9 / self.factors_s_per_byte:.2f}, torch's "
+            f"{1e-9 / self.optimizer_s_per_byte:.2f}), gloo {1e-9 / self.ring_s_per_byte:.2f} GB/s, sockets {1e-9 / self.wire_s_per_byte:.2f} GB/s, "
             f"memory {1e-9 / self.memory_s_per_byte:.2f} GB/s, "
             f"a message {1e6 * self.message_s:.0f} us, of a core; {self.cores} cores"
         )
 
 
 def measure_costs() -> Costs:
-    """Measure; half a minute.
+    """Measure; a minute.
 
     Raises:
         TestbedError: no hosts can be made here.
@@ -87,18 +96,24 @@ def measure_costs() -> Costs:
     torch.set_num_threads(1)
     try:
         few_s, many_s = (_in_company(partial(_factors_s, rows)) for rows in (FEW, MANY))
-        sum_s, rule_s, copy_s = (_in_company(work) for work in (_sum_s, _rule_s, _copy_s))
+        sum_s, rule_s, copy_s, optimizer_s = (
+            _in_company(work) for work in (_sum_s, _rule_s, _copy_s, _optimizer_s)
+        )
+        ring_s = ring_cpu_s_per_byte()
         with _busy_cores():
             wire_s, message_s = cpu_s_per_byte(), _message_s()
     finally:
         torch.set_num_threads(threads)
-    products = 2.0 * (MANY - FEW) * OUTPUTS * INPUTS
+    row_s = max(many_s - few_s, 1e-9) / (MANY - FEW)
     return Costs(
-        flops=products / max(many_s - few_s, 1e-9),
+        flops=2.0 * OUTPUTS * INPUTS / row_s,
         wire_s_per_byte=wire_s,
         memory_s_per_byte=copy_s / CHUNK_BYTES,
         sum_s_per_byte=sum_s / CHUNK_BYTES,
         rule_s_per_byte=rule_s / CHUNK_BYTES,
+        factors_s_per_byte=max(few_s - FEW * row_s, 0.0) / (OUTPUTS * INPUTS * 4),
+        optimizer_s_per_byte=optimizer_s,
+        ring_s_per_byte=ring_s,
         message_s=message_s,
         cores=os.cpu_count() or 1,
     )
@@ -121,6 +136,9 @@ def testbed_machine(costs: Costs, hosts: int, rate_mbit: float | None) -> Machin
         memory_s_per_byte=costs.memory_s_per_byte,
         sum_s_per_byte=costs.sum_s_per_byte,
         rule_s_per_byte=costs.rule_s_per_byte,
+        factors_s_per_byte=costs.factors_s_per_byte,
+        optimizer_s_per_byte=costs.optimizer_s_per_byte,
+        ring_s_per_byte=costs.ring_s_per_byte,
         message_s=costs.message_s,
     )
 
@@ -141,6 +159,15 @@ def _rule_s() -> float:
         update(RULE, gradient, [history], value, rate=0.01, step=0)
 
     return _chunk_s(3, apply)
+
+
+def _optimizer_s() -> float:
+    """Of a byte."""
+    parameters = [torch.nn.Parameter(torch.zeros(LARGE)) for _ in range(LARGE_SET)]
+    for parameter in parameters:
+        parameter.grad = torch.zeros(LARGE)
+    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=RULE.momentum, weight_decay=RULE.decay)
+    return _median_s(optimizer.step) / (LARGE_SET * LARGE * 4)
 
 
 def _copy_s() -> float:

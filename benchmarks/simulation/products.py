@@ -8,11 +8,13 @@ from poseidon.exchange.factors import Scratch, apply_factors
 from ps_server import Rule
 
 RULE = Rule(momentum=0.9, decay=0.0005)
-OUTPUTS, INPUTS = 2048, 4096
+OUTPUTS, INPUTS = 4096, 4096
+"""AlexNet's and VGG's fc7."""
+WORKERS = 4
 
 
 class Products:
-    """The weight, its history and the factors.
+    """The weight, its history and the factors of some workers.
 
     Args:
         rows: of all workers together.
@@ -20,15 +22,18 @@ class Products:
 
     def __init__(self, rows: int) -> None:
         self._value, self._history = torch.zeros(OUTPUTS, INPUTS), torch.zeros(OUTPUTS, INPUTS)
-        self._u, self._v = torch.randn(rows, OUTPUTS), torch.randn(rows, INPUTS)
+        self._u, self._v = (
+            [torch.randn(rows // WORKERS, columns).numpy() for _ in range(WORKERS)]
+            for columns in (OUTPUTS, INPUTS)
+        )
         self._scratch = Scratch(torch.device("cpu"))
 
     def apply(self) -> None:
         """One update."""
         apply_factors(
             RULE,
-            self._u,
-            self._v,
+            self._scratch.stack("u", self._u, OUTPUTS),
+            self._scratch.stack("v", self._v, INPUTS),
             self._value,
             [self._history],
             rate=0.01,

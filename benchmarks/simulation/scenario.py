@@ -51,9 +51,12 @@ class Machine:
         memory_s_per_byte: the same within a host, where worker and shard share memory.
         message_s: a core's time to make, or to take, a message beside its bytes.
         sum_s_per_byte: a core's time to add a byte of gradient to a sum.
-        rule_s_per_byte: a core's time to apply the update rule to a byte of the model.
+        rule_s_per_byte: a core's time to apply the update rule to a byte of the model on a shard.
+        factors_s_per_byte: the same for a byte of a weight that its factors change, beside the products.
+        optimizer_s_per_byte: the same for the optimizer of a worker that does without shards.
         flops: of the products that make gradients of factors, a second.
         products_on_device: these take the accelerator's time, and not a core's.
+        ring_s_per_byte: a core's time to send a byte round a ring, and to receive one and add it.
         ring_step_s: what each of the 2 (P - 1) steps of a ring takes beside its bytes and the latency.
         ring_goodput: part of what is left of the rate that a ring uses.
         buffer_bytes: on their way between two hosts before a sender waits.
@@ -67,8 +70,11 @@ class Machine:
     message_s: float = 0.0
     sum_s_per_byte: float = 0.0
     rule_s_per_byte: float = 0.0
+    factors_s_per_byte: float = 0.0
+    optimizer_s_per_byte: float = 0.0
     flops: float = math.inf
     products_on_device: bool = False
+    ring_s_per_byte: float = 0.0
     ring_step_s: float = 0.0
     ring_goodput: float = 1.0
     buffer_bytes: int = MIB

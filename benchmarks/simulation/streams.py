@@ -1,4 +1,5 @@
-"""Streams of chunks round the hosts of a testbed: what they take of a processor, and what a link carries of its rate.
+"""Streams of chunks and all-reduces round the hosts of a testbed: what they take of a processor, and what a link carries of
+its rate.
 
 All hosts of a testbed share one machine: while each sends to the next one at full rate, its processors are late now and then, and
 links stand idle that the rate alone would fill. Needs root.
@@ -11,27 +12,46 @@ import math
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from benchmarks.simulation.ring_probe import BUCKET_BYTES
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
 from benchmarks.testbed.errors import TestbedError
-from benchmarks.testbed.hosts import Hosts
+from benchmarks.testbed.hosts import Host, Hosts
+from benchmarks.testbed.links import INTERFACE
 from benchmarks.testbed.processes import Processes
 
 PORT = 9900
 LIMIT_S = 60.0
 MESSAGES = 300
+RING_HOSTS, ALL_REDUCES = 4, 20
 STREAM_S = 2.0
 """How long the streams last that fill links."""
 TRIES = 3
 
 Said = list[dict[str, float]]
+Command = tuple[str, Host, Sequence[str]]
+"""A name, where, and the words after `python -m benchmarks.simulation.`"""
 
 
 def cpu_s_per_byte() -> float:
     """A core's time to send a byte, or to receive it, the mean, on links without a rate."""
     return sum(said["cpu_s"] for said in _streams(2, None, MESSAGES)) / (2 * 2 * MESSAGES * CHUNK_BYTES)
+
+
+def ring_cpu_s_per_byte() -> float:
+    """A core's time to send a byte round a ring, and to receive one and add it, the mean of all hosts; links without a rate."""
+    with Hosts(RING_HOSTS) as hosts:
+        meeting = f"tcp://{hosts[0].address}:{PORT}"
+        words = ("ring_probe", meeting)
+        commands = [
+            (f"ring {rank}", host, (*words, str(rank), str(RING_HOSTS), str(ALL_REDUCES)))
+            for rank, host in enumerate(hosts)
+        ]
+        used_s = statistics.fmean(said["cpu_s"] for said in _run(commands))
+    return used_s / (ALL_REDUCES * BUCKET_BYTES * 2 * (RING_HOSTS - 1) / RING_HOSTS)
 
 
 @lru_cache
@@ -60,28 +80,33 @@ def _mean_s(receivers: Said) -> float:
 
 def _streams(count: int, rate_mbit: float | None, messages: int) -> Said:
     """What each host's receiver says, and then what each host's sender says."""
-    with (
-        Hosts(count, rate_mbit=rate_mbit) as hosts,
-        tempfile.TemporaryDirectory() as folder,
-        Processes(Path(folder)) as processes,
-    ):
-        names = []
-        for role, shift in (("receive", 0), ("send", 1)):
-            for index in range(count):
-                address = f"tcp://{hosts[(index + shift) % count].address}:{PORT}"
-                words = (
-                    sys.executable,
-                    "-m",
-                    "benchmarks.simulation.wire_probe",
+    with Hosts(count, rate_mbit=rate_mbit) as hosts:
+        commands = [
+            (
+                f"{role} {index}",
+                hosts[index],
+                (
+                    "wire_probe",
                     role,
-                    address,
+                    f"tcp://{hosts[(index + shift) % count].address}:{PORT}",
                     str(messages),
-                )
-                names.append(f"{role} {index}")
-                processes.start(names[-1], words, host=hosts[index])
+                ),
+            )
+            for role, shift in (("receive", 0), ("send", 1))
+            for index in range(count)
+        ]
+        return _run(commands)
+
+
+def _run(commands: Sequence[Command]) -> Said:
+    """What each of some probes says at its end, in their order."""
+    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
+        for name, host, (module, *words) in commands:
+            argv = (sys.executable, "-m", f"benchmarks.simulation.{module}", *words)
+            processes.start(name, argv, host=host, extra={"GLOO_SOCKET_IFNAME": INTERFACE})
         processes.await_end(LIMIT_S)
         processes.check()
-        return [_said(name, processes.said(name)) for name in names]
+        return [_said(name, processes.said(name)) for name, _, _ in commands]
 
 
 def _said(name: str, lines: list[str]) -> dict[str, float]:

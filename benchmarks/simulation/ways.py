@@ -147,7 +147,7 @@ class FactorWay:
     def _multiply(self, layer: int, factors: Factors) -> None:
         cluster, machine = self._cluster, self._cluster.scenario.machine
         product_s = factors.products / machine.flops
-        rule_s = machine.rule_s_per_byte * factors.weight_bytes
+        rule_s = machine.factors_s_per_byte * factors.weight_bytes
         then = partial(self._arrived, layer)
         if machine.products_on_device:
             # The worker's own gradient is part of the layer's compute time already, and is not made there.
@@ -186,7 +186,7 @@ class RingWay:
         size = dense * 2 * (p - 1) / p
         steps_s = 2 * (p - 1) * (machine.latency_s + machine.ring_step_s)
         out_s = cluster.wire_s(size) / machine.ring_goodput + steps_s
-        sum_s = machine.sum_s_per_byte * size / 2 / cluster.working.speed
+        ring_s = machine.ring_s_per_byte * size / cluster.working.speed
         copies_s = cluster.passing_s(dense, 0.0, 2.0)  # into the bucket, and out of it
         cluster.send(
             cluster.working,
@@ -195,7 +195,7 @@ class RingWay:
             out_s,
             (
                 (cluster.working.into, out_s),
-                (cluster.working.worker, 2 * cluster.handling_s(size) + sum_s + copies_s),
+                (cluster.working.worker, ring_s + copies_s),
             ),
             self._bucket_done,
         )
@@ -204,7 +204,7 @@ class RingWay:
         self._left -= 1
         if self._left:
             return
-        rule_s = self._cluster.scenario.machine.rule_s_per_byte * sum(self._sizes)
+        rule_s = self._cluster.scenario.machine.optimizer_s_per_byte * sum(self._sizes)
         working = self._cluster.working
         self._cluster.process(working.worker, working, rule_s, self._all_done)
 

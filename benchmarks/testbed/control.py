@@ -31,15 +31,17 @@ HIGHEST_PRIORITY = -20
 class Round:
     """What one round of iterations took one worker.
 
+    An iteration ends when the caller goes on; what its process still does for it then counts in the next one.
+
     Attributes:
         seconds: of each iteration.
-        user_s: processor time of the worker's process in its own code.
-        system_s: processor time of the worker's process in the kernel.
+        user_s: processor time of the worker's process in its own code, in each iteration.
+        system_s: the same in the kernel.
     """
 
     seconds: tuple[float, ...]
-    user_s: float
-    system_s: float
+    user_s: tuple[float, ...]
+    system_s: tuple[float, ...]
 
 
 class Workers:
@@ -94,7 +96,7 @@ class Workers:
             line.write(json.dumps({"iterations": iterations}) + "\n")
             line.flush()
         said = [_read(self._lines[rank], str(rank)) for rank in sorted(self._lines)]
-        return [Round(**{**answer, "seconds": tuple(answer["seconds"])}) for answer in said]
+        return [Round(**{name: tuple(values) for name, values in answer.items()}) for answer in said]
 
     def close(self) -> None:
         """Let the workers go: they end when they read no more."""
@@ -146,17 +148,19 @@ def go_first() -> None:
 
 
 def _timed(iterate: Callable[[], None], iterations: int) -> dict[str, object]:
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    ends = [time.perf_counter()]
+    ends = [_now()]
     for _ in range(iterations):
         iterate()
-        ends.append(time.perf_counter())
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "seconds": [end - begin for begin, end in pairwise(ends)],
-        "user_s": after.ru_utime - before.ru_utime,
-        "system_s": after.ru_stime - before.ru_stime,
-    }
+        ends.append(_now())
+    columns = zip(*ends, strict=True)
+    names = ("seconds", "user_s", "system_s")
+    return {name: [b - a for a, b in pairwise(column)] for name, column in zip(names, columns, strict=True)}
+
+
+def _now() -> tuple[float, float, float]:
+    """The time, and what this process has used of processors in its own code and in the kernel."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return time.perf_counter(), used.ru_utime, used.ru_stime
 
 
 def _write(line: IO[Any], value: dict[str, object]) -> None:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -35,19 +34,6 @@ LIMIT_S = 300.0
 FIRST_PORT = 9000
 
 _PORTS = itertools.count(FIRST_PORT, 10)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRound:
-    """What one round of a job took.
-
-    Attributes:
-        workers: by rank.
-        shards: processor time of each shard; none for DDP.
-    """
-
-    workers: tuple[Round, ...]
-    shards: tuple[CpuTime, ...] = ()
 
 
 class HostJob:
@@ -116,22 +102,21 @@ class HostJob:
     ) -> None:
         self._stack.close()
 
-    def round(self, iterations: int) -> JobRound:
-        """Run iterations on all workers.
+    def round(self, iterations: int) -> list[Round]:
+        """Run iterations on all workers; what they took, by rank.
 
         Raises:
             TestbedError: a process failed.
         """
-        before = [self._processes.cpu_time(name) for name in self._shards]
         try:
-            workers = self._workers.round(iterations)
+            return self._workers.round(iterations)
         except TestbedError:
             self._processes.check()  # its words say more
             raise
-        after = [self._processes.cpu_time(name) for name in self._shards]
-        return JobRound(
-            workers=tuple(workers), shards=tuple(b.since(a) for a, b in zip(before, after, strict=True))
-        )
+
+    def shard_times(self) -> list[CpuTime]:
+        """What each shard has used of processors so far; none for DDP."""
+        return [self._processes.cpu_time(name) for name in self._shards]
 
     @property
     def shard_bytes(self) -> list[int]:

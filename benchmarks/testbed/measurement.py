@@ -11,8 +11,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.testbed.control import Round
 from benchmarks.testbed.hosts import Hosts, Traffic
-from benchmarks.testbed.jobs import HostJob, JobRound
+from benchmarks.testbed.jobs import HostJob
+from benchmarks.testbed.processes import CpuTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +106,12 @@ def measure(
     traffic: list[list[Traffic]] = [[] for _ in jobs]
     for number in range(effort.rounds):
         for job, measured, moved in zip(jobs, found, traffic, strict=True):
-            before = hosts.quiet_traffic()
-            done = job.round(effort.warm + effort.iterations)
+            before, shards = hosts.quiet_traffic(), job.shard_times()
+            workers = job.round(effort.warm + effort.iterations)
             after = hosts.quiet_traffic()
             moved += [new.since(old) for new, old in zip(after, before, strict=True)]
-            _note(measured, done, effort)
+            used = [new.since(old) for new, old in zip(job.shard_times(), shards, strict=True)]
+            _note(measured, workers, used, effort)
             tell(f"  round {number + 1}: {measured.name}: {measured.seconds[-1]:.3f} s")
     for measured, moved in zip(found, traffic, strict=True):
         count = (effort.warm + effort.iterations) * effort.rounds
@@ -121,15 +124,15 @@ def measure(
     return found
 
 
-def _note(measured: Measured, done: JobRound, effort: Effort) -> None:
-    counted = [seconds for worker in done.workers for seconds in worker.seconds[effort.warm :]]
+def _note(measured: Measured, workers: Sequence[Round], shards: Sequence[CpuTime], effort: Effort) -> None:
+    counted = [seconds for worker in workers for seconds in worker.seconds[effort.warm :]]
     measured.seconds.append(statistics.fmean(counted))
     count = effort.warm + effort.iterations
     measured.split.append(
         Split(
-            worker_user_s=sum(worker.user_s for worker in done.workers) / count,
-            worker_system_s=sum(worker.system_s for worker in done.workers) / count,
-            shard_user_s=sum(shard.user_s for shard in done.shards) / count,
-            shard_system_s=sum(shard.system_s for shard in done.shards) / count,
+            worker_user_s=sum(statistics.fmean(worker.user_s[effort.warm :]) for worker in workers),
+            worker_system_s=sum(statistics.fmean(worker.system_s[effort.warm :]) for worker in workers),
+            shard_user_s=sum(shard.user_s for shard in shards) / count,
+            shard_system_s=sum(shard.system_s for shard in shards) / count,
         )
     )

@@ -97,7 +97,7 @@ def measure_links(
         finally:
             sampler.close()
         name = job.name
-    seconds = statistics.fmean(done.workers[0].seconds)
+    seconds = statistics.fmean(done[0].seconds)
     return Table(
         title=f"Links of {name} on {workers + servers} hosts at {rate_words(rate_mbit)}, {seconds:.3f} s an iteration",
         head=(

@@ -98,6 +98,9 @@ def test_a_product_takes_the_processors_time_or_the_devices() -> None:
     assert predict(slow) == pytest.approx(13.0)
     # 16 s, until 19: high goes forward then, and backward.
     assert predict(replace(slow, machine=replace(slow.machine, flops=2.0))) == pytest.approx(23.5)
+    # The rule takes 8 s of the weight's 32 bytes on top of 4 s: until 15.
+    rule = replace(slow.machine, flops=8.0, factors_s_per_byte=1 / 4)
+    assert predict(replace(slow, machine=rule)) == pytest.approx(19.5)
     # On the device the other worker's half, from 3 to 11: low must wait for it too: 12.5, 14, 17.
     on_device = replace(slow.machine, flops=2.0, products_on_device=True)
     assert predict(replace(slow, machine=on_device)) == pytest.approx(17.0)
@@ -149,6 +152,17 @@ def test_a_ring_copies_gradients_into_its_buckets_and_out_of_them() -> None:
     # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
     machine = replace(PS.machine, memory_s_per_byte=0.25, cores=1.0)
     assert predict(replace(PS, way=Way.RING, bucket_bytes=1, machine=machine)) == pytest.approx(30.0)
+
+
+def test_a_ring_takes_processor_time_and_so_does_its_optimizer() -> None:
+    # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
+    ring = replace(PS, way=Way.RING, bucket_bytes=1)
+    machine = replace(PS.machine, ring_s_per_byte=0.5, cores=1.0)
+    assert predict(replace(ring, machine=machine)) == pytest.approx(30.0)
+    # Both layers are 48 bytes: 3 s once all is there.
+    assert predict(replace(ring, machine=replace(PS.machine, optimizer_s_per_byte=1 / 16))) == pytest.approx(
+        21.0
+    )
 
 
 def test_a_shard_answers_when_it_has_a_chunk_of_every_worker() -> None:

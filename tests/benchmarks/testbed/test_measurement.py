@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.testbed.control import Round
 from benchmarks.testbed.hosts import Hosts, Traffic
-from benchmarks.testbed.jobs import HostJob, JobRound
+from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, measure
 from benchmarks.testbed.processes import CpuTime
 
@@ -37,16 +37,21 @@ class FakeJob:
         self._log = log
         self._lengths = lengths
         self._moved = moved
+        self._done = 0
 
-    def round(self, iterations: int) -> JobRound:
+    def shard_times(self) -> list[CpuTime]:
+        return [CpuTime(user_s=2.0 * self._done, system_s=1.0 * self._done)]
+
+    def round(self, iterations: int) -> list[Round]:
         self._log.append(f"{self.name} {iterations}")
         self._hosts.sent = [sent + self._moved * iterations for sent in self._hosts.sent]
         seconds = (
             (WARM_S,) * 2 + (self._lengths.pop(0),) * (iterations - 2) if iterations > 2 else (WARM_S,) * 2
         )
-        worker = Round(seconds=seconds, user_s=0.5 * iterations, system_s=0.25 * iterations)
-        shard = CpuTime(user_s=2.0 * iterations, system_s=1.0 * iterations)
-        return JobRound(workers=(worker, worker), shards=(shard,))
+        self._done += iterations
+        warm, counted = min(iterations, 2), max(iterations - 2, 0)
+        user_s, system_s = ((WARM_S,) * warm + (each,) * counted for each in (0.5, 0.25))
+        return [Round(seconds=seconds, user_s=user_s, system_s=system_s)] * 2
 
 
 @pytest.fixture
