@@ -142,7 +142,9 @@ class Client:
             self._transport.wake()
 
     def give_way(self, others: Callable[[], bool]) -> Callable[[], None]:
-        """Let pushes wait while something else is to have this host's link.
+        """Let pushes to shards of other machines wait while something else is to have this host's link.
+
+        What may not overtake them waits, too; `close` waits for nothing.
 
         Args:
             others: whether there is such a thing now; asked on this client's own thread, and must not block.
@@ -151,7 +153,12 @@ class Client:
             What to call, on any thread, when there is none any more.
         """
         self._others_first = others
-        return self._transport.wake
+        return self._wake
+
+    def _wake(self) -> None:
+        with self._changed:
+            if not self._closing:  # the transport may be closed
+                self._transport.wake()
 
     def clock(self) -> None:
         """Finish an iteration. Every table must have been pushed in it."""
@@ -374,8 +381,9 @@ class Client:
 
     def _send_waiting(self) -> None:
         """Send as much as the transport takes."""
-        pushes = self._closing or not self._others_first()
+        free = self._closing or not self._others_first()
         for shard, queue in enumerate(self._queues):
+            pushes = free or self._neighbours.shares(shard)
             while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):
                 pass
 

@@ -58,6 +58,10 @@ class Neighbours(Generic[Peer]):
             lanes.take_back(places)
         return taken
 
+    def shares(self, peer: Peer) -> bool:
+        """Whether a peer is on this machine, and has agreed to share memory."""
+        return peer in self._lending
+
     def complete(self, peer: Peer, frames: Frames) -> Frames:
         """What a packet that has come was before it was sent.
 

@@ -15,7 +15,7 @@ from benchmarks.simulation.scenario import Factors, LayerLoad, buckets
 
 Arrived = Callable[[int], None]
 FACTORS = "factors"
-"""The queue that a worker's pushes give way to (`poseidon/exchange/right_of_way.py`)."""
+"""The queue that a worker's pushes give way to (`poseidon/exchange/hybrid.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,11 @@
-"""What workers tell each other, as frames: a msgpack header, then u and v as raw float32, never copied here.
+"""What workers tell each other, as frames: a msgpack header, then u and v as raw float32, never copied here, and an end.
 
     header   [VERSION, "join", rank, token]                      the first message of a connection
              [VERSION, "leave"]                                  the last one: its connection may end now
-             [VERSION, "factors", table, clock, rows] u v
+             [VERSION, "factors", table, clock, rows] u v ""
+
+The end is empty: the sender's transport begins it only when all of v is with the kernel, whereas an encrypted frame counts as sent
+from its beginning.
 
 Law: `decode` accepts exactly what `encode` makes; everything else is a RemoteProtocolError. Sizes are checked against
 the tables here, legality at this moment by `FactorSession`.
@@ -19,7 +22,7 @@ import numpy as np
 from poseidon.exchange.factor_session import Array, Factors, FactorTable, Pair
 from ps_server import RemoteProtocolError
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 1_024
 MAX_ROWS = 2**24
 
@@ -47,7 +50,7 @@ def encode(message: Join | Leave | Factors) -> list[Buffer]:
         return [msgpack.packb([VERSION, "join", message.rank, message.token])]
     u, v = message.pair
     header = [VERSION, "factors", message.table, message.clock, len(u)]
-    return [msgpack.packb(header), _raw(u), _raw(v)]
+    return [msgpack.packb(header), _raw(u), _raw(v), b""]
 
 
 def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Leave | Factors:
@@ -61,7 +64,7 @@ def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Le
             return Join(rank, token)
         case [int(), "leave"] if len(frames) == 1:
             return Leave()
-        case [int(), "factors", int(table), int(clock), int(rows)] if len(frames) == 3:
+        case [int(), "factors", int(table), int(clock), int(rows)] if len(frames) == 4 and not len(frames[3]):
             if not (0 <= table < len(tables) and clock >= 0 and 0 <= rows <= MAX_ROWS):
                 raise RemoteProtocolError("factors name a table, clock or number of rows that cannot be")
             spec = tables[table]

@@ -1,8 +1,12 @@
 """Each tensor by its own way: to the parameter server, or as factors to all other workers.
 
 Laws: the weights are the same whichever way a tensor takes. What travels as factors has a table on the shards too, a
-copy: it brings the first value to every worker, and `histories`, which a snapshot asks for, brings it up to date. Factors
-leave a host before its pushes do (`right_of_way.py`).
+copy: it brings the first value to every worker, and `histories`, which a snapshot asks for, brings it up to date.
+
+At staleness 0 a worker's pushes wait until its factors have left: both want the one link of its host, and from a push follows
+an addition on a shard, from factors a product on every worker, the longest work that follows from any message. So
+products are made while pushes and values travel. At staleness s > 0 factors of later iterations could hold back pushes that others
+wait for, so both share the link.
 """
 
 from __future__ import annotations
@@ -69,8 +73,9 @@ class HybridExchange:
             timeout_s=timeout_s,
             trace=trace,
         )
-        peers = self._factors.peers
-        peers.when_gone = client.give_way(lambda: peers.leaving)
+        if store.tables[self._indices[0]].staleness == 0:
+            peers = self._factors.peers
+            peers.when_idle = client.give_way(lambda: peers.busy)
 
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`."""

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hmac
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from poseidon.exchange.factor_session import Factors, FactorSession, Pair, Round
 from poseidon.exchange.factor_wire import Buffer, Join, Leave, decode, encode
 from poseidon.exchange.outbox import GOODBYE, GREETING, Outbox
-from poseidon.exchange.right_of_way import RightOfWay
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer, Track
@@ -25,16 +24,14 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 
 POLL_S = 0.5
 RETRY_S = 0.002
-"""How soon a message is offered again to a peer whose queue was full."""
-LOOK_S = 0.005
-"""How often it is looked whether the last factors have left; the kernel's buffers keep a link busy for longer."""
+"""How soon a message is offered again to a peer whose queue was full, and how often it is looked whether the last have left."""
 GOODBYE_S = 1.0
 """How long after the end of a connection its last message may be looked at."""
 LAST_WORDS_S = 2.0
 """How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
 SEND_BUFFER_BYTES = 512 * 1024
 """What the kernel holds for each other worker, four times what it holds for a shard, so that factors get most of a link
-which the shards' values want as well; pushes give way to them (`right_of_way.py`)."""
+which the shards' values want as well; pushes give way to them (`busy`)."""
 
 T = TypeVar("T")
 
@@ -66,8 +63,8 @@ class Peers:
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
-        self.when_gone: Callable[[], object] = lambda: None
-        """Called whenever the last of the factors have left."""
+        self.when_idle: Callable[[], object] = lambda: None
+        """Called, on this line's thread, whenever `busy` has become false."""
         self._trace = trace
         self._token = token
         self._keys = keys
@@ -76,7 +73,7 @@ class Peers:
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
         self._outboxes = [Outbox() for _ in self._others]
-        self._way = RightOfWay(len(self._others))
+        self._unsent = [0] * len(self._others)
         self._ranks: dict[bytes, int] = {}
         self._left: set[int] = set()
         self._lost_s: dict[int, float] = {}
@@ -120,18 +117,17 @@ class Peers:
         with self.changed:
             self.check()
             frames = encode(self.session.send(table, pair))
-            now_s = time.monotonic()
             for peer, outbox in enumerate(self._outboxes):
                 outbox.add(table, frames)
-                self._way.note(peer, len(outbox), now_s)
+                self._unsent[peer] += 1
                 self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
             self.changed.notify_all()
         self._listening.wake()
 
     @property
-    def leaving(self) -> bool:
-        """Whether factors are on their way out of this host; not so while no peer takes any."""
-        return self._way.is_taken(time.monotonic())
+    def busy(self) -> bool:
+        """Whether anything has still to leave this host: is not yet all with the kernel. Any thread may ask."""
+        return self._failure is None and any(self._unsent)
 
     def take(self, table: int) -> Round | None:
         """The next complete round of a table."""
@@ -198,18 +194,20 @@ class Peers:
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
+        assert self._sending is not None
         try:
             give_up_s = float("inf")
             while True:
                 closing = self._closing
                 if closing:
                     give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
-                blocked = self._send()
-                leaving = self._see_off()
-                self._see_losses(time.monotonic())
+                gone = self._sending.lost
+                blocked = self._send(gone)
+                busy = self._see_off(gone)
+                self._see_losses(gone, time.monotonic())
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
-                self._receive(RETRY_S if blocked else LOOK_S if leaving else POLL_S)
+                self._receive(RETRY_S if blocked or busy else POLL_S)
         except ServerError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
@@ -217,13 +215,11 @@ class Peers:
             lost.__cause__ = error
             self.fail(lost)
 
-    def _send(self) -> bool:
+    def _send(self, lost: Collection[int]) -> bool:
         """Send what the peers' queues take; returns whether anything is left."""
-        assert self._sending is not None
         blocked = False
-        gone = self._sending.lost
         for peer, outbox in enumerate(self._outboxes):
-            if peer in gone:
+            if peer in lost:
                 outbox.clear()  # ZeroMQ would keep it for a peer that comes back
             blocked = not self._send_to(peer, outbox) or blocked
         return blocked
@@ -244,26 +240,26 @@ class Peers:
                 name = self.session.tables[waiting.table].name
                 self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
 
-    def _see_off(self) -> bool:
-        """Note what has left this host, and tell who waits for it; returns whether anything still has to."""
+    def _see_off(self, lost: Collection[int]) -> bool:
+        """Note what has left this host; returns whether anything still has to."""
         assert self._sending is not None
-        was_leaving, gone = self.leaving, self._sending.lost
-        with self.changed:  # whoever broadcasts notes what it adds
+        with self.changed:  # whoever broadcasts adds to it
+            was_busy = self.busy
             for peer, outbox in enumerate(self._outboxes):
-                waiting = 0 if peer in gone else len(outbox) + self._sending.unsent(peer)
-                self._way.note(peer, waiting, time.monotonic())
-        if was_leaving and not self.leaving:
-            self.when_gone()
-        return self.leaving
+                self._unsent[peer] = 0 if peer in lost else len(outbox) + self._sending.unsent(peer)
+            busy = self.busy
+        if was_busy and not busy:
+            self.when_idle()
+        return busy
 
-    def _see_losses(self, now: float) -> None:
+    def _see_losses(self, lost: Collection[int], now: float) -> None:
         """Fail once a connection has ended without a goodbye.
 
         Raises:
             PeerLost: names the worker.
         """
         assert self._sending is not None
-        for peer in self._sending.lost:
+        for peer in lost:
             rank = self._others[peer]
             if rank not in self._left and now - self._lost_s.setdefault(rank, now) >= GOODBYE_S:
                 raise PeerLost(

@@ -309,7 +309,9 @@ class ZmqClientTransport:
         """See `ClientTransport`."""
         try:
             if self._tracked:
-                self._trackers[shard].append(_send_tracked(self._sockets[shard], frames))
+                last = zmq.Frame(frames[-1], track=True, copy=False)
+                _send(self._sockets[shard], [*frames[:-1], last])
+                self._trackers[shard].append(last.tracker)
             else:
                 _send(self._sockets[shard], frames)
         except zmq.Again:
@@ -320,7 +322,7 @@ class ZmqClientTransport:
         return True
 
     def unsent(self, shard: int) -> int:
-        """How many messages ZeroMQ has taken and not yet given to the kernel. Small frames are copied, and count as given."""
+        """How many messages ZeroMQ has taken whose last frame the kernel has not (encrypted: has not been begun)."""
         assert self._tracked, "only a transport that is `tracked` knows"
         trackers = self._trackers[shard]
         while trackers and trackers[0].done:
@@ -348,17 +350,11 @@ class ZmqClientTransport:
         self._waker.close()
 
 
-def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer | zmq.Frame]) -> None:
     """Send a message in pieces. (pyzmq's own `send_multipart` combines its flags anew for each of them.)"""
     for frame in frames[:-1]:
         socket.send(frame, _MORE, copy=False)
     socket.send(frames[-1], _NOBLOCK, copy=False)
-
-
-def _send_tracked(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> zmq.MessageTracker:
-    """The same; what it returns says when ZeroMQ needs the frames no more."""
-    trackers = [socket.send(frame, _MORE, copy=False, track=True) for frame in frames[:-1]]
-    return zmq.MessageTracker(*trackers, socket.send(frames[-1], _NOBLOCK, copy=False, track=True))
 
 
 def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:

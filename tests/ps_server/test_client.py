@@ -275,7 +275,8 @@ def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
     assert gate.tables == ([0] + [1] * chunks if prioritized else [1] * chunks + [0])
 
 
-def test_pushes_wait_for_what_goes_first_and_questions_do_not() -> None:
+def test_pushes_wait_for_what_goes_first_and_questions_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_server.client.POLL_S", 60.0)  # nobody looks unasked
     store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="conv", size=10),))
     network = MemoryNetwork(1)
     server = Server(Shard(0, 1), network.server(0))
@@ -285,14 +286,14 @@ def test_pushes_wait_for_what_goes_first_and_questions_do_not() -> None:
     client = Client(gate, rank=0, store=store, timeout_s=20)
     client.start(zeros(store))
     busy = threading.Event()
-    all_gone = client.give_way(busy.is_set)
+    idle = client.give_way(busy.is_set)
     busy.set()
     client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
     client.clock()
     client.barrier()  # there and back: whatever could leave has left
     assert gate.tables == []
     busy.clear()
-    all_gone()
+    idle()
     client.read(0, np.zeros(10, dtype=np.float32))
     assert gate.tables == [0]
     busy.set()
@@ -301,6 +302,8 @@ def test_pushes_wait_for_what_goes_first_and_questions_do_not() -> None:
     client.close()  # says all it had to say
     thread.join()
     assert gate.tables == [0, 0]
+    monkeypatch.setattr(gate, "wake", None)
+    idle()  # a transport that is closed is left alone
 
 
 def test_large_tables_cross_sockets_whole() -> None:

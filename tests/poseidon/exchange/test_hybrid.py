@@ -49,9 +49,11 @@ def joined(
 
 
 @contextmanager
-def alone(tensors: Sequence[Trained], settings: ExchangeSettings) -> Iterator[tuple[Client, HybridExchange]]:
+def alone(
+    tensors: Sequence[Trained], settings: ExchangeSettings, *, staleness: int = 0
+) -> Iterator[tuple[Client, HybridExchange]]:
     """The only worker and its opened exchange, which sends the first tensor as factors."""
-    spec = store_spec(tensors, settings, workers=1, shards=1, by_factors=(0,))
+    spec = store_spec(tensors, settings, workers=1, shards=1, staleness=staleness, by_factors=(0,))
     with socket_store(1, 1) as connect:
         client = connect(0, spec)
         exchange = joined(client, tensors, spec, settings)
@@ -131,22 +133,26 @@ def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: 
     assert outcomes == [LocalProtocolError]
 
 
-def test_pushes_wait_while_factors_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaving = threading.Event()
-    monkeypatch.setattr(Peers, "leaving", property(lambda self: leaving.is_set()))
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_at_staleness_0_pushes_wait_while_factors_leave(
+    monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    busy = threading.Event()
+    monkeypatch.setattr(Peers, "busy", property(lambda self: busy.is_set()))
+    monkeypatch.setattr("ps_server.client.POLL_S", 60.0)  # nobody looks unasked
     weight, bias = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))
     tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=bias)]
-    with alone(tensors, ExchangeSettings()) as (client, exchange):
-        leaving.set()
+    with alone(tensors, ExchangeSettings(), staleness=staleness) as (client, exchange):
+        busy.set()
         exchange.start(0, 0.5)
         exchange.begin(1, torch.ones(2))
         exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
         exchange.finish()
         exchange.gathered(exchange.gather(b""))  # there and back: whatever could leave has left
-        assert client.statistics().tables[1].bytes_out == 0
-        leaving.clear()
-        exchange._factors.peers.when_gone()
-        exchange.wait(1)
+        assert (client.statistics().tables[1].bytes_out > 0) == (staleness > 0)
+        busy.clear()
+        exchange._factors.peers.when_idle()
+        exchange.settle()
         assert bias.tolist() == [-0.5, -0.5]
 
 

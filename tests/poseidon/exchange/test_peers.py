@@ -174,24 +174,41 @@ def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
             worker.wait(lambda: None, "a round did not come", table=0)
 
 
-def test_factors_are_leaving_until_the_last_peer_has_taken_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.exchange.right_of_way.STALL_S", float("inf"))
-    rows = 2**21  # more than the kernel holds at both ends
-    large = Pair(np.zeros((rows, 3), np.float32), np.zeros((rows, 2), np.float32))
-    gone = threading.Event()
+@contextmanager
+def busy_worker() -> Iterator[tuple[Peers, threading.Event, threading.Event, ZmqServerTransport]]:
+    """Worker 0 with a pair that stays in its hands until the first event is cleared; the second says that it is idle."""
+    held, idle = threading.Event(), threading.Event()
     with one_and_a_stand_in() as (worker, ear, _):
-        worker.when_gone = gone.set
-        assert not worker.leaving
-        worker.broadcast(0, large)
-        assert worker.leaving
-        deadline = time.monotonic() + 20
-        while worker._outboxes[0] and time.monotonic() < deadline:
-            worker._listening.wake()
-        assert worker.leaving, "ZeroMQ has them, and the kernel has not"
-        assert not gone.is_set()
+        assert worker._sending is not None
+        held.set()
+        worker._sending.unsent = lambda peer: int(held.is_set())  # type: ignore[method-assign]
+        worker.when_idle = idle.set
+        worker.broadcast(0, pair(1))
         assert ear.receive(20.0)
-        assert gone.wait(20)
-        assert not worker.leaving
+        assert worker.busy
+        assert not idle.is_set()
+        yield worker, held, idle, ear
+
+
+def test_a_worker_is_busy_until_all_has_left() -> None:
+    with busy_worker() as (worker, held, idle, ear):
+        held.clear()
+        assert idle.wait(20)
+        assert not worker.busy
+        ear.close()
+
+
+def test_a_worker_is_not_busy_with_what_a_lost_one_does_not_take() -> None:
+    with busy_worker() as (worker, _, idle, ear):
+        ear.close()
+        assert idle.wait(20)
+        assert not worker.busy
+
+
+def test_a_line_that_has_failed_is_not_busy() -> None:
+    with busy_worker() as (worker, _, _, ear):
+        worker.fail(PeerLost("gone"))
+        assert not worker.busy
         ear.close()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
+import zmq
 
 from ps_server.errors import TransportError
 from ps_server.keys import JobKeys
@@ -69,19 +72,32 @@ def test_who_only_sends_goes_on_once_the_peer_has_received() -> None:
         server.close()
 
 
-def test_it_is_known_what_has_not_left() -> None:
-    server = ZmqServerTransport("tcp://127.0.0.1:0")
-    client = ZmqClientTransport([server.address], tracked=True)
-    piece = bytes(16 * 2**20)  # more than the kernel holds at both ends
+def test_what_nobody_takes_has_not_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel answers, and nobody behind it
+        client = ZmqClientTransport([f"tcp://127.0.0.1:{mute.getsockname()[1]}"], tracked=True)
+        client._sockets[0].setsockopt(zmq.LINGER, 0)
+        try:
+            assert client.unsent(0) == 0
+            for count in (1, 2):
+                assert client.send(0, [b"header", b""])
+                assert client.unsent(0) == count
+        finally:
+            client.close()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_was_taken_has_left(encrypted: bool) -> None:
+    server = ZmqServerTransport("tcp://127.0.0.1:0", KEYS.of_shard(0) if encrypted else None)
+    keys = KEYS.of_worker(0) if encrypted else None
+    client = ZmqClientTransport([server.address], keys, tracked=True)
+    piece = bytes(16 * 2**20)
     try:
-        assert client.unsent(0) == 0
-        assert client.send(0, [b"header", piece])
-        assert client.send(0, [b"header", piece])
-        assert client.unsent(0) == 2
+        for _ in range(2):
+            assert client.send(0, [b"header", piece, b""])
         received = 0
         while received < 2:
             received += len(server.receive(10))
-        for tracker in client._trackers[0]:
+        for tracker in list(client._trackers[0]):
             tracker.wait(10)
         assert client.unsent(0) == 0
     finally:
