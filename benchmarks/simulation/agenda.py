@@ -36,13 +36,19 @@ class Agenda:
 
 
 class Pipe:
-    """Does one piece of work after the other, in the order they come: a link inwards, a processor."""
+    """Does one piece of work after the other, in the order they come: a link inwards, a processor.
+
+    Attributes:
+        work_s: all that it was given so far.
+    """
 
     def __init__(self) -> None:
+        self.work_s = 0.0
         self._free_s = 0.0
 
     def take(self, now_s: float, work_s: float) -> float:
         """Queue a piece of work; returns when it will be done."""
+        self.work_s += work_s
         self._free_s = max(self._free_s, now_s) + work_s
         return self._free_s
 

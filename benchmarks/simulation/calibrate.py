@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from benchmarks.simulation.company import busy_cores
 from benchmarks.simulation.products import INPUTS, OUTPUTS, RULE, Products
 from benchmarks.simulation.scenario import Machine
-from benchmarks.simulation.streams import cpu_s_per_byte, goodput, ring_cpu_s_per_byte
+from benchmarks.simulation.streams import NO_LIMIT, carried, cpu_s_per_byte, ring_cpu_s_per_byte
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
-from benchmarks.testbed.errors import TestbedError
-from benchmarks.testbed.processes import Processes
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
 from ps_server.rules import update
 
@@ -41,9 +36,8 @@ SET = 32
 LARGE, LARGE_SET = 512 * 512 * 9, 8
 """Elements of a large convolution, and how many of them no cache holds."""
 TABLES = 60
-APART_S = 0.001
-"""Between two messages, as where they are so many that they limit an iteration; three times as far apart each costs a third more."""
-BUSY_LIMIT_S = 60.0
+APART_S = 0.0008
+"""Between two messages, as where they are so many that they limit an iteration; four times as far apart each costs half as much more."""
 ROUTE_S = 50e-6
 """Between two namespaces of one machine."""
 
@@ -100,7 +94,7 @@ def measure_costs() -> Costs:
             _in_company(work) for work in (_sum_s, _rule_s, _copy_s, _optimizer_s)
         )
         ring_s = ring_cpu_s_per_byte()
-        with _busy_cores():
+        with busy_cores():
             wire_s, message_s = cpu_s_per_byte(), _message_s()
     finally:
         torch.set_num_threads(threads)
@@ -127,18 +121,20 @@ def testbed_machine(costs: Costs, hosts: int, rate_mbit: float | None) -> Machin
         hosts: how many share it.
         rate_mbit: of their links; None: as fast as the processors.
     """
+    links = NO_LIMIT if rate_mbit is None else carried(hosts, rate_mbit)
     return Machine(
         latency_s=ROUTE_S,
-        goodput=1.0 if rate_mbit is None else goodput(hosts, rate_mbit),
+        goodput=links.goodput,
+        busy_goodput=links.busy_goodput,
         cores=costs.cores / hosts,
         flops=costs.flops,
-        wire_s_per_byte=costs.wire_s_per_byte,
+        wire_s_per_byte=costs.wire_s_per_byte + links.interrupts_s_per_byte,
         memory_s_per_byte=costs.memory_s_per_byte,
         sum_s_per_byte=costs.sum_s_per_byte,
         rule_s_per_byte=costs.rule_s_per_byte,
         factors_s_per_byte=costs.factors_s_per_byte,
         optimizer_s_per_byte=costs.optimizer_s_per_byte,
-        ring_s_per_byte=costs.ring_s_per_byte,
+        ring_s_per_byte=costs.ring_s_per_byte + 2 * links.interrupts_s_per_byte,
         message_s=costs.message_s,
     )
 
@@ -218,22 +214,6 @@ def _in_company(work: Callable[[], float]) -> float:
     count = 2 * (os.cpu_count() or 1)
     with ThreadPoolExecutor(count) as pool:
         return statistics.fmean(pool.map(lambda _: work(), range(count)))
-
-
-@contextmanager
-def _busy_cores() -> Iterator[None]:
-    """Every core has other work, in processes of their own."""
-    with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        names = [f"busy {core}" for core in range(os.cpu_count() or 1)]
-        for name in names:
-            processes.start(name, (sys.executable, "-m", "benchmarks.simulation.busy_probe"))
-        deadline = time.monotonic() + BUSY_LIMIT_S
-        while not all(processes.said(name) for name in names):
-            processes.check()
-            if time.monotonic() > deadline:
-                raise TestbedError(f"the cores were not busy within {BUSY_LIMIT_S:g} s")
-            time.sleep(APART_S)
-        yield
 
 
 def _median_s(work: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:

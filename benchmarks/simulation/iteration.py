@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.simulation.agenda import Action
@@ -41,6 +42,11 @@ class Simulation:
         """Simulate."""
         self._begin_iteration()
         self._cluster.agenda.run()
+
+    @property
+    def busy(self) -> float:
+        """After `run`: what part of the time the processors were at work."""
+        return min(1.0, self._cluster.processors_s / self.begins_s[-1])
 
     def _begin_iteration(self) -> None:
         self.begins_s.append(self._cluster.agenda.now_s)
@@ -111,7 +117,15 @@ class Simulation:
 
 
 def predict(scenario: Scenario) -> float:
-    """Seconds of an iteration in the steady state."""
+    """Seconds of an iteration in the steady state.
+
+    Where busy processors keep links from their rate, by as much of the difference as this iteration keeps them busy.
+    """
     simulation = Simulation(scenario)
     simulation.run()
+    machine = scenario.machine
+    if machine.busy_goodput is not None:
+        lost = simulation.busy * (machine.goodput - machine.busy_goodput)
+        slower = replace(machine, goodput=machine.goodput - lost, busy_goodput=None)
+        return predict(replace(scenario, machine=slower))
     return simulation.begins_s[ITERATIONS] - simulation.begins_s[ITERATIONS - 1]

@@ -46,6 +46,7 @@ class Machine:
     Attributes:
         latency_s: from one host to another.
         goodput: part of a link's rate that carries values and not headers.
+        busy_goodput: the same where processors are always busy, and late to send; None: no less.
         cores: processors of a host for all that follows; below 2, its worker and its shards share them.
         wire_s_per_byte: a core's time to send, or to receive, a byte.
         memory_s_per_byte: the same within a host, where worker and shard share memory.
@@ -64,6 +65,7 @@ class Machine:
 
     latency_s: float = 0.0
     goodput: float = 1.0
+    busy_goodput: float | None = None
     cores: float = 2.0
     wire_s_per_byte: float = 0.0
     memory_s_per_byte: float = 0.0

@@ -187,7 +187,9 @@ class RingWay:
         steps_s = 2 * (p - 1) * (machine.latency_s + machine.ring_step_s)
         out_s = cluster.wire_s(size) / machine.ring_goodput + steps_s
         ring_s = machine.ring_s_per_byte * size / cluster.working.speed
-        copies_s = cluster.passing_s(dense, 0.0, 2.0)  # into the bucket, and out of it
+        copy_s = cluster.passing_s(
+            dense, 0.0, 1.0
+        )  # into the bucket, whose parts are the gradients from then on
         cluster.send(
             cluster.working,
             "ring",
@@ -195,7 +197,7 @@ class RingWay:
             out_s,
             (
                 (cluster.working.into, out_s),
-                (cluster.working.worker, ring_s + copies_s),
+                (cluster.working.worker, ring_s + copy_s),
             ),
             self._bucket_done,
         )

@@ -93,14 +93,14 @@ class HostJob:
             self._start_shards(settings, folder)
             self._start_workers(folder)
             self._workers.await_all(self._limit_s, self._processes.check)
-            stack.callback(self._let_go)
+            stack.push(self._let_go)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._stack.__exit__(kind, error, where)
 
     def round(self, iterations: int) -> list[Round]:
         """Run iterations on all workers; what they took, by rank.
@@ -123,8 +123,12 @@ class HostJob:
         """What each shard has received and sent since its start; known once the job has been left."""
         return self._shard_bytes
 
-    def _let_go(self) -> None:
+    def _let_go(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self._workers.close()
+        if kind is not None:
+            return  # what was broken off is ended, in the middle of a round, and not waited for
         self._processes.await_end()
         for name in self._shards:
             done = [line for line in self._processes.said(name) if '"done"' in line]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.iteration import predict
+from benchmarks.simulation.iteration import Simulation, predict
 from benchmarks.simulation.scenario import Machine, Scenario, Way
 from benchmarks.testbed.shapes import LayerShape
 
@@ -148,9 +148,9 @@ def test_what_stays_on_a_host_passes_in_memory() -> None:
     assert predict(replace(PS, machine=machine)) == pytest.approx(42.0)
 
 
-def test_a_ring_copies_gradients_into_its_buckets_and_out_of_them() -> None:
+def test_a_ring_copies_gradients_into_its_buckets() -> None:
     # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
-    machine = replace(PS.machine, memory_s_per_byte=0.25, cores=1.0)
+    machine = replace(PS.machine, memory_s_per_byte=0.5, cores=1.0)
     assert predict(replace(PS, way=Way.RING, bucket_bytes=1, machine=machine)) == pytest.approx(30.0)
 
 
@@ -163,6 +163,30 @@ def test_a_ring_takes_processor_time_and_so_does_its_optimizer() -> None:
     assert predict(replace(ring, machine=replace(PS.machine, optimizer_s_per_byte=1 / 16))) == pytest.approx(
         21.0
     )
+
+
+def run(scenario: Scenario) -> Simulation:
+    simulation = Simulation(scenario)
+    simulation.run()
+    return simulation
+
+
+def test_processors_are_busy_with_sums_and_rules() -> None:
+    # A rule of 1/8 s a byte is 3 s of the shard's core in each iteration, and nothing of the worker's.
+    done = run(replace(PS, machine=replace(PS.machine, rule_s_per_byte=1 / 8)))
+    assert done.busy == pytest.approx(4 * 3 / 2 / done.begins_s[-1])
+    # Both on one core: all of it is at work.
+    done = run(replace(PS, machine=replace(PS.machine, rule_s_per_byte=1 / 8, cores=1.0)))
+    assert done.busy == pytest.approx(4 * 3 / done.begins_s[-1])
+    assert run(replace(PS, workers=1)).busy == 0
+
+
+def test_links_carry_less_the_busier_processors_are() -> None:
+    plain = replace(PS.machine, rule_s_per_byte=1 / 8)
+    busy = run(replace(PS, machine=plain)).busy
+    expected = predict(replace(PS, machine=replace(plain, goodput=1 - busy / 2)))
+    assert predict(replace(PS, machine=replace(plain, busy_goodput=0.5))) == pytest.approx(expected)
+    assert expected > predict(replace(PS, machine=plain))
 
 
 def test_a_shard_answers_when_it_has_a_chunk_of_every_worker() -> None:

@@ -9,6 +9,7 @@ from benchmarks.testbed.formulas import expected
 from benchmarks.testbed.hosts import Host, Hosts
 from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, measure
+from benchmarks.testbed.processes import Processes
 from benchmarks.testbed.shapes import LayerShape
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from tests.benchmarks.testbed.test_hosts import NEEDS_ROOT
@@ -39,6 +40,23 @@ def test_ours_and_ddp_take_turns_and_keep_to_the_formulas() -> None:
         assert measured.received_bytes == pytest.approx([formula] * 2, rel=0.03)
     assert len(jobs[0].shard_bytes) == 2
     assert jobs[1].shard_bytes == []
+
+
+@NEEDS_ROOT
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_what_is_broken_off_is_ended_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(processes: Processes, limit_s: float = 0.0) -> None:
+        raise AssertionError("waited for a job that was broken off")
+
+    monkeypatch.setattr(Processes, "await_end", wait)
+    with (
+        Hosts(1) as hosts,
+        pytest.raises(KeyboardInterrupt),
+        HostJob(hosts, TRAINING, DdpSettings()) as job,
+    ):
+        raise KeyboardInterrupt
+    assert not job._processes._running
 
 
 def test_someone_must_work() -> None:
