@@ -110,7 +110,7 @@ class Cluster:
         """For how long the processors of all hosts were at work, the mean."""
         homes = [(self.scenario.servers, home.host) for home in self.homes if home.host is not self.working]
         kinds = [(self.scenario.workers, self.working), *homes]
-        pipes = [(count, pipe) for count, host in kinds for pipe in {host.worker, host.shard}]
+        pipes = [(count, pipe) for count, host in kinds for pipe in dict.fromkeys((host.worker, host.shard))]
         return sum(count * pipe.work_s for count, pipe in pipes) / sum(count for count, _ in pipes)
 
     def compute(self, work_s: float, then: Action) -> None:

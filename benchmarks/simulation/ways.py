@@ -187,9 +187,7 @@ class RingWay:
         steps_s = 2 * (p - 1) * (machine.latency_s + machine.ring_step_s)
         out_s = cluster.wire_s(size) / machine.ring_goodput + steps_s
         ring_s = machine.ring_s_per_byte * size / cluster.working.speed
-        copy_s = cluster.passing_s(
-            dense, 0.0, 1.0
-        )  # into the bucket, whose parts are the gradients from then on
+        copy_s = cluster.passing_s(dense, 0.0, 1.0)  # into the bucket; gradients are views of it
         cluster.send(
             cluster.working,
             "ring",
