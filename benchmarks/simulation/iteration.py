@@ -124,7 +124,7 @@ def predict(scenario: Scenario) -> float:
     simulation = Simulation(scenario)
     simulation.run()
     machine = scenario.machine
-    if machine.busy_goodput is not None:
+    if machine.busy_goodput is not None and machine.busy_goodput != machine.goodput:
         lost = simulation.busy * (machine.goodput - machine.busy_goodput)
         slower = replace(machine, goodput=machine.goodput - lost, busy_goodput=None)
         return predict(replace(scenario, machine=slower))

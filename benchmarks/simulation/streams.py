@@ -24,7 +24,6 @@ from benchmarks.simulation.ring_probe import BUCKET_BYTES
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host, Hosts
-from benchmarks.testbed.links import INTERFACE
 from benchmarks.testbed.processes import Processes
 
 PORT = 9900
@@ -49,9 +48,8 @@ def ring_cpu_s_per_byte() -> float:
     """A core's time to send a byte round a ring, and to receive one and add it, the mean of all hosts; links without a rate."""
     with Hosts(RING_HOSTS) as hosts:
         meeting = f"tcp://{hosts[0].address}:{PORT}"
-        words = ("ring_probe", meeting)
         commands = [
-            (f"ring {rank}", host, (*words, str(rank), str(RING_HOSTS), str(ALL_REDUCES)))
+            (f"ring {rank}", host, ("ring_probe", meeting, str(rank), str(RING_HOSTS), str(ALL_REDUCES)))
             for rank, host in enumerate(hosts)
         ]
         used_s = statistics.fmean(said["cpu_s"] for said in _run(commands))
@@ -139,7 +137,7 @@ def _run(commands: Sequence[Command]) -> Said:
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         for name, host, (module, *words) in commands:
             argv = (sys.executable, "-m", f"benchmarks.simulation.{module}", *words)
-            processes.start(name, argv, host=host, extra={"GLOO_SOCKET_IFNAME": INTERFACE})
+            processes.start(name, argv, host=host)
         processes.await_end(LIMIT_S)
         processes.check()
         return [_said(name, processes.said(name)) for name, _, _ in commands]

@@ -19,7 +19,6 @@ from types import TracebackType
 from benchmarks.testbed.control import Round, Workers
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
-from benchmarks.testbed.links import INTERFACE
 from benchmarks.testbed.processes import CpuTime, Processes
 from benchmarks.testbed.worker_settings import (
     DdpSettings,
@@ -173,5 +172,4 @@ class HostJob:
         for rank, host in enumerate(self._working):
             argv = [sys.executable, "-m", f"benchmarks.testbed.{module}"]
             argv += ["--settings", str(folder / "settings.json"), "--rank", str(rank)]
-            extra = {"GLOO_SOCKET_IFNAME": INTERFACE}
-            self._processes.start(f"{self.name} worker {rank}", argv, host=host, extra=extra)
+            self._processes.start(f"{self.name} worker {rank}", argv, host=host)

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +19,15 @@ import psutil
 
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
+from benchmarks.testbed.links import INTERFACE
 from poseidon.cli.launching import child_environment
 from poseidon.settings import inherited_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 12
 END_S = 10.0
+ON_HOST = {"GLOO_SOCKET_IFNAME": INTERFACE}
+"""What processes on a host get besides: where gloo meets the others."""
 
 
 def environment() -> dict[str, str]:
@@ -61,7 +64,6 @@ class Processes:
         argv: Sequence[str],
         *,
         host: Host | None = None,
-        extra: Mapping[str, str] | None = None,
     ) -> None:
         """Start one.
 
@@ -69,7 +71,6 @@ class Processes:
             name: of its file of output, and in errors.
             argv: the program and its arguments.
             host: where; None: outside of all hosts.
-            extra: variables beyond `environment`.
 
         Raises:
             TestbedError: it cannot be started.
@@ -83,7 +84,7 @@ class Processes:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=ROOT,
-                    env={**environment(), **(extra or {})},
+                    env={**environment(), **(ON_HOST if host else {})},
                     start_new_session=True,
                 )
         except OSError as error:

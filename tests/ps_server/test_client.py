@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -249,58 +251,57 @@ class Gate:
         self._transport.close()
 
 
-@pytest.mark.parametrize("prioritized", [True, False])
-def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
-    """The last layer's gradient is large and comes first; the first layer's comes last and is needed first."""
-    chunks = 9
-    tables = (TableSpec(name="first", size=10), TableSpec(name="last", size=90_000 * chunks, rows=chunks))
-    store = StoreSpec(workers=1, shards=1, tables=tables)
+@contextmanager
+def gated(store: StoreSpec, *, prioritized: bool = True) -> Iterator[tuple[Gate, Client]]:
+    """The only worker of a store with one shard, started, behind a gate."""
     network = MemoryNetwork(1)
     server = Server(Shard(0, 1), network.server(0))
     thread = threading.Thread(target=server.serve, name="ps-shard")
     thread.start()
     gate = Gate(network.client("worker 0"))
     client = Client(gate, rank=0, store=store, timeout_s=20, prioritized=prioritized)
-    values = [np.zeros(table.size, dtype=np.float32) for table in tables]
     client.start(zeros(store))
-    gate.shut = True
-    client.push(1, values[1].copy(), rate=0.1)
-    client.push(0, values[0].copy(), rate=0.1)
-    gate.shut = False
-    client.clock()
-    for table in (0, 1):
-        client.read(table, values[table])
+    yield gate, client
     client.close()
     thread.join()
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
+    """The last layer's gradient is large and comes first; the first layer's comes last and is needed first."""
+    chunks = 9
+    tables = (TableSpec(name="first", size=10), TableSpec(name="last", size=90_000 * chunks, rows=chunks))
+    store = StoreSpec(workers=1, shards=1, tables=tables)
+    values = [np.zeros(table.size, dtype=np.float32) for table in tables]
+    with gated(store, prioritized=prioritized) as (gate, client):
+        gate.shut = True
+        client.push(1, values[1].copy(), rate=0.1)
+        client.push(0, values[0].copy(), rate=0.1)
+        gate.shut = False
+        client.clock()
+        for table in (0, 1):
+            client.read(table, values[table])
     assert gate.tables == ([0] + [1] * chunks if prioritized else [1] * chunks + [0])
 
 
 def test_pushes_wait_for_what_goes_first_and_questions_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps_server.client.POLL_S", 60.0)  # nobody looks unasked
     store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="conv", size=10),))
-    network = MemoryNetwork(1)
-    server = Server(Shard(0, 1), network.server(0))
-    thread = threading.Thread(target=server.serve, name="ps-shard")
-    thread.start()
-    gate = Gate(network.client("worker 0"))
-    client = Client(gate, rank=0, store=store, timeout_s=20)
-    client.start(zeros(store))
     busy = threading.Event()
-    idle = client.give_way(busy.is_set)
-    busy.set()
-    client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
-    client.clock()
-    client.barrier()  # there and back: whatever could leave has left
-    assert gate.tables == []
-    busy.clear()
-    idle()
-    client.read(0, np.zeros(10, dtype=np.float32))
-    assert gate.tables == [0]
-    busy.set()
-    client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
-    client.clock()
-    client.close()  # says all it had to say
-    thread.join()
+    with gated(store) as (gate, client):
+        idle = client.give_way(busy.is_set)
+        busy.set()
+        client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
+        client.clock()
+        client.barrier()  # there and back: whatever could leave has left
+        assert gate.tables == []
+        busy.clear()
+        idle()
+        client.read(0, np.zeros(10, dtype=np.float32))
+        assert gate.tables == [0]
+        busy.set()
+        client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
+        client.clock()  # closing says all that there is to say
     assert gate.tables == [0, 0]
     monkeypatch.setattr(gate, "wake", None)
     idle()  # a transport that is closed is left alone
