@@ -94,6 +94,8 @@ class Client:
         self._others_first: Callable[[], bool] = lambda: False
         self._failure: ServerError | None = None
         self._closing = False
+        self._offered = False
+        self._asked_before: tuple[SignalKind, ...] = ()
         self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
         self._thread.start()
 
@@ -112,6 +114,25 @@ class Client:
         self._do(lambda: [*self._session.start(initial), *self._offer_memory()])
         for table in range(len(self._session.store.tables)):
             self._until_fresh(table, None)
+        for kind in self._asked_before:
+            self.signal(kind)
+        self._asked_before = ()
+
+    def renew(self, start_clock: int) -> None:
+        """Let the store begin anew at another clock: `bind` and `start` follow, as at first. All workers call it together.
+
+        Before the first push only. What rank 0 has asked for (`signal`) it asks anew once the store has started.
+
+        Args:
+            start_clock: the iteration that the new first values stand at.
+        """
+        self.barrier()  # from here on no value of the old store is on its way to anybody
+        with self._changed:
+            self._check()
+            kinds = [signal.kind for signal in self._session.signals]
+            self._asked_before = tuple(kinds) if self.rank == 0 else ()
+            self._session = self._session.renewed(start_clock)
+            self._offered = True
 
     def bind(self, table: int, out: Array) -> None:
         """Let the values of a table of staleness 0 be written to `out` the moment they come.
@@ -337,6 +358,8 @@ class Client:
                 self._inquiries.remove(inquiry)
 
     def _offer_memory(self) -> list[Addressed]:
+        if self._offered:
+            return []
         offers = self._neighbours.offers(self._session.chunks_on)
         return [Addressed(shard, share) for shard, share in offers.items()]
 

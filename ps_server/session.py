@@ -8,6 +8,8 @@ Laws:
 * Under `SSPAggr` with a budget, changes may be kept back and leave added up (`bandwidth.py`). At clock c everything of
   iterations < c + 1 - s has left, so no worker that has finished as much as this one waits for it; and `Clock` tells
   the shards how many iterations they have all changes of, so the bound holds whatever is kept back.
+* A session that is begun anew (`renewed`) hears no shard's `Signal` before that shard's `Welcome`: until then it may be one
+  of the session before.
 * A pushed array is held, and must not be written to, until the shard has it (staleness 0: until the next
   value of its chunk arrives; staleness > 0: until a value that includes it arrives).
 * A table of staleness 0 may be bound to its reader's array: values are then written where they belong as they come,
@@ -17,6 +19,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -84,6 +87,8 @@ class Session:
         self._gathered: dict[int, tuple[bytes, ...]] = {}
         self._awaited: set[int] = set()  # tags of collections that this worker is part of
         self._next_tag = 0
+        self._joins = True  # whether `start` says who this is
+        self._unwelcome: set[int] = set()  # shards whose signals may be those of the session before
         self._next_norm = store.start_clock  # the iteration whose norm rank 0 is told next
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
         self._norm_shards = frozenset(bulk)
@@ -104,9 +109,10 @@ class Session:
         Args:
             initial: gives a table's first value, and its history when a run is resumed; called by rank 0.
         """
-        outgoing = []
+        outgoing: list[Addressed] = []
         for shard in range(self.store.shards):
-            outgoing.append(Addressed(shard, m.Hello(self.rank, self._token)))
+            if self._joins:
+                outgoing.append(Addressed(shard, m.Hello(self.rank, self._token)))
             outgoing.append(Addressed(shard, m.Create(self.store)))
         if self.rank == 0:
             for table, row in enumerate(self._placement.chunks):
@@ -115,6 +121,20 @@ class Session:
                     parts = [array[chunk.start : chunk.stop] for array in arrays]
                     outgoing.append(Addressed(chunk.shard, m.Initial(table, chunk.index, parts)))
         return outgoing
+
+    def renewed(self, start_clock: int) -> Session:
+        """A session to go on with on the same connections, whose store begins anew at another clock.
+
+        Every worker has met the others since its last message, and none has pushed anything. What rank 0 has asked for
+        (`signal`) is forgotten: it asks anew once the session has started.
+        """
+        if any(copy.pushed != self.store.start_clock for row in self._copies for copy in row):
+            raise LocalProtocolError("a store begins anew only before its first push")
+        store = replace(self.store, start_clock=start_clock)
+        session = Session(self.rank, store, self._token, log=self._log)
+        session._next_tag, session._joins = self._next_tag, False
+        session._unwelcome = set(range(store.shards))
+        return session
 
     def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
         spec = self.store.tables[table]
@@ -351,7 +371,7 @@ class Session:
             case m.Fresh(clock):
                 self._fresh[shard] = max(self._fresh[shard], clock)
             case m.Welcome(index) if index == shard:
-                pass  # nothing to do: everything that follows is sent without waiting for it
+                self._unwelcome.discard(shard)  # all else is sent without waiting for it
             case m.PartialNorm(clock, _) if self._awaits_norm(shard, clock):
                 self._norms.setdefault(clock, {})[shard] = message
                 return self._total_norm(clock)
@@ -364,7 +384,7 @@ class Session:
                 self._awaited.remove(tag)
                 self._gathered[tag] = payloads
             case m.Signal() if self.rank != 0:
-                if message not in self.signals:  # every shard passes it on
+                if shard not in self._unwelcome and message not in self.signals:  # every shard passes it on
                     self.signals.append(message)
             case m.Fault(reason):
                 raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")

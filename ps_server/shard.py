@@ -12,6 +12,8 @@ Laws:
   the bound asks for, which is what keeps stale training close to exact training, at no more than twice the bytes.
 * Nothing illegal changes state: it is answered with `Fault` and counted.
 * A worker that leaves before the others have finished can be waited for by nobody: those who go on are told (`Gone`).
+* Until the first push all workers together may create the store anew, with other first values at another clock (a state is
+  loaded). Each hears `Welcome` once it has: what it is sent after that is of the new store.
 
     stranger --Hello--> known --Create--> joined --Leave--> left
 
@@ -64,7 +66,18 @@ LEGAL: dict[Stage, dict[type, Stage]] = {
     Stage.KNOWN: {m.Create: Stage.JOINED},
     Stage.JOINED: {
         **dict.fromkeys(
-            (m.Initial, m.Push, m.Store, m.Clock, m.Get, m.TotalNorm, m.GetHistory, m.Gather, m.Signal),
+            (
+                m.Create,
+                m.Initial,
+                m.Push,
+                m.Store,
+                m.Clock,
+                m.Get,
+                m.TotalNorm,
+                m.GetHistory,
+                m.Gather,
+                m.Signal,
+            ),
             Stage.JOINED,
         ),
         m.Leave: Stage.LEFT,
@@ -111,6 +124,8 @@ class Shard:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._clock = VectorClock(workers)
         self._begun = False
+        self._agreed: set[int] = set()  # ranks that have created the present store
+        self._created_anew = False
         self._gathering: dict[int, dict[int, bytes]] = {}
         self._next_tag = [0] * workers
         self._faults = [0] * workers
@@ -167,7 +182,7 @@ class Shard:
         self._stages[sender] = after
         if self._left and isinstance(message, m.Push):
             outgoing.extend(self._miss_the_left(self._ranks[sender]))
-        if stage is Stage.KNOWN:
+        if isinstance(message, m.Create):
             outgoing.extend(self._begin())
         return outgoing
 
@@ -207,6 +222,8 @@ class Shard:
             raise RemoteProtocolError(
                 f"worker {rank} expects {store.shards} shards; this is shard {self.index}"
             )
+        if rank in self._agreed:
+            self._forget_store(rank)
         if self._store is None:
             self._store = store
             self._clock = VectorClock(self._workers, store.start_clock)
@@ -217,7 +234,18 @@ class Shard:
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {_difference(self._store, store)}")
-        yield from ()
+        self._agreed.add(rank)
+        if self._created_anew:
+            yield Outgoing(self._peers[rank], m.Welcome(self.index))
+
+    def _forget_store(self, rank: int) -> None:
+        """The first worker that creates the store anew: nobody has pushed anything to the one before."""
+        used = any(count > cell.clock for cell in self._cells.values() for count in cell.own)
+        if not self._begun or used or self.counts.updates:
+            raise RemoteProtocolError(f"worker {rank} creates the store a second time, and it is in use")
+        self._store, self._begun, self._created_anew = None, False, True
+        self._cells.clear()
+        self._agreed.clear()
 
     def _initial(self, rank: int, initial: m.Initial) -> Iterator[Outgoing]:
         cell = self._cell(initial.table, initial.chunk)
@@ -234,8 +262,9 @@ class Shard:
 
     def _begin(self) -> Iterator[Outgoing]:
         """Once everything and everyone is here: send the first values."""
-        here = sum(self._stages[peer] is Stage.JOINED for peer in self._peers.values())
-        ready = here == self._workers and all(cell.value is not None for cell in self._cells.values())
+        ready = len(self._agreed) == self._workers and all(
+            cell.value is not None for cell in self._cells.values()
+        )
         if ready and not self._begun:
             self._begun = True
             assert self._store is not None

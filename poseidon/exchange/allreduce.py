@@ -107,7 +107,15 @@ class AllReduceExchange(WholeGradients):
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`. Histories count on rank 0; the others are told them."""
         self._client.start(lambda table: [])
-        resumed = self._meet(resumed=bool(histories))
+        self._spread(histories, resumed=self._meet(resumed=bool(histories)))
+
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        self._iteration = clock
+        self._spread(histories, resumed=bool(histories))
+
+    def _spread(self, histories: Sequence[History] | None, *, resumed: bool) -> None:
+        """Bring every replica to rank 0's values, and to its histories where it has any."""
         for own, given in zip(self._histories, histories or (), strict=False):
             for tensor, array in zip(own, given, strict=True):
                 tensor.copy_(torch.from_numpy(array).reshape(-1))

@@ -89,6 +89,16 @@ class Exchange(Protocol):
             histories: for each tensor the history to go on from (a resumed run); None: all zero.
         """
 
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """Open once more, from what the tensors are now: a saved state was loaded into them.
+
+        All replicas call it together, after `open` and before their first iteration.
+
+        Args:
+            histories: as for `open`, on every replica.
+            clock: the iteration that the tensors' values stand at; the next `start` is of this one.
+        """
+
     def start(self, iteration: int, rate: float) -> None:
         """Begin an iteration. `rate` is the solver's rate in it."""
 

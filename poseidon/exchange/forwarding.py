@@ -24,6 +24,10 @@ class ForwardingExchange:
         """See `Exchange`."""
         self._inner.open(histories)
 
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        self._inner.reopen(histories, clock)
+
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         self._inner.start(iteration, rate)

@@ -80,9 +80,18 @@ class HybridExchange:
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`."""
         self._server.open(histories)
-        given = histories or [()] * len(self._tensors)
         addresses = self._meet()
-        self._factors.open(addresses, {index: given[index] for index in self._indices})
+        self._factors.take_first(self._of_factors(histories))
+        self._factors.open(addresses)
+
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        self._factors.rewind(clock)  # first: who has the values that come now may send factors at once
+        self._server.reopen(histories, clock)
+        self._factors.take_first(self._of_factors(histories))
+
+    def _of_factors(self, histories: Sequence[History] | None) -> dict[int, History]:
+        return {index: histories[index] if histories else () for index in self._indices}
 
     def _meet(self) -> list[str]:
         """Tell all workers where this one listens; where each of them does."""

@@ -34,6 +34,11 @@ class LocalExchange(WholeGradients):
             for tensor, array in zip(own, given, strict=True):
                 tensor.copy_(torch.from_numpy(array).reshape(-1))
 
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        self._iteration = clock
+        self.open(histories)
+
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         self._iteration = iteration

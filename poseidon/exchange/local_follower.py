@@ -63,6 +63,10 @@ class FollowerExchange:
         """See `Exchange`. The leader's history counts."""
         self._take_all()
 
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`. What the leader has counts."""
+        self._take_all()
+
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`. The leader's rate counts."""
         self._round += 1

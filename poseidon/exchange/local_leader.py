@@ -102,6 +102,10 @@ class LeaderExchange:
         """See `Exchange`."""
         self._together(lambda: self._inner.open(histories))
 
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        self._together(lambda: self._inner.reopen(histories, clock))
+
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         self._begun.clear()

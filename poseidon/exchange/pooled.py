@@ -11,7 +11,7 @@ neither is felt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -97,9 +97,19 @@ class PooledExchange(ForwardingExchange):
 
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`."""
+        self._open(histories, super().open)
+
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        inner = super().reopen
+        self._open(histories, lambda laid: inner(laid, clock))
+
+    def _open(
+        self, histories: Sequence[History] | None, inner: Callable[[Sequence[History] | None], None]
+    ) -> None:
         for pool in self._shared.values():
             pool.collect()
-        super().open(histories and [_laid([histories[index] for index in pool]) for pool in self._pools])
+        inner(histories and [_laid([histories[index] for index in pool]) for pool in self._pools])
         for pool in self._shared.values():
             pool.spread()
 

@@ -131,6 +131,15 @@ class ServerExchange(WholeGradients):
         for index in range(len(self._slots)):
             self._read(index, staleness=None)
 
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        self._drain()
+        self._client.renew(clock)
+        self._iteration = clock
+        for slot in self._slots:
+            slot.take_tensor()
+        self.open(histories)
+
     def _initial(self, table: int) -> list[Array]:
         slot = self._slots[table]
         return [slot.value, *(history.numpy() for history in slot.sent_history)]
@@ -332,6 +341,11 @@ class _Slot:
         self.kept: Tensor | None = None
         self.read: Array = self.value.copy() if self.statistics else self.value
         """What statistics were when they were last read."""
+
+    def take_tensor(self) -> None:
+        """Bring a GPU tensor's copy on the host up to date with it."""
+        if not self._on_host:
+            np.copyto(self.value, self.take_moved())
 
     def set_history(self, history: History) -> None:
         """Go on from this history: here at staleness > 0, on the shards at 0."""

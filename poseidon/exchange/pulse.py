@@ -109,6 +109,11 @@ class PulsingExchange(ForwardingExchange):
         with self._pulse.waiting():
             self._inner.open(histories)
 
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        with self._pulse.waiting():
+            self._inner.reopen(histories, clock)
+
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         with self._pulse.waiting():

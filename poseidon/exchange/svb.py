@@ -84,7 +84,7 @@ class FactorChannel:
         self._rank = rank
         self._staleness = staleness
         self._norms = norms
-        self._iteration = settings.start_clock
+        self._iteration = self._start_clock = settings.start_clock
         device = next(iter(trained.values())).tensor.device
         self._side = SideStream(device)
         self._scratch = Scratch(device)
@@ -103,15 +103,30 @@ class FactorChannel:
         self._closing = False
         self._thread = threading.Thread(target=self._rebuild, name=f"rebuild-{rank}", daemon=True)
 
-    def open(self, addresses: Sequence[str], histories: Mapping[int, History]) -> None:
-        """Begin, with the tensors' present values as the first ones.
+    def take_first(self, histories: Mapping[int, History]) -> None:
+        """Take the tensors' present values as the first ones.
 
         Args:
-            addresses: of all workers' channels, by rank.
-            histories: index -> what the rule kept, where a run is resumed.
+            histories: index -> what the rule kept; empty: zeros.
         """
         for index, weight in self._weights.items():
             weight.open(histories.get(index, ()))
+
+    def rewind(self, clock: int) -> None:
+        """Begin at another clock; nobody has sent anything. `take_first` follows."""
+        with self.peers.changed:
+            self._iteration = self._start_clock = clock
+            session = self.peers.session
+            self.peers.session = FactorSession(session.rank, session.workers, session.tables, clock)
+            for weight in self._weights.values():
+                weight.applied = weight.released = clock
+
+    def open(self, addresses: Sequence[str]) -> None:
+        """Meet the others; `take_first` comes before.
+
+        Args:
+            addresses: of all workers' channels, by rank.
+        """
         self.peers.connect(addresses)
         self._thread.start()
 
@@ -208,7 +223,7 @@ class FactorChannel:
 
     def _wait(self, index: int, clock: int) -> None:
         weight = self._weights[index]
-        clock = max(clock, self._settings.start_clock)
+        clock = max(clock, self._start_clock)
         self.peers.wait(
             lambda: True if weight.applied >= clock else None,
             f"the factors of '{weight.name}' of iteration {clock - 1} did not come",

@@ -328,6 +328,35 @@ def test_large_tables_cross_sockets_whole() -> None:
         assert np.array_equal(value, np.arange(size, dtype=np.float32) - 1)
 
 
+def test_what_was_asked_for_before_a_store_begins_anew_is_asked_for_in_it() -> None:
+    """The stop of the store before named an iteration that is past in the new one: nobody stops there."""
+    store = StoreSpec(workers=3, shards=2, tables=(TableSpec(name="w", size=6, rows=2, rule=Rule()),))
+    stopped: dict[int, int] = {}
+
+    def body(client: Client, rank: int) -> None:
+        value = np.zeros(6, dtype=np.float32)
+        client.start(zeros(store))
+        client.read(0, value)
+        if rank == 0:
+            client.signal(SignalKind.STOP)
+        client.renew(100)
+        client.start(lambda table: [np.full(6, 2.0, np.float32)])
+        client.read(0, value)
+        assert client.iterations == 100
+        assert value.tolist() == [2.0] * 6
+        while not any(signal.clock <= client.iterations for signal in client.signals):
+            client.push(0, np.zeros(6, np.float32), rate=0.1)
+            client.clock()
+            client.read(0, value)
+        stopped[rank] = client.iterations
+        with pytest.raises(LocalProtocolError, match="before its first push"):
+            client.renew(0)
+
+    with memory_store(3, 2, Faults(delay=3)) as connect:
+        run_workers(connect, store, body)
+    assert set(stopped.values()) == {103}
+
+
 def test_signals_reach_everyone_before_the_named_iteration() -> None:
     table = TableSpec(name="w", size=1)
     store = StoreSpec(workers=3, shards=2, tables=(table, table))

@@ -228,7 +228,8 @@ ILLEGAL: dict[str, tuple[StoreSpec, int, list[m.Message]]] = {
     "clock that skips": (store(), 0, [m.Clock(2)]),
     "change sent twice": (store(staleness=1), 1, [m.Push(0, 0, 0, 0.0, G), m.Push(0, 0, 0, 0.0, G)]),
     "second hello": (store(), 0, [m.Hello(0, b"secret")]),
-    "second create": (store(), 0, [m.Create(store())]),
+    "second create after a push": (store(), 0, [m.Push(0, 0, 0, 1.0, G), m.Create(store())]),
+    "second create after a change": (store(staleness=1), 0, [m.Push(0, 0, 0, 0.0, G), m.Create(store())]),
     "second initial": (store(), 0, [m.Initial(0, 0, [G])]),
     "initial of worker 1": (store(), 1, [m.Initial(0, 0, [G])]),
     "unasked norm": (store(), 0, [m.TotalNorm(0, 1.0)]),
@@ -299,6 +300,22 @@ def test_workers_must_bring_the_same_store(other: StoreSpec, text: str) -> None:
     assert isinstance(answer.message, m.Fault)
     assert text in answer.message.reason
     assert shard.handle(peer(1), m.Create(store())) == []  # it may still bring the right one
+
+
+def test_before_the_first_push_all_workers_may_create_the_store_anew() -> None:
+    shard = joined(store())
+    anew = store(start_clock=7)
+    assert shard.handle(peer(1), m.Create(anew)) == [Outgoing(peer(1), m.Welcome(0))]
+    (answer,) = shard.handle(peer(0), m.Push(0, 0, 0, 1.0, G))  # of the store before
+    assert isinstance(answer.message, m.Fault)
+    assert shard.handle(peer(0), m.Create(anew)) == [Outgoing(peer(0), m.Welcome(0))]
+    sent = values(shard.handle(peer(0), m.Initial(0, 0, [array(1, 2, 3, 4)])))
+    assert {to: (value.clock, value.own, value.array.tolist()) for to, value in sent.items()} == {
+        peer(rank): (7, 7, [1, 2, 3, 4]) for rank in range(2)
+    }
+    for rank in range(2):
+        shard.handle(peer(rank), m.Push(0, 0, 7, 1.0, G))
+    assert shard.counts.updates == 1
 
 
 def test_every_stage_has_its_row() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.base import Exchange, ExchangeSettings, History, Trained
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.local import LocalExchange
 from ps_server import Rule
@@ -62,14 +63,39 @@ def rate(iteration: int) -> float:
     return 0.2 / (1 + iteration)
 
 
-def train(make: Make, workers: int, scenario: Scenario) -> list[list[np.ndarray]]:
-    """Train W replicas on threads; each one's final weights."""
+@dataclass(slots=True)
+class Saved:
+    """What replicas had after some iterations: the values, and each replica's histories."""
+
+    iterations: int
+    of_each: bool = False  # whether each replica has histories of its own
+    values: list[np.ndarray] = field(default_factory=list)
+    histories: dict[int, list[History]] = field(default_factory=dict)
+
+
+def train(
+    make: Make,
+    workers: int,
+    scenario: Scenario,
+    *,
+    save: Saved | None = None,
+    begin: Saved | None = None,
+) -> list[list[np.ndarray]]:
+    """Train W replicas on threads; each one's final weights.
+
+    Args:
+        make: makes their exchanges.
+        workers: how many.
+        scenario: how.
+        save: end after so many iterations, and note what there is.
+        begin: open as usual, and once more from there.
+    """
     ends: list[list[np.ndarray] | None] = [None] * workers
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            ends[rank] = _train_one(make, rank, workers, scenario)
+            ends[rank] = _train_one(make, rank, workers, scenario, save, begin)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
@@ -83,7 +109,9 @@ def train(make: Make, workers: int, scenario: Scenario) -> list[list[np.ndarray]
     return [end for end in ends if end is not None]
 
 
-def _train_one(make: Make, rank: int, workers: int, scenario: Scenario) -> list[np.ndarray]:
+def _train_one(
+    make: Make, rank: int, workers: int, scenario: Scenario, save: Saved | None, begin: Saved | None
+) -> list[np.ndarray]:
     net = Net()
     if rank:  # only rank 0's first values count
         for parameter in net.parameters():
@@ -95,17 +123,27 @@ def _train_one(make: Make, rank: int, workers: int, scenario: Scenario) -> list[
     data = torch.Generator().manual_seed(1)
     try:
         exchange.open(None)
-        for iteration in range(scenario.iterations):
+        if begin is not None:
+            for parameter, value in zip(net.parameters(), begin.values, strict=True):
+                parameter.data.copy_(torch.from_numpy(value) if rank == 0 else torch.tensor(float(rank)))
+            exchange.reopen(begin.histories.get(rank, begin.histories[0]), begin.iterations)
+        for iteration in range(scenario.iterations if save is None else save.iterations):
+            batches = torch.randn(scenario.passes, BATCH, 7, generator=data)[:, rank::workers]
+            if begin is not None and iteration < begin.iterations:
+                continue
             exchange.start(iteration, rate(iteration))
             hooks.start()
-            for _ in range(scenario.passes):
-                x = torch.randn(BATCH, 5, generator=data)[rank::workers]
-                y = torch.randn(BATCH, 2, generator=data)[rank::workers]
+            for batch in batches:
+                x, y = batch[:, :5], batch[:, 5:]
                 nn.functional.mse_loss(net(x), y).backward()
                 hooks.next_pass()
             hooks.finish()
             exchange.finish()
         exchange.settle()
+        if save is not None and (rank == 0 or save.of_each):
+            save.histories[rank] = [[array.copy() for array in history] for history in exchange.histories()]
+        if save is not None and rank == 0:
+            save.values = [p.detach().numpy().copy() for p in net.parameters()]
         parts = exchange.gathered(exchange.gather(b"%d" % rank))
         assert parts == tuple(b"%d" % r for r in range(workers))
         return [p.detach().numpy().copy() for p in net.parameters()]
@@ -128,3 +166,19 @@ def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
             assert np.array_equal(a, b)
     for a, b in zip(ends[0], reference(scenario), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def check_reopen(
+    opened: Callable[[], AbstractContextManager[Make]], workers: int, scenario: Scenario
+) -> None:
+    """Who opens once more from what was saved ends with the bits of who was never interrupted."""
+    saved = Saved(iterations=scenario.iterations // 2)
+    with opened() as make:
+        whole = train(make, workers, scenario)
+    with opened() as make:
+        train(make, workers, scenario, save=saved)
+    with opened() as make:
+        ends = train(make, workers, scenario, begin=saved)
+    for end in ends:
+        for a, b in zip(end, whole[0], strict=True):
+            assert np.array_equal(a, b)

@@ -26,7 +26,7 @@ from tests.poseidon.exchange.test_statistics import (
     tensors_of,
 )
 from tests.support.cluster import memory_store
-from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
+from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
 
 
 @contextmanager
@@ -55,6 +55,10 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
 def test_it_is_exact(workers: int, scenario: Scenario) -> None:
     with allreduce(workers) as make:
         check_exact(make, workers, scenario)
+
+
+def test_it_is_opened_once_more() -> None:
+    check_reopen(lambda: allreduce(3), 3, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2))
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 10**6])

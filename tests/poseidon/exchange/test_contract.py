@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from poseidon.exchange.ps import ServerExchange, store_spec
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, socket_store
-from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
+from tests.support.exchange_contract import Make, Saved, Scenario, check_exact, check_reopen, reference, train
 
 # RMSProp divides by the root of its last few gradients: with a small delta it would magnify the rounding of a
 # coordinate whose gradient passes through zero.
@@ -72,6 +73,35 @@ def test_the_server_is_exact_at_staleness_0(workers: int, shards: int, scenario:
 def test_the_server_is_exact_over_sockets(consistency: Consistency) -> None:
     with server(2, 2, sockets=True, consistency=consistency) as make:
         check_exact(make, 2, Scenario(clip=0.1))
+
+
+@pytest.mark.parametrize("consistency", Consistency)
+def test_a_server_is_opened_once_more(consistency: Consistency) -> None:
+    """Adam's step count is the clock's; with a limit, norms are told by iteration."""
+    scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4), clip=0.3)
+    check_reopen(lambda: server(3, 2, sockets=True, consistency=consistency), 3, scenario)
+
+
+def test_local_is_opened_once_more() -> None:
+    alone: Make = lambda rank, tensors, settings: LocalExchange(tensors, settings)  # noqa: E731
+    check_reopen(lambda: nullcontext(alone), 1, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9)))
+
+
+def test_a_stale_server_is_opened_once_more() -> None:
+    """All begin with the values that were saved, and each with its own history."""
+    scenario, saved = Scenario(iterations=8), Saved(iterations=4, of_each=True)
+    with server(2, 2, staleness=2) as make:
+        train(make, 2, scenario, save=saved)
+    with server(2, 2, staleness=2) as make:
+        ends = train(make, 2, replace(scenario, iterations=4), begin=saved)
+    for end in ends:
+        for a, b in zip(end, saved.values, strict=True):
+            assert np.array_equal(a, b)
+    with server(2, 2, staleness=2) as make:
+        first, second = train(make, 2, scenario, begin=saved)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(saved.histories[0][0][0], saved.histories[1][0][0])
 
 
 def test_local_is_the_reference() -> None:

@@ -19,6 +19,7 @@ def test_every_call_of_the_contract_is_handed_on() -> None:
     exchange = ForwardingExchange(inner)
     gradient = torch.ones(2)
     exchange.open(None)
+    exchange.reopen(None, 7)
     exchange.start(3, 0.5)
     exchange.begin(1, gradient)
     exchange.begin_factors(2, gradient, gradient)
@@ -34,6 +35,7 @@ def test_every_call_of_the_contract_is_handed_on() -> None:
     assert exchange.gathered(inner.gather.return_value) is inner.gathered.return_value
     assert exchange.signals is inner.signals
     inner.open.assert_called_once_with(None)
+    inner.reopen.assert_called_once_with(None, 7)
     inner.start.assert_called_once_with(3, 0.5)
     inner.begin.assert_called_once_with(1, gradient)
     inner.begin_factors.assert_called_once_with(2, gradient, gradient)

@@ -18,7 +18,7 @@ from poseidon.exchange.ps import store_spec
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, TOKEN, socket_store
-from tests.support.exchange_contract import Make, Scenario, check_exact, reference, train
+from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
 
 FIRST, IDLE, LAST = 0, 4, 6  # weights of layers that are used once; layer `idle` gets no gradient
 
@@ -79,6 +79,11 @@ def test_two_runs_have_the_same_bits() -> None:
             runs.append(train(make, 3, scenario))
     for a, b in zip(runs[0][0], runs[1][0], strict=True):
         assert np.array_equal(a, b)
+
+
+def test_factors_are_opened_once_more() -> None:
+    scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2)
+    check_reopen(lambda: hybrid(3, 2), 3, scenario)
 
 
 @pytest.mark.parametrize("scenario", [Scenario(iterations=40), Scenario(iterations=40, clip=0.5, passes=2)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from ps_server.transport.memory import MemoryNetwork
 from tests.poseidon.exchange.test_allreduce import allreduce
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.poseidon.exchange.test_statistics import SETTINGS, Counting, body, expected, tensors_of
-from tests.support.exchange_contract import Scenario, check_exact, reference, train
+from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
 from tests.support.machines import machines, run_workers
 
 
@@ -48,6 +48,15 @@ def test_one_machine_without_a_server_is_exact(local_workers: int, means: Means)
 def test_machines_that_reduce_among_each_other_are_exact(means: Means) -> None:
     with allreduce(2) as inner, machines(inner, 2, means=means) as make:
         check_exact(make, 4, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4)))
+
+
+def test_machines_are_opened_once_more() -> None:
+    @contextmanager
+    def opened() -> Iterator[Make]:
+        with server(2, 2, rows=3) as inner, machines(inner, 2) as make:
+            yield make
+
+    check_reopen(opened, 4, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2))
 
 
 def test_two_runs_have_the_same_bits() -> None:

@@ -17,7 +17,7 @@ from ps_server import Client, Consistency, Rule, RuleKind
 from ps_server.messages import Array
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.support.cluster import Connect, memory_store, socket_store
-from tests.support.exchange_contract import Make, Scenario, check_exact, train
+from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, train
 
 SETTINGS = ExchangeSettings()
 
@@ -90,6 +90,10 @@ def test_what_is_laid_together_has_the_values_in_order() -> None:
 def test_pools_are_exact(scenario: Scenario) -> None:
     with pooled(2, 2) as make:
         check_exact(make, 2, scenario)
+
+
+def test_pools_are_opened_once_more() -> None:
+    check_reopen(lambda: pooled(2, 2), 2, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9)))
 
 
 @pytest.mark.parametrize("apart", [(), (0, 5)])

@@ -78,6 +78,7 @@ def test_every_call_of_an_exchange_is_a_wait_or_a_move(clock: Clock) -> None:
     pulse.start()
     waits = [
         lambda: exchange.open(None),
+        lambda: exchange.reopen(None, 5),
         lambda: exchange.start(0, 0.1),
         lambda: exchange.wait(0),
         exchange.finish,
