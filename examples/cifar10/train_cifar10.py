@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
+from poseidon.cli.launching import remove_unused  # noqa: E402
 from poseidon.cli.main import main as poseidon  # noqa: E402
 from poseidon.cli.main import parse_words  # noqa: E402
 from poseidon.cli.prepare_cifar10 import add_data_flags, prepare_and_tell  # noqa: E402
@@ -122,8 +124,18 @@ def machinefile(clients: int, output: Path) -> Path:
     return path
 
 
+def derived_files(flags: argparse.Namespace, output: Path) -> list[Path]:
+    """What this script may write to a job's folder."""
+    return [output / name for name in (Path(flags.solver).name, "train_test.prototxt", "machinefile")]
+
+
 def main(words: list[str]) -> int:
     """Prepare the data, once nothing else is in the way, and train; returns the exit code."""
+    with ExitStack() as stack:
+        return _main(words, stack)
+
+
+def _main(words: list[str], stack: ExitStack) -> int:
     try:
         flags, others = parse(words)
         request = Request(
@@ -136,6 +148,8 @@ def main(words: list[str]) -> int:
         parse_words(["train", f"--solver={flags.solver}", *others])
         job = new_job_id("cifar10", datetime.now(), secrets.token_hex(3))
         output = (flags.output or ROOT / "output" / job).absolute()
+        if not output.exists():
+            stack.callback(lambda: remove_unused(output, derived_files(flags, output)))
         solver = derive_solver(flags, request, output)
         command = ["train", f"--solver={solver}", f"--output={output}", f"--job={job}"]
         if not any(word.lstrip("-").startswith("hostfile") for word in others):
@@ -150,7 +164,10 @@ def main(words: list[str]) -> int:
         print(f"train_cifar10.py: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     command += [f"--table_staleness={flags.staleness}", f"--net_outputs={output / 'cifar'}"]
-    return poseidon([*command, *others])
+    code = poseidon([*command, *others])
+    if code == 0:
+        stack.pop_all()  # the folder stays
+    return code
 
 
 if __name__ == "__main__":

@@ -20,7 +20,15 @@ from pathlib import Path
 from poseidon.cli.encryption import check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import check_exchange, exchange_kind
 from poseidon.cli.job_flags import START_TIMEOUT_S, check_folder, patience, restart_settings
-from poseidon.cli.launching import ClosingLauncher, Site, child_environment, read_clients, register_job
+from poseidon.cli.launching import (
+    ClosingLauncher,
+    Site,
+    child_environment,
+    output_folder,
+    read_clients,
+    register_job,
+    remove_unused,
+)
 from poseidon.cli.log_files import LogFiles
 from poseidon.cli.restarting import Restarting
 from poseidon.cli.snapshot_copies import SnapshotCopies
@@ -32,7 +40,6 @@ from poseidon.cli.terminal import Shown, Terminal
 from poseidon.cluster.agent_launcher import AgentLauncher
 from poseidon.cluster.background import StartReport, how_to_follow, run_in_background, this_command
 from poseidon.cluster.host_checks import ClientNeeds
-from poseidon.cluster.host_probe import taken_words
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Client, has_other_machines
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
@@ -117,21 +124,23 @@ class Job(ABC):
         """Start this command again, detached, and return once the job runs."""
         words = self.background_words([f"--job={self._id}", f"--output={self._output}"])
         log = self._output / "launcher.log"
-        pid = run_in_background(this_command(words), log, timeout_s=START_TIMEOUT_S + 30)
+        new = not self._output.exists()
+        try:
+            pid = run_in_background(this_command(words), log, timeout_s=START_TIMEOUT_S + 30)
+        except JobError:
+            if new:
+                remove_unused(self._output)
+            raise
         print(how_to_follow(self._id, pid, log))
         return 0
 
     def run(self, report: StartReport) -> int:
         """Start the processes and stay with them to the end."""
-        with self._prepared():
-            try:
-                self._output.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise JobError(f"cannot make the output folder {self._output}: {error.strerror}") from error
-            return self._run(report)
-
-    def _run(self, report: StartReport) -> int:
-        with register_job(self._id, self._flags.hostfile, self._plan.clients, self._output) as registration:
+        with (
+            self._prepared(),
+            output_folder(self._output),
+            register_job(self._id, self._flags.hostfile, self._plan.clients, self._output) as registration,
+        ):
             return self._supervise(report, registration)
 
     def _supervise(self, report: StartReport, registration: Registration) -> int:
@@ -190,7 +199,6 @@ class Job(ABC):
         """Every host is asked first, and nothing is in the way; connections end with the block."""
         site = self._site
         if site is None:
-            self._check_ports()
             yield
             return
         try:
@@ -200,17 +208,6 @@ class Job(ABC):
         finally:
             site.close()
 
-    def _check_ports(self) -> None:
-        """Refuse ports of this machine that somebody else has.
-
-        Raises:
-            JobError: lists them, with the job that has each, where one of this user's does.
-        """
-        wanted = [(client.host, port) for client in self._plan.clients for port in self._ports(client)]
-        taken = [words for host, port in wanted if (words := taken_words(host, port, with_job=True))]
-        if taken:
-            raise JobError("; ".join(taken))
-
     def needs(self, client: Client) -> ClientNeeds:
         """What a client's host must have before anything starts."""
         workers = [worker for worker in self._plan.workers if worker.client.id == client.id]
@@ -218,15 +215,10 @@ class Job(ABC):
         return ClientNeeds(
             id=client.id,
             addresses=(),
-            ports=self._ports(client),
+            ports=tuple(s.port for s in self._plan.shards if s.client.id == client.id and s.port),
             devices=tuple(int(card) for card in cards if card.isdecimal()),
             folders=(self.there(self._output),),
         )
-
-    def _ports(self, client: Client) -> tuple[int, ...]:
-        """Those that its shards bind, where the machinefile says which."""
-        shards = [shard for shard in self._plan.shards if shard.client.id == client.id]
-        return tuple(client.port + shard.channel for shard in shards if client.port)
 
     def there(self, path: Path) -> str:
         """A path as the processes are told it: by other hosts it may be meant in their own working folder."""

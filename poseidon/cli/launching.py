@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -109,6 +111,38 @@ def register_job(job: str, hostfile: str | None, clients: tuple[Client, ...], ou
         started_s=datetime.now().timestamp(),
     )
     return Registration(Registry(read_settings().state_folder), record)
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Make a job's folder. A new one goes again where the block fails and nothing was written there.
+
+    Raises:
+        JobError: it cannot be made.
+    """
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"cannot make the output folder {folder}: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if new:
+            remove_unused(folder)
+        raise
+
+
+def remove_unused(folder: Path, given: Collection[Path] = ()) -> None:
+    """Remove a job's folder that holds nothing but empty files.
+
+    Args:
+        folder: of the job's logs.
+        given: files in it that do not count, since they are worth nothing without the job.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file() and path not in given]
+    if not any(path.stat().st_size for path in files):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def child_environment() -> dict[str, str]:

@@ -75,6 +75,7 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
         JobError: the job did not start; with the launcher's own sentence and exit code if it gave one.
     """
     read_fd, write_fd = os.pipe()
+    new = not log.exists()
     try:
         pid = _spawn(argv, log, write_fd)
     finally:
@@ -98,6 +99,8 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
         code = report.get("exit_code")
         error.exit_code = code if isinstance(code, int) else 1
         os.waitpid(pid, 0)
+        if new:
+            log.unlink(missing_ok=True)  # it says the same
         raise error
     return pid
 

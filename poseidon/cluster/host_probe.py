@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 OLDEST_PYTHON = (3, 10)
+PORT_REMEDY = "give the client another port in the machinefile, or 0, which takes a free one"
 
 
 def answer(needs: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +111,8 @@ def taken_words(address: str, port: int, with_job: bool) -> str | None:
     if why is None:
         return None
     job = _job_at(address, port) if with_job else None
-    return f"port {port} of {address} cannot be used: {why}" + (f" by the running job {job}" if job else "")
+    by = f" by the running job {job}" if job else ""
+    return f"port {port} of {address} cannot be used: {why}{by}; {PORT_REMEDY}"
 
 
 def _job_at(address: str, port: int) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from poseidon.cluster.machine_words import ClientRole
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Client, has_other_machines
 from poseidon.cluster.shares import best_shares
 from poseidon.errors import UsageError
 
@@ -77,7 +77,7 @@ class ShardPlan:
         index: 0..P-1 over the whole job.
         client: the machine it runs on.
         channel: 0..(shards of that client)-1.
-        address: what it binds to, `tcp://host:port`; port 0 when the machinefile leaves it open.
+        address: what it binds to, `tcp://host:port`; port 0: any free one.
         home: the position of its machine among those that work; -1 - j on the j-th machine that only serves.
         share: the load it is to carry, relative to the other shards; at least 1.
     """
@@ -93,6 +93,11 @@ class ShardPlan:
     def process(self) -> ProcessName:
         """The name of its process."""
         return ProcessName(role=Role.SHARD, index=self.index, client=self.client.id, host=self.client.host)
+
+    @property
+    def port(self) -> int:
+        """The port of its address."""
+        return int(self.address.rpartition(":")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +157,7 @@ def plan_job(
     """Give each working client one worker per device and each serving one `channels` shards.
 
     Working clients have no shards, whatever their role, where as many machines only serve: those then carry less
-    each than a worker moves anyway.
+    each than a worker moves anyway. Where all clients are on this machine, shards take free ports: nobody has to know them.
 
     Args:
         clients: in the order of their ids, as `read_machinefile` returns them; at least one that works.
@@ -211,12 +216,13 @@ def _plan_shards(clients: Sequence[Client], channels: int) -> tuple[ShardPlan, .
     with_worker, alone = best_shares(working, len(clients) - working, sharing=both)
     share_of = {ClientRole.BOTH: with_worker, ClientRole.SERVER: alone, ClientRole.WORKER: 0}
     serving = [client for client in clients if share_of[client.role]]
+    fixed_ports = has_other_machines(clients)
     return tuple(
         ShardPlan(
             index=position * channels + channel,
             client=client,
             channel=channel,
-            address=_shard_address(client, channel),
+            address=_shard_address(client, channel, fixed_ports),
             home=home_of[client.id],
             share=share_of[client.role],
         )
@@ -274,6 +280,6 @@ def _devices_of(client: Client, usual: tuple[str, ...]) -> tuple[str, ...]:
     return own
 
 
-def _shard_address(client: Client, channel: int) -> str:
-    port = client.port + channel if client.port else 0
+def _shard_address(client: Client, channel: int, fixed_ports: bool) -> str:
+    port = client.port + channel if client.port and fixed_ports else 0
     return f"tcp://{client.reached_at}:{port}"

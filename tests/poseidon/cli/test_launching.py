@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.launching import child_environment, read_clients, register_job, require_near
+from poseidon.cli.launching import (
+    child_environment,
+    output_folder,
+    read_clients,
+    register_job,
+    remove_unused,
+    require_near,
+)
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.registry import Registry
 from poseidon.errors import JobError
@@ -57,3 +64,29 @@ def test_what_the_user_tells_glibc_is_kept_and_has_the_last_word(monkeypatch: py
         tunables = child_environment()["GLIBC_TUNABLES"]
         assert tunables == f"{ours}:glibc.malloc.tcache_count=0"
         monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+
+
+@pytest.mark.parametrize(
+    ("made", "written", "left"), [(False, "", False), (False, "x", True), (True, "", True)]
+)
+def test_a_job_that_never_started_leaves_no_folder(
+    tmp_path: Path, made: bool, written: str, left: bool
+) -> None:
+    """Its logs stay where they say something, and so does a folder that was there before."""
+    folder = tmp_path / "output" / "job"
+    if made:
+        folder.mkdir(parents=True)
+    with pytest.raises(JobError, match="no"), output_folder(folder):
+        (folder / "worker_0.log").write_text(written)
+        raise JobError("no")
+    assert folder.exists() == left
+
+
+def test_derived_files_do_not_keep_a_folder(tmp_path: Path) -> None:
+    given = tmp_path / "job" / "solver.prototxt"
+    given.parent.mkdir()
+    given.write_text("max_iter: 1")
+    remove_unused(given.parent)
+    assert given.exists()
+    remove_unused(given.parent, [given])
+    assert not given.parent.exists()

@@ -65,6 +65,7 @@ def test_the_launchers_own_error_and_exit_code(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"^no such net$") as caught:
         run_in_background(argv, tmp_path / "log", timeout_s=60)
     assert caught.value.exit_code == 2
+    assert not (tmp_path / "log").exists()
 
 
 def test_a_launcher_that_dies(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from poseidon import __version__
 from poseidon.cluster import host_checks
 from poseidon.cluster.host_checks import ClientNeeds, NeededFile, Question, check_hosts
-from poseidon.cluster.host_probe import answer, taken_words
+from poseidon.cluster.host_probe import PORT_REMEDY, answer, taken_words
 from poseidon.cluster.registry import Registry
 from poseidon.cluster.ssh_channel import Finished
 from poseidon.errors import JobError
@@ -69,19 +69,20 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         (problem,) = _problems(replace(HERE, ports=(port,)))
-    assert problem == f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)}"
+    assert problem == f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)}; {PORT_REMEDY}"
+    assert "or 0" in PORT_REMEDY
 
 
 @pytest.mark.processes
 def test_a_port_that_another_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
     with job_that_listens(tmp_path, "quick-1") as port:
-        taken = f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)} by the running job quick-1"
+        taken = f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)} by the running job quick-1; {PORT_REMEDY}"
         assert _problems(replace(HERE, ports=(port,))) == [taken]
         assert taken_words("localhost", port, with_job=True) == taken.replace("127.0.0.1", "localhost")
         (Registry(tmp_path).folder / "quick-1.json").write_text("{")
         (problem,) = _problems(replace(HERE, ports=(port,)))
-    assert problem.endswith(os.strerror(98))
+    assert problem.endswith(f"{os.strerror(98)}; {PORT_REMEDY}")
 
 
 def test_another_version_and_a_full_disk(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import devices_from_flag, plan_job
 from poseidon.errors import UsageError
 
-TWO = (Client(id=0, host="127.0.0.1", port=9999), Client(id=1, host="::1", port=0))
+TWO = (Client(id=0, host="10.0.0.7", port=9999), Client(id=1, host="fd00::8", port=0))
 
 
 def test_one_worker_per_device_and_channels_shards_per_client() -> None:
@@ -21,10 +21,10 @@ def test_one_worker_per_device_and_channels_shards_per_client() -> None:
         (3, 1, 1, "cuda:1"),
     ]
     assert [(s.index, s.client.id, s.channel, s.address) for s in plan.shards] == [
-        (0, 0, 0, "tcp://127.0.0.1:9999"),
-        (1, 0, 1, "tcp://127.0.0.1:10000"),
-        (2, 1, 0, "tcp://[::1]:0"),
-        (3, 1, 1, "tcp://[::1]:0"),
+        (0, 0, 0, "tcp://10.0.0.7:9999"),
+        (1, 0, 1, "tcp://10.0.0.7:10000"),
+        (2, 1, 0, "tcp://[fd00::8]:0"),
+        (3, 1, 1, "tcp://[fd00::8]:0"),
     ]
     assert (plan.worker_count, plan.shard_count, plan.workers_per_client, plan.channels) == (4, 4, 2, 2)
     assert plan.roles == (*plan.shards, *plan.workers)
@@ -33,8 +33,18 @@ def test_one_worker_per_device_and_channels_shards_per_client() -> None:
 
 def test_names() -> None:
     plan = plan_job(TWO, devices_per_client=("cpu",), channels=1)
-    assert plan.workers[1].process.describe() == "worker 1 (client 1, ::1)"
-    assert plan.shards[0].process.describe(4711) == "shard 0 (client 0, 127.0.0.1, pid 4711)"
+    assert plan.workers[1].process.describe() == "worker 1 (client 1, fd00::8)"
+    assert plan.shards[0].process.describe(4711) == "shard 0 (client 0, 10.0.0.7, pid 4711)"
+
+
+def test_on_one_machine_ports_are_free_ones() -> None:
+    clients = (Client(id=0, host="127.0.0.1", port=9999), Client(id=1, host="::1", port=10999))
+    plan = plan_job(clients, devices_per_client=("cpu",), channels=2)
+    assert [shard.address for shard in plan.shards] == ["tcp://127.0.0.1:0"] * 2 + ["tcp://[::1]:0"] * 2
+    assert [shard.port for shard in plan_job(TWO, devices_per_client=("cpu",), channels=1).shards] == [
+        9999,
+        0,
+    ]
 
 
 def _with_gpus(*gpus: str | None) -> tuple[Client, ...]:
