@@ -13,7 +13,7 @@ INSTALL_REQUIRES = [
     "msgpack>=1.1",  # message headers on the wire
     "protobuf>=7.35.1",  # Caffe's definitions, models and Datum records
     "lmdb>=1.6",  # Caffe's LMDB databases
-    "plyvel>=1.5.1",  # Caffe's LevelDB databases
+    "plyvel>=1.5.1; python_version < '3.13'",  # Caffe's LevelDB databases; has no wheels for 3.13, so see LEVELDB_REQUIRES
     "opencv-python-headless>=4.10,<5",  # decoding and resizing pictures, with the library and so the numbers of Caffe
     "h5py>=3.12",  # HDF5Data, HDF5Output, models and solver states in HDF5
     "matplotlib>=3.9",  # poseidon plot
@@ -21,6 +21,10 @@ INSTALL_REQUIRES = [
     "paramiko>=4",  # starting jobs over SSH
     "psutil>=6",  # identity of processes, for supervision and kill
     "tqdm>=4.67",  # progress bars
+]
+
+LEVELDB_REQUIRES = [
+    "plyvel>=1.5.1",  # on Python 3.13 and newer pip builds it, which takes a C++ compiler and LevelDB's headers
 ]
 
 DEV_REQUIRES = [
@@ -48,6 +52,6 @@ setup(
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={"poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi"], "ps_server": ["py.typed"]},
     install_requires=INSTALL_REQUIRES,
-    extras_require={"dev": DEV_REQUIRES},
+    extras_require={"dev": DEV_REQUIRES, "leveldb": LEVELDB_REQUIRES},
     entry_points={"console_scripts": ["poseidon = poseidon.cli.main:main"]},
 )

@@ -14,12 +14,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.chaos_runs.far import FarScene  # noqa: E402
-from benchmarks.chaos_runs.faults import draw  # noqa: E402
-from benchmarks.chaos_runs.local import LocalScene  # noqa: E402
-from benchmarks.chaos_runs.scene import Scene  # noqa: E402
-from benchmarks.chaos_runs.verdict import read_lines, table, to_line  # noqa: E402
-from tests.support.ssh_hosts import SshHosts  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from benchmarks.chaos_runs.far import FarScene
+from benchmarks.chaos_runs.faults import draw
+from benchmarks.chaos_runs.local import LocalScene
+from benchmarks.chaos_runs.scene import Scene
+from benchmarks.chaos_runs.verdict import read_lines, table, to_line
+from tests.support.ssh_hosts import SshHosts
 
 
 def main(arguments: list[str] | None = None) -> int:

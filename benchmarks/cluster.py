@@ -31,18 +31,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from benchmarks.testbed.exclusion import alone  # noqa: E402
-from benchmarks.testbed.hosts import remove_leftovers  # noqa: E402
-from benchmarks.testbed.measurement import Effort  # noqa: E402
-from benchmarks.testbed.point_bytes import measure_bytes  # noqa: E402
-from benchmarks.testbed.point_overlap import measure_overlap  # noqa: E402
-from benchmarks.testbed.point_paper import measure_paper  # noqa: E402
-from benchmarks.testbed.point_speed import Comparison, compare  # noqa: E402
-from benchmarks.testbed.shapes import NETS, layers_of  # noqa: E402
-from benchmarks.testbed.tables import Table, rate_words, write_json  # noqa: E402
-from benchmarks.testbed.timeline import measure_links  # noqa: E402
-from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings  # noqa: E402
-from poseidon.errors import PoseidonError  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from benchmarks.testbed.exclusion import alone
+from benchmarks.testbed.hosts import remove_leftovers
+from benchmarks.testbed.measurement import Effort
+from benchmarks.testbed.point_bytes import measure_bytes
+from benchmarks.testbed.point_overlap import measure_overlap
+from benchmarks.testbed.point_paper import measure_paper
+from benchmarks.testbed.point_speed import Comparison, compare
+from benchmarks.testbed.shapes import NETS, layers_of
+from benchmarks.testbed.tables import Table, rate_words, write_json
+from benchmarks.testbed.timeline import measure_links
+from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
+from poseidon.errors import PoseidonError
 
 EXCHANGES = ("hybrid", "ps", "svb", "allreduce")
 Tell = Callable[[str], None]

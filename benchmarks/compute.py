@@ -15,10 +15,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
 
 import torch
 from by_hand import AlexNet, CifarQuick, GoogLeNet, ResNet50

@@ -18,11 +18,18 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
 
 import numpy as np
 import torch

@@ -25,8 +25,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from ps_server.keys import JobKeys  # noqa: E402
-from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from ps_server.keys import JobKeys
+from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
 SIZES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 23)
 ROUND_BYTES = 64 << 20

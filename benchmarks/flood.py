@@ -31,11 +31,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-import numpy as np  # noqa: E402
-import zmq  # noqa: E402
+from poseidon.cli.checkout import use_environment
 
-from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport  # noqa: E402
-from ps_server.keys import JobKeys, KeyPair  # noqa: E402
+use_environment()
+
+import numpy as np
+import zmq
+
+from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
+from ps_server.keys import JobKeys, KeyPair
 
 ELEMENTS = 1 << 18
 STORE = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=ELEMENTS),))

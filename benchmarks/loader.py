@@ -15,12 +15,19 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
 
 import lmdb
 import numpy as np

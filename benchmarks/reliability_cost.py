@@ -30,27 +30,31 @@ from enum import Enum
 from itertools import chain, pairwise
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from benchmarks.chaos_runs.definitions import RECORDS, write_pictures  # noqa: E402
-from poseidon.cli.launching import child_environment  # noqa: E402
-from poseidon.engine.averages import SmoothedLoss  # noqa: E402
-from poseidon.engine.checkpoint import Checkpoint, Progress  # noqa: E402
-from poseidon.engine.control import Control  # noqa: E402
-from poseidon.engine.replica import Replica  # noqa: E402
-from poseidon.engine.trainer import LoopSettings, Trainer  # noqa: E402
-from poseidon.exchange.base import Exchange, ExchangeSettings  # noqa: E402
-from poseidon.exchange.forwarding import ForwardingExchange  # noqa: E402
-from poseidon.exchange.local import LocalExchange  # noqa: E402
-from poseidon.exchange.pulse import Pulse, PulsingExchange  # noqa: E402
-from poseidon.layers.base import LayerContext  # noqa: E402
-from poseidon.metrics.glog_lines import GlogSink  # noqa: E402
-from poseidon.proto.caffe_pb2 import TRAIN  # noqa: E402
-from poseidon.proto.definition import read_solver  # noqa: E402
-from poseidon.solvers.settings import solver_settings  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+import torch
+
+from benchmarks.chaos_runs.definitions import RECORDS, write_pictures
+from poseidon.cli.launching import child_environment
+from poseidon.engine.averages import SmoothedLoss
+from poseidon.engine.checkpoint import Checkpoint, Progress
+from poseidon.engine.control import Control
+from poseidon.engine.replica import Replica
+from poseidon.engine.trainer import LoopSettings, Trainer
+from poseidon.exchange.base import Exchange, ExchangeSettings
+from poseidon.exchange.forwarding import ForwardingExchange
+from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.pulse import Pulse, PulsingExchange
+from poseidon.layers.base import LayerContext
+from poseidon.metrics.glog_lines import GlogSink
+from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.definition import read_solver
+from poseidon.solvers.settings import solver_settings
 
 NET = """
 name: "cost"

@@ -30,6 +30,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
 
 import numpy as np
 import zmq

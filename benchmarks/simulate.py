@@ -31,15 +31,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from benchmarks.simulation.beside import BesideError, beside  # noqa: E402
-from benchmarks.simulation.calibrate import measure_costs, testbed_machine  # noqa: E402
-from benchmarks.simulation.curves import NETS as CURVE_NETS  # noqa: E402
-from benchmarks.simulation.curves import facts, points  # noqa: E402
-from benchmarks.simulation.drawing import draw, efficiency_table, fact_table, winner_table  # noqa: E402
-from benchmarks.simulation.iteration import predict  # noqa: E402
-from benchmarks.simulation.scenario import Scenario, Way, link_bytes  # noqa: E402
-from benchmarks.testbed.shapes import NETS, layers_of  # noqa: E402
-from poseidon.errors import PoseidonError  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from benchmarks.simulation.beside import BesideError, beside
+from benchmarks.simulation.calibrate import measure_costs, testbed_machine
+from benchmarks.simulation.curves import NETS as CURVE_NETS
+from benchmarks.simulation.curves import facts, points
+from benchmarks.simulation.drawing import draw, efficiency_table, fact_table, winner_table
+from benchmarks.simulation.iteration import predict
+from benchmarks.simulation.scenario import Scenario, Way, link_bytes
+from benchmarks.testbed.shapes import NETS, layers_of
+from poseidon.errors import PoseidonError
 
 Tell = Callable[[str], None]
 

@@ -21,15 +21,19 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from benchmarks.chaos_runs.far import FarScene  # noqa: E402
-from benchmarks.chaos_runs.local import LocalScene  # noqa: E402
-from benchmarks.chaos_runs.scene import Scene  # noqa: E402
-from tests.support.ssh_hosts import SshHosts  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+import psutil
+
+from benchmarks.chaos_runs.far import FarScene
+from benchmarks.chaos_runs.local import LocalScene
+from benchmarks.chaos_runs.scene import Scene
+from tests.support.ssh_hosts import SshHosts
 
 LOOK_S = 2.0
 WARM_S = 30.0

@@ -21,8 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from poseidon.proto.definition import read_solver  # noqa: E402
-from poseidon.proto.text import to_text  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from poseidon.proto.definition import read_solver
+from poseidon.proto.text import to_text
 
 SOLVER = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
 

@@ -1,6 +1,14 @@
 """`python -m poseidon`: the same as the command `poseidon`."""
 
-from poseidon.cli.main import main
+from poseidon.cli.checkout import PACKAGES, use_environment
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        from poseidon.cli.main import main
+
+        raise SystemExit(main())
+    except ModuleNotFoundError as error:  # some commands need few packages, so none is asked for before
+        package = (error.name or "").partition(".")[0]
+        if package in PACKAGES:
+            use_environment(package)
+        raise

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+from poseidon.data.leveldb import LevelDbMissingError
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,6 +26,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("thorough")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    """As `pytest_runtest_call`."""
+    return (yield from _skipped_without_leveldb())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """A test that needs LevelDB is skipped where plyvel is not installed, as on Python 3.13."""
+    return (yield from _skipped_without_leveldb())
+
+
+def _skipped_without_leveldb() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except LevelDbMissingError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

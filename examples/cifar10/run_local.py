@@ -14,7 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from poseidon.cli.main import main  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from poseidon.cli.main import main
 
 # The solver definition.
 solver = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"

@@ -18,20 +18,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
-from poseidon.cli.launching import remove_unused  # noqa: E402
-from poseidon.cli.main import main as poseidon  # noqa: E402
-from poseidon.cli.main import parse_words  # noqa: E402
-from poseidon.cli.prepare_cifar10 import add_data_flags, prepare_and_tell  # noqa: E402
-from poseidon.cluster.registry import new_job_id  # noqa: E402
-from poseidon.data.cifar10 import Request  # noqa: E402
-from poseidon.data.database import Backend  # noqa: E402
-from poseidon.engine.preflight import check_nets  # noqa: E402
-from poseidon.errors import PoseidonError, UsageError  # noqa: E402
-from poseidon.proto.caffe_pb2 import DataParameter  # noqa: E402
-from poseidon.proto.definition import read_net, read_solver  # noqa: E402
-from poseidon.proto.text import to_text  # noqa: E402
-from poseidon.settings import read_settings  # noqa: E402
-from poseidon.solvers.settings import solver_settings  # noqa: E402
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from poseidon.cli.launching import remove_unused
+from poseidon.cli.main import main as poseidon
+from poseidon.cli.main import parse_words
+from poseidon.cli.prepare_cifar10 import add_data_flags, prepare_and_tell
+from poseidon.cluster.registry import new_job_id
+from poseidon.data.cifar10 import Request
+from poseidon.data.database import Backend
+from poseidon.engine.preflight import check_nets
+from poseidon.errors import PoseidonError, UsageError
+from poseidon.proto.caffe_pb2 import DataParameter
+from poseidon.proto.definition import read_net, read_solver
+from poseidon.proto.text import to_text
+from poseidon.settings import read_settings
+from poseidon.solvers.settings import solver_settings
 
 HERE = Path(__file__).resolve().parent
 SOLVER = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"

@@ -9,6 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
 import h5py
 import numpy as np
 

@@ -7,7 +7,14 @@ python examples/transformer/train.py
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
 
 import torch
 from torch import Tensor, nn

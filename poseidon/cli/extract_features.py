@@ -32,6 +32,7 @@ from poseidon.cluster.registry import EXTRACTION, new_job_id
 from poseidon.cluster.settings import SupervisionSettings
 from poseidon.cluster.supervise import run_job
 from poseidon.data.database import Backend
+from poseidon.data.leveldb import require_leveldb
 from poseidon.data.writer import refuse_existing
 from poseidon.engine.extraction import Extraction
 from poseidon.engine.extractor import run_extraction
@@ -209,6 +210,8 @@ def _check(extraction: Extraction, paths: Sequence[Sequence[Path]]) -> None:
     """What can be said before any process starts or any data is opened."""
     import_modules(extraction.imports)
     plan_phase(read_net(extraction.model), NetState(phase=TEST))
+    if Backend.parse(extraction.backend) is Backend.LEVELDB:
+        require_leveldb()
     for path in (path for each in paths for path in each):
         refuse_existing(path)
         obstacle = obstacle_to(path.absolute().parent)

@@ -17,6 +17,7 @@ from poseidon.data.convert import write_labelled
 from poseidon.data.cursor import open_cursor, records
 from poseidon.data.database import Backend, detect
 from poseidon.data.download import download
+from poseidon.data.leveldb import require_leveldb
 from poseidon.data.mean import compute_mean, write_mean
 from poseidon.data.procedural import draw_pictures
 from poseidon.data.progress import Report, silent
@@ -106,8 +107,10 @@ def prepare(request: Request, *, report: Report = silent) -> Prepared:
 
     Raises:
         DataError: `data` holds no CIFAR-10, what was found is damaged, another process is preparing the same
-            folder, or the disk refuses.
+            folder, the disk refuses, or LevelDB is not installed.
     """
+    if request.backend is Backend.LEVELDB:
+        require_leveldb()
     recover(_stage_name(request))
     found = _find(request)
     reason = ""

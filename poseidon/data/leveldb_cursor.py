@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import plyvel
-
 from poseidon.data.handles import SharedHandles
+from poseidon.data.leveldb import ERRORS, require_leveldb
 from poseidon.data.stepping import SteppingCursor
 from poseidon.errors import DataError
 
@@ -36,7 +35,7 @@ def _reason(error: Exception) -> str:
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except plyvel.Error as error:
+    except ERRORS as error:
         raise DataError(f"the LevelDB database {path} cannot be read: {_reason(error)}") from error
 
 
@@ -46,6 +45,7 @@ def _open(path: Path) -> Any:
             f"the LevelDB database {path} lies in a folder that cannot be written, and LevelDB writes to its "
             "folder even for reading: copy it to a writable place, or use LMDB"
         )
+    plyvel = require_leveldb()
     try:
         return plyvel.DB(str(path), create_if_missing=False)
     except plyvel.IOError as error:
@@ -64,7 +64,7 @@ class LevelDbCursor(SteppingCursor):
         path: a folder that holds CURRENT.
 
     Raises:
-        DataError: damaged, empty, in use by another process, or in a read-only folder.
+        DataError: damaged, empty, in use by another process, in a read-only folder, or plyvel is not installed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import lmdb
-import plyvel
 
+from poseidon.data import leveldb
 from poseidon.data.database import Backend
 from poseidon.data.staging import staging
 from poseidon.errors import DataError
@@ -21,6 +21,7 @@ from poseidon.errors import DataError
 RECORDS_PER_COMMIT = 1000
 # LMDB reserves this much address space at first, and twice as much whenever it is full.
 FIRST_MAP_BYTES = 1 << 28
+_REFUSALS: tuple[type[Exception], ...] = (OSError, lmdb.Error, *leveldb.ERRORS)
 
 
 class DatabaseWriter(Protocol):
@@ -81,7 +82,7 @@ class LevelDbWriter:
     """A new LevelDB database in the folder `path`, which must not exist."""
 
     def __init__(self, path: Path) -> None:
-        self._database: Any = plyvel.DB(
+        self._database: Any = leveldb.require_leveldb().DB(
             str(path), create_if_missing=True, error_if_exists=True, write_buffer_size=64 << 20
         )
         self._batch: Any = self._database.write_batch()
@@ -136,7 +137,7 @@ def translated_writes(path: Path) -> Iterator[None]:
     """Errors of the libraries and the disk under this block become DataErrors about writing `path`."""
     try:
         yield
-    except (OSError, lmdb.Error, plyvel.Error) as error:
-        reason = error.args[0] if isinstance(error, plyvel.Error) and error.args else error
+    except _REFUSALS as error:
+        reason = error.args[0] if isinstance(error, leveldb.ERRORS) and error.args else error
         text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
         raise DataError(f"{path} cannot be written: {text}") from error
