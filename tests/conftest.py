@@ -1,15 +1,14 @@
-"""What every test stands on: the shared real data, a check that nothing is left running, and how much is run."""
+"""What every test stands on: what it needs of the machine, a check that nothing is left running, and how much is run."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from poseidon.data.leveldb import LevelDbMissingError
+from tests.support import needs
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,6 +16,31 @@ ROOT = Path(__file__).parents[1]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--thorough` runs every combination."""
     parser.addoption("--thorough", action="store_true", help="also what is marked as thorough")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide programs, as `tests/support/needs.py` explains."""
+    try:
+        config.add_cleanup(needs.hide_programs())
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print last which groups of tests were skipped, and what to do."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput"):
+        return
+    line = needs.summary(report.longrepr[2] for report in reporter.stats.get("skipped", []))
+    if line:
+        reporter.write_line(line, yellow=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose needs are not met, before its fixtures are made."""
+    for marker in item.iter_markers("needs"):
+        needs.require(*marker.args)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,8 +67,10 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 def _skipped_without_leveldb() -> Generator[None, object, object]:
     try:
         return (yield)
-    except LevelDbMissingError as error:
-        pytest.skip(str(error))
+    except Exception as error:
+        if type(error).__name__ == "LevelDbMissingError":  # importing it here would import torch
+            needs.require("leveldb")
+        raise
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +82,8 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and recorded Caffe results; the test is skipped where it is absent."""
-    folder = Path(os.environ.get("POSEIDON_SHARED", ROOT.parent / "shared"))
-    if not (folder / "golden").is_dir():
-        pytest.skip(f"no real data: {folder} is absent; set POSEIDON_SHARED to the folder that has it")
-    return folder
+    needs.require("data")
+    return needs.SHARED
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing as mp
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from tests.corpus.verdicts import Verdict, verdict_of
+from tests.support.needs import SHARED
 
 SECONDS = 120.0
 HEAD = """# The corpus of real definitions
@@ -36,8 +36,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--out", type=Path, help="the report; default: the terminal")
     arguments = parser.parse_args()
-    shared = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[3] / "shared"))
-    corpus = shared / "data" / "prototxt-corpus"
+    corpus = SHARED / "data" / "prototxt-corpus"
     if not corpus.is_dir():
         print(f"there is no corpus: {corpus} is absent; set POSEIDON_SHARED to the folder that has it")
         return 1

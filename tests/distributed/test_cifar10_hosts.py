@@ -15,14 +15,14 @@ import pytest
 from poseidon.cli.main import main
 from poseidon.exchange.cost import ExchangeKind
 from tests.support.cifar10 import make_pictures, shipped_solver
-from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
+from tests.support.ssh_hosts import SshHosts
 from tests.support.training import Job, run, weights
 
 HOSTS = 4
 ITERATIONS = 4
 BATCH = 10
 
-pytestmark = [NEEDS_HOSTS, pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("hosts"), pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def test_four_hosts_have_the_weights_of_four_local_clients(repository: Path, tmp_path: Path) -> None:

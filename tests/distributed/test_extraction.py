@@ -15,7 +15,7 @@ from poseidon.data.datum import decode
 from poseidon.engine.solo import NetRequest, open_net
 from poseidon.proto.caffe_pb2 import TEST
 from poseidon.snapshot.caffemodel import write_model
-from tests.support.databases import NEEDS_LEVELDB, make_pictures
+from tests.support.databases import make_pictures
 from tests.support.trainings import ROOT, WAIT_S, environment, machinefile
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -51,7 +51,7 @@ def words(folder: Path, hosts: Path, *more: str) -> list[str]:
     ]
 
 
-@NEEDS_LEVELDB
+@pytest.mark.needs("leveldb")
 def test_two_clients_of_two_threads_share_the_records(folder: Path) -> None:
     script = [
         str(ROOT / "scripts" / "extract_features.sh"),
@@ -79,7 +79,7 @@ def run_script(folder: Path, name: str, hosts: Path) -> str:
     return done.stdout
 
 
-@NEEDS_LEVELDB
+@pytest.mark.needs("leveldb")
 def test_the_kill_script_stops_extractions_and_nothing_else(folder: Path) -> None:
     (folder / "net.prototxt").write_text(ENDLESS, encoding="utf-8")
     hosts = machinefile(folder, 2)

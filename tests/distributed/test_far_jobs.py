@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from tests.support.living import none_left
-from tests.support.ssh_hosts import NEEDS_HOSTS, ROOT, SshHost, SshHosts, clean_environment
+from tests.support.ssh_hosts import ROOT, SshHost, SshHosts, clean_environment
 
-pytestmark = [NEEDS_HOSTS, pytest.mark.processes, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.needs("hosts"), pytest.mark.processes, pytest.mark.timeout(150)]
 
 STATE = "/root/.local/state/poseidon"
 KILL_CAFFE = [sys.executable, str(ROOT / "scripts" / "kill_caffe.py")]

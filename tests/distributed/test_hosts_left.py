@@ -10,12 +10,17 @@ import pytest
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
 from tests.support.living import none_left
-from tests.support.ssh_hosts import NEEDS_HOSTS, ROOT, SshHost, SshHosts, clean_environment
+from tests.support.ssh_hosts import ROOT, SshHost, SshHosts, clean_environment
 
 CUT_AT = "Iteration 120,"
 END = 400
 
-pytestmark = [NEEDS_HOSTS, pytest.mark.processes, pytest.mark.timeout(300), pytest.mark.thorough]
+pytestmark = [
+    pytest.mark.needs("hosts"),
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.thorough,
+]
 
 
 def _furnish(desk: SshHost, hosts: list[SshHost]) -> None:

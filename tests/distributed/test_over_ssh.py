@@ -13,13 +13,9 @@ import pytest
 
 from poseidon.settings import inherited_environment
 from tests.support.living import none_left
-from tests.support.loopback_sshd import LoopbackSshd, missing
+from tests.support.loopback_sshd import LoopbackSshd
 
-pytestmark = [
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    pytest.mark.processes,
-    pytest.mark.timeout(120),
-]
+pytestmark = [pytest.mark.needs("sshd"), pytest.mark.processes, pytest.mark.timeout(120)]
 NET = """
 name: "small"
 layer { name: "data" type: "DummyData" top: "data" top: "label"

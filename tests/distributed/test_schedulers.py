@@ -17,7 +17,7 @@ import pytest
 from poseidon.snapshot.caffemodel import read_model
 from tests.support import small_slurm
 from tests.support.free_ports import free_port
-from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
+from tests.support.ssh_hosts import SshHosts
 from tests.support.training import write_definitions
 from tests.support.trainings import environment, make_data
 
@@ -26,9 +26,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 240.0
 ITERATIONS = 6
-OPEN_MPI = shutil.which("mpirun") is not None and "Open MPI" in subprocess.run(
-    ["mpirun", "--version"], capture_output=True, text=True, timeout=60, check=False
-).stdout  # fmt: skip
 JOB = ("train", "--solver=solver.prototxt", "--output=out")
 
 
@@ -121,7 +118,7 @@ def test_torchrun(by_torchrun: dict[str, list[np.ndarray]]) -> None:
     assert list(by_torchrun) == ["data", "conv", "pool", "relu", "ip", "loss"]
 
 
-@pytest.mark.skipif(not OPEN_MPI, reason="no mpirun of Open MPI here: apt-get install openmpi-bin")
+@pytest.mark.needs("mpirun")
 @pytest.mark.thorough
 def test_mpirun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
@@ -135,7 +132,7 @@ def test_mpirun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_pa
     assert_same(weights(tmp_path), by_torchrun)
 
 
-@pytest.mark.skipif(small_slurm.missing() is not None, reason=str(small_slurm.missing()))
+@pytest.mark.needs("slurm")
 @pytest.mark.thorough
 def test_srun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path) -> None:
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
@@ -157,7 +154,7 @@ def assert_same(found: dict[str, list[np.ndarray]], expected: dict[str, list[np.
             assert np.array_equal(mine, theirs)
 
 
-@NEEDS_HOSTS
+@pytest.mark.needs("hosts")
 def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
     prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path: Path
 ) -> None:

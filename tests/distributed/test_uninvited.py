@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 from poseidon.cluster.meeting_key import write_new_key
-from tests.support.ssh_hosts import NEEDS_HOSTS, SshHost, SshHosts, clean_environment
+from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 from tests.support.strangers import another_user, turned_away
 from tests.support.training import Job, endless, largest_difference, run, weights, write_definitions
 from tests.support.trainings import WAIT_S, Training, machinefile, make_data, training
@@ -201,7 +201,7 @@ def assert_shut(place: tuple[str, int]) -> None:
         assert stranger.poll(200) == 0
 
 
-@NEEDS_HOSTS
+@pytest.mark.needs("hosts")
 def test_no_socket_on_any_host_lets_anybody_in(tmp_path: Path) -> None:
     """Without a flag: a job on other hosts encrypts, and binds to their addresses in the machinefile: one is there by its
     IPv6 address, one by its name. Both have another network, which the machinefile does not name."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts, clean_environment
+from tests.support.ssh_hosts import SshHosts, clean_environment
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -310,7 +310,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
         yield hosts
 
 
-@NEEDS_HOSTS
+@pytest.mark.needs("hosts")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_hosts(hosts: SshHosts, desk: Path, capsys: pytest.CaptureFixture[str], case: Case) -> None:
     shutil.copytree(hosts.home, desk / "home")
@@ -325,7 +325,7 @@ def test_hosts(hosts: SshHosts, desk: Path, capsys: pytest.CaptureFixture[str], 
         assert host.processes() == []
 
 
-@NEEDS_HOSTS
+@pytest.mark.needs("hosts")
 def test_all_hosts_problems_are_told_at_once(
     hosts: SshHosts, desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from tests.fuzz.judging import SECONDS, Outcome, judge
 from tests.fuzz.kinds import Kind, kinds
+from tests.support.needs import SHARED
 
 NAMES = ("prototxt", "solver", "binary", "caffemodel", "solverstate", "hdf5", "datum", "mean")
 
@@ -67,10 +68,9 @@ def _run(name: str, seed: int, first: int, cases: int, keep: Path) -> Counter[st
 
 def _work(name: str, seed: int, first: int, end: int, keep: Path, outbox: Any) -> None:
     torch.set_num_threads(1)
-    shared = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[3] / "shared"))
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        kind = kinds(Path(folder), shared if (shared / "golden").is_dir() else None)[name]
+        kind = kinds(Path(folder), SHARED if (SHARED / "golden").is_dir() else None)[name]
         for number in range(first, end):
             faulthandler.dump_traceback_later(4 * SECONDS, exit=True)
             outbox.send((number, _one(kind, name, seed, number, Path(folder), keep).name))

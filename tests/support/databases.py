@@ -7,16 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from poseidon.data.database import Backend
 from poseidon.data.datum import encode_datum
-from poseidon.data.leveldb import PLYVEL
 from poseidon.data.writer import open_writer
 
 BACKENDS = tuple(Backend)
-NEEDS_LEVELDB = pytest.mark.skipif(PLYVEL is None, reason="plyvel is not installed")
-"""For tests that see a message or an exit code; others are skipped by `tests/conftest.py` when the library is asked for."""
 
 
 def make_database(path: Path, backend: Backend, records: Iterable[tuple[bytes, bytes]]) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,8 @@ from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import NetState, Phase
 from poseidon.proto.definition import NetDefinition, read_net
+from tests.support.needs import SHARED
 
-SHARED = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[3] / "shared"))
 FOLDER = SHARED / "golden" / "layers"
 TOLERANCE = 1e-4
 # Where no values are added up.

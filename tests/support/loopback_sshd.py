@@ -7,7 +7,6 @@ bound, and a test can break every line at once.
 from __future__ import annotations
 
 import getpass
-import os
 import shutil
 import signal
 import socket
@@ -18,16 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
-
-
-def missing() -> str | None:
-    """Why no sshd can be run here; None when one can."""
-    if SSHD is None or shutil.which("ssh-keygen") is None:
-        return "needs Debian's openssh-server"
-    if os.geteuid() != 0:
-        return "needs root, to run an sshd"
-    return None
+from tests.support import needs
 
 
 @dataclass(slots=True)
@@ -45,13 +35,13 @@ class LoopbackSshd:
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
+        needs.require("sshd")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         self._listener = socket.create_server((self.host, 0), family=family)
         for name in ("host", "client"):
             make_key(self.folder / name)
         shutil.copy(self.folder / "client.pub", self.folder / "authorized_keys")
-        if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self.server_config.write_text(
             f"HostKey {self.folder}/host\nAuthorizedKeysFile {self.folder}/authorized_keys\nStrictModes no\n"
             "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
@@ -111,14 +101,15 @@ class LoopbackSshd:
         self.break_lines()
 
     def _serve(self) -> None:
-        assert SSHD is not None
+        program = needs.find("sshd")
+        assert program is not None
         while True:
             try:
                 line, _ = self._listener.accept()
             except OSError:
                 return
             with line:
-                argv = [SSHD, "-i", "-e", "-f", str(self.server_config)]
+                argv = [program, "-i", "-e", "-f", str(self.server_config)]
                 log = (self.folder / "sshd.log").open("ab")
                 with log:
                     self._sessions.append(subprocess.Popen(argv, stdin=line, stdout=line, stderr=log))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from tests.support.free_ports import free_ports
 from tests.support.waiting import until
 
 START_S = 60.0
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel")
 _CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -44,15 +42,6 @@ AccountingStorageType=accounting_storage/none
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def missing() -> str | None:
-    """Why there can be no Slurm here; None when there can."""
-    if os.geteuid() != 0:
-        return "Slurm's daemon starts tasks as root only"
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
-    absent = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
-    return f"no {', '.join(absent)} here: apt-get install slurmctld slurmd slurm-client" if absent else None
 
 
 @contextmanager

@@ -15,9 +15,9 @@ import psutil
 
 from benchmarks.testbed import links
 from benchmarks.testbed.hosts import Host
+from tests.support.needs import find
 
 ROOT = Path(__file__).resolve().parents[2]
-SSHD = "/usr/sbin/sshd"
 HOME = Path("/root")
 PORT = 22
 OTHER_PORT = 2222
@@ -208,7 +208,7 @@ class SshHost:
         order = sorted(own, key=group.is_relative_to)
         lines += [f"mount --rbind '{own[path]}' '{path}'" for path in order]
         lines += ["mount -t tmpfs tmpfs /run", "mkdir /run/sshd", f"hostname {self.name}"]
-        return "\n".join([*lines, f"exec {SSHD} -D -e"])
+        return "\n".join([*lines, f"exec {find('sshd')} -D -e"])
 
 
 def known_hosts_line(host: SshHost) -> str:

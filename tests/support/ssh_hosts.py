@@ -17,23 +17,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import overload
 
-import pytest
-
 from benchmarks.testbed import links
 from benchmarks.testbed.hosts import Hosts
+from tests.support.needs import require
 from tests.support.ssh_host import (
     HOME,
     OTHER_PORT,
     PORT,
     ROOT,
-    SSHD,
     SshHost,
     address6,
     clean_environment,
@@ -41,28 +38,10 @@ from tests.support.ssh_host import (
     make_key,
 )
 
-__all__ = ["NEEDS_HOSTS", "OTHER_PORT", "PORT", "ROOT", "SshHost", "SshHosts", "clean_environment"]
-
-
-def _reason() -> str | None:
-    """Why there can be no hosts here; None when there can."""
-    if os.geteuid() != 0:
-        return "real hosts are namespaces, which only root can make"
-    tools = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount", "ssh-keygen")
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    if missing:
-        return f"real hosts need {', '.join(missing)}: apt-get install iproute2 util-linux openssh-client"
-    if not os.access(SSHD, os.X_OK):
-        return f"real hosts need {SSHD}: apt-get install openssh-server"
-    words = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "true"]
-    if subprocess.run(words, check=False, capture_output=True).returncode != 0:
-        return "the kernel allows no namespaces here"
-    return None
+__all__ = ["OTHER_PORT", "PORT", "ROOT", "SshHost", "SshHosts", "clean_environment"]
 
 
 SECOND_NETWORK = "10.213.77.{}"
-REASON = _reason()
-NEEDS_HOSTS = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 
 
 class SshHosts(Sequence[SshHost]):
@@ -108,7 +87,7 @@ class SshHosts(Sequence[SshHost]):
         self._stack.close()
 
     def _make(self, stack: ExitStack) -> None:
-        links.check_tools()
+        require("hosts")
         subnet = _free_subnet()
         network = stack.enter_context(Hosts(self._count, subnet=subnet))
         self.address = f"{subnet}.254"

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.testbed import links
 from benchmarks.testbed.names import owner
 from tests.support.living import none_left
-from tests.support.ssh_hosts import NEEDS_HOSTS, OTHER_PORT, ROOT, SshHosts, clean_environment
+from tests.support.ssh_hosts import OTHER_PORT, ROOT, SshHosts, clean_environment
 
-pytestmark = NEEDS_HOSTS
+pytestmark = pytest.mark.needs("hosts")
 
 
 @pytest.fixture(scope="module")

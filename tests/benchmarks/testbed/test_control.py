@@ -90,7 +90,7 @@ def test_a_worker_that_goes_in_a_round_is_named(tmp_path: Path) -> None:
     thread.join(LIMIT_S)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
+@pytest.mark.needs("root")
 def test_a_steady_worker_goes_first_from_its_second_round_on_and_what_it_started_does_not(
     tmp_path: Path,
 ) -> None:

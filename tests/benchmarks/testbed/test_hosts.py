@@ -17,12 +17,6 @@ from benchmarks.testbed.hosts import Hosts, remove_leftovers
 from benchmarks.testbed.names import GroupName, owner
 
 ROOT = Path(__file__).parents[3]
-NEEDS_ROOT = pytest.mark.skipif(
-    os.geteuid() != 0
-    or shutil.which("tc") is None
-    or subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode != 0,
-    reason="network namespaces need root, iproute2 and a kernel that has them",
-)
 SEND = """
 import socket, sys
 server = socket.create_server(("", 0)) if sys.argv[1] == "listen" else None
@@ -54,7 +48,7 @@ def hold(then: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 def test_bytes_between_hosts_are_counted_on_both_links() -> None:
     size = 3_000_000
     with Hosts(3, rate_mbit=1000) as hosts:
@@ -76,7 +70,7 @@ def test_bytes_between_hosts_are_counted_on_both_links() -> None:
         assert third.address not in (first.address, second.address)
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 def test_both_directions_have_the_rate() -> None:
     with Hosts(1, rate_mbit=250) as hosts:
         (host,) = hosts
@@ -93,7 +87,7 @@ def test_both_directions_have_the_rate() -> None:
         assert "tbf" in outside.stdout and "rate 250Mbit" in outside.stdout
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 def test_every_host_has_the_same_congestion_control_whatever_the_machine_has() -> None:
     with Hosts(1) as hosts:
         words = [*hosts[0].enter, "cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
@@ -101,7 +95,7 @@ def test_every_host_has_the_same_congestion_control_whatever_the_machine_has() -
         assert said.stdout.strip() == links.CONGESTION_CONTROL
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 def test_hosts_go_with_an_exception_and_take_their_processes_along() -> None:
     with pytest.raises(RuntimeError), Hosts(2) as hosts:
         words = [*hosts[0].enter, "sh", "-c", "echo there; exec sleep 1000"]
@@ -113,7 +107,7 @@ def test_hosts_go_with_an_exception_and_take_their_processes_along() -> None:
     assert names_of(os.getpid()) == []
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_hosts_go_with_a_signal(number: signal.Signals) -> None:
     with hold("signal.pause()") as child:
@@ -124,7 +118,7 @@ def test_hosts_go_with_a_signal(number: signal.Signals) -> None:
     assert names_of(child.pid) == []
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 def test_what_a_killed_process_left_is_removed() -> None:
     with hold("os.kill(os.getpid(), signal.SIGKILL)") as child:
         child.wait(30)

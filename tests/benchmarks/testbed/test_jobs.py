@@ -12,7 +12,6 @@ from benchmarks.testbed.measurement import Effort, measure
 from benchmarks.testbed.processes import Processes
 from benchmarks.testbed.shapes import LayerShape
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
-from tests.benchmarks.testbed.test_hosts import NEEDS_ROOT
 
 TRAINING = TrainingSettings(
     layers=(
@@ -24,7 +23,7 @@ TRAINING = TrainingSettings(
 )
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 @pytest.mark.processes
 @pytest.mark.timeout(180)
 def test_ours_and_ddp_take_turns_and_keep_to_the_formulas() -> None:
@@ -42,7 +41,7 @@ def test_ours_and_ddp_take_turns_and_keep_to_the_formulas() -> None:
     assert jobs[1].shard_bytes == []
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 @pytest.mark.processes
 @pytest.mark.timeout(180)
 def test_what_is_broken_off_is_ended_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError
-from tests.benchmarks.testbed.test_hosts import NEEDS_ROOT
 
 PROGRAM = """
 import socket
@@ -48,7 +47,7 @@ def spec(host: str, first_line: str) -> ProcessSpec:
     return ProcessSpec(name=name, argv=(sys.executable, "-c", PROGRAM), first_line=first_line.encode())
 
 
-@NEEDS_ROOT
+@pytest.mark.needs("networks")
 @pytest.mark.processes
 def test_a_process_has_the_address_of_its_host() -> None:
     """Only there can it be bound to."""

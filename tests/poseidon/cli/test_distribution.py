@@ -25,7 +25,7 @@ from poseidon.errors import JobError, UsageError
 from tests.poseidon.cluster.test_delivery import FolderHost
 from tests.poseidon.data.test_split_list import make_rows
 from tests.support.databases import make_pictures
-from tests.support.ssh_hosts import NEEDS_HOSTS, SshHosts
+from tests.support.ssh_hosts import SshHosts
 
 ROOT = Path(__file__).resolve().parents[3]
 LARGE_BYTES = 16_000_000
@@ -192,7 +192,7 @@ def bring_lists(hosts: SshHosts, clients: Sequence[Client]) -> None:
             assert host.outside(Path("/root/data") / path).read_bytes() == path.read_bytes()
 
 
-@NEEDS_HOSTS
+@pytest.mark.needs("hosts")
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 def test_real_hosts_get_their_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

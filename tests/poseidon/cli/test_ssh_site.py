@@ -19,7 +19,7 @@ from poseidon.cluster.ssh_channel import Finished
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.cluster.ssh_launcher import Place
 from poseidon.errors import JobError, JobInterrupted, UsageError
-from tests.support.loopback_sshd import LoopbackSshd, missing
+from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.waiting import until
 
 
@@ -118,7 +118,7 @@ def servers(tmp_path: Path) -> Iterator[list[LoopbackSshd]]:
         server.close()
 
 
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.needs("sshd")
 def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
     servers: list[LoopbackSshd], monkeypatch: pytest.MonkeyPatch
 ) -> None:

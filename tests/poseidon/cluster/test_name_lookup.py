@@ -46,6 +46,7 @@ def test_a_resolver_that_hangs_is_left_behind() -> None:
         address_of("hanging", 0.0)
 
 
+@pytest.mark.needs("sshd")
 @pytest.mark.usefixtures("hanging")
 def test_a_host_whose_name_is_not_answered_is_one_problem_among_others(sshd: LoopbackSshd) -> None:
     clients = [

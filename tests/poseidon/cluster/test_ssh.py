@@ -17,10 +17,10 @@ from poseidon.cluster.ssh import SshHost, close_all, connect, connect_all
 from poseidon.cluster.ssh_channel import run_over
 from poseidon.cluster.ssh_config import SshSettings
 from poseidon.errors import JobError
-from tests.support.loopback_sshd import LoopbackSshd, make_key, missing
+from tests.support.loopback_sshd import LoopbackSshd, make_key
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = pytest.mark.needs("sshd")
 RELAY = """
 import os, select, socket, sys
 line = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

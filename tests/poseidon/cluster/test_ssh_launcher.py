@@ -19,12 +19,9 @@ from poseidon.errors import JobError
 from tests.support.ears import Ears
 from tests.support.job_child import ENDLESS_WORKER, child
 from tests.support.living import none_left
-from tests.support.loopback_sshd import LoopbackSshd, missing
+from tests.support.loopback_sshd import LoopbackSshd
 
-pytestmark = [
-    pytest.mark.skipif(missing() is not None, reason=str(missing())),
-    pytest.mark.processes,
-]
+pytestmark = [pytest.mark.needs("sshd"), pytest.mark.processes]
 ROOT = Path(__file__).parents[3]
 CLIENTS = [Client(id=0, host="127.0.0.1", port=0), Client(id=1, host="127.0.0.1", port=0)]
 JOB = "ssh-20260101-000000-abcdef"

@@ -15,7 +15,6 @@ from poseidon.data.datum import decode
 from poseidon.data.imageset import Conversion, convert_imageset
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
-from tests.support.databases import NEEDS_LEVELDB
 
 SIZES = [(4, 5), (4, 5), (6, 3)]
 
@@ -112,7 +111,7 @@ def test_mistakes_leave_no_database(folder: Path, wrong: str) -> None:
     assert not (folder / "db").exists()
 
 
-@NEEDS_LEVELDB
+@pytest.mark.needs("leveldb")
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "convert_imageset",

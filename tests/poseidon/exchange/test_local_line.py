@@ -145,10 +145,7 @@ def open_to_all(folder: Path) -> None:
             each.chmod(0o777)
 
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-
-
-@as_root
+@pytest.mark.needs("root")
 def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str) -> None:
     Path(address).parent.mkdir(exist_ok=True)
     open_to_all(Path(address).parent)
@@ -182,7 +179,7 @@ def _listens(words: list[str], address: str) -> bool:
     return words[-1] == address and words[3] == LISTENING
 
 
-@as_root
+@pytest.mark.needs("root")
 def test_a_leader_that_is_another_user_is_not_believed(address: str) -> None:
     Path(address).parent.mkdir(exist_ok=True)
     open_to_all(Path(address).parent)

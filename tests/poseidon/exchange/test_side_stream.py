@@ -8,7 +8,6 @@ import torch
 from poseidon.exchange.side_stream import InOrder, SideStream
 
 CPU = torch.device("cpu")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
 
 def test_on_a_cpu_nothing_is_marked_and_nothing_waits() -> None:
@@ -40,7 +39,7 @@ def test_on_a_cpu_calls_run_at_once_and_raise_where_they_are_made() -> None:
     assert failures == []
 
 
-@needs_gpu
+@pytest.mark.needs("gpu")
 def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() -> None:
     failures: list[Exception] = []
     calls = InOrder(torch.device("cuda"), "calls", failures.append)
@@ -60,7 +59,7 @@ def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() 
     assert failures == [error]
 
 
-@needs_gpu
+@pytest.mark.needs("gpu")
 def test_work_on_the_side_comes_after_what_it_waits_for() -> None:
     device = torch.device("cuda")
     side = SideStream(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from poseidon.proto.definition import read_net
 from poseidon.pycaffe.draw import draw_net_to_file, get_edge_label, get_layer_label, get_pydot_graph
 
 ALEXNET = Path("prototxt/alexnet/train_val.prototxt")
-needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz's dot is absent")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,7 @@ def test_signs_of_the_dot_language_are_only_letters() -> None:
     assert '"a\\"b\\{c\\}\\<d\\>/' in labels(net)[0]
 
 
-@needs_dot
+@pytest.mark.needs("dot")
 @pytest.mark.parametrize(("extension", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: Path) -> None:
     target = tmp_path / f"net.{extension}"
@@ -64,7 +62,7 @@ def test_the_command(extension: str, magic: bytes, tmp_path: Path, repository: P
     assert target.read_bytes().startswith(magic)
 
 
-@needs_dot
+@pytest.mark.needs("dot")
 def test_an_unknown_format(alexnet: NetParameter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="format 'nosuch', expected png, svg or pdf"):
         draw_net_to_file(alexnet, tmp_path / "net.nosuch")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +10,13 @@ import pytest
 
 import poseidon.pycaffe as caffe
 from poseidon.layers import blob as blob_module
-from poseidon.layers.registry import known_types
-from poseidon.proto.definition import read_net
+from tests.support.golden import FOLDER, cases
+
+pytestmark = pytest.mark.needs("data")
 
 TOLERANCE = 1e-4
 # A sum that is zero in theory, such as the gradient of a bias below a BatchNorm.
 NOISE = 1e-6
-FOLDER = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[4] / "shared")) / "golden" / "layers"
-CASES = sorted(path.stem for path in FOLDER.glob("*.prototxt")) or [
-    pytest.param("", marks=pytest.mark.skip(reason=f"no recorded cases: {FOLDER} is absent"))
-]
 
 
 def worst(found: np.ndarray, expected: np.ndarray) -> float:
@@ -41,7 +36,7 @@ def of(case: Any, kind: str) -> Iterator[tuple[list[str], np.ndarray]]:
             yield rest, case[key]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases() or [""])
 def test_as_caffe(name: str) -> None:
     run(name)
 
@@ -51,8 +46,6 @@ def test_as_caffe(name: str) -> None:
 )
 def test_as_caffe_with_memory_apart_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: layers and users each have a copy of every blob."""
-    if not (FOLDER / f"{name}.npz").exists():
-        pytest.skip(f"no recorded case {name} in {FOLDER}")
     monkeypatch.setattr(blob_module, "lies_apart", lambda _: True)
     run(name)
 
@@ -60,9 +53,6 @@ def test_as_caffe_with_memory_apart_from_the_host(name: str, monkeypatch: pytest
 def run(name: str) -> None:
     """Set, run forward and backward, compare."""
     path = FOLDER / f"{name}.prototxt"
-    missing = {layer.type for layer in read_net(path).param.layer} - known_types()
-    if missing:
-        pytest.skip(f"no layer type {', '.join(sorted(missing))} yet")
     case = np.load(path.with_suffix(".npz"), allow_pickle=False)
     net = caffe.Net(str(path), getattr(caffe, str(case["phase"])))
     for (layer, index), array in of(case, "param"):
