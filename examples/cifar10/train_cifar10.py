@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds; Ctrl-C ends them without a traceback
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 
@@ -175,4 +178,9 @@ def _main(words: list[str], stack: ExitStack) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("train_cifar10.py: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -17,6 +17,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from poseidon.cli.closing import listed, without_flags
 from poseidon.cli.encryption import check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import check_exchange, exchange_kind
 from poseidon.cli.job_flags import START_TIMEOUT_S, check_folder, patience, restart_settings
@@ -118,7 +119,7 @@ class Job(ABC):
 
     def background_words(self, added: Sequence[str]) -> list[str]:
         """The words of this command without --background, and with others."""
-        return [*(word for word in self._flags.words if word.lstrip("-") != "background"), *added]
+        return [*without_flags(self._flags.words, ["background"], bare=["background"]), *added]
 
     def start_in_background(self) -> int:
         """Start this command again, detached, and return once the job runs."""
@@ -158,14 +159,26 @@ class Job(ABC):
                 ended = run_with_restarts(world, self._restarts)
                 if copies is not None:
                     copies.finish(ended.result.outcome, requests)
+                newest = ledger.newest(self.origin)
         finally:
             if copies is not None:
                 copies.close()
             statistics.close()
             logs.close()
             terminal.close()
+        for line in listed(self.closing(ended.result, newest)):
+            terminal.say(line)
         terminal.say(ending_words(self._id, ended))
-        return 0
+        return ended.result.exit_code
+
+    def closing(self, result: JobResult, newest: StartingPoint) -> list[tuple[str, str]]:
+        """What the user may want to know or do at the end of a job that did not fail: a word and what it stands for, each.
+
+        Args:
+            result: how it ended.
+            newest: the last snapshot; without a state where there is none.
+        """
+        return []
 
     def _copies(self, warn: Callable[[str], None]) -> SnapshotCopies | None:
         """What brings snapshots to this machine; None where they are written here, or by nobody."""
@@ -247,7 +260,9 @@ class Job(ABC):
         try:
             with self._launcher(registration) as launcher:
                 if requests.stop_wanted():  # while hosts were reached and files brought to them
-                    raise JobError("the job was stopped before it had started")
+                    error = JobError("the job was stopped before it had started")
+                    error.exit_code = requests.stop_code
+                    raise error
                 return run_job(
                     self._plan,
                     self._spec,

@@ -99,7 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: its words; those of the process when not given.
     """
-    parsed = parse_words(list(sys.argv[1:] if arguments is None else arguments))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        parsed = parse_words(words)
+    except KeyboardInterrupt:  # a command takes seconds to import
+        print("poseidon: interrupted", file=sys.stderr)
+        return 130
     try:
         code: int = parsed.run(parsed)
         if sys.stdout is not None:

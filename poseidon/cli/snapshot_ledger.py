@@ -56,6 +56,14 @@ class SnapshotLedger:
         """See `JobCallbacks`."""
         self._inner.on_log(name, line)
 
+    def newest(self, origin: StartingPoint) -> StartingPoint:
+        """The newest snapshot that is there; the place where the job began when there is none."""
+        there = [(iteration, state) for iteration, state in self._written.items() if state.exists()]
+        if not there:
+            return origin
+        iteration, state = max(there)
+        return StartingPoint(state=str(state), iteration=iteration)
+
     def newest_whole(self, origin: StartingPoint) -> StartingPoint:
         """The newest snapshot that is whole; the place where the job began when there is none.
 

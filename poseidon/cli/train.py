@@ -14,15 +14,18 @@ from pathlib import Path
 
 import torch
 
+from poseidon.cli.closing import near, resume_command
 from poseidon.cli.far_needs import needed_files, snapshot_files, written_prefixes
 from poseidon.cli.job import Job, run_from_flags
 from poseidon.cli.job_flags import add_job_flags, check_folder, count, leaves_this_machine
 from poseidon.cli.net_flags import add_import_flag
 from poseidon.cli.ssh_site import Shipment
 from poseidon.cluster.host_checks import ClientNeeds
+from poseidon.cluster.job_steps import Outcome
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.restarts import StartingPoint
+from poseidon.cluster.supervise import JobResult
 from poseidon.engine.document import JobDocument
 from poseidon.engine.preflight import check_nets, check_snapshot_prefix
 from poseidon.errors import SnapshotError, UsageError
@@ -137,6 +140,18 @@ class _TrainingJob(Job):
             return StartingPoint()
         path = Path(self._flags.snapshot).absolute()
         return StartingPoint(state=str(path), iteration=iteration_of(path))
+
+    def closing(self, result: JobResult, newest: StartingPoint) -> list[tuple[str, str]]:
+        """See `Job`."""
+        if result.outcome is Outcome.STOPPED and not newest.state:
+            return [("go on", "from the beginning alone: no snapshot was written")]
+        if not newest.state:
+            return []
+        state = Path(newest.state)
+        where = "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
+        if getattr(self._flags, "site", None) is not None:
+            return [("go on" + where, f"the same tasks with --snapshot={near(state)}")]
+        return [("go on" + where, resume_command(self._flags.words, state))]
 
     def needs(self, client: Client) -> ClientNeeds:
         """See `Job`."""

@@ -75,10 +75,17 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """Input: the user wants training to stop, or a snapshot; `within_s` seconds, where somebody ends it then anyway."""
+    """Input: the user wants training to stop, or a snapshot.
+
+    Attributes:
+        effect: what is wanted.
+        within_s: seconds after which somebody ends the job anyway; None: nobody does.
+        exit_code: of a job that stops for it.
+    """
 
     effect: SignalEffect
     within_s: float | None = None
+    exit_code: int = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

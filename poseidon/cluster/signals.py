@@ -15,6 +15,11 @@ from poseidon.cluster.job_steps import Requested
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
 
 
+def exit_code_of(number: signal.Signals) -> int:
+    """What a command exits with that ends because of a signal, as shells have it: 130 after SIGINT, 143 after SIGTERM."""
+    return 128 + number
+
+
 class SignalRequests:
     """Catches SIGINT, SIGHUP and SIGTERM while it is entered.
 
@@ -25,11 +30,17 @@ class SignalRequests:
 
     def __init__(self, settings: SupervisionSettings) -> None:
         self._requests = {
-            signal.SIGINT: Requested(effect=settings.sigint_effect),
-            signal.SIGHUP: Requested(effect=settings.sighup_effect),
-            signal.SIGTERM: Requested(effect=SignalEffect.STOP, within_s=settings.term_deadline_s),
+            signal.SIGINT: Requested(effect=settings.sigint_effect, exit_code=exit_code_of(signal.SIGINT)),
+            signal.SIGHUP: Requested(effect=settings.sighup_effect, exit_code=exit_code_of(signal.SIGHUP)),
+            signal.SIGTERM: Requested(
+                effect=SignalEffect.STOP,
+                within_s=settings.term_deadline_s,
+                exit_code=exit_code_of(signal.SIGTERM),
+            ),
         }
         self._received: deque[Requested] = deque(maxlen=16)
+        self.stop_code = 0
+        """What a job exits with that ends for the request that `stop_wanted` has found."""
         self._before: dict[signal.Signals, signal.Handlers | None] = {}
 
     def __enter__(self) -> SignalRequests:
@@ -56,7 +67,9 @@ class SignalRequests:
 
     def stop_wanted(self) -> bool:
         """Whether a request to stop has come since the last call; requests of other kinds are dropped with it."""
-        return any(request.effect is SignalEffect.STOP for request in self.take())
+        codes = [request.exit_code for request in self.take() if request.effect is SignalEffect.STOP]
+        self.stop_code = codes[0] if codes else self.stop_code
+        return bool(codes)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(self._requests[signal.Signals(number)])

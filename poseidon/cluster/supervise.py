@@ -62,11 +62,13 @@ class JobResult:
         outcome: whether all iterations are done or it was asked to stop.
         iteration: the last that the first worker told of.
         elapsed_s: from the first start to the last exit.
+        exit_code: 0, or that of the signal that stopped it.
     """
 
     outcome: Outcome
     iteration: int
     elapsed_s: float
+    exit_code: int = 0
 
 
 def run_job(
@@ -235,6 +237,7 @@ class _Run:
             outcome=self._supervision.outcome,
             iteration=self._supervision.iteration,
             elapsed_s=time.monotonic() - self._began_s,
+            exit_code=self._supervision.exit_code,
         )
 
     def _hear(self, said: _Said) -> None:

@@ -118,6 +118,7 @@ class Supervision:
         self._state = JobState.STARTING
         self._connected = False
         self._stop_requested = False
+        self._stop_code = 0
         self._unwanted = False
         self._stop_by_s = math.inf
         self._ending: _Ending | None = None
@@ -136,6 +137,11 @@ class Supervision:
     def outcome(self) -> Outcome:
         """How a job that ended without an error has ended."""
         return Outcome.STOPPED if self._stop_requested else Outcome.FINISHED
+
+    @property
+    def exit_code(self) -> int:
+        """Of a job that ended without an error: 0 where it has finished, else that of the request to stop."""
+        return self._stop_code if self._stop_requested else 0
 
     @property
     def iteration(self) -> int:
@@ -246,7 +252,8 @@ class Supervision:
         if self._state is JobState.FAILING:
             return self._kill_all(now)
         if self._state is JobState.STARTING:
-            self._fail(Cause(rank=CauseRank.ROOT, sentence="the job was stopped before it had started"), now)
+            sentence = "the job was stopped before it had started"
+            self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=what.exit_code), now)
             return []
         if what.within_s is not None:
             self._stop_by_s = min(self._stop_by_s, now + what.within_s)
@@ -256,7 +263,7 @@ class Supervision:
             sentence = "the job was ended at once by a second request to stop; iterations since the last snapshot are lost"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return self._kill_all(now)
-        self._stop_requested = True
+        self._stop_requested, self._stop_code = True, what.exit_code
         return [Send(name=self._workers[0].name, line=encode_command("stop"))]
 
     def _watch_clocks(self, now: float) -> None:

@@ -25,7 +25,7 @@ ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
 
 NOTES = {
-    "stop": "asked to stop: ending after the iteration or test under way; a second request ends the job at once",
+    "stop": "asked to stop: ending after a few iterations; a test ends with its batch; a second request ends the job at once",
     "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
 }
 """What the user reads at once after a signal: a test pass may keep the job busy for a while."""
@@ -53,6 +53,8 @@ class Control:
         """Of the loop of a script; None: there is none."""
         self.gone = threading.Event()
         """Set once the launcher has gone."""
+        self.stopping = threading.Event()
+        """Set once the launcher has asked for the end, or has gone."""
 
     def start(self) -> None:
         """Listen and show life from now on."""
@@ -99,6 +101,8 @@ class Control:
             kind = {"stop": SignalKind.STOP, "gone": SignalKind.STOP, "snapshot": SignalKind.SNAPSHOT}.get(
                 str(do)
             )
+            if kind is SignalKind.STOP:
+                self.stopping.set()
             if kind is not None and rank == 0:
                 with contextlib.suppress(ServerError):  # the loop meets the same error and tells it
                     exchange.signal(kind)

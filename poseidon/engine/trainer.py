@@ -21,7 +21,7 @@ from poseidon.engine.replica import Replica, Values
 from poseidon.engine.tester import Tester
 from poseidon.exchange.base import Ask, Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving
+from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
 from poseidon.metrics.record import TrainRecord
 from poseidon.metrics.sinks import Sink
 from poseidon.solvers.settings import SolverSettings
@@ -127,8 +127,8 @@ class Trainer:
     def _loop(self) -> bool:
         solver = self._solver
         while self._iteration < solver.max_iter:
-            if self._test_is_due(first=solver.test_initialization):
-                self._test()
+            if self._test_is_due(first=solver.test_initialization) and not self._test():
+                return True
             self._step()
             wanted = self._wanted_now()
             if SignalKind.SNAPSHOT in wanted or (solver.snapshot and self._iteration % solver.snapshot == 0):
@@ -198,16 +198,21 @@ class Trainer:
             for sink in self._sinks:
                 sink.on_train(record)
 
-    def _test(self) -> None:
+    def _test(self) -> bool:
+        """Score all test nets; False where all workers break off, since the job was asked to stop."""
         self._exchange.settle()
         self._show_displayed(wait=True)
         for index, tester in enumerate(self._testers):
             if self._settings.rank == 0:
                 self._log.begin_test(self._iteration, index)
             record = tester.run(self._tests_done, self._iteration, self._elapsed_s())
+            if record is None:
+                self._say(test_interrupted())
+                return False
             for sink in self._sinks:
                 sink.on_test(record)
         self._tests_done += 1
+        return True
 
     def _say(self, line: GlogLine) -> None:
         if self._settings.rank == 0:

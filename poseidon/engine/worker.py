@@ -235,6 +235,7 @@ class Worker:
                 rank=document.rank,
                 workers=document.workers,
                 with_loss=solver.param.test_compute_loss,
+                stop_wanted=self._control.stopping.is_set,
             )
             for index, (test, net) in enumerate(replica.tests)
         ]

@@ -74,6 +74,11 @@ def tested(record: TestRecord) -> tuple[GlogLine, ...]:
     )
 
 
+def test_interrupted() -> GlogLine:
+    """A test pass that is broken off."""
+    return GlogLine(text="Test interrupted.", file=_SOLVER, line=457)
+
+
 def last(iteration: int, loss: float, elapsed_s: float) -> GlogLine:
     """The loss after the last iteration."""
     text = f"Iteration {iteration}, loss = {number(loss)}, time: {number(elapsed_s)}"

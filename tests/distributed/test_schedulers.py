@@ -205,6 +205,6 @@ def test_a_task_that_is_asked_to_end_ends_the_job_with_a_snapshot(prepared: Path
                 break
         os.kill(started[1].pid, signal.SIGTERM)
         ended = ends(started)
-    assert [status for status, _ in ended] == [0, 0], ended
+    assert [status for status, _ in ended] == [143, 143], ended
     assert "stopped at iteration" in ended[0][1]
     assert list(tmp_path.glob("snap_iter_*.solverstate"))

@@ -133,7 +133,7 @@ class Job:
     """How to run.
 
     `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange is the one that a job
-    of true processes has, over sockets; without, all tensors go to the server.
+    of true processes has, over sockets; without, all tensors go to the server. `stop_wanted` is asked by rank 0 in tests.
     """
 
     workers: int = 1
@@ -142,6 +142,7 @@ class Job:
     kind: ExchangeKind | None = None
     resume: Path | None = None
     at: Callable[[int, Exchange], None] | None = None
+    stop_wanted: Callable[[], bool] = lambda: False
 
 
 @dataclass(slots=True)
@@ -271,6 +272,7 @@ def _run_worker(
                     rank=rank,
                     workers=job.workers,
                     with_loss=solver.param.test_compute_loss,
+                    stop_wanted=job.stop_wanted,
                 )
                 for i, (test, net) in enumerate(replica.tests)
             ],

@@ -63,3 +63,14 @@ def test_wrong_words_are_one_sentence(words: str, says: str, capsys: pytest.Capt
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
     assert capsys.readouterr().err == says + "\n"
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poseidon.cli.main.import_module", interrupted)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "poseidon: interrupted\n"

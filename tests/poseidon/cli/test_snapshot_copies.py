@@ -281,7 +281,7 @@ class OneJob(job.Job):
         self._id, self._output = "one", output
         self._plan = JobPlan(clients=(), workers=(), shards=(), workers_per_client=1, channels=1)
         self._point, self._patience = self.origin, SupervisionSettings()
-        self._restarts = RestartSettings()
+        self._restarts, self._site = RestartSettings(), None
 
     def document(self, role: object) -> Any: ...
 
@@ -304,7 +304,7 @@ def test_only_a_job_that_ends_well_waits(
     one = OneJob(tmp_path)
     if fails:
         with pytest.raises(JobError):
-            one._run(StartReport(None))
+            one.run(StartReport(None))
     else:
-        assert one._run(StartReport(None)) == 0
+        assert one.run(StartReport(None)) == 0
     assert one.recorder.asked == (["close"] if fails else [Outcome.FINISHED, "close"])

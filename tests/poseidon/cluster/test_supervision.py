@@ -127,7 +127,7 @@ def test_a_good_job() -> None:
     assert job.exit(SHARD, 0) == []
     assert job.state is JobState.ENDED
     assert job.supervision.error is None
-    assert job.supervision.outcome is Outcome.FINISHED
+    assert (job.supervision.outcome, job.supervision.exit_code) == (Outcome.FINISHED, 0)
     assert job.supervision.iteration == 120
 
 
@@ -330,6 +330,7 @@ def test_requests() -> None:
     job.exit(SHARD, 0)
     assert job.state is JobState.ENDED
     assert job.supervision.outcome is Outcome.STOPPED
+    assert job.supervision.exit_code == 130
     assert job.supervision.error is None
 
 
@@ -343,8 +344,10 @@ def test_a_second_request_to_stop_kills_at_once() -> None:
 def test_a_request_to_stop_while_starting() -> None:
     job = Job().start()
     assert job.take(SNAPSHOT) == []
-    assert len(terminated(job.take(STOP))) == 3
+    assert len(terminated(job.take(Requested(effect=SignalEffect.STOP, exit_code=143)))) == 3
     assert job.error == "the job was stopped before it had started"
+    assert job.supervision.error is not None
+    assert job.supervision.error.exit_code == 143
     assert len(killed(job.take(STOP))) == 3
 
 
