@@ -3,8 +3,31 @@
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+PROJECT_EXAMPLES = ("hdf5_classification", "lstm", "torch_cnn")  # the others need the checkout
+TEMPLATES = (
+    *HERE.glob("prototxt/**/*.prototxt"),
+    *HERE.glob("prototxt/**/README.md"),
+    *(path for path in HERE.glob("machinefiles/*") if path.is_file()),
+    *(path for name in PROJECT_EXAMPLES for path in HERE.glob(f"examples/{name}/*.*")),
+)
+"""What an installed package has as `poseidon/templates`, for `poseidon init`; in a checkout it stays at the top."""
+
+
+class BuildWithTemplates(build_py):
+    """Builds the packages, and copies the zoo, the machinefiles and the examples into `poseidon`."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for path in TEMPLATES:
+            target = Path(self.build_lib, "poseidon", "templates", path.relative_to(HERE))
+            self.mkpath(str(target.parent))
+            self.copy_file(str(path), str(target))
+
 
 INSTALL_REQUIRES = [
     "torch>=2.6",  # tensors, autograd, kernels on CPU and CUDA
@@ -40,6 +63,7 @@ DEV_REQUIRES = [
     "types-tqdm>=4.67",  # stubs for mypy
     "types-paramiko>=4",  # stubs for mypy
     "grpcio-tools>=1.80",  # protoc, to regenerate caffe_pb2.py
+    "setuptools>=77",  # a test builds the wheel and installs it
 ]
 
 setup(
@@ -48,7 +72,28 @@ setup(
     description="Distributed deep learning for clusters on ordinary Ethernet",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="The Poseidon authors",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    keywords=["deep learning", "distributed training", "parameter server", "caffe", "prototxt", "pytorch"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
+    cmdclass={"build_py": BuildWithTemplates},
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={"poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi"], "ps_server": ["py.typed"]},
     install_requires=INSTALL_REQUIRES,

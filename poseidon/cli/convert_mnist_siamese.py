@@ -8,8 +8,7 @@ from pathlib import Path
 from poseidon.cli.progress import progress_bar
 from poseidon.data.convert import convert_mnist_siamese
 from poseidon.data.database import Backend
-
-DEFAULT_FOLDER = Path(__file__).parents[2] / "examples" / "siamese"
+from poseidon.proto.paths import repository_root
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,8 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--folder",
         "-folder",
         type=Path,
-        default=DEFAULT_FOLDER,
-        help="where they go (default: examples/siamese)",
+        default=repository_root() / "examples" / "siamese",
+        help="where they go (default: examples/siamese of the checkout, or of the current folder)",
     )
     parser.add_argument(
         "--backend",

@@ -18,6 +18,7 @@ from poseidon import __version__
 from poseidon.errors import PoseidonError
 
 COMMANDS = (
+    "init",
     "train",
     "run",
     "worker",

@@ -11,9 +11,8 @@ from poseidon.data.cifar10 import Prepared, Request, fetch, prepare
 from poseidon.data.cifar10_source import URL, URL_MD5
 from poseidon.data.database import Backend
 from poseidon.errors import DataError
+from poseidon.proto.paths import repository_root
 from poseidon.settings import read_settings
-
-DEFAULT_FOLDER = Path(__file__).parents[2] / "examples" / "cifar10"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--folder",
         "-folder",
         type=Path,
-        default=DEFAULT_FOLDER,
-        help="where they go (default: examples/cifar10)",
+        default=repository_root() / "examples" / "cifar10",
+        help="where they go (default: examples/cifar10 of the checkout, or of the current folder)",
     )
     parser.add_argument(
         "--url", "-url", default=URL, help="where to fetch the archive (default: %(default)s)"

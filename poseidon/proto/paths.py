@@ -19,13 +19,22 @@ LONGEST_NAME = 255  # bytes of a file's name on every system that this runs on
 PLACEHOLDERS = ("POSEIDON_ROOT", "CAFFE_ROOT")
 
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+_TEMPLATES = _PACKAGE / "templates"  # setup.py puts it into a wheel; a checkout has none
+
+
 def repository_root() -> Path:
     """The checkout that this package runs from, or the current folder when it is installed elsewhere.
 
     A checkout is known by its `prototxt` folder beside the package.
     """
-    parent = Path(__file__).resolve().parents[2]
-    return parent if (parent / "prototxt").is_dir() else Path.cwd()
+    parent = _PACKAGE.parent
+    return parent if (parent / "prototxt").is_dir() and not _TEMPLATES.is_dir() else Path.cwd()
+
+
+def shipped_folder() -> Path:
+    """Where `prototxt`, `machinefiles` and `examples` lie: in the installed package, or at the top of the checkout."""
+    return _TEMPLATES if _TEMPLATES.is_dir() else _PACKAGE.parent
 
 
 def resolve(path: str, *, folder: Path) -> Path:

@@ -1,0 +1,72 @@
+"""A project of every net of the zoo names everything beside itself; what is there is not overwritten."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.init import projects
+from poseidon.cli.main import main
+from poseidon.engine.preflight import check_nets
+from poseidon.proto.definition import read_net, read_solver
+from poseidon.solvers.settings import solver_settings
+
+NAMES = sorted(projects())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_project_stands_alone(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "mine" / name
+    assert main(["init", name, str(folder)]) == 0
+    files = sorted(folder.iterdir())
+    assert {"README.md", "machinefile"} < {path.name for path in files}
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\b(prototxt|examples|machinefiles)/", text), path
+        assert "repository" not in text, path
+        assert "use_environment" not in text, path
+    for path in folder.glob("*.prototxt"):
+        if "solver" not in path.name:
+            read_net(path)
+            continue
+        solver = read_solver(path)
+        check_nets(solver, solver_settings(solver))
+        if "net" in {field.name for field, _ in solver.param.ListFields()}:
+            assert solver.resolve(solver.param.net).parent == folder
+
+
+def test_the_readme_has_the_commands_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "cifar10", str(tmp_path / "c")]) == 0
+    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
+    assert [line.split()[:2] for line in commands] == [
+        ["cd", str(tmp_path / "c")],
+        ["poseidon", "prepare_cifar10"],
+        ["poseidon", "train"],
+    ]
+    readme = (tmp_path / "c" / "README.md").read_text(encoding="utf-8")
+    assert [line for line in readme.splitlines() if line.startswith("    ")] == commands[1:]
+    solver = re.search(r"--solver=(\S+)", readme)
+    assert solver is not None and (tmp_path / "c" / solver[1]).is_file()
+
+
+def test_what_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("mine")
+    assert main(["init", "lenet", str(tmp_path / "full")]) == 2
+    assert "exists already and is not overwritten" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes"]
+    (tmp_path / "empty").mkdir()
+    assert main(["init", "mnist", str(tmp_path / "empty")]) == 0
+    assert (tmp_path / "empty" / "lenet_solver.prototxt").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full"]
+
+
+def test_the_projects_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name} " in listed for name in NAMES)
+    for wrong, hint in (("cifar", "did you mean cifar10?"), ("xyzzy", "expected one of alexnet, caffenet, ")):
+        assert main(["init", wrong]) == 2
+        assert f"there is no project '{wrong}'; {hint}" in capsys.readouterr().err
