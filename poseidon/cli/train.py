@@ -27,13 +27,15 @@ from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.restarts import StartingPoint
 from poseidon.cluster.supervise import JobResult
 from poseidon.engine.document import JobDocument
-from poseidon.engine.preflight import check_nets, check_snapshot_prefix
+from poseidon.engine.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, module_names
-from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.caffe_pb2 import TRAIN, SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.proto.shipped import pack_solver
-from poseidon.snapshot.solverstate import iteration_of, seed_of
+from poseidon.snapshot.files import require_readable
+from poseidon.snapshot.solverstate import head_of, learned_net
 from poseidon.solvers.settings import solver_settings
 
 SERVER_OF_C_POSEIDON = (
@@ -123,23 +125,49 @@ class _TrainingJob(Job):
         self._settings = solver_settings(self._solver)
         title = check_nets(self._solver, self._settings).param.name or Path(flags.solver).stem
         _check_starting_point(flags)
+        self._resumed = head_of(Path(flags.snapshot)) if flags.snapshot else None
         stem = Path(flags.solver).stem.removesuffix("_solver")
         super().__init__(flags, title=title, stem=stem, devices=_devices(flags, self._solver))
-        if self._site is None:
-            check_snapshot_prefix(self._solver)
         self._net_outputs = Path(flags.net_outputs or self._output / "job").absolute()
         check_folder("net_outputs", self._net_outputs.parent)
         self._seed = self._choose_seed()
+        self._check_definition()
         self._weights = tuple(Path(part).absolute() for part in flags.weights.split(",") if part)
         self._packed = "" if self._site is None else pack_solver(Path(flags.solver))
+
+    def _check_definition(self) -> None:
+        """Find here what the workers would stumble over; hosts that are reached by other ways are asked for their files."""
+        near = self._site is None
+        contexts = [self._context(worker) for worker in self._plan.workers if worker.local_rank == 0]
+        alike = not near or self.shares_data()
+        check_layers(self._solver, contexts[:1] if alike else contexts, files_are_here=near)
+        if near:
+            check_snapshot_prefix(self._solver)
+            if self._resumed is not None:
+                learned_net(self._resumed, Path(self._flags.snapshot))
+                return
+            for path in weight_files(self._solver, ()):
+                require_readable(path, "model")
+
+    def _context(self, role: WorkerPlan) -> LayerContext:
+        return LayerContext(
+            phase=TRAIN,
+            seed=self._seed,
+            rank=role.rank,
+            workers=self._plan.worker_count,
+            client=role.position,
+            clients=self._plan.working_clients,
+            local_rank=role.local_rank,
+            local_workers=self._plan.workers_per_client,
+        )
 
     @property
     def origin(self) -> StartingPoint:
         """See `Job`."""
-        if not self._flags.snapshot:
+        if self._resumed is None:
             return StartingPoint()
         path = Path(self._flags.snapshot).absolute()
-        return StartingPoint(state=str(path), iteration=iteration_of(path))
+        return StartingPoint(state=str(path), iteration=self._resumed.iteration)
 
     def closing(self, result: JobResult, newest: StartingPoint) -> list[tuple[str, str]]:
         """See `Job`."""
@@ -185,8 +213,8 @@ class _TrainingJob(Job):
     def _choose_seed(self) -> int:
         """The solver's; else that of the run that is resumed; else a new one."""
         seed = self._settings.random_seed
-        if seed is None and self._flags.snapshot:
-            seed = seed_of(Path(self._flags.snapshot))
+        if seed is None and self._resumed is not None:
+            seed = self._resumed.seed
         return secrets.randbits(31) if seed is None else seed
 
     def document(self, role: WorkerPlan) -> JobDocument:

@@ -104,7 +104,7 @@ def _records(
 
 def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datum:
     try:
-        return to_datum(Path(root + str(line.path)), line.label, conversion)
+        return to_datum(Path(root + line.path), line.label, conversion)
     except DataError as error:
         raise DataError(f"{source}:{line.number}: {error}") from error
 

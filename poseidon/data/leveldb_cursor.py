@@ -22,6 +22,12 @@ def _close(database: Any) -> None:
     database.close()
 
 
+ONE_OWNER = (
+    "and LevelDB has one owner: give each client its own part (poseidon partition_data and shared_file_system: false), "
+    "or use LMDB"
+)
+"""What to do where a second process would open a database."""
+
 _DATABASES: SharedHandles[Any] = SharedHandles(_close)
 
 
@@ -51,10 +57,7 @@ def _open(path: Path) -> Any:
     except plyvel.IOError as error:
         if "lock" not in _reason(error).lower():
             raise
-        raise DataError(
-            f"the LevelDB database {path} is in use by another process, and LevelDB has one owner: give each "
-            "client its own part (poseidon partition_data and shared_file_system: false), or use LMDB"
-        ) from error
+        raise DataError(f"the LevelDB database {path} is in use by another process, {ONE_OWNER}") from error
 
 
 class LevelDbCursor(SteppingCursor):

@@ -13,7 +13,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -36,12 +36,11 @@ Bytes = npt.NDArray[np.uint8]
 LABEL = re.compile(r"[+-]?[0-9]{1,9}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One picture of a list."""
+class Line(NamedTuple):
+    """One picture of a list. A tuple with a text, for a list may have millions of them."""
 
     number: int
-    path: Path
+    path: str
     label: int
 
 
@@ -70,12 +69,13 @@ class PicturePlan:
     rand_skip: int = 0
 
 
-def read_list(source: Path, root: str) -> list[Line]:
+def read_list(source: Path, root: str, *, most: int | None = None) -> list[Line]:
     """The lines of a list file.
 
     Args:
         source: the file; a line is a path, a space and the label.
         root: put before each path as it is (`root_folder`).
+        most: read no further than this many lines; None: all.
 
     Raises:
         DataError: the file cannot be read, has no lines, or a line has no label.
@@ -85,14 +85,16 @@ def read_list(source: Path, root: str) -> list[Line]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise DataError(f"cannot read the list {source}: {why}") from error
-    lines = []
+    lines: list[Line] = []
     for number, line in enumerate(text.splitlines(), 1):
+        if len(lines) == most:
+            break
         if not line.strip():
             continue
         path, _, label = line.rstrip().rpartition(" ")
         if not path or not LABEL.fullmatch(label):
             raise DataError(f"{source}:{number}: '{line[:80]}' is no path and label, such as: cats/1.jpg 0")
-        lines.append(Line(number=number, path=Path(root + path.rstrip()), label=int(label)))
+        lines.append(Line(number, root + path.rstrip(), int(label)))
     if not lines:
         raise DataError(f"the list {source} has no lines")
     return lines
@@ -219,7 +221,7 @@ class PictureMaker:
 
     def _picture(self, line: Line) -> Bytes:
         try:
-            return read_picture(line.path, color=self._plan.color, size=self._plan.size)
+            return read_picture(Path(line.path), color=self._plan.color, size=self._plan.size)
         except DataError as error:
             raise DataError(f"{self._place(line)}: {error}") from error
 

@@ -71,7 +71,7 @@ def listed_pictures(source: Path, root: str) -> list[Path]:
     if list_kind(source) is ListKind.WINDOWS:
         found = [Path(root + path) for path, _ in window_blocks(source, _lines(source))]
     else:
-        found = [line.path for line in read_list(source, root)]
+        found = [Path(line.path) for line in read_list(source, root)]
     return list(dict.fromkeys(found))
 
 

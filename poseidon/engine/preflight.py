@@ -1,16 +1,28 @@
-"""What can be said about a job before any of its processes starts: no data is opened and nothing is written.
+"""Checks of a job before any of its processes starts. Nothing is written.
 
-Law: a check here repeats none of the workers' rules; it calls the same functions earlier, so that a mistake is told
-in a second and on the user's own terminal. What needs data (shapes, labels, partitions) the workers find.
+Law: a check here repeats none of the workers' rules; it calls the same functions earlier, so that a mistake is reported
+in a second, on the user's own terminal, and in the same words. Three things are left to the workers:
+
+* code of the user's: a Python layer, or a layer type of an imported module, may open files, start threads or count its
+  instances when it is created. It runs once, in the worker. Neither such a layer nor one above it is set up here.
+* files of other hosts: those hosts are asked (`poseidon.cluster.host_checks`).
+* what only reading all of the data shows: a damaged record, a label outside the classes; and the shapes in a model or state.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from poseidon.errors import DefinitionError
-from poseidon.net.compile import plan_phase
+from poseidon.data.database import Backend
+from poseidon.data.leveldb_cursor import ONE_OWNER
+from poseidon.errors import DataError, DefinitionError
+from poseidon.layers.base import Layer, LayerContext
+from poseidon.layers.data import Data
+from poseidon.layers.python_layer import Python
+from poseidon.net.compile import checked_layers, plan_phase
 from poseidon.net.plan import NetPlan
 from poseidon.proto.definition import NetDefinition, SolverDefinition
 from poseidon.solvers.settings import SolverSettings
@@ -31,6 +43,72 @@ def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinit
     for test in solver.test_nets():
         plan_phase(test.definition, test.state)
     return definition
+
+
+def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, files_are_here: bool) -> None:
+    """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists and mean files.
+
+    Args:
+        solver: the definition.
+        contexts: of the workers to check for, one at a time.
+        files_are_here: the workers run on this machine. Otherwise layers that open files are left out.
+
+    Raises:
+        DefinitionError: a mistake in a net.
+        DataError: a database, list or mean file is missing or broken.
+    """
+    left_out = _left_out if files_are_here else _left_out_elsewhere
+    for context in contexts:
+        with ExitStack() as opened:
+            definition = solver.net_definition()
+            nets = [(definition, solver.train_state(definition))]
+            nets += [(test.definition, test.state) for test in solver.test_nets()]
+            train: Mapping[str, Layer] = {}
+            for net, state in nets:
+                checked = checked_layers(net, context, state=state, share_with=train, leave_out=left_out)
+                layers = opened.enter_context(checked)
+                train = train or layers
+                _check_owners(net, layers.values())
+
+
+def _left_out(kind: type[Layer]) -> bool:
+    """Whether creating a layer of this class runs code of the user's."""
+    return issubclass(kind, Python) or not kind.__module__.startswith("poseidon.layers.")
+
+
+def _left_out_elsewhere(kind: type[Layer]) -> bool:
+    return kind.OPENS_FILES or _left_out(kind)
+
+
+def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
+    """Refuse workers of one machine that would open the same LevelDB database.
+
+    Raises:
+        DataError: there are several.
+    """
+    for layer in layers:
+        param = layer.param.data_param
+        if (
+            not isinstance(layer, Data)
+            or layer.reader is None
+            or Backend(param.backend) is not Backend.LEVELDB
+        ):
+            continue
+        readers = layer.share(shared_file_system=param.shared_file_system, batch=1).step
+        if readers > 1:
+            text = f"the LevelDB database {layer.reader.source} would be opened by {readers} workers, {ONE_OWNER}"
+            raise DataError(str(net.error(layer.param.name, text)))
+
+
+def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:
+    """The models that a run starts from: those of the solver, then those of the flag.
+
+    Args:
+        solver: its `weights` may name several in one text, parted by commas.
+        given: likewise.
+    """
+    names = [part.strip() for names in (*solver.param.weights, *given) for part in names.split(",")]
+    return [Path(name) if Path(name).exists() else solver.resolve(name) for name in names]
 
 
 def require_loss(definition: NetDefinition, plan: NetPlan, settings: SolverSettings) -> None:

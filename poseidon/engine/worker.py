@@ -27,6 +27,7 @@ from poseidon.engine.control import Control
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.engine.membership import membership
 from poseidon.engine.observation import Observation, open_trace, tell_plan
+from poseidon.engine.preflight import weight_files
 from poseidon.engine.replica import Replica
 from poseidon.engine.saving import Saving, Written
 from poseidon.engine.summary import net_table
@@ -173,9 +174,7 @@ class Worker:
     ) -> tuple[Progress, list[History] | None]:
         document = self._document
         if not document.snapshot:
-            models = [*solver.param.weights, *document.weights]
-            paths = [Path(part.strip()) for model in models for part in model.split(",")]
-            self._note(replica.load([path if path.exists() else solver.resolve(str(path)) for path in paths]))
+            self._note(replica.load(weight_files(solver, document.weights)))
             return Progress(iteration=0), None
         resumed = checkpoint.restore(Path(document.snapshot))
         self._note(replica.load([resumed.model]))

@@ -104,6 +104,8 @@ class Layer(nn.Module):
     IS_RANDOM: ClassVar[bool] = False
     # `forward` moves the blobs itself in training; workers keep the mean of theirs.
     STATISTICS: ClassVar[bool] = False
+    # `setup` opens files that the definition names, or looks for a folder to write to.
+    OPENS_FILES: ClassVar[bool] = False
     # `forward` may give tops of other shapes than `setup` said; the layers above are then set up again.
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = False
 

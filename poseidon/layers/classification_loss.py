@@ -103,6 +103,7 @@ class InfogainLoss(Layer):
     MAX_BOTTOMS: ClassVar[int | None] = 3
     MAX_TOPS: ClassVar[int | None] = 2
     IS_LOSS: ClassVar[bool] = True
+    OPENS_FILES: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         scores, labels = bottoms[:2]

@@ -73,6 +73,7 @@ class HDF5Output(Layer):
     MAX_BOTTOMS: ClassVar[int | None] = 2
     MIN_TOPS: ClassVar[int] = 0
     MAX_TOPS: ClassVar[int | None] = 0
+    OPENS_FILES: ClassVar[bool] = True
     NAMES: ClassVar[tuple[str, str]] = ("data", "label")
     _file: h5py.File | None = None
 

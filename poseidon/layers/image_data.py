@@ -61,7 +61,7 @@ class ImageData(ReadingSource):
     def _root(self, source: Path) -> str:
         """root_folder; and before it, where the list's first picture is not found, the folder in which it is."""
         root = self.param.image_data_param.root_folder
-        first = root + str(read_list(source, "")[0].path)
+        first = root + read_list(source, "", most=1)[0].path
         if Path(first).is_absolute():
             return root
         for found in (self.context.resolve(first), source.parent / first):

@@ -29,6 +29,7 @@ class Source(Layer):
 class ReadingSource(Source):
     """A source whose records a reader makes ahead of their use. `setup` sets `reader`, once."""
 
+    OPENS_FILES: ClassVar[bool] = True
     reader: NumberedReader | None = None
 
     def forward(self) -> Tensor | tuple[Tensor, ...]:

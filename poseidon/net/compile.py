@@ -6,7 +6,7 @@ First weights depend on the seed and the blob's place in the net, not on rank, d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,13 @@ from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, check_s
 from poseidon.layers.registry import create, layer_class
 from poseidon.net.net import Compiled, Net
 from poseidon.net.params import ParamTable
-from poseidon.net.plan import NetPlan, plan_net
+from poseidon.net.plan import NetPlan, Step, plan_net
 from poseidon.net.seeds import derive_seed
 from poseidon.proto.caffe_pb2 import NetState, Phase
 from poseidon.proto.definition import NetDefinition
 from poseidon.proto.phase import filter_net
+
+META = torch.device("meta")
 
 
 def compile_net(
@@ -43,12 +45,51 @@ def compile_net(
     """
     net = filter_phase(definition, state)
     resolve = definition.resolve if context.resolve is Path else context.resolve
-    compiler = _Compiler(net, replace(context, phase=state.phase, resolve=resolve), share_with)
+    donors = dict(share_with.layer_modules) if share_with else {}
+    compiler = _Compiler(net, replace(context, phase=state.phase, resolve=resolve), donors)
     try:
         return compiler.compile()
     except BaseException:
         compiler.close()
         raise
+
+
+@contextmanager
+def checked_layers(
+    definition: NetDefinition,
+    context: LayerContext,
+    *,
+    state: NetState,
+    share_with: Mapping[str, Layer] | None = None,
+    leave_out: Callable[[type[Layer]], bool],
+) -> Iterator[dict[str, Layer]]:
+    """Set up the layers of one phase on torch's meta device: every check of `compile_net`, and no memory for a blob.
+
+    A layer that is left out is not even created, and neither is one above it: the shapes of its bottoms are unknown. Nor is
+    one that shares a blob with it.
+
+    Args:
+        definition: the net, all phases.
+        context: where it would live. Its phase is taken from `state`, and its `resolve` from the definition.
+        state: phase, level and stages.
+        share_with: the layers of a net whose blobs this one uses, as this function gave them.
+        leave_out: True for the class of a layer that must not be set up here.
+
+    Returns:
+        The layers that were set up, by name, open until the block ends.
+
+    Raises:
+        DefinitionError: a mistake in the definition.
+        DataError: a database or a mean file is missing or broken.
+    """
+    net = filter_phase(definition, state)
+    on_meta = replace(context, phase=state.phase, resolve=definition.resolve, device=META)
+    compiler = _Compiler(net, on_meta, share_with or {}, leave_out)
+    try:
+        compiler.check()
+        yield {layer.param.name: layer for layer in compiler.layers}
+    finally:
+        compiler.close()
 
 
 def filter_phase(definition: NetDefinition, state: NetState) -> NetDefinition:
@@ -78,10 +119,18 @@ def plan_phase(definition: NetDefinition, state: NetState) -> NetPlan:
 class _Compiler:
     """Sets the layers up one after the other, so that each learns the shapes of its bottoms."""
 
-    def __init__(self, definition: NetDefinition, context: LayerContext, share_with: Net | None) -> None:
+    def __init__(
+        self,
+        definition: NetDefinition,
+        context: LayerContext,
+        donors: Mapping[str, Layer],
+        leave_out: Callable[[type[Layer]], bool] = lambda _: False,
+    ) -> None:
         self.definition = definition
         self.context = context
-        self.donors = dict(share_with.layer_modules) if share_with else {}
+        self.donors = donors
+        self.leave_out = leave_out
+        self.unknown_params: set[str] = set()  # names of the blobs of layers that are left out
         self.table = ParamTable()
         self.layers: list[Layer] = []
         self.blobs_seen = 0
@@ -89,6 +138,7 @@ class _Compiler:
     def compile(self) -> Net:
         plan = plan_net(self.definition, layer_class)
         shapes = self._set_up(plan)
+        assert len(shapes) == plan.slots, "only a check leaves layers out"
         self._choose_gradients()
         return Net(
             Compiled(
@@ -96,24 +146,30 @@ class _Compiler:
                 plan=plan,
                 context=self.context,
                 layers=tuple(self.layers),
-                shapes=tuple(shapes),
+                shapes=tuple(shapes[slot] for slot in range(plan.slots)),
                 params=self.table.infos(),
             )
         )
+
+    def check(self) -> None:
+        """Set up what can be set up, and make no net of it."""
+        self._set_up(plan_net(self.definition, layer_class))
 
     def close(self) -> None:
         """Let go of what the layers opened so far."""
         for layer in self.layers:
             layer.close()
 
-    def _set_up(self, plan: NetPlan) -> list[Shape]:
+    def _set_up(self, plan: NetPlan) -> dict[int, Shape]:
         """Create each layer, tell it its bottoms' shapes and give it its blobs.
 
         Returns:
-            the shape of every slot.
+            the shape of every slot, without those of the layers that are left out and of all above them.
         """
-        shapes: list[Shape] = [()] * plan.slots
+        shapes: dict[int, Shape] = {}
         for step in plan.steps:
+            if self._is_left_out(step, shapes):
+                continue
             with self._naming(step.layer):
                 layer = self._create(step.layer)
                 layer.overwrites_bottom = step.overwrites
@@ -124,12 +180,22 @@ class _Compiler:
                 self._give_blobs(layer)
         return shapes
 
+    def _is_left_out(self, step: Step, shapes: Mapping[int, Shape]) -> bool:
+        """Whether a step's layer, something below it, or the owner of one of its blobs is left out."""
+        param = self.definition.param.layer[step.layer]
+        names = {spec.name for spec in param.param if spec.name}
+        known = all(slot in shapes for slot in step.bottoms) and names.isdisjoint(self.unknown_params)
+        if known and not self.leave_out(layer_class(param.type)):
+            return False
+        self.unknown_params |= names
+        return True
+
     def _create(self, index: int) -> Layer:
         param = self.definition.param.layer[index]
         phase = param.phase if param.HasField("phase") else self.context.phase
         layer = create(param, replace(self.context, phase=phase))
         self.layers.append(layer)
-        if layer.IS_RANDOM:
+        if layer.IS_RANDOM and self.context.device != META:
             layer.generator = torch.Generator(self.context.device)
             layer.generator.manual_seed(derive_seed(self.context.seed, "draw", self.context.rank, index))
         return layer
@@ -146,6 +212,8 @@ class _Compiler:
         self.blobs_seen += len(entries)
 
     def _new(self, layer: Layer, index: int) -> nn.Parameter:
+        if self.context.device == META:
+            return nn.Parameter(torch.empty(layer.blob_specs[index].shape, device=META))
         seed = derive_seed(self.context.seed, "blob", self.blobs_seen + index)
         return nn.Parameter(new_blob(layer.blob_specs[index], seed).to(self.context.device))
 

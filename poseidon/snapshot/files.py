@@ -59,6 +59,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
 
 
+def require_readable(path: Path, kind: str) -> None:
+    """Check that a file can be opened.
+
+    Raises:
+        SnapshotError: it cannot; the sentence is that of `read_message`.
+    """
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
+
+
 def read_message(path: Path, message: M, kind: str) -> M:
     """Read a binary protobuf file.
 

@@ -89,23 +89,30 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
     )
 
 
-def seed_of(path: Path) -> int | None:
-    """The random seed of the job that wrote a state; None when Caffe wrote it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateHead:
+    """What a launcher needs of a state.
+
+    Attributes:
+        iteration: iterations finished.
+        seed: the random seed of the job that wrote it; None when Caffe wrote it.
+        model: file of the weights, as the state names it.
+    """
+
+    iteration: int
+    seed: int | None
+    model: str
+
+
+def head_of(path: Path) -> StateHead:
+    """A state without its histories.
 
     Raises:
         SnapshotError: the file is missing, or is no solver state.
     """
     message = _read(path)
-    return message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
-
-
-def iteration_of(path: Path) -> int:
-    """The iterations that were finished when a state was written.
-
-    Raises:
-        SnapshotError: the file is missing, or is no solver state.
-    """
-    return _read(path).iter
+    seed = message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
+    return StateHead(iteration=message.iter, seed=seed, model=message.learned_net)
 
 
 def _read(path: Path) -> SolverState:
@@ -131,7 +138,7 @@ def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> A
     return array.reshape(shape)
 
 
-def learned_net(state: RunState, path: Path) -> Path:
+def learned_net(state: RunState | StateHead, path: Path) -> Path:
     """The file of the weights that belong to the state in `path`.
 
     Raises:

@@ -479,7 +479,7 @@ def both(*preparations: Preparation) -> Preparation:
 
 NOT_SHARED = net("shared_file_system: true", "shared_file_system: false")
 TWO = hosts(TWO_CLIENTS)
-WORKER = (
+LAUNCHER += (
     Broken(
         name="database-missing",
         edit=(net("train_lmdb", "none_lmdb"),),
@@ -525,50 +525,16 @@ WORKER = (
         says=r"crop_size 9 is larger than the pictures, which are 1 x 6 x 6",
     ),
     Broken(
-        name="pictures-of-different-shapes",
-        prepare=replace_database(mixed_shapes),
-        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 .*must be alike",
-    ),
-    Broken(
-        name="record-damaged",
-        prepare=replace_database(damaged_record),
-        says=r"record 1 \(key 'bad'\): the record is not a Datum",
-    ),
-    Broken(
-        name="model-of-another-net",
-        prepare=saved_model("w.caffemodel", outputs=7),
-        flags=("--weights={}/w.caffemodel",),
-        says=r"{}/w\.caffemodel: layer 'ip': blob 0 is saved with shape 7x18, expected 10x",
-    ),
-    Broken(
         name="state-cut-short",
         prepare=both(saved_state(cut=50), saved_model("w.caffemodel")),
         flags=("--snapshot={}/s.solverstate",),
         says=r"{}/s\.solverstate is not a solver state, or it is cut short",
     ),
     Broken(
-        name="state-of-another-solver",
-        prepare=both(saved_state(histories=8), saved_model("w.caffemodel")),
-        flags=("--snapshot={}/s.solverstate",),
-        says=r"{}/s\.solverstate has 8 history blobs; this net and solver type need 4",
-    ),
-    Broken(
         name="state-is-a-model",
         prepare=saved_model("w.caffemodel"),
         flags=("--snapshot={}/w.caffemodel",),
         says=r"{}/w\.caffemodel is not a solver state",
-    ),
-    Broken(
-        name="model-is-a-state",
-        prepare=saved_state(),
-        flags=("--weights={}/s.solverstate",),
-        says=r"{}/s\.solverstate is not a model",
-    ),
-    Broken(
-        name="state-with-a-damaged-history",
-        prepare=both(damaged_state, saved_model("w.caffemodel")),
-        flags=("--snapshot={}/s.solverstate",),
-        says=r"{}/s\.solverstate: the history of 'conv\.0': ",
     ),
     Broken(
         name="model-named-in-the-solver-missing",
@@ -586,8 +552,6 @@ WORKER = (
         flags=("--snapshot={}/s.solverstate",),
         says=r"the weights of {}/s\.solverstate are missing",
     ),
-)
-PROCESSES = (
     Broken(
         name="leveldb-shared-by-two-clients",
         edit=(TWO, net("backend: LMDB", "backend: LEVELDB")),
@@ -607,6 +571,44 @@ PROCESSES = (
         prepare=lambda f: [make_pictures(f / f"train_lmdb_{part}", 3, shape=(1, 6, 6)) for part in range(3)],
         says=r"divided for more than the 2 clients of this job, as train_lmdb_2 shows",
     ),
+)
+WORKER = (
+    Broken(
+        name="pictures-of-different-shapes",
+        prepare=replace_database(mixed_shapes),
+        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 .*must be alike",
+    ),
+    Broken(
+        name="record-damaged",
+        prepare=replace_database(damaged_record),
+        says=r"record 1 \(key 'bad'\): the record is not a Datum",
+    ),
+    Broken(
+        name="model-of-another-net",
+        prepare=saved_model("w.caffemodel", outputs=7),
+        flags=("--weights={}/w.caffemodel",),
+        says=r"{}/w\.caffemodel: layer 'ip': blob 0 is saved with shape 7x18, expected 10x",
+    ),
+    Broken(
+        name="state-of-another-solver",
+        prepare=both(saved_state(histories=8), saved_model("w.caffemodel")),
+        flags=("--snapshot={}/s.solverstate",),
+        says=r"{}/s\.solverstate has 8 history blobs; this net and solver type need 4",
+    ),
+    Broken(
+        name="model-is-a-state",
+        prepare=saved_state(),
+        flags=("--weights={}/s.solverstate",),
+        says=r"{}/s\.solverstate is not a model",
+    ),
+    Broken(
+        name="state-with-a-damaged-history",
+        prepare=both(damaged_state, saved_model("w.caffemodel")),
+        flags=("--snapshot={}/s.solverstate",),
+        says=r"{}/s\.solverstate: the history of 'conv\.0': ",
+    ),
+)
+PROCESSES = (
     Broken(
         name="label-outside-the-classes",
         edit=(net("num_output: 10", "num_output: 3"),),
@@ -647,9 +649,13 @@ def nothing_left() -> Iterator[None]:
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file below a folder with its content, and every folder.
 
-    LMDB's lock file is not counted: each reader makes it.
+    LMDB's lock file is not counted: each reader makes it. Nor is what lies in a LevelDB database: LevelDB writes there to read.
     """
-    found = (path for path in folder.rglob("*") if path.name != "lock.mdb")
+    found = (
+        path
+        for path in folder.rglob("*")
+        if path.name != "lock.mdb" and not (path.parent / "CURRENT").exists()
+    )
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"" for path in found}
 
 

@@ -16,6 +16,7 @@ from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervise import JobResult
 from poseidon.engine.document import JobDocument, read_document
+from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
 
 
@@ -23,6 +24,8 @@ from tests.support.training import write_definitions
 def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+    for name in ("train_lmdb", "test_lmdb"):
+        make_pictures(tmp_path / name, 10, shape=(1, 8, 8))
     return write_definitions(tmp_path, batch=4, extra="max_iter: 3\nsolver_mode: CPU")
 
 

@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.engine.preflight import check_nets, check_snapshot_prefix, obstacle_to
-from poseidon.errors import DefinitionError
-from poseidon.proto.definition import read_solver
+from poseidon.engine.preflight import check_layers, check_nets, check_snapshot_prefix, obstacle_to
+from poseidon.errors import DataError, DefinitionError
+from poseidon.layers import registry
+from poseidon.layers.base import Layer, LayerContext
+from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.solvers.settings import solver_settings
+from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
 
 
@@ -40,3 +44,85 @@ def test_obstacles(tmp_path: Path) -> None:
     assert obstacle_to(tmp_path / "file" / "deep") == f"{tmp_path}/file is not a folder"
     assert obstacle_to(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder"
     assert list(tmp_path.glob("new")) == []
+
+
+ALONE = LayerContext(phase=TRAIN, seed=1)
+DUMMY = """
+layer {{ name: "x" type: "DummyData" top: "x" top: "t"
+  dummy_data_param {{ shape {{ dim: 4 dim: 6 }} shape {{ dim: 4 dim: 2 }} }} }}
+{layers}
+layer {{ name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }}
+"""
+INNER = 'layer {{ name: "{name}" type: "InnerProduct" bottom: "{bottom}" top: "{top}" {more} inner_product_param {{ num_output: {n} }} }}'
+
+
+def inner(bottom: str, top: str, outputs: int, *, more: str = "") -> str:
+    return INNER.format(name=f"ip_{top}", bottom=bottom, top=top, n=outputs, more=more)
+
+
+def solver_of_layers(folder: Path, *layers: str) -> SolverDefinition:
+    (folder / "net.prototxt").write_text(DUMMY.format(layers="\n".join(layers)))
+    (folder / "solver.prototxt").write_text('net: "net.prototxt" base_lr: 1 lr_policy: "fixed" max_iter: 1')
+    return read_solver(folder / "solver.prototxt")
+
+
+def test_a_mistake_of_the_test_net_alone_is_found(tmp_path: Path) -> None:
+    """Its blobs are those of the train net."""
+    path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
+    for name, size in (("train_lmdb", 8), ("test_lmdb", 9)):
+        make_pictures(tmp_path / name, 10, shape=(1, size, size))
+    check_layers(read_solver(path), [ALONE], files_are_here=True)
+    net = tmp_path / "net.prototxt"
+    net.write_text(net.read_text().replace("mean_value: 128 crop_size: 6", "mean_value: 128"))
+    with pytest.raises(
+        DefinitionError, match=r"net\.prototxt:\d+: layer 'ip' .* expected 10x16, 10 as in the net"
+    ):
+        check_layers(read_solver(path), [ALONE], files_are_here=True)
+
+
+def test_code_of_the_user_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies below it is checked, and what lies beside it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "with_effects.py").write_text("raise SystemExit('imported')")
+
+    class Counted(Layer):
+        def __init__(self, *_: object) -> None:
+            pytest.fail("created")
+
+    monkeypatch.setitem(registry._CLASSES, "Counted", Counted)
+    python = 'layer { name: "py" type: "Python" bottom: "h" top: "p" python_param { module: "with_effects" layer: "L" } }'
+    counted = 'layer { name: "own" type: "Counted" bottom: "p" top: "y" }'
+    for below, beside, says in (
+        (inner("x", "h", 3), inner("x", "side", 4), None),
+        (inner("x", "h", 0), inner("x", "side", 4), "ip_h"),
+        (inner("x", "h", 3), inner("x", "side", 0), "ip_side"),
+    ):
+        solver = solver_of_layers(tmp_path, below, python, counted, beside)
+        if says is None:
+            check_layers(solver, [ALONE], files_are_here=True)
+            continue
+        with pytest.raises(DefinitionError, match=rf"layer '{says}' .*num_output"):
+            check_layers(solver, [ALONE], files_are_here=True)
+
+
+def test_a_blob_whose_owner_is_unknown_is_left_to_the_worker(tmp_path: Path) -> None:
+    """The second layer may differ from the first in shape where the owner, which both must suit, is not known here."""
+    named = 'param { name: "w" share_mode: PERMISSIVE } param { name: "b" share_mode: PERMISSIVE }'
+    python = (
+        'layer { name: "py" type: "Python" bottom: "x" top: "p" python_param { module: "m" layer: "L" } }'
+    )
+    owner, sharer = inner("p", "h", 3, more=named), inner("x", "y", 2, more=named)
+    check_layers(solver_of_layers(tmp_path, python, owner, sharer), [ALONE], files_are_here=True)
+    with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*param 'w'"):
+        check_layers(
+            solver_of_layers(tmp_path, owner.replace('"p"', '"x"'), sharer), [ALONE], files_are_here=True
+        )
+
+
+def test_files_of_other_hosts_are_not_looked_for(tmp_path: Path) -> None:
+    path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
+    check_layers(read_solver(path), [ALONE], files_are_here=False)
+    with pytest.raises(DataError, match=r"layer 'data' \(Data\): the database .*train_lmdb does not exist"):
+        check_layers(read_solver(path), [ALONE], files_are_here=True)
+    with pytest.raises(DefinitionError, match=r"layer 'ip_y' .*num_output"):
+        check_layers(solver_of_layers(tmp_path, inner("x", "y", 0)), [ALONE], files_are_here=False)

@@ -96,7 +96,7 @@ def test_states_round_trip(state: Path) -> None:
     found = hdf5.read_state(state)
     assert (found.iter, found.learned_net, found.current_step) == (12, "m.caffemodel.h5", 2)
     assert np.array_equal(to_array(found.history[0]), WEIGHT)
-    assert (found.poseidon.workers, solverstate.seed_of(state)) == (2, 99)
+    assert (found.poseidon.workers, solverstate.head_of(state).seed) == (2, 99)
 
 
 def test_the_same_snapshot_has_the_same_bytes(model: Path) -> None:
