@@ -15,6 +15,9 @@ The library raises; only `poseidon.cli` exits.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 # A name in a damaged file can be as long as the file; a sentence cannot.
 _LONGEST = 1000
 
@@ -99,3 +102,49 @@ def shown(text: str) -> str:
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
+def nearest(name: str, legal: Iterable[str]) -> str | None:
+    """The legal name that `name` most likely means, or None when none is near.
+
+    A name that differs in case or underscores alone comes first, then one whose words are longer or shorter forms of these
+    (conv_param: convolution_param), then one that begins with it or has its words, then one that is a typing mistake away.
+    """
+    wanted = _words(name)
+    candidates = {candidate: _words(candidate) for candidate in legal}
+    for is_meant in (_same, _word_by_word, _begins, _contains):
+        found = [candidate for candidate, words in candidates.items() if is_meant(wanted, words)]
+        if found:
+            return min(found, key=lambda candidate: (abs(len(candidate) - len(name)), candidate))
+    lowered = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
+    return lowered[close[0]] if close else None
+
+
+_LEAST = 3  # letters of a word that may stand for a longer one
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in name.lower().replace("-", "_").split("_") if word]
+
+
+def _same(wanted: list[str], words: list[str]) -> bool:
+    return "".join(wanted) == "".join(words)
+
+
+def _word_by_word(wanted: list[str], words: list[str]) -> bool:
+    return len(wanted) == len(words) and all(map(_short_for, wanted, words))
+
+
+def _begins(wanted: list[str], words: list[str]) -> bool:
+    text = "".join(wanted)
+    return len(text) >= _LEAST and "".join(words).startswith(text)
+
+
+def _contains(wanted: list[str], words: list[str]) -> bool:
+    return bool(wanted) and all(len(word) >= _LEAST and word in words for word in wanted)
+
+
+def _short_for(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return short == long or (len(short) >= _LEAST and long.startswith(short))

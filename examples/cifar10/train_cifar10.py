@@ -28,7 +28,8 @@ use_environment()
 from poseidon.cli.launching import remove_unused
 from poseidon.cli.main import main as poseidon
 from poseidon.cli.main import parse_words
-from poseidon.cli.prepare_cifar10 import add_data_flags, prepare_and_tell
+from poseidon.cli.parsers.data import add_data_flags
+from poseidon.cli.prepare_cifar10 import prepare_and_tell
 from poseidon.cluster.registry import new_job_id
 from poseidon.data.cifar10 import Request
 from poseidon.data.database import Backend

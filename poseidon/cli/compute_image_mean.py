@@ -4,33 +4,11 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
-from pathlib import Path
 
 from poseidon.cli.progress import progress_bar
 from poseidon.data.cursor import open_cursor
 from poseidon.data.database import Backend, require
 from poseidon.data.mean import compute_mean, write_mean
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command and its flags."""
-    parser = subparsers.add_parser(
-        "compute_image_mean",
-        help="compute the mean picture of a database",
-        description="Prints the mean of each channel, and writes the mean picture when OUTPUT_FILE is given.",
-    )
-    parser.add_argument(
-        "--backend",
-        "-backend",
-        type=str.lower,
-        choices=[backend.suffix for backend in Backend],
-        help="kind of the database (default: what the folder holds)",
-    )
-    parser.add_argument("input_db", metavar="INPUT_DB", type=Path, help="folder of the database")
-    parser.add_argument(
-        "output_file", metavar="OUTPUT_FILE", type=Path, nargs="?", help="mean file, such as mean.binaryproto"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import argparse
 
 import torch
 
-from poseidon.cli.net_flags import add_flag
 from poseidon.cluster.plan import devices_from_flag
 from poseidon.errors import JobError, UsageError
 
@@ -23,15 +22,6 @@ PROPERTIES = (
     ("Clock rate:                    ", "clock_rate"),
     ("Number of multiprocessors:     ", "multi_processor_count"),
 )
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `device_query` to the commands."""
-    parser = subparsers.add_parser(
-        "device_query", help="show the GPUs", description="Shows this machine's GPUs."
-    )
-    add_flag(parser, "gpu", metavar="IDS", default="all", help="which: 0,1 or all (default)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from poseidon.cli.progress import progress_bar
 from poseidon.data.model_folder import fetch_model, is_complete, read_model_folder
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `download_model_binary` to the commands."""
-    parser = subparsers.add_parser(
-        "download_model_binary",
-        help="fetch the weights of a model's folder",
-        description="Fetches the caffemodel that the readme of a model's folder names (caffemodel, caffemodel_url, sha1).",
-    )
-    parser.add_argument("dirname", metavar="FOLDER", type=Path, help="a model's folder, with a readme.md")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

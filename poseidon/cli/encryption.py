@@ -7,7 +7,7 @@ own flag names it. Keys are made here, anew for each start, and travel on standa
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 from poseidon.cluster.machinefile import Client, has_other_machines
@@ -24,26 +24,6 @@ class Encrypt(Enum):
     """Where a process is on another machine."""
     ON = "on"
     """Always: other users of this machine are kept out, too."""
-
-
-def add_encryption_flags(flag: Callable[..., None]) -> None:
-    """Add them.
-
-    Args:
-        flag: adds one flag, by its name without dashes and the settings of `add_argument`.
-    """
-    flag(
-        "encrypt",
-        default=Encrypt.AUTO.value,
-        choices=[member.value for member in Encrypt],
-        help="encrypt between processes, and admit those of the job only: auto (where one is on another machine), on",
-    )
-    flag(
-        "allreduce_in_clear",
-        action="store_true",
-        help="let all-reduce run between machines, though it cannot be encrypted: everybody on the network "
-        "can read and change what it sends",
-    )
 
 
 def is_encrypted(flags: argparse.Namespace, clients: Sequence[Client]) -> bool:

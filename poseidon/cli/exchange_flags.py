@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
@@ -19,57 +18,6 @@ KIND_OF_SVB = {
     "no": ExchangeKind.SERVER,
 }
 """The original's flag, in other words."""
-TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def add_exchange_flags(flag: Callable[..., None]) -> None:
-    """Add them.
-
-    Args:
-        flag: adds one flag, by its name without dashes and the settings of `add_argument`.
-    """
-    flag(
-        "exchange",
-        choices=[kind.value for kind in ExchangeKind],
-        help="how gradients meet: to the server (ps), fully-connected layers as factors (svb), the cheaper "
-        "of both layer by layer (hybrid, the default), by all-reduce, or not at all (local: one worker)",
-    )
-    flag("svb", choices=list(KIND_OF_SVB), help="true: --exchange=svb; false: --exchange=ps; auto: hybrid")
-    flag(
-        "consistency_model",
-        default=Consistency.SSP_PUSH.value,
-        choices=[member.value for member in Consistency],
-        help="how values reach the workers (SSPPush)",
-    )
-    flag(
-        "client_bandwidth_mbps",
-        type=_positive,
-        metavar="F",
-        help="with SSPAggr: megabits a second in which each client may send changes before the staleness bound asks "
-        "for them; what it asks for leaves in any case; default: no limit",
-    )
-    flag(
-        "wire_precision",
-        default=Precision.FLOAT32.value,
-        choices=[member.value for member in Precision],
-        help="of gradients and values on the wire (float32)",
-    )
-    flag(
-        "wait_free",
-        type=_truth,
-        default=True,
-        metavar="true|false",
-        help="gradients leave while the backward pass still runs (true)",
-    )
-    flag(
-        "trace",
-        type=_truth,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="true|false",
-        help="write what every process does when to <output>/trace_*.json, for chrome://tracing or Perfetto",
-    )
 
 
 def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
@@ -94,7 +42,7 @@ def check_exchange(flags: argparse.Namespace, clients: int) -> None:
     """Refuse what cannot be together.
 
     Args:
-        flags: those of `add_exchange_flags`, and `table_staleness`.
+        flags: those of a job.
         clients: number of clients with workers.
 
     Raises:
@@ -113,19 +61,3 @@ def check_exchange(flags: argparse.Namespace, clients: int) -> None:
         raise UsageError(
             f"--client_bandwidth_mbps is for --consistency_model=SSPAggr, not {flags.consistency_model}"
         )
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in TRUTH:
-        raise argparse.ArgumentTypeError(f"'{text}' is neither true nor false")
-    return TRUTH[text.lower()]
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return value

@@ -21,10 +21,9 @@ import torch
 from poseidon import log
 from poseidon.cli.job_flags import START_TIMEOUT_S
 from poseidon.cli.launching import child_environment, read_clients, register_job, require_near
-from poseidon.cli.net_flags import add_flag, add_import_flag, one_device, weight_files
+from poseidon.cli.net_flags import one_device, weight_files
 from poseidon.cli.progress import progress_bar
 from poseidon.cli.terminal import Terminal
-from poseidon.cli.train import SERVER_OF_C_POSEIDON
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec
@@ -47,68 +46,12 @@ CAFFES_WORDS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [
 NEEDED = ("model", "weights", "extract_feature_blob_names", "save_feature_dataset_names")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `extract_features` to the commands."""
-    parser = subparsers.add_parser(
-        "extract_features",
-        help="write features of a trained net into databases",
-        description="With words, as Caffe's tool, one process. With flags, a job of all clients and their workers, whose "
-        "databases are called <name>_<client>_<thread>. Each record is extracted once.",
-    )
-    parser.add_argument("words_of_caffe", nargs="*", metavar="WORD", help=CAFFES_WORDS)
-    add_flag(
-        parser, "model", metavar="FILE", help="the net definition, whose data layer of phase TEST is read"
-    )
-    add_flag(parser, "weights", metavar="FILES", default="", help="models, parted by commas; later ones win")
-    add_flag(parser, "extract_feature_blob_names", metavar="BLOBS", help="the features, parted by commas")
-    parser.add_argument(
-        "--save_feature_dataset_names",
-        "-save_feature_dataset_names",
-        "--save_feature_leveldb_names",
-        "-save_feature_leveldb_names",
-        metavar="DATABASES",
-        help="where they go, one name for each blob",
-    )
-    add_flag(
-        parser,
-        "num_mini_batches",
-        type=int,
-        default=0,
-        metavar="N",
-        help="most batches of a worker; default: all of the data",
-    )
-    add_flag(
-        parser,
-        "backend",
-        type=str.lower,
-        default="leveldb",
-        choices=[backend.suffix for backend in Backend],
-        help="kind of the databases (leveldb)",
-    )
-    add_flag(parser, "hostfile", metavar="FILE", help="the machinefile; default: this machine alone")
-    add_flag(
-        parser, "gpu", metavar="IDS", default="", help="GPUs of each client, one worker each; default: CPU"
-    )
-    add_flag(
-        parser, "num_app_threads", type=int, default=1, metavar="T", help="workers of each client on CPU (1)"
-    )
-    add_flag(parser, "output", metavar="DIR", help="folder of logs; default: output/<job>")
-    add_flag(parser, "job", metavar="ID", help=argparse.SUPPRESS)
-    add_import_flag(parser)
-    for name in ("num_rows_per_table", "table_staleness", *SERVER_OF_C_POSEIDON):
-        add_flag(parser, name, metavar="X", help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Extract; 0 when every database is in place.
 
     Raises:
         PoseidonError: a mistake in the words, the definition or the data, or the job failed.
     """
-    for name in ("num_rows_per_table", "table_staleness", *SERVER_OF_C_POSEIDON):
-        if getattr(arguments, name) is not None:
-            print(f"note: --{name} has no effect here", file=sys.stderr)
     if arguments.words_of_caffe:
         if any(getattr(arguments, name) for name in NEEDED):
             raise UsageError("give either Caffe's words or flags, not both")

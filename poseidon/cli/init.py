@@ -6,14 +6,13 @@ Law: a project needs nothing but this package: its definitions name everything b
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, nearest
 from poseidon.proto.paths import shipped_folder
 
 ALIASES = {"mnist": "lenet"}
@@ -37,22 +36,6 @@ CHECKOUT_LINES = re.compile(r"^sys\.path\.insert.*?^use_environment\(\)\n\n", re
 """How a script of the checkout finds the checkout; a project's script needs none of it."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `init` to the commands."""
-    parser = subparsers.add_parser(
-        "init",
-        help="make a project folder to edit and train: solver, net, machinefile, README",
-        description="Copies a net of the zoo into a new folder that trains from there; without PROJECT lists what there is.",
-    )
-    parser.add_argument(
-        "project", nargs="?", metavar="PROJECT", help="cifar10, lenet (or mnist), resnet, ..."
-    )
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", help="a new or empty folder; default: PROJECT"
-    )
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Make the project, or list the projects.
 
@@ -67,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     name = ALIASES.get(arguments.project, arguments.project)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}"
+        near = nearest(name, known)
+        hint = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
         raise UsageError(f"there is no project '{arguments.project}'; {hint}")
     folder = Path(arguments.folder or name)
     write_project(folder, project_files(name, known[name]))

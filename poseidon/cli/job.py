@@ -79,7 +79,7 @@ class Job(ABC):
     """One job from its flags: checks everything that can be checked before a process starts.
 
     Args:
-        flags: those of `add_job_flags`.
+        flags: those of the command.
         title: what the terminal shows.
         stem: what the job's id begins with.
         devices: of the workers of each client, where `num_app_threads` is 1.

@@ -25,27 +25,6 @@ from poseidon.settings import read_settings
 _SSH_CONFIG = "--ssh_config="
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `kill` to the commands."""
-    parser = subparsers.add_parser(
-        "kill",
-        help="stop the processes of a job",
-        description="Stop exactly the processes of a job, on all its hosts, by its id or by the machinefile it was started from.",
-    )
-    parser.add_argument("target", nargs="?", help="a job's id (see `poseidon ps`), or a machinefile")
-    parser.add_argument(
-        "--all", action="store_true", help="all jobs of this user that this machine has on record"
-    )
-    parser.add_argument("--hostfile", metavar="FILE", help="look for the job on the hosts of this file, too")
-    parser.add_argument(
-        "--grace", type=float, default=3.0, metavar="S", help="seconds from SIGTERM to SIGKILL (default 3)"
-    )
-    parser.add_argument(
-        "--ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does"
-    )
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Stop the job or jobs that the arguments name.
 

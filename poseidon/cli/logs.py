@@ -27,23 +27,6 @@ from poseidon.settings import read_settings
 LOOK_S = 0.2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `logs` to the commands."""
-    parser = subparsers.add_parser(
-        "logs",
-        help="show the logs of a job",
-        description="Print what the processes of a job have said, line by line in the order of time.",
-    )
-    parser.add_argument(
-        "job", nargs="?", help="a job's id, or its output folder; default: the job that was started last"
-    )
-    parser.add_argument("--worker", type=int, metavar="RANK", help="of this worker alone")
-    parser.add_argument("--shard", type=int, metavar="INDEX", help="of this shard alone")
-    parser.add_argument("--lines", type=int, metavar="N", help="the last N lines alone")
-    parser.add_argument("--follow", action="store_true", help="go on until the job ends")
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the lines.
 

@@ -6,26 +6,9 @@ import argparse
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cli.net_flags import add_flag
 from poseidon.errors import DataError, UsageError
 from poseidon.metrics.training_log import TrainingLog, as_csv, parse_log
 from poseidon.snapshot.files import make_folder, write_atomically
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `parse_log` to the commands."""
-    parser = subparsers.add_parser(
-        "parse_log",
-        help="make tables of a training log",
-        description="Writes <OUTPUT_DIR>/<log>.train and <log>.test, tables (CSV) of a log of Caffe or of `poseidon train`.",
-    )
-    parser.add_argument("logfile_path", metavar="LOG", type=Path, help="the log; of a job, its worker_0.log")
-    parser.add_argument(
-        "output_dir", metavar="OUTPUT_DIR", type=Path, nargs="?", help="default: the log's folder"
-    )
-    add_flag(parser, "delimiter", default=",", metavar="SIGN", help="between columns (,)")
-    add_flag(parser, "verbose", action="store_true", help="say what is written")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

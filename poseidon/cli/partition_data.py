@@ -22,46 +22,6 @@ from poseidon.errors import UsageError
 DEFAULT_PARTS = 2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command and its flags."""
-    parser = subparsers.add_parser(
-        "partition_data",
-        help="divide a database or a list into <DB_PATH>_0, <DB_PATH>_1, ... for clients without a shared file system",
-        description=(
-            "Record i of DB_PATH (of a database in key order, of a list of pictures its line i, of HDF5 files row i of all) "
-            "goes to <DB_PATH>_(i mod n). Client k of a job whose data layer says shared_file_system: false reads "
-            "<DB_PATH>_k. With --distribute each part is copied to its client. Nothing is overwritten without --replace."
-        ),
-    )
-
-    def flag(name: str, **settings: object) -> None:
-        parser.add_argument(f"--{name}", f"-{name}", **settings)  # type: ignore[arg-type]
-
-    flag(
-        "backend",
-        type=str.lower,
-        choices=[backend.suffix for backend in Backend],
-        help="kind of the database (default: what the folder holds)",
-    )
-    flag(
-        "num_partitions",
-        type=int,
-        metavar="N",
-        help="number of parts, one for each client that works (default: those of --hostfile, else 2)",
-    )
-    flag("hostfile", metavar="FILE", help="the machinefile: one part for each of its clients that works")
-    flag(
-        "distribute",
-        action="store_true",
-        help="copy part k to the k-th of them over SFTP, checksummed; the same command goes on from where it broke off",
-    )
-    flag("root_folder", metavar="DIR", default="", help="of a list of pictures: what stands before each path")
-    flag("replace", action="store_true", help="let earlier parts, here and there, make way for the new ones")
-    flag("ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does")
-    parser.add_argument("db_path", metavar="DB_PATH", type=Path, help="folder of the database, or list file")
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Divide, and distribute if asked to; 0 when all parts are in place."""
     # A trailing slash would end up inside the names of the parts.

@@ -6,46 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.net_flags import add_flag
 from poseidon.cli.parse_log import read_log
 from poseidon.errors import UsageError
 from poseidon.metrics.curves import CHARTS, KINDS, Against, Panel, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `plot` to the commands."""
-    charts = "; ".join(f"{number} {panel.value} over {x.value}" for number, (panel, x) in CHARTS.items())
-    parser = subparsers.add_parser(
-        "plot",
-        help="draw a training log",
-        description="Draws losses and scores of logs of Caffe or of `poseidon train`, all in one picture.",
-    )
-    parser.add_argument("logs", metavar="LOG", type=Path, nargs="+", help="a log; of a job, its worker_0.log")
-    parser.add_argument(
-        "-o",
-        "--output",
-        "-output",
-        metavar="FILE",
-        type=Path,
-        required=True,
-        help="PNG, SVG or PDF by its ending",
-    )
-    add_flag(
-        parser,
-        "x",
-        default=Against.ITERATIONS.value,
-        choices=[x.value for x in Against],
-        help="the horizontal axis (iterations)",
-    )
-    add_flag(
-        parser,
-        "chart",
-        type=int,
-        choices=list(CHARTS),
-        help=f"one chart, by Caffe's number: {charts}; default: loss and accuracy side by side",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ poseidon ps --hostfile=machinefiles/cluster
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -24,20 +25,6 @@ _HEADER = ("JOB", "STARTED", "LAUNCHER", "PROCESSES", "OUTPUT")
 _HERE = "(here)"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `ps` to the commands."""
-    parser = subparsers.add_parser(
-        "ps",
-        help="list running jobs",
-        description="List the running jobs of this user: id, start, launcher, processes, output folder.",
-    )
-    parser.add_argument("--hostfile", metavar="FILE", help="ask the hosts of this machinefile, too")
-    parser.add_argument(
-        "--ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does"
-    )
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print one line a job and host. A record whose processes have all gone is removed.
 
@@ -53,7 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         with over_ssh(arguments.ssh_config) as ask:
             far, told = list_far(hosts, ask)
         problems += told
-    print(_listing(here, far, bool(hosts)))
+    if arguments.json:
+        print(json.dumps([_fields(name, job) for name, job in _by_host(here, far)], indent=1))
+    else:
+        print(_listing(here, far, bool(hosts)))
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
     return 1 if hosts and problems else 0
@@ -62,11 +52,34 @@ def run(arguments: argparse.Namespace) -> int:
 def _listing(here: Sequence[HostJob], far: Sequence[FarJob], with_hosts: bool) -> str:
     if not here and not far:
         return "no job is running"
-    told = {job.seen.record for job in far}  # this machine may be one of the hosts
-    rows = [(_HERE, *_row(job)) for job in here if job.record not in told]
-    rows += [(job.client.host, *_row(job.seen)) for job in far]
+    rows = [(_HERE if name is None else name, *_row(job)) for name, job in _by_host(here, far)]
     lines = [("HOST", *_HEADER), *rows]
     return table(lines if with_hosts else [line[1:] for line in lines])
+
+
+def _by_host(here: Sequence[HostJob], far: Sequence[FarJob]) -> list[tuple[str | None, HostJob]]:
+    """Every job with the host that it was seen on; None: this machine, which may be one of the hosts."""
+    seen = {job.seen.record for job in far}
+    rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
+    return [*rows, *((job.client.host, job.seen) for job in far)]
+
+
+def _fields(host: str | None, job: HostJob) -> dict[str, object]:
+    """A job for scripts; `living` of its `processes` on this host run, `elsewhere` more are on other hosts."""
+    record = job.record
+    near = sum(is_loopback(process.host) for process in record.processes)
+    return {
+        "job": record.job,
+        "host": host or "localhost",
+        "started": datetime.fromtimestamp(record.started_s).astimezone().isoformat(timespec="seconds"),
+        "launcher_pid": record.launcher.pid,
+        "launcher_runs": bool(job.launcher),
+        "processes": near,
+        "living": job.living,
+        "elsewhere": len(record.processes) - near,
+        "output": record.output,
+        "hostfile": record.hostfile,
+    }
 
 
 def _row(job: HostJob) -> tuple[str, ...]:

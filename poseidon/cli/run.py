@@ -14,32 +14,13 @@ from pathlib import Path
 
 import torch
 
+from poseidon.cli.closing import without_flags
 from poseidon.cli.job import Job, run_from_flags
-from poseidon.cli.job_flags import add_job_flags, leaves_this_machine
+from poseidon.cli.job_flags import leaves_this_machine
 from poseidon.cli.ssh_site import Shipment
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.engine.document import ScriptDocument
 from poseidon.errors import UsageError
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `run` to the commands."""
-    parser = subparsers.add_parser(
-        "run",
-        help="run a script that trains any torch module",
-        description="Run a Python script on every worker of a machinefile; poseidon.distribute, called in it, trains "
-        "a torch module on all of them together. Flags stand before the script; what follows it is the script's.",
-    )
-
-    def flag(name: str, **settings: object) -> None:
-        parser.add_argument(f"--{name}", f"-{name}", dest=name, **settings)  # type: ignore[arg-type]
-
-    add_job_flags(flag)
-    parser.add_argument("script", metavar="SCRIPT", help="the script")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments, handed on as they are"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,5 +60,5 @@ class _ScriptJob(Job):
     def background_words(self, added: Sequence[str]) -> list[str]:
         """See `Job`. The script and its own words stay last, and as they are."""
         words, kept = list(self._flags.words), len(self._flags.arguments) + 1
-        own = [word for word in words[:-kept] if word.lstrip("-") != "background"]
+        own = without_flags(words[:-kept], ["background"], bare=["background"])
         return [*own, *added, *words[-kept:]]

@@ -7,7 +7,7 @@ job; one that broke is made anew for a new start.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -47,21 +47,6 @@ class LauncherKind(Enum):
     """On this machine."""
     SSH = "ssh"
     """Over SSH, also to this machine."""
-
-
-def add_ssh_flags(flag: Callable[..., None]) -> None:
-    """Add what says how hosts are reached.
-
-    Args:
-        flag: adds one flag, by its name without dashes and the settings of `add_argument`.
-    """
-    flag(
-        "launcher",
-        default=LauncherKind.AUTO.value,
-        choices=[member.value for member in LauncherKind],
-        help="how processes are started: auto (over SSH where a host is another machine), local, ssh",
-    )
-    flag("ssh_config", metavar="FILE", help="read this instead of ~/.ssh/config, as ssh -F does")
 
 
 def ssh_settings(flags: argparse.Namespace) -> SshSettings:

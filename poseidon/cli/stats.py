@@ -27,30 +27,6 @@ OUTPUT = Path("output")
 """Where `poseidon train` puts jobs' folders unless it is told otherwise."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `stats` to the commands."""
-    parser = subparsers.add_parser(
-        "stats",
-        help="what a job's tensors and shards cost",
-        description="Print, for each tensor, bytes and time on the way per iteration, and, for each shard, its load.",
-    )
-    parser.add_argument(
-        "job", nargs="?", help="a job's id, or its output folder; default: the job that was started last"
-    )
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="put the traces of a job (train --trace) into one file"
-    )
-    parser.add_argument(
-        "--picture",
-        type=Path,
-        metavar="FILE",
-        help="draw an iteration from its trace; PNG, SVG or PDF by its ending",
-    )
-    parser.add_argument("--iteration", type=int, metavar="N", help="which one (the one in the middle)")
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help="of which worker (0)")
-    parser.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or put traces together.
 
@@ -68,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = folder / FILE_NAME
     if not path.exists():
         raise JobError(f"{folder} holds no {FILE_NAME}: the job has said nothing of itself yet")
-    print("\n".join(job_tables(read_statistics(path))))
+    statistics = read_statistics(path)
+    print(path.read_text(encoding="utf-8") if arguments.json else "\n".join(job_tables(statistics)))
     return 0
 
 

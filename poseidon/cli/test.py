@@ -9,7 +9,7 @@ import sys
 import torch
 
 from poseidon import log
-from poseidon.cli.net_flags import add_net_flags, net_request
+from poseidon.cli.net_flags import net_request
 from poseidon.engine.scoring import score
 from poseidon.engine.solo import open_net
 from poseidon.errors import UsageError
@@ -17,19 +17,6 @@ from poseidon.metrics.caffe_lines import running, using
 from poseidon.metrics.glog_lines import GlogSink
 
 LOGGER = logging.getLogger("poseidon.test")
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `test` to the commands."""
-    parser = subparsers.add_parser(
-        "test",
-        help="score a trained net",
-        description="Runs a net in phase TEST over its own data and prints each batch's outputs and their means.",
-    )
-    add_net_flags(
-        parser, phase="TEST", weights_help="models, binary or HDF5, parted by commas; later ones win"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,24 +9,13 @@ import sys
 import torch
 
 from poseidon import log
-from poseidon.cli.net_flags import add_net_flags, net_request
+from poseidon.cli.net_flags import net_request
 from poseidon.engine.benchmark import time_net
 from poseidon.engine.solo import open_net
 from poseidon.metrics.caffe_lines import using
 from poseidon.metrics.glog_lines import GlogSink
 
 LOGGER = logging.getLogger("poseidon.time")
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `time` to the commands."""
-    parser = subparsers.add_parser(
-        "time",
-        help="measure a net layer by layer",
-        description="Runs a net forward and backward and prints each layer's mean milliseconds.",
-    )
-    add_net_flags(parser, phase="TRAIN", weights_help="models to fill it with first, parted by commas")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

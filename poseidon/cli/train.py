@@ -17,8 +17,7 @@ import torch
 from poseidon.cli.closing import near, resume_command
 from poseidon.cli.far_needs import needed_files, snapshot_files, written_prefixes
 from poseidon.cli.job import Job, run_from_flags
-from poseidon.cli.job_flags import add_job_flags, check_folder, count, leaves_this_machine
-from poseidon.cli.net_flags import add_import_flag
+from poseidon.cli.job_flags import check_folder, leaves_this_machine
 from poseidon.cli.ssh_site import Shipment
 from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.job_steps import Outcome
@@ -38,66 +37,6 @@ from poseidon.snapshot.files import require_readable
 from poseidon.snapshot.solverstate import head_of, learned_net
 from poseidon.solvers.settings import solver_settings
 
-SERVER_OF_C_POSEIDON = (
-    "client_id",
-    "num_clients",
-    "num_table_threads",
-    "init_thread_access_table",
-    "svb_timeout_ms",
-    "stats_path",
-    "num_zmq_threads",
-    "row_type",
-    "row_oplog_type",
-    "oplog_dense_serialized",
-    "oplog_type",
-    "append_only_oplog_type",
-    "append_only_buffer_capacity",
-    "append_only_buffer_pool_size",
-    "bg_apply_append_oplog_freq",
-    "process_storage_type",
-    "no_oplog_replay",
-    "thread_oplog_batch_size",
-    "server_table_logic",
-    "version_maintain",
-)
-"""Flags of the original that its scripts pass and that nothing here needs: taken, and said to have no effect."""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `train` to the commands."""
-    parser = subparsers.add_parser(
-        "train",
-        help="train a net",
-        description="Train a net on the clients of a machinefile. Flags may be written -flag or --flag.",
-    )
-
-    def flag(name: str, **settings: object) -> None:
-        parser.add_argument(f"--{name}", f"-{name}", dest=name, **settings)  # type: ignore[arg-type]
-
-    flag("solver", metavar="FILE", required=True, help="the solver definition (prototxt)")
-    flag("snapshot", metavar="FILE", default="", help="solver state to go on from")
-    flag("weights", metavar="FILES", default="", help="models to start from, parted by commas (fine-tuning)")
-    add_job_flags(flag)
-    flag(
-        "snapshot_keep",
-        type=count,
-        default=0,
-        metavar="N",
-        help="snapshots of this run that stay on disk, the newest; 0 (default): all",
-    )
-    flag(
-        "net_outputs",
-        metavar="PREFIX",
-        default="",
-        help="averaged losses and scores go to <PREFIX>.netoutputs",
-    )
-    flag("level", type=int, metavar="L", help="level of the train net, for rules of its definition (0)")
-    flag("stage", default="", metavar="NAMES", help="stages of the train net, parted by commas")
-    add_import_flag(parser)
-    for name in SERVER_OF_C_POSEIDON:
-        flag(name, metavar="X", help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Train.
@@ -105,9 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         PoseidonError: a mistake in the definitions or flags, or the job failed.
     """
-    for name in SERVER_OF_C_POSEIDON:
-        if getattr(arguments, name) is not None:
-            print(f"note: --{name} has no effect here", file=sys.stderr)
+    if arguments.client_id:
+        print(
+            f"client {arguments.client_id} is started by the command of client 0; nothing to do",
+            file=sys.stderr,
+        )
+        return 0
     return run_from_flags(arguments, _TrainingJob)
 
 

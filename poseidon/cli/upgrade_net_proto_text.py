@@ -18,4 +18,4 @@ COMMAND = Upgrade(
     write=lambda net: to_text(net).encode(),
     left_out=stray_settings,
 )
-add_parser = COMMAND.add_parser
+run = COMMAND.run

@@ -16,4 +16,4 @@ COMMAND = Upgrade(
     upgrade=upgrade_solver,
     write=lambda solver: to_text(solver).encode(),
 )
-add_parser = COMMAND.add_parser
+run = COMMAND.run

@@ -15,12 +15,12 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
 from poseidon import __version__
 from poseidon.cli.launching import child_environment
+from poseidon.cli.main import parse_words, run_command
 from poseidon.cli.met_site import MetSite, share_out_devices
 from poseidon.cli.own_signals import OwnSignals
 from poseidon.cluster.attendance import AttendanceSettings, attend
@@ -34,40 +34,6 @@ from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.settings import inherited_environment
 
 LEAVE_S = 30.0
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `worker` to the commands."""
-    parser = subparsers.add_parser(
-        "worker",
-        help="be one task of a job under torchrun, srun, mpirun or Kubernetes",
-        description="Started once a task by torchrun, srun, mpirun or Kubernetes: reads rank and size from the environment, "
-        "meets the others at rank 0 and runs the job on their hosts. docs/schedulers has a page for each.",
-    )
-
-    def flag(name: str, **settings: object) -> None:
-        parser.add_argument(f"--{name}", f"-{name}", dest=name, **settings)  # type: ignore[arg-type]
-
-    flag(
-        "key_file",
-        metavar="FILE",
-        help="the key of the meeting: a file that every task can read, and nobody else",
-    )
-    flag("new_key", metavar="FILE", help="make such a file, and end")
-    flag(
-        "rendezvous_port",
-        type=_port,
-        metavar="P",
-        help="where rank 0 listens; default: MASTER_PORT, see the pages",
-    )
-    flag("meeting_timeout", type=float, default=300.0, metavar="S", help="until all tasks have come (300)")
-    parser.add_argument(
-        "command_words",
-        nargs=argparse.REMAINDER,
-        metavar="train|run ...",
-        help="the job: the words of 'poseidon train' or 'poseidon run', without --hostfile",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -123,7 +89,7 @@ def _launch(task: Task, host: str, key: bytes, flags: argparse.Namespace, timeou
             met = meeting.gather(timeout_s)
             share_out_devices(flags, met[0][0].tasks)
             flags.site = MetSite(met)
-            code = int(flags.run(flags))
+            code = run_command(flags)
         except PoseidonError as error:
             code = error.exit_code
             raise
@@ -172,10 +138,7 @@ def _job_flags(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError(
             "the job is missing: expected 'train' or 'run' and its flags after those of 'worker'"
         )
-    parser = argparse.ArgumentParser(prog="poseidon worker", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    import_module(f"poseidon.cli.{words[0]}").add_parser(commands)
-    flags = parser.parse_args(words, argparse.Namespace(words=words))
+    flags = parse_words(words)
     if flags.hostfile:
         raise UsageError("--hostfile has no place here: the hosts are those on which the tasks were started")
     if flags.background:
@@ -198,9 +161,3 @@ def _noted_signals() -> Iterator[list[str]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _port(text: str) -> int:
-    if not (text.isdecimal() and text.isascii() and len(text) < 6 and 0 < int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"'{text}' is no port; expected 1 to 65535")
-    return int(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import struct
 from pathlib import Path
@@ -10,13 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.cli import (
-    compute_image_mean,
-    convert_cifar,
-    convert_mnist,
-    convert_mnist_siamese,
-    prepare_cifar10,
-)
+from poseidon.cli.main import parse_words, run_command
 from poseidon.data import cifar10, cifar10_source
 from poseidon.data.cifar10_source import TEST_BATCH, TRAIN_BATCHES
 from poseidon.data.convert import MNIST_FILES
@@ -46,12 +39,7 @@ def real(tmp_path: Path) -> Path:
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    for module in (compute_image_mean, convert_cifar, convert_mnist, convert_mnist_siamese, prepare_cifar10):
-        module.add_parser(subparsers)
-    arguments = parser.parse_args(words)
-    return int(arguments.run(arguments))
+    return run_command(parse_words(words))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -141,4 +129,4 @@ def test_convert_mnist(tmp_path: Path) -> None:
 def test_pairs_of_a_seed_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("convert_mnist_siamese", str(tmp_path), "--seed=-1")
-    assert "-1 is no seed, expected 0 or more" in capsys.readouterr().err
+    assert "expected a whole number, 0 or more, found" in capsys.readouterr().err

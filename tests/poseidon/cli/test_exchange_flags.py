@@ -6,19 +6,14 @@ import argparse
 
 import pytest
 
-from poseidon.cli.exchange_flags import add_exchange_flags, check_exchange, exchange_kind
+from poseidon.cli.exchange_flags import check_exchange, exchange_kind
+from poseidon.cli.main import parse_words
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
 
 
 def parsed(*words: str, staleness: int = 0) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-
-    def flag(name: str, **settings: object) -> None:
-        parser.add_argument(f"--{name}", dest=name, **settings)  # type: ignore[arg-type]
-
-    add_exchange_flags(flag)
-    flags = parser.parse_args(words)
+    flags = parse_words(["run", *words, "script.py"])
     flags.table_staleness = staleness
     return flags
 
@@ -93,14 +88,14 @@ def test_switches(words: tuple[str, ...], wait_free: bool, trace: bool) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--exchange=ring", "invalid choice: 'ring'"),
-        ("--svb=maybe", "invalid choice: 'maybe'"),
-        ("--wire_precision=int8", "invalid choice: 'int8'"),
-        ("--consistency_model=BSP", "invalid choice: 'BSP'"),
-        ("--wait_free=perhaps", "'perhaps' is neither true nor false"),
-        ("--client_bandwidth_mbps=0", "'0' is not a number above 0"),
-        ("--client_bandwidth_mbps=inf", "'inf' is not a number above 0"),
-        ("--client_bandwidth_mbps=fast", "'fast' is not a number above 0"),
+        ("--exchange=ring", "expected one of hybrid, ps, svb, allreduce, local, found 'ring'"),
+        ("--svb=maybe", "found 'maybe'"),
+        ("--wire_precision=int8", "found 'int8'"),
+        ("--consistency_model=BSP", "found 'BSP'"),
+        ("--wait_free=perhaps", "expected true or false, found 'perhaps'"),
+        ("--client_bandwidth_mbps=0", "found '0'"),
+        ("--client_bandwidth_mbps=inf", "found 'inf'"),
+        ("--client_bandwidth_mbps=fast", "found 'fast'"),
     ],
 )
 def test_no_such_value(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import re
 import subprocess
@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.cli import kill, ps
+from poseidon.cli import kill
+from poseidon.cli.main import parse_words, run_command
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
 from poseidon.errors import JobError, MachinefileError, UsageError
@@ -37,14 +38,7 @@ def machinefile(folder: Path, name: str, text: str = "0 127.0.0.1 0\n1 127.0.0.1
 
 
 def poseidon(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    kill.add_parser(commands)
-    ps.add_parser(commands)
-    parsed = parser.parse_args(arguments)
-    code = parsed.run(parsed)
-    assert isinstance(code, int)
-    return code
+    return run_command(parse_words(arguments))
 
 
 def test_kill_caffe_leaves_the_job_of_another_machinefile(state: Path, tmp_path: Path) -> None:
@@ -106,6 +100,12 @@ def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         assert one.split()[0] == first.job
         assert f"pid {first.launcher.pid}  4 of 4     /nowhere" in one
         assert "died" in two
+        poseidon("ps", "--json")
+        listed = json.loads(capsys.readouterr().out)
+        assert [(job["job"], job["launcher_runs"], job["living"]) for job in listed] == [
+            (first.job, True, 4),
+            (second.job, False, 4),
+        ]
         first.kill_launcher()
         assert poseidon("kill", "--all") == 0
         assert none_left([*first.pids, *second.pids])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from poseidon.cli import logs
 from poseidon.cli.launching import register_job
+from poseidon.cli.main import parse_words, run_command
 from poseidon.cluster.registry import Registry
 from poseidon.errors import JobError, UsageError
 
@@ -37,10 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def poseidon_logs(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    logs.add_parser(parser.add_subparsers())
-    arguments = parser.parse_args(["logs", *words])
-    return int(arguments.run(arguments))
+    return run_command(parse_words(["logs", *words]))
 
 
 @pytest.mark.parametrize(

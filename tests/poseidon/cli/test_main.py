@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import io
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from poseidon.cli import ps
-from poseidon.cli.main import main
+from poseidon.cli.main import COMMANDS, main
 
 
 class FullDisk(io.StringIO):
@@ -55,8 +58,32 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ),
         ("ps --nosuch", "poseidon ps: unknown flag --nosuch; see poseidon ps --help"),
         ("ps more words", "poseidon ps: did not expect 'more words'; see poseidon ps --help"),
-        ("ps --hostfile", "poseidon ps: argument --hostfile: expected one argument; see poseidon ps --help"),
-        ("-x ps", "poseidon ps: unknown flag -x; see poseidon ps --help"),
+        ("ps --hostfile", "poseidon ps: --hostfile: expected a value; see poseidon ps --help"),
+        ("train", "poseidon train: --solver is missing; see poseidon train --help"),
+        (
+            "draw_net",
+            "poseidon draw_net: INPUT_NET and OUTPUT_FILE are missing; see poseidon draw_net --help",
+        ),
+        (
+            "train --solver=s --table_staleness=-1",
+            "poseidon train: --table_staleness: expected a whole number, 0 or more, found '-1'; see poseidon train --help",
+        ),
+        (
+            "train --solver=s --exchange=hybird",
+            "poseidon train: --exchange: expected one of hybrid, ps, svb, allreduce, local, found 'hybird'; did you mean "
+            "hybrid?; see poseidon train --help",
+        ),
+        (
+            "train --solver=s --background=maybe",
+            "poseidon train: --background: expected true or false, found 'maybe'; see poseidon train --help",
+        ),
+        ("trian", "poseidon: unknown command 'trian', did you mean 'train'?; see poseidon --help"),
+        (
+            "extract",
+            "poseidon: unknown command 'extract', did you mean 'extract_features'?; see poseidon --help",
+        ),
+        ("xyz", "poseidon: unknown command 'xyz'; see poseidon --help"),
+        ("-x ps", "poseidon: unexpected -x; flags follow the command: poseidon ps -x; see poseidon --help"),
     ],
 )
 def test_wrong_words_are_one_sentence(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,5 +99,49 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("poseidon.cli.main.import_module", interrupted)
-    assert main(["train"]) == 130
-    assert capsys.readouterr().err == "poseidon: interrupted\n"
+    assert main(["ps"]) == 130
+    assert capsys.readouterr().err == "poseidon ps: interrupted\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-help"], ["-h"], ["help"]])
+def test_help_without_a_command_lists_them_all(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(words)
+    output = capsys.readouterr().out
+    assert all(f"\n  {name} " in output for name in COMMANDS)
+    assert max(map(len, output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_a_line_for_each_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", name])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"usage: poseidon {name} ")
+    assert max(map(len, lines[1:])) <= 80
+    assert any(line.startswith(f"  poseidon {name} ") for line in lines), "an example"
+    first = {
+        line.split()[0].partition("=")[0].replace("[no]", ""): line
+        for line in lines
+        if line.startswith("  -")
+    }
+    flags = [action for action in COMMANDS[name].parser().flags() if action.option_strings]
+    assert list(first) == [action.option_strings[0] for action in flags]
+    assert all(line.endswith(action.help or "?") for line, action in zip(first.values(), flags, strict=True))
+
+
+def test_every_command_has_its_code() -> None:
+    assert all(find_spec(f"poseidon.cli.{name}") for name in COMMANDS)
+
+
+@pytest.mark.parametrize("words", [["--version"], [], ["train", "--help"], ["completion", "bash"], ["trian"]])
+def test_what_is_answered_at_once_imports_no_torch(words: list[str]) -> None:
+    program = (
+        "import sys\nfrom poseidon.cli.main import COMMANDS, main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'google.protobuf', 'paramiko', 'matplotlib', 'psutil'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from poseidon.cli.partition_data import add_parser
+from poseidon.cli.main import parse_words, run_command
 from poseidon.data.database import Backend
 from poseidon.errors import DataError, UsageError
 from tests.support.databases import make_pictures
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    arguments = parser.parse_args(["partition_data", *words])
-    return int(arguments.run(arguments))
+    return run_command(parse_words(["partition_data", *words]))
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ def test_a_job_by_its_folder_or_its_id(capsys: pytest.CaptureFixture[str], tmp_p
     assert lines[0] == "job one-1: 1 worker, 2 iterations, 0 shards"
     assert lines[-2].split()[:3] == ["fc.0", "2", "3"]
     assert first_line(capsys, "one-1") == "job one-1"
+    assert main(["stats", "one-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"] == "one-1"
     elsewhere = folder("two-2").rename(tmp_path / "elsewhere")
     record("two-2", elsewhere, started_s=1.0)
     assert first_line(capsys, "two-2") == "job two-2"

@@ -1,0 +1,182 @@
+"""The commands that make or divide data."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from poseidon.cli.parsers.form import (
+    Command,
+    Group,
+    Parser,
+    chosen,
+    count,
+    flag,
+    help_flag,
+    one_of,
+    retired,
+    switch,
+    whole,
+    word,
+)
+from poseidon.cli.parsers.jobs import BACKENDS
+
+
+def add_data_flags(group: Group | Parser | argparse.ArgumentParser) -> None:
+    """Declare --data and --backend, as every command of the CIFAR-10 example has them."""
+    text = "CIFAR-10: an archive, or a folder that holds it"
+    group.add_argument("--data", "-data", type=Path, metavar="DIR", help=text)
+    text = "lmdb (default) or leveldb"
+    group.add_argument(
+        "--backend",
+        "-backend",
+        type=one_of(BACKENDS),
+        choices=BACKENDS,
+        default="lmdb",
+        metavar="KIND",
+        help=text,
+    )
+
+
+def _backend(group: Group, *, default: str | None) -> None:
+    text = f"lmdb or leveldb ({default or 'what the folder holds'})"
+    chosen(group, "backend", text, BACKENDS, default=default, metavar="KIND")
+
+
+def _partition_data(parser: Parser) -> None:
+    word(parser, "db_path", "folder of the database, or list file", metavar="DB_PATH", type=Path)
+    group = parser.section("Flags")
+    _backend(group, default=None)
+    flag(group, "num_partitions", "parts (one for each client, else 2)", type=whole, metavar="N")
+    flag(group, "hostfile", "the machinefile: a part for each client with workers", metavar="FILE")
+    switch(group, "distribute", "copy part k to the k-th of them over SFTP")
+    flag(group, "root_folder", "of a list: what stands before each path", metavar="DIR", default="")
+    switch(group, "replace", "replace earlier parts, here and on the hosts")
+    flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
+    help_flag(parser)
+
+
+def _prepare_cifar10(parser: Parser) -> None:
+    group = parser.section("Flags")
+    add_data_flags(group)
+    text = "with leveldb: make parts _0 to _<N-1> as well (1)"
+    flag(group, "clients", text, type=whole, default=1, metavar="N")
+    flag(group, "folder", "where they go (examples/cifar10)", type=Path, metavar="DIR")
+    flag(group, "url", "of the archive (where it is published)", metavar="URL")
+    flag(group, "md5", "checksum of the archive (the published one's)", metavar="SUM")
+    switch(group, "download_only", "fetch the archive and stop")
+    help_flag(parser)
+
+
+def _convert_cifar(parser: Parser) -> None:
+    word(parser, "input", "archive, or folder that holds it", metavar="INPUT", type=Path)
+    word(parser, "output_folder", "where the databases go", metavar="OUTPUT_FOLDER", type=Path)
+    word(parser, "db_type", "lmdb or leveldb", metavar="DB_TYPE", type=one_of(BACKENDS), choices=BACKENDS)
+    help_flag(parser)
+
+
+def _convert_imageset(parser: Parser) -> None:
+    word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
+    word(parser, "list_file", "a line for each picture: path and label", metavar="LISTFILE", type=Path)
+    word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path)
+    group = parser.section("Flags")
+    switch(group, "gray", "read pictures as grey ones")
+    switch(group, "shuffle", "change the order of the pictures")
+    switch(group, "check_size", "make sure that all pictures have as many values")
+    switch(group, "encoded", "keep the pictures in their file format")
+    flag(group, "encode_type", "keep them in this format: png, jpg, ...", default="", metavar="FORMAT")
+    _backend(group, default="lmdb")
+    for side in ("width", "height"):
+        flag(
+            group,
+            f"resize_{side}",
+            f"{side} of each picture (its own)",
+            type=whole,
+            default=0,
+            metavar="PIXELS",
+        )
+    flag(group, "seed", "of the shuffle (0)", type=whole, default=0, metavar="N")
+    retired(parser, "subsampling")
+    retired(parser, "label_range")
+    help_flag(parser)
+
+
+def _convert_mnist(parser: Parser, folder: str) -> None:
+    word(parser, "input_folder", "folder of the four .gz files", metavar="INPUT_FOLDER", type=Path)
+    group = parser.section("Flags")
+    text = f"where they go (examples/{folder})"
+    flag(group, "folder", text, type=Path, metavar="DIR")
+    _backend(group, default="lmdb")
+    if folder == "siamese":
+        flag(group, "seed", "of the random pairs (0)", type=count, default=0, metavar="N")
+    help_flag(parser)
+
+
+def _compute_image_mean(parser: Parser) -> None:
+    word(parser, "input_db", "folder of the database", metavar="INPUT_DB", type=Path)
+    word(parser, "output_file", "mean file: mean.binaryproto", metavar="OUTPUT_FILE", type=Path, nargs="?")
+    _backend(parser.section("Flags"), default=None)
+    help_flag(parser)
+
+
+COMMANDS: Sequence[Command] = (
+    Command(
+        name="partition_data",
+        line="divide a database or a list among clients",
+        description="Record i of DB_PATH (of a database in key order, of a list of pictures its line i, of HDF5 files "
+        "row i of all) goes to <DB_PATH>_(i mod n). Client k of a job whose data layer says shared_file_system: false "
+        "reads <DB_PATH>_k. With --distribute each part is copied to its client, checksummed; the same command goes "
+        "on from where it broke off. Nothing is overwritten without --replace.",
+        example="poseidon partition_data --num_partitions=2 cifar10_train_lmdb\n"
+        "poseidon partition_data --hostfile=cluster --distribute cifar10_train_lmdb",
+        declare=_partition_data,
+    ),
+    Command(
+        name="convert_imageset",
+        line="convert picture files into a database",
+        description="Write the pictures that LISTFILE names, a line each with path and label, into the new database "
+        "DB_NAME. ROOTFOLDER is put before each path as it is, so it ends with a slash.",
+        example="poseidon convert_imageset -shuffle pictures/ list.txt train_lmdb",
+        declare=_convert_imageset,
+    ),
+    Command(
+        name="compute_image_mean",
+        line="compute the mean picture of a database",
+        description="Print the mean of each channel, and write the mean picture where OUTPUT_FILE is given.",
+        example="poseidon compute_image_mean train_lmdb mean.binaryproto",
+        declare=_compute_image_mean,
+    ),
+    Command(
+        name="prepare_cifar10",
+        line="make the databases of the CIFAR-10 example",
+        description="Make databases and mean file. Uses, in this order: databases made earlier; CIFAR-10 under --data "
+        "or $POSEIDON_DATA; a download; and without a network a small built-in set of drawn pictures, with a warning "
+        "that it is not CIFAR-10.",
+        example="poseidon prepare_cifar10 --data=cifar-10-binary.tar.gz",
+        declare=_prepare_cifar10,
+    ),
+    Command(
+        name="convert_cifar",
+        line="convert published CIFAR-10 into databases",
+        description="Make OUTPUT_FOLDER/cifar10_train_<kind>, cifar10_test_<kind> and mean.binaryproto.",
+        example="poseidon convert_cifar cifar-10-batches-bin . lmdb",
+        declare=_convert_cifar,
+    ),
+    Command(
+        name="convert_mnist",
+        line="convert published MNIST into databases",
+        description="Make mnist_train_<kind> and mnist_test_<kind>; nothing is overwritten.",
+        example="poseidon convert_mnist mnist/ --folder=examples/mnist",
+        declare=partial(_convert_mnist, folder="mnist"),
+    ),
+    Command(
+        name="convert_mnist_siamese",
+        line="make databases of random pairs of MNIST's digits",
+        description="Make mnist_siamese_train_<kind> and mnist_siamese_test_<kind>; nothing is overwritten. A record "
+        "is a pair of digits as two channels, its label 1 if they are of one class and 0 if not.",
+        example="poseidon convert_mnist_siamese mnist/ --folder=examples/siamese",
+        declare=partial(_convert_mnist, folder="siamese"),
+    ),
+)

@@ -1,0 +1,318 @@
+"""The commands that start processes: train, run, worker, extract_features.
+
+Choices and defaults are written out: the modules that know them as enums take seconds to import. The tests hold both equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from poseidon.cli.parsers.form import (
+    TRUTH,
+    Command,
+    Group,
+    Parser,
+    chosen,
+    count,
+    devices,
+    flag,
+    help_flag,
+    number,
+    one_of,
+    port,
+    positive,
+    retired,
+    switch,
+    whole,
+    word,
+)
+
+EXCHANGES = ("hybrid", "ps", "svb", "allreduce", "local")
+SVB = (*TRUTH, "auto")
+CONSISTENCIES = ("SSP", "SSPPush", "SSPAggr")
+PRECISIONS = ("float32", "float16", "bfloat16")
+LAUNCHERS = ("auto", "local", "ssh")
+ENCRYPTIONS = ("auto", "on")
+EFFECTS = ("stop", "snapshot", "none")
+SHOWN = ("first", "all")
+BACKENDS = ("leveldb", "lmdb")
+RETURN_TIMEOUT_S = 180.0
+
+RETIRED = {
+    "num_table_threads": "--num_app_threads is the number of workers of a client on CPU, --gpu names its GPUs",
+    "num_clients": "the machinefile, --hostfile, says how many clients there are",
+    "stats_path": "statistics are in the job's folder; poseidon stats shows them",
+    "svb_timeout_ms": "nothing is polled; --stall_timeout is for a process that hangs",
+    "snapshot_clock": "the solver's snapshot says how often",
+    "resume_clock": "--snapshot=FILE.solverstate goes on from a run",
+    "snapshot_dir": "the solver's snapshot_prefix says where",
+    "resume_dir": "--snapshot=FILE.solverstate goes on from a run",
+    "server_bandwidth_mbps": "--client_bandwidth_mbps is the budget of each client",
+}
+"""Flags of the original Poseidon and what to use in their place."""
+RETIRED_VALUES = (
+    "num_zmq_threads",
+    "row_type",
+    "row_oplog_type",
+    "oplog_type",
+    "append_only_oplog_type",
+    "append_only_buffer_capacity",
+    "append_only_buffer_pool_size",
+    "bg_apply_append_oplog_freq",
+    "process_storage_type",
+    "thread_oplog_batch_size",
+    "server_table_logic",
+    "bg_idle_milli",
+    "server_idle_milli",
+    "row_candidate_factor",
+    "update_sort_policy",
+    "numa_index",
+    "numa_policy",
+    "server_push_row_upper_bound",
+    "client_send_oplog_upper_bound",
+)
+"""Those that need nothing in their place."""
+RETIRED_SWITCHES = (
+    "init_thread_access_table",
+    "oplog_dense_serialized",
+    "no_oplog_replay",
+    "version_maintain",
+    "numa_opt",
+    "naive_table_oplog_meta",
+    "suppression_on",
+    "use_approx_sort",
+)
+"""Those that may stand without a value."""
+
+
+def _retired(parser: Parser, *more: str) -> None:
+    for name, instead in RETIRED.items():
+        retired(parser, name, instead)
+    for name in (*RETIRED_VALUES, *more):
+        retired(parser, name)
+    for name in RETIRED_SWITCHES:
+        retired(parser, name, alone=True)
+
+
+def _train(parser: Parser) -> None:
+    group = parser.section("What to train")
+    flag(group, "solver", "the solver definition (prototxt)", metavar="FILE", required=True)
+    flag(group, "snapshot", "go on from this .solverstate", metavar="FILE", default="")
+    flag(
+        group,
+        "weights",
+        "start from these .caffemodels, parted by commas",
+        metavar="FILES",
+        default="",
+    )
+    flag(group, "level", "level of the train net, for its include rules", type=whole, metavar="L")
+    flag(group, "stage", "stages of the train net, parted by commas", default="", metavar="NAMES")
+    import_flag(group)
+    _machines(parser)
+    _results(
+        parser,
+        ("snapshot_keep", "newest snapshots that stay; 0 (default): all", count, "N", 0),
+        ("net_outputs", "averaged losses and scores: PREFIX.netoutputs", str, "PREFIX", ""),
+    )
+    _exchange(parser)
+    _failures(parser)
+    flag(parser, "client_id", argparse.SUPPRESS, type=count, default=0)
+    _retired(parser)
+    help_flag(parser)
+
+
+def _run(parser: Parser) -> None:
+    word(parser, "script", "the script", metavar="SCRIPT")
+    word(parser, "arguments", "its own words, handed on as they are", nargs=argparse.REMAINDER, metavar="...")
+    _machines(parser)
+    _results(parser)
+    _exchange(parser)
+    _failures(parser)
+    help_flag(parser)
+
+
+def _worker(parser: Parser) -> None:
+    text = "train or run and its flags, without --hostfile"
+    word(parser, "command_words", text, nargs=argparse.REMAINDER, metavar="train|run ...")
+    group = parser.section("How the tasks meet")
+    flag(group, "key_file", "the key: a file that every task can read, no one else", metavar="FILE")
+    flag(group, "new_key", "make such a file, and end", metavar="FILE")
+    flag(group, "rendezvous_port", "port of rank 0; default: $MASTER_PORT", type=port, metavar="P")
+    flag(
+        group,
+        "meeting_timeout",
+        "seconds until all tasks have come (300)",
+        type=number,
+        default=300.0,
+        metavar="S",
+    )
+    help_flag(parser)
+
+
+def _extract_features(parser: Parser) -> None:
+    word(parser, "words_of_caffe", "as Caffe's tool takes them, see above", nargs="*", metavar="WORD")
+    group = parser.section("What to extract")
+    flag(group, "model", "the net; its TEST data is read", metavar="FILE")
+    flag(group, "weights", "models, parted by commas; later ones win", metavar="FILES", default="")
+    flag(group, "extract_feature_blob_names", "the features: fc7,fc8", metavar="BLOBS")
+    group.add_argument(
+        "--save_feature_dataset_names",
+        "-save_feature_dataset_names",
+        "--save_feature_leveldb_names",
+        "-save_feature_leveldb_names",
+        metavar="NAMES",
+        help="a database for each blob",
+    )
+    flag(group, "num_mini_batches", "most batches of a worker (all)", type=whole, default=0, metavar="N")
+    chosen(group, "backend", "lmdb or leveldb (leveldb)", BACKENDS, default="leveldb", metavar="KIND")
+    import_flag(group)
+    group = parser.section("Where it runs")
+    _clients(group)
+    flag(group, "output", "folder of logs (output/<job>)", metavar="DIR")
+    flag(group, "job", argparse.SUPPRESS, metavar="ID")
+    _retired(parser, "num_rows_per_table", "table_staleness", "client_id")
+    help_flag(parser)
+
+
+def import_flag(group: Group) -> None:
+    """-import."""
+    text = "Python modules that add layers"
+    flag(group, "import", text, dest="imports", metavar="MODULES", default="")
+
+
+def _clients(group: Group) -> None:
+    flag(group, "hostfile", "the machinefile; default: this machine alone", metavar="FILE")
+    text = "GPUs, a worker each: 0,1 or all (CPU)"
+    flag(group, "gpu", text, type=devices, metavar="IDS", default="")
+    flag(group, "num_app_threads", "workers of each client on CPU (1)", type=whole, default=1, metavar="T")
+
+
+def _machines(parser: Parser) -> None:
+    group = parser.section(
+        "Where it runs",
+        "A client is a machine: a line '<id> <host> <port>' of the machinefile. A worker is a process with a copy of the "
+        "net, on one device. A shard is a server process that holds a part of the parameters.",
+    )
+    _clients(group)
+    flag(group, "threads", "CPU threads of a worker (equal parts)", type=whole, metavar="N")
+    flag(
+        group, "num_comm_channels_per_client", "shards of each client (1)", type=whole, default=1, metavar="C"
+    )
+    chosen(
+        group,
+        "launcher",
+        "auto (SSH to other machines), local, ssh",
+        LAUNCHERS,
+        default="auto",
+        metavar="HOW",
+    )
+    flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
+    chosen(
+        group,
+        "encrypt",
+        "auto (between machines), on (everywhere)",
+        ENCRYPTIONS,
+        default="auto",
+        metavar="WHEN",
+    )
+    switch(group, "allreduce_in_clear", "let allreduce go unencrypted")
+
+
+def _exchange(parser: Parser) -> None:
+    group = parser.section(
+        "How gradients meet",
+        "ps: through the parameter server. svb: gradients of fully-connected layers as sufficient factors, two small "
+        "matrices, to each other worker. hybrid: per layer the cheaper of both. allreduce: torch.distributed. local: "
+        "not at all, for one worker. With staleness S a worker may be S iterations ahead of the slowest; 0 gives the "
+        "weights of one process with all workers' batches.",
+    )
+    chosen(group, "exchange", "hybrid (default), ps, svb, allreduce, local", EXCHANGES, metavar="KIND")
+    switch(group, "svb", "short for --exchange=svb; --nosvb: ps", type=one_of(SVB), choices=SVB, default=None)
+    flag(
+        group, "table_staleness", "bound of staleness, in iterations (0)", type=count, default=0, metavar="S"
+    )
+    text = "pieces of a tensor; 0 (default): by size"
+    flag(group, "num_rows_per_table", text, type=count, default=0, metavar="N")
+    text = "SSP (ask), SSPPush (sent unasked), SSPAggr"
+    chosen(group, "consistency_model", text, CONSISTENCIES, default="SSPPush", metavar="NAME")
+    text = "megabits/s of early changes (SSPAggr)"
+    flag(group, "client_bandwidth_mbps", text, type=positive, metavar="F")
+    text = "float32 (default), float16, bfloat16"
+    chosen(group, "wire_precision", text, PRECISIONS, default="float32", metavar="TYPE")
+    switch(group, "wait_free", "send gradients during the backward pass (on)", default=True)
+    switch(group, "trace", "write <output>/trace_*.json, for Perfetto")
+
+
+def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
+    group = parser.section("What is left and what is shown")
+    flag(group, "output", "the job's folder: logs, statistics (output/<job>)", metavar="DIR")
+    for name, text, kind, metavar, default in more:
+        flag(group, name, text, type=kind, metavar=metavar, default=default)
+    chosen(
+        group, "show_logs", "first (worker 0 and all warnings), all", SHOWN, default="first", metavar="WHOSE"
+    )
+    switch(group, "background", "return once the job runs")
+    flag(group, "job", argparse.SUPPRESS, metavar="ID")
+
+
+def _failures(parser: Parser) -> None:
+    group = parser.section(
+        "Signals and failures",
+        "A restart starts all processes again from the newest snapshot, when a process, a host or a link was lost.",
+    )
+    for name, signal, default in (
+        ("sigint", "Ctrl-C does", "stop"),
+        ("sighup", "a hang-up does", "snapshot"),
+    ):
+        text = f"what {signal}: stop, snapshot, none ({default})"
+        chosen(group, f"{name}_effect", text, EFFECTS, default=default, metavar="WHAT")
+    flag(group, "max_restarts", "restarts (3 on several hosts, else 0)", type=count, metavar="N")
+    text = "how long a restart waits for lost hosts (180)"
+    flag(group, "return_timeout", text, type=number, default=RETURN_TIMEOUT_S, metavar="S")
+    text = "a process that hangs this long has failed (120)"
+    flag(group, "stall_timeout", text, type=number, default=120.0, metavar="S")
+    text = "seconds from SIGTERM to the job's end (25)"
+    flag(group, "term_deadline", text, type=number, default=25.0, metavar="S")
+
+
+COMMANDS: Sequence[Command] = (
+    Command(
+        name="train",
+        line="train a Caffe net on one machine or many",
+        description="Train the net of a Caffe solver on the clients of a machinefile.",
+        example="poseidon train --solver=prototxt/cifar10/cifar10_quick_solver.prototxt \\\n"
+        "    --hostfile=machinefiles/localserver",
+        declare=_train,
+    ),
+    Command(
+        name="run",
+        line="run a script that trains any torch module",
+        description="Run a Python script on every worker; poseidon.distribute, called in it, trains a torch module on "
+        "all of them together. Flags stand before the script; what follows it is the script's.",
+        example="poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py",
+        declare=_run,
+    ),
+    Command(
+        name="worker",
+        line="take part in a job of torchrun, srun, mpirun",
+        description="Started once for each task by torchrun, srun, mpirun or Kubernetes: reads rank and size from the "
+        "environment, meets the other tasks at rank 0 and runs the job on their hosts; see docs/schedulers.",
+        example="poseidon worker --new_key=$HOME/.poseidon.key\n"
+        "srun --ntasks-per-node=1 poseidon worker --key_file=$HOME/.poseidon.key \\\n"
+        "    train --solver=solver.prototxt",
+        declare=_worker,
+    ),
+    Command(
+        name="extract_features",
+        line="write features of a trained net into databases",
+        description="With words, as Caffe's tool, one process: WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE "
+        "[CPU/GPU] [DEVICE_ID]. With flags, a job of all clients and their workers, which writes "
+        "<name>_<client>_<thread>. Each record is extracted once.",
+        example="poseidon extract_features net.caffemodel net.prototxt fc7 features 100 lmdb\n"
+        "poseidon extract_features --model=net.prototxt --weights=net.caffemodel \\\n"
+        "    --extract_feature_blob_names=fc7 --save_feature_dataset_names=features",
+        declare=_extract_features,
+    ),
+)

@@ -1,0 +1,161 @@
+"""The commands that read a net, a model or a log: test, time, device_query, draw_net, plot, and those that bring files up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from poseidon.cli.parsers.form import Command, Parser, chosen, flag, help_flag, switch, whole, word
+from poseidon.cli.parsers.jobs import import_flag
+
+PHASES = ("TRAIN", "TEST")
+RANKDIRS = ("LR", "TB", "BT", "RL")
+AXES = ("iterations", "seconds")
+CHARTS = range(8)
+
+
+def _init(parser: Parser) -> None:
+    word(parser, "project", "cifar10, lenet (or mnist), resnet, ...", nargs="?", metavar="PROJECT")
+    word(parser, "folder", "a new or empty folder; default: PROJECT", nargs="?", type=Path, metavar="DIR")
+    help_flag(parser)
+
+
+def _score(parser: Parser, phase: str) -> None:
+    group = parser.section("What to run")
+    flag(group, "model", "the net definition (prototxt)", metavar="FILE", required=True)
+    flag(group, "weights", "models, binary or HDF5, with commas; later ones win", metavar="FILES", default="")
+    flag(group, "iterations", "batches (50)", type=whole, default=50, metavar="N")
+    flag(group, "gpu", "the GPU; default: CPU", metavar="ID", default="")
+    chosen(group, "phase", f"of the net: TRAIN or TEST ({phase})", PHASES, default=phase, metavar="PHASE")
+    flag(group, "level", "level for include rules of the net (0)", type=whole, default=0, metavar="L")
+    flag(group, "stage", "stages for include rules of the net, with commas", default="", metavar="NAMES")
+    import_flag(group)
+    help_flag(parser)
+
+
+def _device_query(parser: Parser) -> None:
+    flag(parser.section("Flags"), "gpu", "which: 0,1 or all (default)", metavar="IDS", default="all")
+    help_flag(parser)
+
+
+def _draw_net(parser: Parser) -> None:
+    word(parser, "input_net", "net definition of any grammar", metavar="INPUT_NET", type=Path)
+    word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", type=Path)
+    group = parser.section("Flags")
+    text = "where the data flows: LR (default), TB, BT, RL"
+    chosen(group, "rankdir", text, RANKDIRS, default="LR", metavar="DIR")
+    text = "whose layers: TRAIN, TEST or ALL (default)"
+    chosen(group, "phase", text, (*PHASES, "ALL"), default="ALL", metavar="PHASE")
+    switch(group, "display_lrm", "show each layer's learning rate multipliers")
+    help_flag(parser)
+
+
+def _download_model_binary(parser: Parser) -> None:
+    word(parser, "dirname", "a model's folder, with a readme.md", metavar="FOLDER", type=Path)
+    help_flag(parser)
+
+
+def _parse_log(parser: Parser) -> None:
+    word(parser, "logfile_path", "a log; of a job, its worker_0.log", metavar="LOG", type=Path)
+    word(parser, "output_dir", "default: the log's folder", metavar="OUTPUT_DIR", type=Path, nargs="?")
+    group = parser.section("Flags")
+    flag(group, "delimiter", "between columns (,)", default=",", metavar="SIGN")
+    switch(group, "verbose", "name the files that are written")
+    help_flag(parser)
+
+
+def _plot(parser: Parser) -> None:
+    word(parser, "logs", "logs; of a job, its worker_0.log", metavar="LOG", type=Path, nargs="+")
+    group = parser.section(
+        "Flags",
+        "Charts, by Caffe's numbers: 0 accuracy over iterations, 1 over seconds; 2 test loss over iterations, 3 over "
+        "seconds; 4 learning rate over iterations, 5 over seconds; 6 train loss over iterations, 7 over seconds.",
+    )
+    text = "PNG, SVG or PDF, by its ending"
+    group.add_argument("--output", "-output", "-o", metavar="FILE", type=Path, required=True, help=text)
+    chosen(group, "x", "axis: iterations (default) or seconds", AXES, default="iterations", metavar="AXIS")
+    text = "one chart; default: loss and accuracy"
+    flag(group, "chart", text, type=whole, choices=list(CHARTS), metavar="N")
+    help_flag(parser)
+
+
+def _upgrade(parser: Parser, what: str) -> None:
+    word(parser, "input", f"file of any grammar: {what}", metavar="INPUT", type=Path)
+    word(parser, "output", "file to write in today's grammar", metavar="OUTPUT", type=Path)
+    help_flag(parser)
+
+
+def _upgrade_command(name: str, what: str, example: str) -> Command:
+    line = f"bring {what} to today's grammar"
+    return Command(
+        name=name,
+        line=line,
+        description=f"{line.capitalize()}. OUTPUT is written also where nothing was to be done.",
+        example=f"poseidon {name} {example}",
+        declare=partial(_upgrade, what=what),
+    )
+
+
+INIT = Command(
+    name="init",
+    line="make a project folder to edit and train",
+    description="Copy a net of the zoo into a new folder that trains from there: solver, net, machinefile, README. "
+    "Without PROJECT list what there is.",
+    example="poseidon init cifar10 mine",
+    declare=_init,
+)
+COMMANDS: Sequence[Command] = (
+    Command(
+        name="test",
+        line="score a trained net, as caffe test",
+        description="Run a net in phase TEST over its own data, and print each batch's outputs and their means.",
+        example="poseidon test -model net.prototxt -weights net.caffemodel -iterations 100",
+        declare=partial(_score, phase="TEST"),
+    ),
+    Command(
+        name="time",
+        line="measure a net layer by layer, as caffe time",
+        description="Run a net forward and backward, and print the mean milliseconds of each layer.",
+        example="poseidon time -model net.prototxt -iterations 10",
+        declare=partial(_score, phase="TRAIN"),
+    ),
+    Command(
+        name="device_query",
+        line="show this machine's GPUs",
+        description="Print the properties of this machine's GPUs, as caffe device_query does.",
+        example="poseidon device_query -gpu=all",
+        declare=_device_query,
+    ),
+    Command(
+        name="draw_net",
+        line="draw a net as PNG, SVG or PDF",
+        description="Draw the layers and blobs of a net definition. Needs Graphviz's program dot.",
+        example="poseidon draw_net net.prototxt net.png",
+        declare=_draw_net,
+    ),
+    Command(
+        name="parse_log",
+        line="make tables (CSV) of a training log",
+        description="Write <OUTPUT_DIR>/<log>.train and <log>.test, tables of a log of Caffe or of poseidon train.",
+        example="poseidon parse_log output/<job>/worker_0.log",
+        declare=_parse_log,
+    ),
+    Command(
+        name="plot",
+        line="draw losses and scores of training logs",
+        description="Draw losses and scores of logs of Caffe or of poseidon train, all in one picture.",
+        example="poseidon plot output/<job>/worker_0.log -o curves.png",
+        declare=_plot,
+    ),
+    Command(
+        name="download_model_binary",
+        line="fetch the weights of a model's folder",
+        description="Fetch the model that a folder's readme names (caffemodel, caffemodel_url, sha1).",
+        example="poseidon download_model_binary models/bvlc_reference_caffenet",
+        declare=_download_model_binary,
+    ),
+    _upgrade_command("upgrade_net_proto_text", "a net in text", "old.prototxt new.prototxt"),
+    _upgrade_command("upgrade_net_proto_binary", "a model in binary", "old.caffemodel new.caffemodel"),
+    _upgrade_command("upgrade_solver_proto_text", "a solver in text", "old.prototxt new.prototxt"),
+)

@@ -1,0 +1,113 @@
+"""The commands that look after jobs: ps, logs, stats, kill; and completion, of the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from poseidon.cli.parsers.form import (
+    Command,
+    Group,
+    Parser,
+    flag,
+    help_flag,
+    number,
+    one_of,
+    switch,
+    whole,
+    word,
+)
+
+SHELLS = ("bash", "zsh")
+_JOB = "a job's id or its output folder; default: the last one started"
+
+
+def _ssh_config(group: Group) -> None:
+    flag(group, "ssh_config", "in place of ~/.ssh/config, as ssh -F", metavar="FILE")
+
+
+def _ps(parser: Parser) -> None:
+    group = parser.section("Flags")
+    flag(group, "hostfile", "ask the hosts of this machinefile, too", metavar="FILE")
+    _ssh_config(group)
+    switch(group, "json", "print a list of objects, for scripts")
+    help_flag(parser)
+
+
+def _logs(parser: Parser) -> None:
+    word(parser, "job", _JOB, nargs="?", metavar="JOB")
+    group = parser.section("Flags")
+    flag(group, "worker", "of this worker alone", type=whole, metavar="RANK")
+    flag(group, "shard", "of this shard alone", type=whole, metavar="INDEX")
+    flag(group, "lines", "the last N lines alone", type=whole, metavar="N")
+    switch(group, "follow", "go on until the job ends")
+    help_flag(parser)
+
+
+def _stats(parser: Parser) -> None:
+    word(parser, "job", _JOB, nargs="?", metavar="JOB")
+    group = parser.section("Flags")
+    switch(group, "json", "print statistics.json, for scripts")
+    flag(group, "trace", "put the traces of a job (train --trace) into one file", type=Path, metavar="FILE")
+    flag(group, "picture", "draw an iteration from its trace: PNG, SVG or PDF", type=Path, metavar="FILE")
+    flag(group, "iteration", "which one (the one in the middle)", type=whole, metavar="N")
+    flag(group, "rank", "of which worker (0)", type=whole, default=0, metavar="R")
+    help_flag(parser)
+
+
+def _kill(parser: Parser) -> None:
+    word(parser, "target", "a job's id (poseidon ps), or a machinefile", nargs="?", metavar="JOB")
+    group = parser.section("Flags")
+    switch(group, "all", "all jobs of this user that this machine has on record")
+    flag(group, "hostfile", "look for the job on the hosts of this file, too", metavar="FILE")
+    flag(group, "grace", "seconds from SIGTERM to SIGKILL (3)", type=number, default=3.0, metavar="S")
+    _ssh_config(group)
+    help_flag(parser)
+
+
+def _completion(parser: Parser) -> None:
+    word(parser, "shell", "bash or zsh", type=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
+    help_flag(parser)
+
+
+COMMANDS: Sequence[Command] = (
+    Command(
+        name="ps",
+        line="list running jobs",
+        description="List the running jobs of this user: id, start, launcher, processes, output folder.",
+        example="poseidon ps\nposeidon ps --hostfile=cluster",
+        declare=_ps,
+    ),
+    Command(
+        name="logs",
+        line="show the logs of a job",
+        description="Print what the processes of a job have logged, in the order of time.",
+        example="poseidon logs --follow\nposeidon logs output/<job> --worker=3 --lines=20",
+        declare=_logs,
+    ),
+    Command(
+        name="stats",
+        line="show what a job's tensors and shards cost",
+        description="Print, for each tensor, bytes and time on the way per iteration, and, for each shard, its load.",
+        example="poseidon stats\nposeidon stats output/<job> --trace=job.json",
+        declare=_stats,
+    ),
+    Command(
+        name="kill",
+        line="stop the processes of a job",
+        description="Stop exactly the processes of a job, on all its hosts, by its id or by the machinefile that it "
+        "was started from.",
+        example="poseidon kill cifar10_quick-20260105-204016-3f9a1c\nposeidon kill machinefiles/localserver",
+        declare=_kill,
+    ),
+)
+SHELL: Sequence[Command] = (
+    Command(
+        name="completion",
+        line="complete these words in bash or zsh",
+        description="Print a script for bash or zsh that completes commands, flags and their values.",
+        example="poseidon completion bash > ~/.local/share/bash-completion/completions/poseidon\n"
+        'poseidon completion zsh > "${fpath[1]}/_poseidon"',
+        declare=_completion,
+    ),
+)

@@ -1,0 +1,47 @@
+"""What the parsers write out so as to import nothing heavy is what the code means."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import pytest
+
+from poseidon.cli.encryption import Encrypt
+from poseidon.cli.exchange_flags import KIND_OF_SVB
+from poseidon.cli.parsers import jobs, nets
+from poseidon.cli.ssh_site import LauncherKind
+from poseidon.cli.terminal import Shown
+from poseidon.cluster.restarts import RETURN_TIMEOUT_S
+from poseidon.cluster.settings import SignalEffect
+from poseidon.data.database import Backend
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.metrics.curves import CHARTS, Against
+from poseidon.proto.caffe_pb2 import Phase
+from poseidon.pycaffe.draw import RANKDIRS
+from ps_server import Consistency, Precision
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        (jobs.EXCHANGES, ExchangeKind),
+        (jobs.CONSISTENCIES, Consistency),
+        (jobs.PRECISIONS, Precision),
+        (jobs.LAUNCHERS, LauncherKind),
+        (jobs.ENCRYPTIONS, Encrypt),
+        (jobs.EFFECTS, SignalEffect),
+        (jobs.SHOWN, Shown),
+        (nets.AXES, Against),
+    ],
+)
+def test_members(written: tuple[str, ...], kind: type[Enum]) -> None:
+    assert set(written) == {member.value for member in kind}
+
+
+def test_the_rest() -> None:
+    assert set(jobs.SVB) == set(KIND_OF_SVB)
+    assert set(jobs.BACKENDS) == {backend.suffix for backend in Backend}
+    assert set(nets.PHASES) == set(Phase.keys())
+    assert set(nets.RANKDIRS) == set(RANKDIRS)
+    assert list(nets.CHARTS) == list(CHARTS)
+    assert jobs.RETURN_TIMEOUT_S == RETURN_TIMEOUT_S
