@@ -29,6 +29,7 @@ def without_flags(words: Sequence[str], names: Collection[str], *, bare: Collect
     rest = iter(words)
     for word in rest:
         name, equals, _ = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
         if not word.startswith("-") or name not in names:
             kept.append(word)
         elif not equals and name not in bare:

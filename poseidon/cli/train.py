@@ -175,6 +175,7 @@ class _TrainingJob(Job):
             imports=self._imports,
             goes_on=self._attempt > 0,
             snapshot_keep=flags.snapshot_keep,
+            stop_at_nan=flags.on_nan == "stop",
         )
 
 

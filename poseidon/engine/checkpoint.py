@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from poseidon.engine.background_writer import BackgroundWriter
+from poseidon.engine.finite import REMEDY, not_finite
 from poseidon.engine.replica import Replica, Values
 from poseidon.engine.saving import Saving, Written
-from poseidon.errors import SnapshotError
+from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Exchange, History
 from poseidon.metrics.glog_lines import GlogSink, snapshotting
 from poseidon.proto.blob import from_array, to_array
@@ -123,7 +124,7 @@ class Checkpoint:
         """Begin to write a snapshot. Every worker calls this after the same iteration.
 
         It is whole once `finish` has returned; if it cannot be written, that is a warning, and the error of `finish`
-        when no later one was written.
+        when no later one was written. One whose numbers are not all finite is not written, and no older one removed for it.
 
         Args:
             prefix: of the files' names.
@@ -131,6 +132,9 @@ class Checkpoint:
             exchange: to meet the other workers.
             log: where Caffe's lines about it go.
             before: the blobs before the last iteration, whose changes the model gets as diffs; None: no diffs.
+
+        Raises:
+            JobError: a number in it is not finite, and `Saving.stop_at_nan`.
         """
         exchange.settle()
         own = self._worker_state(progress, exchange)
@@ -141,8 +145,24 @@ class Checkpoint:
         histories = self._averaged(states) if self._worker_history else exchange.histories()
         diffs = None if before is None else self._replica.changes_since(before)
         contents = self._contents(prefix, progress, states, histories, diffs)
+        if not self._is_finite(contents):
+            return
         log.write(*snapshotting(contents.run.model, str(contents.state_path)))
         self._writer.submit(lambda: self._write(contents))
+
+    def _is_finite(self, contents: _Contents) -> bool:
+        infos = self._replica.train.parameters_info
+        histories = [
+            (f"the history of {i.name}", h) for i, h in zip(infos, contents.run.histories, strict=True)
+        ]
+        name = not_finite([*((f"layer '{layer}'", blobs) for layer, _, blobs in contents.blobs), *histories])
+        if not name:
+            return True
+        words = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
+        if self._saving.stop_at_nan:
+            raise JobError(f"worker {self._rank}: {words}; {REMEDY}")
+        LOGGER.warning("%s, and earlier ones stay", words)
+        return False
 
     def finish(self) -> None:
         """Wait until the last snapshot is whole.

@@ -121,6 +121,7 @@ class JobDocument(WorkerDocument):
         imports: Python modules to import before any net is read: they register layers.
         goes_on: the job was started before: its net outputs up to the snapshot stay.
         snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
+        stop_at_nan: a loss or weights that are not finite end the job; else they are a warning.
     """
 
     solver: str
@@ -134,6 +135,7 @@ class JobDocument(WorkerDocument):
     imports: tuple[str, ...] = ()
     goes_on: bool = False
     snapshot_keep: int = 0
+    stop_at_nan: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

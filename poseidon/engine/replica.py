@@ -62,9 +62,9 @@ class Replica:
         return [f"{path}: {report}" for path, report in load_models(self.train, models)]
 
     def forward_backward(
-        self, passes: int, after_pass: Callable[[], None]
+        self, passes: int, after_pass: Callable[[], None], see_loss: Callable[[Tensor], None]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Forward and backward, `passes` times; gradients add up.
+        """Forward and backward, `passes` times; gradients add up. `see_loss` comes between the two.
 
         Returns:
             The mean loss, detached, and the last pass's outputs.
@@ -74,6 +74,7 @@ class Replica:
         for _ in range(passes):
             outputs = self.train()
             loss = self.train.loss
+            see_loss(loss.detach())
             if loss.requires_grad:  # not where nothing below the loss learns
                 loss.backward()
             self.train.tell_backward()

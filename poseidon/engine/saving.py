@@ -33,8 +33,10 @@ class Saving:
         keep: how many of this run stay on disk, the newest; 0: all.
         on_written: told of each once it is whole, from the thread that wrote it.
         on_wait: told every second while the loop waits for the disk.
+        stop_at_nan: weights that are not finite are an error; else a warning. They are never written.
     """
 
     keep: int = 0
     on_written: Callable[[Written], None] = lambda written: None
     on_wait: Callable[[], None] = lambda: None
+    stop_at_nan: bool = True

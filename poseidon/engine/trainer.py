@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +19,10 @@ from torch import Tensor
 
 from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, total
 from poseidon.engine.checkpoint import Checkpoint, Progress
+from poseidon.engine.finite import LossWatch
 from poseidon.engine.replica import Replica, Values
 from poseidon.engine.tester import Tester
+from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Ask, Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
@@ -50,6 +54,7 @@ class LoopSettings:
         title: the net's name, for the log.
         on_progress: called after each iteration with (iteration, latest loss function); cheap.
         wait_free: gradients leave while the backward pass still runs.
+        stop_at_nan: a loss that is not finite ends training; else it is a warning.
     """
 
     rank: int
@@ -58,6 +63,7 @@ class LoopSettings:
     title: str
     on_progress: Callable[[int, SmoothedLoss], None]
     wait_free: bool = True
+    stop_at_nan: bool = True
 
 
 class Trainer:
@@ -99,6 +105,7 @@ class Trainer:
         self._iteration = start.iteration
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
+        self._losses = LossWatch(replica.train, rank=settings.rank, stop=settings.stop_at_nan)
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
@@ -119,6 +126,10 @@ class Trainer:
         try:
             self._end(stopped=self._loop())
             self._checkpoint.finish()
+        except JobError:  # of a loss that is not finite; the snapshot before it is worth waiting for
+            with suppress(SnapshotError):
+                self._checkpoint.finish()
+            raise
         finally:
             self._hooks.close()
             for sink in self._sinks:
@@ -147,7 +158,9 @@ class Trainer:
         self._hooks.start()
         if solver.debug_info:
             self._replica.train.set_debug_info(bool(solver.display) and self._iteration % solver.display == 0)
-        loss, outputs = self._replica.forward_backward(solver.iter_size, self._hooks.next_pass)
+        loss, outputs = self._replica.forward_backward(
+            solver.iter_size, self._hooks.next_pass, partial(self._losses.see, self._iteration)
+        )
         self._hooks.finish()
         exchange.finish()
         self._smoothed.add(loss)
@@ -224,6 +237,7 @@ class Trainer:
     # -- ending --------------------------------------------------------------------------------------------
 
     def _snapshot(self) -> None:
+        self._losses.look()
         self._show_displayed(wait=True)
         progress = Progress(
             iteration=self._iteration, tests_done=self._tests_done, losses=tuple(self._smoothed.losses)
@@ -252,6 +266,8 @@ class Trainer:
         The pass moves statistics once more, and the test that follows reads them: all workers take the mean.
         """
         self._replica.train()
+        self._losses.see(self._iteration, self._replica.train.loss)
+        self._losses.look()
         statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
         numbers = [self._replica.train.loss.detach().view(1).double(), *(s.double() for s in statistics)]
         payload = torch.cat(numbers).cpu().numpy().tobytes()

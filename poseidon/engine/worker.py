@@ -132,7 +132,10 @@ class Worker:
             workers=document.workers,
             worker_history=document.staleness > 0 and document.shards > 0,
             saving=Saving(
-                keep=document.snapshot_keep, on_written=self._tell_snapshot, on_wait=self._control.pulse.beat
+                keep=document.snapshot_keep,
+                on_written=self._tell_snapshot,
+                on_wait=self._control.pulse.beat,
+                stop_at_nan=document.stop_at_nan,
             ),
         )
         start, histories = self._starting_point(solver, replica, checkpoint)
@@ -255,6 +258,7 @@ class Worker:
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
                 wait_free=document.wait_free,
+                stop_at_nan=document.stop_at_nan,
             ),
             checkpoint=checkpoint,
             testers=testers,

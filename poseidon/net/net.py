@@ -78,6 +78,7 @@ class Net(nn.Module):
         loss: after `forward`, the weighted sum of the losses, a scalar.
         keep_blobs: fill `blobs` in each forward pass; costs the memory of all of them.
         blobs: each blob's last value by name, when kept.
+        keep_data: keep what the data layers gave until the next forward pass, for `first_not_finite`.
     """
 
     def __init__(self, compiled: Compiled) -> None:
@@ -94,6 +95,8 @@ class Net(nn.Module):
         self.loss = torch.zeros((), device=self.context.device)
         self.keep_blobs = False
         self.blobs: dict[str, Tensor] = {}
+        self.keep_data = False
+        self._fed: list[tuple[Call, Any]] = []
         self._inputs = self._find_inputs()
         steps = [FusedStep(step, run) for step, run in zip(self.plan.steps, self._runs(), strict=True)]
         self._calls = self._list(steps)
@@ -184,6 +187,7 @@ class Net(nn.Module):
             torch.zeros((), device=self.context.device) if not self.plan.losses else self.loss.detach()
         )
         self.blobs = {}
+        self._fed = []
         values: list[Tensor | None] = [None] * self.plan.slots
         self._take(inputs or {}, values)
         keep = self.keep_blobs
@@ -198,6 +202,8 @@ class Net(nn.Module):
             except LayerError as error:
                 raise self.definition.error(call.layer.param.name, str(error)) from error
             del arguments
+            if self.keep_data and not call.bottoms:
+                self._fed.append((call, result))
             if len(call.tops) == 1:
                 values[call.tops[0]] = result
             else:
@@ -210,6 +216,41 @@ class Net(nn.Module):
                 for slot in call.dead:
                     values[slot] = None
         return self._finish(values)
+
+    def first_not_finite(self) -> str:
+        """Run the layers once more over the data of the last pass (`keep_data`), until one has an output that is not finite.
+
+        Whatever the layers draw or move in a pass is afterwards as it was.
+
+        Returns:
+            A clause that names layer and blob, and whether the layer's own weights are finite.
+        """
+        state = self.random_state()
+        moved = [(i.parameter, i.parameter.detach().clone()) for i in self.parameters_info if i.statistics]
+        try:
+            with torch.no_grad():
+                return self._first_not_finite()
+        finally:
+            self.set_random_state(state)
+            for parameter, before in moved:
+                parameter.detach().copy_(before)
+
+    def _first_not_finite(self) -> str:
+        fed = {id(call.layer): result for call, result in self._fed}
+        values: list[Any] = [None] * self.plan.slots
+        for call in self._calls:
+            known = id(call.layer) in fed
+            if any(values[slot] is None for slot in call.bottoms) or not (known or call.bottoms):
+                continue  # it hangs on an input that was given, and is not kept
+            result = fed[id(call.layer)] if known else call.run(*(values[slot] for slot in call.bottoms))
+            results = (result,) if len(call.tops) == 1 else result
+            for slot, value, top in zip(call.tops, results, call.layer.param.top, strict=True):
+                values[slot] = value
+                if not _all_finite(value):
+                    whole = all(_all_finite(blob) for blob in call.layer.blobs())
+                    own = "" if whole else ", whose weights are not finite either"
+                    return f"the first output that is not finite is '{top}' of layer '{call.layer.param.name}'{own}"
+        return "a second pass over the same data finds no output that is not finite"
 
     def close(self) -> None:
         """Stop the data layers' threads and close their files."""
@@ -313,3 +354,7 @@ class Net(nn.Module):
         if self.keep_blobs:
             self.blobs = {name: values[slot] for name, slot in self.plan.names.items()}
         return {name: values[slot] for name, slot in self.plan.outputs}
+
+
+def _all_finite(value: Tensor) -> bool:
+    return not value.is_floating_point() or bool(value.isfinite().all())

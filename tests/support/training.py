@@ -14,6 +14,7 @@ import numpy as np
 
 from poseidon.engine.checkpoint import Checkpoint, Progress
 from poseidon.engine.replica import Replica
+from poseidon.engine.saving import Saving
 from poseidon.engine.tester import Tester
 from poseidon.engine.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
@@ -143,6 +144,7 @@ class Job:
     resume: Path | None = None
     at: Callable[[int, Exchange], None] | None = None
     stop_wanted: Callable[[], bool] = lambda: False
+    saving: Saving = field(default_factory=Saving)
 
 
 @dataclass(slots=True)
@@ -234,6 +236,7 @@ def _run_worker(
         rank=rank,
         workers=job.workers,
         worker_history=job.staleness > 0,
+        saving=job.saving,
     )
     start, histories = Progress(iteration=0), None
     if job.resume is not None:
@@ -261,6 +264,7 @@ def _run_worker(
                 prefix=solver.snapshot_prefix(),
                 title="small",
                 on_progress=after,
+                stop_at_nan=job.saving.stop_at_nan,
             ),
             checkpoint=checkpoint,
             testers=[

@@ -37,6 +37,7 @@ LAUNCHERS = ("auto", "local", "ssh")
 ENCRYPTIONS = ("auto", "on")
 EFFECTS = ("stop", "snapshot", "none")
 SHOWN = ("first", "all")
+ON_NAN = ("stop", "warn")
 BACKENDS = ("leveldb", "lmdb")
 RETURN_TIMEOUT_S = 180.0
 
@@ -117,7 +118,8 @@ def _train(parser: Parser) -> None:
         ("net_outputs", "averaged losses and scores: PREFIX.netoutputs", str, "PREFIX", ""),
     )
     _exchange(parser)
-    _failures(parser)
+    text = "a loss or weights not finite: stop (default), warn"
+    chosen(_failures(parser), "on_nan", text, ON_NAN, default="stop", metavar="WHAT")
     flag(parser, "client_id", argparse.SUPPRESS, type=count, default=0)
     _retired(parser)
     help_flag(parser)
@@ -257,7 +259,7 @@ def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
     flag(group, "job", argparse.SUPPRESS, metavar="ID")
 
 
-def _failures(parser: Parser) -> None:
+def _failures(parser: Parser) -> Group:
     group = parser.section(
         "Signals and failures",
         "A restart starts all processes again from the newest snapshot, when a process, a host or a link was lost.",
@@ -275,6 +277,7 @@ def _failures(parser: Parser) -> None:
     flag(group, "stall_timeout", text, type=number, default=120.0, metavar="S")
     text = "seconds from SIGTERM to the job's end (25)"
     flag(group, "term_deadline", text, type=number, default=25.0, metavar="S")
+    return group
 
 
 COMMANDS: Sequence[Command] = (

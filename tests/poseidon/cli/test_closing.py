@@ -19,10 +19,11 @@ from tests.support.training import write_definitions
         (["train", "-job", "x", "--background", "--solver=a"], ["train", "--solver=a"]),
         (["train", "--jobs=x", "job"], ["train", "--jobs=x", "job"]),
         (["train", "--job"], ["train"]),
+        (["train", "--net-outputs=x", "--background=true"], ["train"]),
     ],
 )
 def test_flags_are_left_out_in_every_form(words: list[str], kept: list[str]) -> None:
-    assert without_flags(words, ["job", "background"], bare=["background"]) == kept
+    assert without_flags(words, ["job", "background", "net_outputs"], bare=["background"]) == kept
 
 
 def test_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
