@@ -114,7 +114,6 @@ class Recipe:
             *(f"{key}: {shown(value)}" for key, value in self.solver.items()),
             "display: 20",
             "snapshot: 10000",
-            f'snapshot_prefix: "examples/imagenet/{self.stem or self.folder}"',
             "solver_mode: GPU",
         ]
         return self.header() + "\n".join(lines) + "\n"

@@ -125,7 +125,7 @@ def test_cifar10_reads_its_databases_as_leveldb(
     ]
     assert {layer.transform_param.mean_file for layer in layers} == {str(request.folder / "mean.binaryproto")}
     assert {layer.data_param.shared_file_system for layer in layers} == {clients == 1}
-    assert derived.snapshot_prefix() == folder / "cifar10_quick"
+    assert derived.snapshot_prefix(tmp_path) == tmp_path / "cifar10_quick"
 
 
 @pytest.mark.parametrize("words", [("--max_iter=1",), ("--clients=3",)])

@@ -12,7 +12,6 @@ import secrets
 import signal
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -92,9 +91,8 @@ def derive_solver(flags: argparse.Namespace, request: Request, output: Path) -> 
     models = [part.strip() for names in param.weights for part in names.split(",")]
     param.weights[:] = [name if Path(name).exists() else str(solver.resolve(name)) for name in models]
     output.mkdir(parents=True, exist_ok=True)
-    prefix = solver.snapshot_prefix()
-    if replace(solver, folder=output).snapshot_prefix() != prefix:
-        param.snapshot_prefix = str(prefix)
+    if param.snapshot_prefix:
+        param.snapshot_prefix = str(solver.snapshot_prefix())
     if request.backend is Backend.LEVELDB and param.net:
         param.net = str(with_leveldb(Path(param.net), request, output))
     solver_file = output / Path(flags.solver).name

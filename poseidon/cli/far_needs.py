@@ -43,10 +43,9 @@ def needed_files(solver: SolverDefinition, *, client: int, clients: int) -> tupl
 
 
 def written_prefixes(solver: SolverDefinition) -> tuple[tuple[str, str], ...]:
-    """The prefix of the snapshots, with the folder that it is written in."""
-    folder = portable(solver.folder)
-    prefix = solver.param.snapshot_prefix or Path(solver.source).stem
-    return ((prefix, folder),)
+    """The prefix of the snapshots, with the folder that it is written in; none where they go to the job's folder."""
+    prefix = solver.param.snapshot_prefix
+    return ((prefix, portable(solver.folder)),) if prefix else ()
 
 
 def snapshot_files(state: Path) -> tuple[Path, ...]:

@@ -54,6 +54,7 @@ from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.proto.shipped import portable
 from poseidon.settings import read_settings
+from poseidon.snapshot.rotation import COPIES
 
 RESTARTS_OF_MANY_HOSTS = 3
 
@@ -185,7 +186,7 @@ class Job(ABC):
         site = self._site
         if not isinstance(site, SshSite) or not self.resumes:
             return None
-        folder = self._output / "snapshots"
+        folder = self._output / COPIES
         return SnapshotCopies(folder, lambda: site.host_of(self._plan.workers[0].client).sftp(), warn)
 
     def _do_without(self) -> str:

@@ -125,11 +125,13 @@ def require_loss(definition: NetDefinition, plan: NetPlan, settings: SolverSetti
 
 
 def check_snapshot_prefix(solver: SolverDefinition) -> None:
-    """Check that snapshots have a place: a failure at the last iteration would cost the whole run.
+    """Check that a prefix of the solver's is a place for snapshots: a failure at the last iteration would cost the whole run.
 
     Raises:
         DefinitionError: their folder cannot be made or written.
     """
+    if not solver.param.snapshot_prefix:
+        return
     folder = solver.snapshot_prefix().parent
     obstacle = obstacle_to(folder)
     if obstacle:

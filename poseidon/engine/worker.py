@@ -254,7 +254,7 @@ class Worker:
             LoopSettings(
                 rank=document.rank,
                 workers=document.workers,
-                prefix=solver.snapshot_prefix(),
+                prefix=solver.snapshot_prefix(Path(document.output)),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
                 wait_free=document.wait_free,

@@ -170,15 +170,20 @@ class SolverDefinition:
             for net, state, iterations in zip(nets, states, self.param.test_iter, strict=True)
         )
 
-    def snapshot_prefix(self) -> Path:
-        """The prefix of snapshot files, as Caffe makes it up.
+    def snapshot_prefix(self, job_folder: Path | None = None) -> Path:
+        """The prefix of snapshot files.
 
-        A prefix that is a folder gets the solver file's name in it; without any prefix the snapshots
-        lie beside the solver file under its name.
+        A prefix that is given means what it means in Caffe; where it is a folder, it gets the solver file's name in it.
+
+        Args:
+            job_folder: where snapshots go that no prefix is given for, under the solver's name without `_solver`, or
+                that of its folder where it has no other name; None: beside the solver file under its name, as Caffe does.
         """
         stem = Path(self.source).stem
         if not self.param.snapshot_prefix:
-            return self.folder / stem
+            if job_folder is None:
+                return self.folder / stem
+            return job_folder / (self.folder.name if stem == "solver" else stem.replace("_solver", ""))
         prefix = paths.resolve_prefix(self.param.snapshot_prefix, folder=self.folder)
         return prefix / stem if prefix.is_dir() else prefix
 

@@ -7,10 +7,14 @@ of a later iteration: that belongs to another run.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from poseidon.errors import SnapshotError
 from poseidon.snapshot.checksums import sealed_files, sums_path
+
+COPIES = "snapshots"
+"""In a job's folder on the launcher's machine: the copies of snapshots that other hosts wrote."""
 
 
 def snapshots_before(state: Path) -> list[Path]:
@@ -25,6 +29,26 @@ def snapshots_before(state: Path) -> list[Path]:
         if other == prefix and other_ending == ending and number < iteration and sums_path(path).exists():
             found.append((number, path))
     return [path for _, path in sorted(found)]
+
+
+def newest_state(folder: Path) -> Path:
+    """The state of the highest iteration in a job's folder, or among the copies that a launcher keeps there.
+
+    Sealed snapshots come first: one without checksums is of Caffe or of an older version, or was never finished.
+
+    Args:
+        folder: of a job, or any other with snapshots.
+
+    Raises:
+        SnapshotError: there is none.
+    """
+    found = []
+    for path in (path for place in (folder, folder / COPIES) for path in place.glob("*.solverstate*")):
+        with suppress(ValueError):
+            found.append((sums_path(path).exists(), _parts(path.name)[1], path))
+    if not found:
+        raise SnapshotError(f"{folder} holds no snapshot, expected a file <prefix>_iter_<N>.solverstate")
+    return max(found)[2]
 
 
 def remove_older(state: Path, keep: int) -> list[Path]:

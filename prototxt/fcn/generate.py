@@ -144,7 +144,6 @@ display: 20
 average_loss: 20
 max_iter: 100000
 snapshot: 4000
-snapshot_prefix: "examples/fcn/fcn{stride}s"
 solver_mode: GPU
 """
 

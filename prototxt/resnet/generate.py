@@ -144,7 +144,6 @@ weight_decay: 0.0001
 display: 20
 max_iter: 600000
 snapshot: 10000
-snapshot_prefix: "examples/imagenet/resnet{depth}"
 solver_mode: GPU
 """
 

@@ -54,4 +54,4 @@ def test_a_single_client_takes_the_whole_or_its_part(solver: SolverDefinition) -
 def test_where_snapshots_go(solver: SolverDefinition) -> None:
     assert written_prefixes(solver) == (("s/x", "."),)
     solver.param.ClearField("snapshot_prefix")
-    assert written_prefixes(solver) == (("solver", "."),)
+    assert written_prefixes(solver) == ()

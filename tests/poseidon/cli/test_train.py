@@ -16,6 +16,8 @@ from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervise import JobResult
 from poseidon.engine.document import JobDocument, read_document
+from poseidon.snapshot.files import model_path, state_path
+from poseidon.snapshot.solverstate import RunState, write_state
 from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
 
@@ -147,3 +149,19 @@ def test_shards_write_traces_too(train: Callable[..., Planned], tmp_path: Path) 
 def test_a_contradiction_is_one_sentence(solver: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", f"--solver={solver}", "--exchange=ps", "--svb=true"]) == 2
     assert "--svb=true means --exchange=svb, and --exchange=ps is asked for too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["output/quick-1", "quick-1"])
+def test_a_job_goes_on_from_the_newest_snapshot_of_another(
+    train: Callable[..., Planned], tmp_path: Path, word: str
+) -> None:
+    """It is named by its folder or its id."""
+    folder = tmp_path / "output" / "quick-1"
+    folder.mkdir(parents=True)
+    for iteration in (5, 10):
+        model = model_path(folder / "quick", iteration)
+        model.write_bytes(b"")
+        state = RunState(iteration=iteration, model=str(model), histories=())
+        write_state(state_path(folder / "quick", iteration), state)
+    (document,) = train(f"--snapshot={word}", lines=()).documents
+    assert document.snapshot == str(state_path(folder / "quick", 10))

@@ -13,7 +13,6 @@ from poseidon.layers.base import Layer, LayerContext
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.solvers.settings import solver_settings
-from tests.support.databases import make_pictures
 from tests.support.training import write_definitions
 
 
@@ -68,16 +67,17 @@ def solver_of_layers(folder: Path, *layers: str) -> SolverDefinition:
 
 def test_a_mistake_of_the_test_net_alone_is_found(tmp_path: Path) -> None:
     """Its blobs are those of the train net."""
-    path = write_definitions(tmp_path, batch=4, extra="max_iter: 3")
-    for name, size in (("train_lmdb", 8), ("test_lmdb", 9)):
-        make_pictures(tmp_path / name, 10, shape=(1, size, size))
-    check_layers(read_solver(path), [ALONE], files_are_here=True)
-    net = tmp_path / "net.prototxt"
-    net.write_text(net.read_text().replace("mean_value: 128 crop_size: 6", "mean_value: 128"))
+    layers = [
+        inner("x", "y", n, more=f"include {{ phase: {phase} }}") for n, phase in ((2, "TRAIN"), (3, "TEST"))
+    ]
+    solver = solver_of_layers(tmp_path, *layers)
+    check_layers(solver, [ALONE], files_are_here=True)
+    solver.param.test_iter.append(1)
+    solver.param.test_interval = 1
     with pytest.raises(
-        DefinitionError, match=r"net\.prototxt:\d+: layer 'ip' .* expected 10x16, 10 as in the net"
+        DefinitionError, match=r"layer 'ip_y' .InnerProduct.: has blobs of shape 3x6, 3, expected 2x6, 2 as"
     ):
-        check_layers(read_solver(path), [ALONE], files_are_here=True)
+        check_layers(solver, [ALONE], files_are_here=True)
 
 
 def test_code_of_the_user_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,24 @@ def test_snapshot_prefix(folder: Path, text: str, expected: str) -> None:
     assert solver(folder, text).snapshot_prefix() == folder / expected
 
 
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("cifar10_quick_solver", "cifar10_quick"),
+        ("lenet_solver_adam", "lenet_adam"),
+        ("solver", "googlenet"),
+        ("mine", "mine"),
+    ],
+)
+def test_without_a_prefix_snapshots_go_to_the_job(tmp_path: Path, name: str, expected: str) -> None:
+    (tmp_path / "googlenet").mkdir()
+    path = tmp_path / "googlenet" / f"{name}.prototxt"
+    path.write_text("max_iter: 1")
+    assert read_solver(path).snapshot_prefix(tmp_path / "job") == tmp_path / "job" / expected
+    path.write_text('max_iter: 1 snapshot_prefix: "x"')
+    assert read_solver(path).snapshot_prefix(tmp_path / "job") == path.parent / "x"
+
+
 def test_solver_error_names_the_line_of_the_setting(folder: Path) -> None:
     definition = solver(folder, "base_lr: 1\nnet_param { layer { } }\nmax_iter: -1")
     assert (

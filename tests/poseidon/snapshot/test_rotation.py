@@ -9,7 +9,7 @@ import pytest
 from poseidon.errors import SnapshotError
 from poseidon.snapshot.checksums import seal, sums_path
 from poseidon.snapshot.files import model_path, state_path
-from poseidon.snapshot.rotation import remove_older
+from poseidon.snapshot.rotation import COPIES, newest_state, remove_older
 
 
 def write(prefix: Path, iteration: int, *, hdf5: bool = False, sealed: bool = True) -> Path:
@@ -63,3 +63,18 @@ def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         SnapshotError, match=r"cannot remove the old snapshot .*snap_iter_5.*: Permission denied"
     ):
         remove_older(newest, 1)
+
+
+def test_the_newest_of_a_folder(tmp_path: Path) -> None:
+    """Of the highest iteration, wherever it lies and in either form; one without checksums only where no other is."""
+    with pytest.raises(SnapshotError, match=f"{tmp_path} holds no snapshot"):
+        newest_state(tmp_path)
+    (tmp_path / "snap.solverstate").write_bytes(b"not of this form")
+    old = write(tmp_path / "snap", 30, sealed=False)
+    assert newest_state(tmp_path) == old
+    write(tmp_path / "snap", 9)
+    ten = write(tmp_path / "snap", 10, hdf5=True)
+    assert newest_state(tmp_path) == ten
+    (tmp_path / COPIES).mkdir()
+    copied = write(tmp_path / COPIES / "snap", 11)
+    assert newest_state(tmp_path) == copied
