@@ -100,13 +100,7 @@ def _retired(parser: Parser, *more: str) -> None:
 def _train(parser: Parser) -> None:
     group = parser.section("What to train")
     flag(group, "solver", "the solver definition (prototxt)", metavar="FILE", required=True)
-    flag(
-        group,
-        "snapshot",
-        "go on from this .solverstate; of a job's id or folder from its newest",
-        metavar="FILE",
-        default="",
-    )
+    flag(group, "snapshot", "go on from a .solverstate, or a job's newest", metavar="FILE|JOB", default="")
     flag(
         group,
         "weights",
