@@ -18,6 +18,7 @@ from poseidon.cli.closing import without_flags
 from poseidon.cli.job import Job, run_from_flags
 from poseidon.cli.job_flags import leaves_this_machine
 from poseidon.cli.ssh_site import Shipment
+from poseidon.cli.terminal import Shown
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.engine.document import ScriptDocument
 from poseidon.errors import UsageError
@@ -51,6 +52,7 @@ class _ScriptJob(Job):
             **asdict(self.worker_document(role)),
             script=self.brought(self._script.absolute(), role),
             arguments=tuple(self._flags.arguments),
+            shows_prints=self._flags.show_logs == Shown.ALL.value,
         )
 
     def shipments(self) -> Sequence[Shipment]:

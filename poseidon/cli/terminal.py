@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TextIO
@@ -10,6 +11,7 @@ from poseidon.cluster.plan import ProcessName, Role
 from poseidon.metrics.progress import ProgressLine
 
 MOST_TOLD = 10_000
+_GLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.")
 
 
 class Shown(Enum):
@@ -67,8 +69,11 @@ class Terminal:
             )
 
     def on_log(self, name: ProcessName, line: str) -> None:
-        """See `JobCallbacks`. The same warning is shown once, whoever gives it."""
-        plain = line.startswith("I") or (_is_first(name) and not line.startswith("W"))
+        """See `JobCallbacks`. The same warning is shown once, from whichever process it comes."""
+        level = line[0] if _GLOG.match(line) else ""
+        # A line that is not of the log is a print, which may well come from all, or what a library or an interpreter says.
+        plain = level == "I" or (not level and self._shown is Shown.ALL)
+        plain = plain or (_is_first(name) and level != "W")
         if plain and self._shown is Shown.FIRST and not _is_first(name):
             return
         if not plain and not self._is_news(line):

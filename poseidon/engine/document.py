@@ -145,10 +145,12 @@ class ScriptDocument(WorkerDocument):
     Attributes:
         script: path of the script.
         arguments: its words.
+        shows_prints: what it prints goes to the launcher too, not to the worker's log alone; of rank 0 it does anyway.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
+    shows_prints: bool = False
 
 
 Document = TypeVar("Document", bound=WorkerDocument)

@@ -4,7 +4,7 @@ Started by `poseidon run`, which writes its document to the first line of standa
 for `poseidon.engine.worker`. The script finds this worker through `poseidon.distribute`.
 
 Law: the launcher's line is private. Before the script runs, standard input and output are moved out of its reach: it
-reads nothing, and what it prints goes to the worker's log, on rank 0 also to the launcher's.
+reads nothing, and what it prints goes to the worker's log, on rank 0 (with --show_logs=all: everywhere) also to the launcher's.
 """
 
 from __future__ import annotations
@@ -170,12 +170,13 @@ def private_streams() -> tuple[TextIO, TextIO]:
 
 @contextmanager
 def prints_into_log(document: ScriptDocument) -> Iterator[None]:
-    """Send what is printed to the worker's log; on rank 0 to standard error too."""
+    """Send what is printed to the worker's log; on rank 0, and where the document says so, to standard error too."""
     before = sys.stdout
     file = _log_file(document).open("a", encoding="utf-8", buffering=1)
-    if document.rank:
+    kept = document.rank > 0 and not document.shows_prints
+    if kept:
         os.dup2(file.fileno(), 1)
-    sys.stdout = Prints((file,) if document.rank else (sys.stderr, file))
+    sys.stdout = Prints((file,) if kept else (sys.stderr, file))
     try:
         yield
     finally:

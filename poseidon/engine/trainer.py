@@ -76,7 +76,7 @@ class Trainer:
         settings: rank, names and so on.
         checkpoint: writes snapshots.
         testers: one per test net.
-        log: glog lines; used on rank 0.
+        log: glog lines; on rank 0 of the means over all workers, on the others of their own losses, without tests.
         sinks: other places for records; used on rank 0.
         start: where to begin.
     """
@@ -101,7 +101,7 @@ class Trainer:
         self._checkpoint = checkpoint
         self._testers = testers
         self._log = log
-        self._sinks = [log, *sinks] if settings.rank == 0 else []
+        self._sinks = [log, *sinks] if settings.rank == 0 else [log]
         self._iteration = start.iteration
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
@@ -200,7 +200,8 @@ class Trainer:
             if payloads is None:
                 return
             self._displayed.popleft()
-            numbers = total(payloads) / self._settings.workers
+            first, workers = self._settings.rank == 0, self._settings.workers
+            numbers = total(payloads) / workers if first else total([payloads[self._settings.rank]])
             record = TrainRecord(
                 iteration=shown.iteration,
                 loss=float(numbers[0]),
@@ -222,14 +223,13 @@ class Trainer:
             if record is None:
                 self._say(test_interrupted())
                 return False
-            for sink in self._sinks:
+            for sink in self._sinks if self._settings.rank == 0 else ():
                 sink.on_test(record)
         self._tests_done += 1
         return True
 
     def _say(self, line: GlogLine) -> None:
-        if self._settings.rank == 0:
-            self._log.write(line)
+        self._log.write(line)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s

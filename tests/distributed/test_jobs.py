@@ -93,6 +93,9 @@ def test_ctrl_c_stops_all_after_a_snapshot_and_the_run_goes_on(folder: Path) -> 
         assert job.end() == 130
         assert "stopped at iteration" in job.lines[-1]
         assert none_left([child.pid for child in children.values()])
+    logs = [log.read_text(encoding="utf-8") for log in sorted(folder.glob("output/*/worker_*.log"))]
+    mean, own = (float(re.findall(r"Iteration 1, loss: (\S+),", log)[0]) for log in logs)
+    assert mean != own, "worker 0's log has the mean, worker 1's its own loss"
     (state,) = folder.glob("snap_iter_*.solverstate")
     iteration = int(re.findall(r"\d+", state.name)[0])
     (command,) = [line.partition("go on:")[2] for line in job.lines if "go on:" in line]

@@ -47,12 +47,16 @@ def test_everyones_lines_after_their_client_when_asked() -> None:
     for name in (FIRST, SECOND, SHARD):
         terminal.on_log(name, f"I{HEAD}Iteration 1")
         terminal.on_log(name, f"W{HEAD}slow disk")
+    for name in (FIRST, SECOND):
+        terminal.on_log(name, "Epoch 1")  # what a script prints
     terminal.close()
     assert stream.getvalue().splitlines() == [
         f"client 0, worker 0: I{HEAD}Iteration 1",
         f"client 0, worker 0: W{HEAD}slow disk",
         f"client 1, worker 1: I{HEAD}Iteration 1",
         f"client 0, shard 0: I{HEAD}Iteration 1",
+        "client 0, worker 0: Epoch 1",
+        "client 1, worker 1: Epoch 1",
     ]
 
 
