@@ -146,11 +146,13 @@ class ScriptDocument(WorkerDocument):
         script: path of the script.
         arguments: its words.
         shows_prints: what it prints goes to the launcher too, not to the worker's log alone; of rank 0 it does anyway.
+        snapshot: checkpoint to go on from, or empty.
     """
 
     script: str
     arguments: tuple[str, ...] = ()
     shows_prints: bool = False
+    snapshot: str = ""
 
 
 Document = TypeVar("Document", bound=WorkerDocument)

@@ -13,30 +13,47 @@ Laws:
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from torch.utils.hooks import RemovableHandle
 
-from poseidon.engine.alike import make_alike
+from poseidon.engine.alike import broadcast, make_alike
+from poseidon.engine.checkpoint_file import (
+    FORMAT,
+    checked,
+    checkpoint_path,
+    newest_checkpoint,
+    packed,
+    read_checkpoint,
+    unpacked,
+    write_checkpoint,
+)
 from poseidon.engine.output_watch import OutputWatch
-from poseidon.engine.sampler import SharedSampler
+from poseidon.engine.sampler import SharedLoader, SharedSampler
+from poseidon.engine.saving import Written
+from poseidon.engine.worker_state import Kept, WorkerState
 from poseidon.engine.workplace import Standing, Workplace
-from poseidon.errors import UsageError
+from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import OfOneModule
 from ps_server import SignalKind
 
+LOGGER = logging.getLogger(__name__)
 Self = TypeVar("Self", bound="Group")
 Number = TypeVar("Number", float, Tensor)
 
@@ -48,14 +65,14 @@ class Together:
     Attributes:
         tensors: for the exchange.
         sources: the module's parameter or buffer behind each of them.
-        rest: tensors that are made alike once.
+        rest: tensors that are made alike once, by name.
         clip: largest L2 norm of all mean gradients together; None: no limit.
         passes: backward passes a step.
     """
 
     tensors: list[Trained]
     sources: list[Tensor]
-    rest: list[Tensor]
+    rest: dict[str, Tensor]
     clip: float | None = None
     passes: int = 1
 
@@ -82,6 +99,8 @@ class Group(ABC):
         self._handles: list[RemovableHandle] = []
         self._hooks: Hooks | None = None
         self._outputs: OutputWatch | None = None
+        self._own = WorkerState(module, together.rest, self.device)
+        self._goes_on_from = workplace.checkpoint
         self._steps = self._meetings = 0
         self._passes = 0  # backward passes of this step that have ended
         self._in_backward = False
@@ -91,7 +110,7 @@ class Group(ABC):
         try:
             self._exchange.open(None)
             if self.size > 1:
-                make_alike(together.rest, self._gather, rank=self.rank)
+                make_alike(list(together.rest.values()), self._gather, rank=self.rank)
             self._watch(module)
         except BaseException:
             self.close()
@@ -119,6 +138,11 @@ class Group(ABC):
     def steps(self) -> int:
         """Steps finished."""
         return self._steps
+
+    @property
+    def pending(self) -> int:
+        """Backward passes since the last step: what `step` would take, and `drop` would forget."""
+        return self._passes
 
     @property
     def stopping(self) -> bool:
@@ -188,7 +212,185 @@ class Group(ABC):
             shuffle: whether there is an order to draw.
             seed: of the orders.
         """
-        return SharedSampler(dataset, rank=self.rank, workers=self.size, shuffle=shuffle, seed=seed)
+        sampler = SharedSampler(
+            dataset,
+            rank=self.rank,
+            workers=self.size,
+            shuffle=shuffle,
+            seed=seed,
+            on_return=self._own.return_random,
+        )
+        self._own.add(sampler)
+        return sampler
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        **arguments: Any,
+    ) -> SharedLoader:
+        """A DataLoader of this worker's records, whose place within an epoch is saved exactly.
+
+        Args:
+            dataset: with records by number, the same on every worker.
+            batch_size: records of a batch of this worker.
+            shuffle: whether there is an order to draw.
+            seed: of the orders.
+            arguments: DataLoader's others, as `num_workers`.
+        """
+        records: Any = dataset  # a Dataset need not say that it has a length
+        sampler = self.sampler(records, shuffle=shuffle, seed=seed)
+        return SharedLoader(dataset, sampler, batch_size, **arguments)
+
+    # -- saving and going on -------------------------------------------------------------------------------
+
+    def keep(self, **objects: Kept) -> None:
+        """Save and load these as well: a scheduler, a GradScaler, whatever has `state_dict` and `load_state_dict`.
+
+        They are the same on all workers: rank 0's states are saved. Call it before `resume` or `load_state_dict`.
+
+        Raises:
+            UsageError: one has no state, or its name is taken.
+        """
+        self._own.keep(objects)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that training goes on from, after a step. All workers call it together.
+
+        Parameters and buffers, the rule's histories or the optimizer's state, steps, what `keep` was given, and of each worker
+        its samplers' places, random states and buffers of its own.
+
+        Returns:
+            On rank 0 all of it, on the CPU, of types that `torch.load(weights_only=True)` reads; on the others nothing.
+
+        Raises:
+            UsageError: a step is under way.
+        """
+        if self._passes or self._in_backward:
+            raise UsageError(
+                "state_dict() or save() stands between a backward pass and its step(); expected after step()"
+            )
+        self.settle()
+        first = self._meet("state_dict", self._own.digests())[0]
+        own = {**self._own.own(first, rank=self.rank), **self._save_own()}
+        parts = self._meet("state_dict", packed(own))
+        if self.rank:
+            return {}
+        return {
+            "poseidon": FORMAT,
+            "steps": self._steps,
+            "workers": self.size,
+            "how": self._how,
+            **self._own.shared(),
+            **self._save_how(),
+            "own": [unpacked(part, f"the state of worker {rank}") for rank, part in enumerate(parts)],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from what `state_dict` gave. All workers call it together, before the first step.
+
+        Rank 0's state is loaded on all workers; what the others give is not looked at.
+
+        Raises:
+            SnapshotError: it is of another module, rule or optimizer, or of another number of workers.
+            UsageError: a step has begun.
+        """
+        content = packed(state) if self.rank == 0 and state is not None else None
+        self._load(content, "what load_state_dict() was given")
+
+    def save(self, prefix: str | Path | None = None, *, keep: int = 2) -> Path:
+        """Write a checkpoint of `state_dict` to `<prefix>_iter_<steps>.pt`, on rank 0's machine. All workers call it together.
+
+        When it has returned on rank 0, the file and its checksums are on disk. A job that starts again goes on from it.
+
+        Args:
+            prefix: of its name; None: `checkpoint` in the job's folder.
+            keep: how many with this prefix stay, the newest; 0: all.
+
+        Returns:
+            Its path.
+
+        Raises:
+            SnapshotError: it could not be written; earlier ones are untouched.
+            UsageError: a step is under way, or there is no job and no prefix.
+        """
+        if prefix is None:
+            if self._workplace.folder is None:
+                raise UsageError("save() needs a prefix where no job has a folder: save('checkpoints/net')")
+            prefix = self._workplace.folder / "checkpoint"
+        prefix = Path(prefix).absolute()
+        began_s = time.monotonic()
+        state = self.state_dict()
+        path = checkpoint_path(prefix, self._steps)
+        if self.rank == 0:
+            write_checkpoint(path, packed(state), keep)
+            seconds = time.monotonic() - began_s
+            self._workplace.on_saved(Written(state=path, iteration=self._steps, seconds=seconds))
+        return path
+
+    def resume(self, prefix: str | Path | None = None) -> bool:
+        """Go on from where the job was. All workers call it together, before the first step.
+
+        From the job's own newest checkpoint where it has been started again, else from `--snapshot=` of `poseidon run`, else
+        from the newest whole checkpoint with the prefix on rank 0's machine.
+
+        Args:
+            prefix: that `save` was given; None: a job that is not told what to go on from begins.
+
+        Returns:
+            Whether there was one: False on a fresh start.
+
+        Raises:
+            SnapshotError: as for `load_state_dict`, or the file is damaged.
+            UsageError: a step has begun.
+        """
+        path = self._goes_on_from
+        if path is None and prefix is not None and self.rank == 0:
+            path = newest_checkpoint(Path(prefix).absolute())
+        content = read_checkpoint(path) if self.rank == 0 and path is not None else None
+        if not self._load(content, str(path or "the checkpoint"), needed=False):
+            return False
+        if self.rank == 0:
+            LOGGER.info("going on from %s at step %d", path, self._steps)
+        return True
+
+    def _load(self, content: bytes | None, source: str, *, needed: bool = True) -> bool:
+        """Load rank 0's bytes on all workers; returns whether there are any."""
+        if self._steps or self._begun:
+            raise UsageError(
+                f"a state is loaded before the first step, and this group has begun step {self._steps + 1}; expected "
+                "resume() or load_state_dict() right after distribute()"
+            )
+        told = broadcast(
+            content, lambda payload: tuple(self._meet("load_state_dict", payload)), rank=self.rank
+        )
+        if told is None:
+            if needed:
+                raise UsageError("load_state_dict() was given nothing on rank 0")
+            return False
+        state = checked(unpacked(told, source), source)
+        self._check_of_this_job(state, source)
+        self._own.load_tensors(state, rank=self.rank)
+        self._load_how(state)
+        self._steps = state["steps"]
+        self._settled = True
+        self._goes_on_from = None
+        self._own.load_rest(state, rank=self.rank)
+        return True
+
+    def _check_of_this_job(self, state: Mapping[str, Any], source: str) -> None:
+        if state["how"] != self._how:
+            raise SnapshotError(
+                f"{source} was trained with {state['how']}, and this script gives distribute() {self._how}"
+            )
+        if state["workers"] != self.size:
+            raise SnapshotError(
+                f"{source} was saved by {state['workers']} worker(s), and this job has {self.size}: places in the data and random "
+                "states belong to each worker; expected as many, or its 'model' loaded into the module before distribute()"
+            )
 
     def close(self) -> None:
         """Leave the others and take the hooks off the module. Safe to call twice."""
@@ -216,6 +418,23 @@ class Group(ABC):
         self.close()
 
     # -- for the two ways ----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _how(self) -> str:
+        """What moves the parameters, for messages."""
+
+    @abstractmethod
+    def _save_how(self) -> dict[str, Any]:
+        """What a checkpoint holds of it; on rank 0."""
+
+    def _save_own(self) -> dict[str, Any]:
+        """What a checkpoint holds of it of each worker."""
+        return {}
+
+    @abstractmethod
+    def _load_how(self, state: Mapping[str, Any]) -> None:
+        """Take that, and bring the module's tensors, which are loaded, into the exchange."""
 
     def _rate(self) -> float:
         """The rate of the iteration that begins."""
@@ -255,6 +474,11 @@ class Group(ABC):
     def _begin(self) -> None:
         """Begin an iteration."""
         assert self._hooks is not None
+        if self._goes_on_from is not None:
+            raise UsageError(
+                f"the job goes on from {self._goes_on_from}, and the script has begun a step without it; expected "
+                "group.resume() before the first step"
+            )
         self._before_begin()
         self._begun = True
         self._exchange.start(self._steps, self._rate())

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from poseidon.engine.checkpoint_file import on_host
 from poseidon.engine.group import Group, Together
 from poseidon.engine.module_tensors import ModuleTensors
 from poseidon.engine.workplace import Workplace
-from poseidon.errors import UsageError
+from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from ps_server import Rule, RuleKind
 
@@ -68,10 +69,7 @@ class OptimizerGroup(Group):
         ] = []  # a few gradients of this step, with their first values as sent
         together = self._plan(tensors, rows, clip, passes)
         super().__init__(module, together, workplace)
-        with torch.no_grad():
-            for parameter, mean in self._means.items():
-                parameter.copy_(mean)
-        self._versions = {p: p._version for p in together.rest if isinstance(p, nn.Parameter)}
+        self._take_first()
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
@@ -80,7 +78,7 @@ class OptimizerGroup(Group):
     ) -> Together:
         wanted = _parameters(self._optimizer, tensors)
         moving, sources = [], []
-        rest = list(tensors.rest.values())
+        rest = dict(tensors.rest)
         for name, tensor in tensors.moving.items():
             if not isinstance(tensor, nn.Parameter):
                 moving.append(Trained(name=name, tensor=tensor, statistics=True))
@@ -92,8 +90,35 @@ class OptimizerGroup(Group):
                 moving.append(Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows))
                 sources.append(tensor)
             else:
-                rest.append(tensor)
+                rest[name] = tensor
         return Together(tensors=moving, sources=sources, rest=rest, clip=clip, passes=passes)
+
+    def _take_first(self) -> None:
+        """The means' first values are the parameters of rank 0."""
+        with torch.no_grad():
+            for parameter, mean in self._means.items():
+                parameter.copy_(mean)
+        self._versions = {p: p._version for p in self._together.rest.values() if isinstance(p, nn.Parameter)}
+
+    def _save_how(self) -> dict[str, Any]:
+        return {"optimizer": on_host(self._optimizer.state_dict())}
+
+    def _load_how(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
+        # It has made steps: else a scheduler that comes first, at an epoch's end, warns of a wrong order.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        with torch.no_grad():
+            for parameter, mean in self._means.items():
+                mean.copy_(parameter)
+        self._exchange.reopen(None, state["steps"])
+        self._take_first()
+
+    @property
+    def _how(self) -> str:
+        return f"torch.optim.{type(self._optimizer).__name__}"
 
     def step(self) -> None:
         """See `Group`: the optimizer's own `step`, which may be called as well."""

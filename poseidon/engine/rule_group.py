@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,8 +14,9 @@ from poseidon.engine.group import Group, Together
 from poseidon.engine.module_tensors import ModuleTensors
 from poseidon.engine.update_rules import UpdateRule
 from poseidon.engine.workplace import Workplace
-from poseidon.errors import UsageError
-from poseidon.exchange.base import Trained
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.base import History, Trained
+from ps_server.rules import history_count
 
 
 class RuleGroup(Group):
@@ -62,7 +65,7 @@ class RuleGroup(Group):
                 for name, tensor in tensors.moving.items()
             ],
             sources=list(tensors.moving.values()),
-            rest=list(tensors.rest.values()),
+            rest=tensors.rest,
             clip=clip,
             passes=passes,
         )
@@ -86,6 +89,49 @@ class RuleGroup(Group):
         if self._begun:
             raise UsageError(f"lr was set to {rate} within a step; expected before its forward pass")
         self._set_rate = float(rate)
+
+    @property
+    def _how(self) -> str:
+        return f"poseidon.{type(self._rule).__name__}"
+
+    @property
+    def _histories_differ(self) -> bool:
+        """Whether the rule runs on each worker, on its own gradients."""
+        return self._workplace.member.staleness > 0 and not self._workplace.member.alone
+
+    def _save_how(self) -> dict[str, Any]:
+        return {"lr": self._set_rate, **({} if self._histories_differ else self._histories())}
+
+    def _save_own(self) -> dict[str, Any]:
+        return self._histories() if self._histories_differ else {}
+
+    def _histories(self) -> dict[str, Any]:
+        """By name, of the parameters."""
+        found = zip(self._together.tensors, self._exchange.histories(), strict=True)
+        return {
+            "history": {
+                t.name: [torch.tensor(array) for array in history] for t, history in found if not t.statistics
+            }
+        }
+
+    def _load_how(self, state: Mapping[str, Any]) -> None:
+        self._set_rate = state["lr"]
+        given = [self._history_of(trained, state) for trained in self._together.tensors]
+        self._exchange.reopen(given, state["steps"])
+        self._note_values()
+
+    def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:
+        """Of a job that shared one: that one. Of one whose workers had one each: this worker's, or their mean."""
+        shape, count = tuple(trained.tensor.shape), history_count(trained.rule.kind)
+        if trained.statistics:
+            return [np.zeros(shape, np.float32)] * count
+        owners = [state] if "history" in state else state["own"]
+        if len(owners) > 1 and self._histories_differ:
+            owners = [owners[self.rank]]
+        arrays = [owner["history"].get(trained.name, []) for owner in owners]
+        if any(len(a) != count or any(tuple(part.shape) != shape for part in a) for a in arrays):
+            raise SnapshotError(f"the checkpoint has no history of '{trained.name}' that fits {self._how}")
+        return [torch.stack(column).mean(0).numpy() for column in zip(*arrays, strict=True)]
 
     def step(self) -> None:
         """See `Group`. The new parameters come while the next forward pass runs."""

@@ -33,6 +33,7 @@ from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.engine.membership import membership
 from poseidon.engine.observation import Observation, open_trace, tell_plan
 from poseidon.engine.prints import Prints
+from poseidon.engine.saving import Written
 from poseidon.engine.workplace import Observed, Standing, ThisWorker, Workplace
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange
@@ -118,6 +119,9 @@ class ScriptWorker:
             connect=self._control.await_connect,
             wait_free=document.wait_free,
             trace=trace,
+            folder=Path(document.output),
+            checkpoint=Path(document.snapshot) if document.snapshot else None,
+            on_saved=self._tell_saved,
             observe=lambda built, module: self._observe(built, module, trace),
             on_open=self._on_open,
             on_move=self._progress,
@@ -126,6 +130,14 @@ class ScriptWorker:
     def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
         writes_log = self._document.rank == 0
         return Observation(built, named_layers(module), trace, self._control.tell, writes_log=writes_log)
+
+    def _tell_saved(self, written: Written) -> None:
+        self._control.tell(
+            "snapshot",
+            state=str(written.state),
+            iteration=written.iteration,
+            seconds=round(written.seconds, 3),
+        )
 
     def _on_open(self, built: Built, exchange: Exchange) -> None:
         self._control.obey(exchange, self._document.rank)

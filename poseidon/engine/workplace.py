@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import nn
 
+from poseidon.engine.saving import Written
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Connect, Membership
@@ -98,6 +100,9 @@ class Workplace:
         wait_free: gradients leave while the backward pass still runs.
         trace: told of what is sent and received.
         observe: puts an observer around the exchange of a module.
+        folder: where this job leaves what it makes; None: a process that is alone has no such place.
+        checkpoint: what the job goes on from, on rank 0's machine; None: it begins.
+        on_saved: told of each checkpoint once it is whole.
         on_open: told of the exchange once it is open: what was built, and what to train with.
         on_move: told of each step that is finished, and of each meeting that begins or ends; cheap.
     """
@@ -108,5 +113,8 @@ class Workplace:
     wait_free: bool = True
     trace: Tracer = NO_TRACE
     observe: Callable[[Built, nn.Module], Observed] = unobserved
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    on_saved: Callable[[Written], None] = _nothing
     on_open: Callable[[Built, Exchange], None] = _nothing
     on_move: Callable[[Standing], None] = _nothing

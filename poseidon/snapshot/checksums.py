@@ -1,7 +1,7 @@
-"""`<state>.sha256`: the checksums of a snapshot's two files, in the form that `sha256sum --check` reads.
+"""`<state>.sha256`: the checksums of a snapshot's files, in the form that `sha256sum --check` reads.
 
 Law: it is written last, so a snapshot that has one was written to its end; Caffe, which knows nothing of it, reads the two
-files as ever. A snapshot without one (of Caffe, or of an older version) is taken as it is.
+files without it. A snapshot without one (of Caffe, or of an older version) is taken as it is.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def sums_path(state: Path) -> Path:
     return state.with_name(state.name + SUFFIX)
 
 
-def seal(state: Path, model: Path) -> None:
+def seal(state: Path, *others: Path) -> None:
     """Write the checksums of a snapshot whose files are complete.
 
     Args:
-        state: the `.solverstate`.
-        model: the weights, in the same folder.
+        state: the `.solverstate`, or a script's checkpoint.
+        others: files in the same folder that belong to it: the weights.
 
     Raises:
         SnapshotError: a file cannot be read, or the sums not written.
     """
-    lines = [f"{_digest(path)}  {path.name}\n" for path in (model, state)]
+    lines = [f"{_digest(path)}  {path.name}\n" for path in (*others, state)]
     write_atomically(sums_path(state), "".join(lines).encode())
 
 

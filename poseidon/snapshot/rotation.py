@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from poseidon.errors import SnapshotError
-from poseidon.snapshot.checksums import sealed_files, sums_path
+from poseidon.snapshot.checksums import damage, sealed_files, sums_path
 
 COPIES = "snapshots"
 """In a job's folder on the launcher's machine: the copies of snapshots that other hosts wrote."""
@@ -20,15 +20,25 @@ COPIES = "snapshots"
 def snapshots_before(state: Path) -> list[Path]:
     """The sealed states with the prefix of `state` and a smaller iteration, oldest first."""
     prefix, iteration, ending = _parts(state.name)
+    return [path for number, path in _sealed(state.parent, prefix, ending) if number < iteration]
+
+
+def newest_whole(prefix: Path, ending: str) -> Path | None:
+    """The sealed state with this prefix, of the highest iteration, whose files match their checksums; None: there is none."""
+    found = reversed(_sealed(prefix.parent, prefix.name, ending))
+    return next((path for _, path in found if damage(path) is None), None)
+
+
+def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
     found = []
-    for path in state.parent.glob("*.solverstate*"):
+    for path in folder.glob(f"*_iter_*{ending}"):
         try:
             other, number, other_ending = _parts(path.name)
         except ValueError:
             continue
-        if other == prefix and other_ending == ending and number < iteration and sums_path(path).exists():
+        if other == prefix and other_ending == ending and sums_path(path).exists():
             found.append((number, path))
-    return [path for _, path in sorted(found)]
+    return sorted(found)
 
 
 def newest_state(folder: Path) -> Path:
@@ -80,7 +90,7 @@ def remove_older(state: Path, keep: int) -> list[Path]:
 
 def _parts(name: str) -> tuple[str, int, str]:
     """`quick`, 10 and `.solverstate` of `quick_iter_10.solverstate`; ValueError for any other name."""
-    match = re.fullmatch(r"(.*)_iter_(\d{1,18})(\.solverstate(?:\.h5)?)", name)
+    match = re.fullmatch(r"(.*)_iter_(\d{1,18})(\.solverstate(?:\.h5)?|\.pt)", name)
     if match is None:
         raise ValueError(name)
     return match[1], int(match[2]), match[3]

@@ -86,6 +86,59 @@ def test_two_clients_are_one_process(
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
+RESUMING = """
+import os, signal, sys, torch, poseidon
+from pathlib import Path
+torch.manual_seed(poseidon.this_worker().rank)
+model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(), torch.nn.Linear(40, 2))
+numbers = torch.Generator().manual_seed(7)
+data = torch.utils.data.TensorDataset(torch.randn(60, 6, generator=numbers), torch.randn(60, 2, generator=numbers))
+if sys.argv[1] == "rule":
+    how = poseidon.Adam(lr=0.01, eps=1e-3)
+else:
+    how = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+with poseidon.distribute(model, how) as group:
+    loader = group.loader(data, 4)
+    print("resumed" if group.resume() else "fresh", "at step", group.steps)
+    for epoch in range(loader.sampler.epoch, 3):
+        for x, y in loader:
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            group.step()
+            model.zero_grad()
+            if group.steps % 5 == 0:
+                group.save(keep=2)
+            if group.steps == 11 and group.rank == group.size - 1 and not Path("killed").exists():
+                Path("killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+torch.save(model.state_dict(), sys.argv[2] + str(group.rank))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "threads"), [("rule", 1), pytest.param("torch", 2, marks=pytest.mark.thorough)]
+)
+def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: int) -> None:
+    """In step 11, within an epoch: the job starts again by itself and goes on from step 10."""
+    (folder / "resuming.py").write_text(RESUMING, encoding="utf-8")
+    flags = (f"--hostfile={machinefile(folder, 2)}", f"--num_app_threads={threads}", "--max_restarts=1")
+    lost = poseidon(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
+    assert lost.returncode == 0, lost.stderr
+    assert re.search(
+        r"restart 1 of 1: going on from .*/lost/checkpoint_iter_10\.pt at iteration 10", lost.stderr
+    )
+    assert re.findall(r"(fresh|resumed) at step (\d+)", lost.stderr) == [("fresh", "0"), ("resumed", "10")]
+    assert re.search(
+        rf"go on.*: +poseidon run .*--max_restarts=1 --snapshot=lost/checkpoint_iter_\d+\.pt resuming\.py {how} lost\n",
+        lost.stderr,
+    )
+    whole = poseidon(folder, "run", *flags, "--output=whole", "resuming.py", how, "whole")
+    assert "restart 1 of" not in whole.stderr
+    for rank in range(2 * threads):
+        expected = torch.load(folder / f"whole{rank}")
+        for name, value in torch.load(folder / f"lost{rank}").items():
+            assert torch.equal(value, expected[name]), name
+
+
 def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> None:
     done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2)}", "fails.py")
     assert done.returncode == 1

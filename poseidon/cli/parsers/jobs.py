@@ -128,6 +128,8 @@ def _train(parser: Parser) -> None:
 def _run(parser: Parser) -> None:
     word(parser, "script", "the script", metavar="SCRIPT")
     word(parser, "arguments", "its own words, handed on as they are", nargs=argparse.REMAINDER, metavar="...")
+    group = parser.section("What to train")
+    flag(group, "snapshot", "go on from this file of group.save()", metavar="FILE", default="")
     _machines(parser)
     _results(parser)
     _exchange(parser)

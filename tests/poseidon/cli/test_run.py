@@ -13,6 +13,7 @@ from poseidon.cluster.job_steps import Outcome
 from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervise import JobResult
+from poseidon.engine.checkpoint_file import packed, write_checkpoint
 from poseidon.engine.document import ScriptDocument, read_document_of
 
 
@@ -48,6 +49,25 @@ def test_what_follows_the_script_is_the_scripts(folder: Path, documents: list[Sc
     assert first.arguments == ("--epochs=2", "--trace", "-x", "train.py")
     assert (first.exchange, first.staleness, first.trace, first.shards) == ("ps", 2, False, 2)
     assert (first.output, second.rank, second.workers) == (str(folder / "logs"), 1, 2)
+
+
+def test_a_checkpoint_is_checked_and_handed_to_every_worker(
+    folder: Path, documents: list[ScriptDocument], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "net_iter_7.pt"
+    write_checkpoint(path, packed({"poseidon": 1, "steps": 7}), 0)
+    assert main(["run", "--hostfile=hosts", "--snapshot=net_iter_7.pt", "train.py"]) == 0
+    assert [document.snapshot for document in documents] == [str(path), str(path)]
+    path.write_bytes(path.read_bytes()[:-1])
+    (folder / "model.pt").write_bytes(packed({"weight": 1}))
+    for name, words in {
+        "net_iter_7.pt": "is cut short or changed",
+        "model.pt": "is no checkpoint of a group",
+        "train.py": "is no checkpoint of a group",
+        "none.pt": "there is no file none.pt",
+    }.items():
+        assert main(["run", f"--snapshot={name}", "train.py"]) == 1
+        assert words in capsys.readouterr().err
 
 
 def test_one_worker_needs_no_server(documents: list[ScriptDocument]) -> None:

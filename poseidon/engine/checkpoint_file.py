@@ -1,0 +1,142 @@
+"""Checkpoints of a script's group: `<prefix>_iter_<N>.pt`, with its checksums beside it.
+
+Laws:
+* A checkpoint holds tensors, numbers, strings, lists, tuples and dicts, nothing else: it is read with
+  `torch.load(weights_only=True)`, so that reading one runs no code.
+* One that has its checksums was written to its end; an older one goes only once a newer one is whole.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poseidon.errors import SnapshotError
+from poseidon.snapshot.checksums import check, seal, sums_path
+from poseidon.snapshot.files import make_folder, write_atomically
+from poseidon.snapshot.rotation import newest_whole, remove_older
+
+ENDING = ".pt"
+FORMAT = 1
+
+
+def packed(value: object) -> bytes:
+    """A value as the bytes of a file of torch's."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def unpacked(content: bytes, source: str) -> Any:
+    """A value from such bytes; tensors come on the CPU.
+
+    Args:
+        content: the bytes.
+        source: where they are from, for messages.
+
+    Raises:
+        SnapshotError: they are no such file, or one that would run code when it is read.
+    """
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OSError,
+    ) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SnapshotError(
+            f"{source} is no checkpoint of a group: torch.load(weights_only=True) says: {reason:.200}"
+        ) from error
+
+
+def on_host(value: Any) -> Any:
+    """A copy of a value of dicts, lists, tuples and tensors, with all tensors on the CPU; other things as they are."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, Mapping):
+        return {key: on_host(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [on_host(part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
+
+
+def checked(state: Any, source: str) -> dict[str, Any]:
+    """A value that is a group's state.
+
+    Raises:
+        SnapshotError: it is none, or one of a later version.
+    """
+    if not isinstance(state, Mapping) or "poseidon" not in state:
+        raise SnapshotError(
+            f"{source} is no checkpoint of a group; expected what group.state_dict() gives, or group.save() writes"
+        )
+    if state["poseidon"] != FORMAT:
+        raise SnapshotError(
+            f"{source} has format {state['poseidon']}; this version of Poseidon reads format {FORMAT}"
+        )
+    return dict(state)
+
+
+def checkpoint_path(prefix: Path, steps: int) -> Path:
+    """`<prefix>_iter_<N>.pt`."""
+    return prefix.with_name(f"{prefix.name}_iter_{steps}{ENDING}")
+
+
+def write_checkpoint(path: Path, content: bytes, keep: int) -> None:
+    """Write a checkpoint and its checksums, and remove the oldest.
+
+    Args:
+        path: made by `checkpoint_path`.
+        content: the bytes.
+        keep: how many with its prefix stay, the newest; 0: all.
+
+    Raises:
+        SnapshotError: it cannot be written; earlier ones are untouched.
+    """
+    make_folder(path.parent)
+    try:
+        sums_path(path).unlink(missing_ok=True)  # of one of the same step: they are not those of the new file
+    except OSError as error:
+        raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
+    write_atomically(path, content)
+    seal(path)
+    remove_older(path, keep)
+
+
+def newest_checkpoint(prefix: Path) -> Path | None:
+    """The newest whole checkpoint with this prefix, or None."""
+    return newest_whole(prefix, ENDING)
+
+
+def read_checkpoint(path: Path) -> bytes:
+    """The bytes of a checkpoint.
+
+    Raises:
+        SnapshotError: it is missing, or does not match its checksums.
+    """
+    check(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SnapshotError(f"cannot read the checkpoint {path}: {error.strerror}") from error
+
+
+def steps_of(path: Path) -> int:
+    """How many steps a checkpoint stands at.
+
+    Raises:
+        SnapshotError: it is missing, damaged, or no checkpoint of a group.
+    """
+    return int(checked(unpacked(read_checkpoint(path), str(path)), str(path))["steps"])

@@ -1,0 +1,370 @@
+"""A group that goes on from a saved state: the bits of one that never stopped."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import poseidon
+from poseidon.engine.checkpoint_file import packed, unpacked
+from poseidon.engine.distribute import Options, join
+from poseidon.engine.group import Group
+from poseidon.engine.module_tensors import Buffers
+from poseidon.engine.optimizer_group import OptimizerGroup
+from poseidon.engine.update_rules import SGD, Adam
+from poseidon.engine.workplace import Workplace
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.build import Membership
+from poseidon.exchange.cost import ExchangeKind
+from tests.support.cluster import TIMEOUT_S
+from tests.support.module_groups import How, together
+
+RECORDS, BATCH = 20, 4
+ADAM = Adam(lr=lambda step: 0.05 / (1 + step), eps=1e-3)
+MOMENTUM = SGD(lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def torch_adam(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=0.05, eps=1e-3)
+
+
+def data() -> TensorDataset:
+    numbers = torch.Generator().manual_seed(3)
+    return TensorDataset(
+        torch.randn(RECORDS, 6, generator=numbers), torch.randn(RECORDS, 2, generator=numbers)
+    )
+
+
+def build(_: int) -> nn.Module:
+    """A wide layer that may travel as factors, small tensors that share a table, running statistics, a frozen one."""
+    net = nn.Sequential(nn.Linear(6, 30), nn.BatchNorm1d(30), nn.Tanh(), nn.Linear(30, 2), nn.Linear(2, 2))
+    numbers = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=numbers)
+    net[4].requires_grad_(False)
+    return net
+
+
+Save = Callable[[Group, int], object]
+
+
+def loop(
+    *, epochs: int = 3, passes: int = 1, after: Save | None = None
+) -> Callable[[nn.Module, Group], None]:
+    """Trains to the end; `after(group, steps)` is called after each step, and may raise StopIteration to end it there."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        loader = group.loader(data(), BATCH)
+        scheduler = None
+        if isinstance(group, OptimizerGroup):
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(group._optimizer, 0.5)
+            group.keep(scheduler=scheduler)
+        begin(group)
+        for _ in range(loader.sampler.epoch, epochs):  # type: ignore[attr-defined]
+            for x, y in loader:
+                (nn.functional.mse_loss(module(x), y) / passes).backward()
+                if group.pending == passes or loader.position == len(loader):
+                    group.step()
+                    module.zero_grad()
+                    if after is not None and after(group, group.steps) is STOP:
+                        return
+            if scheduler is not None:
+                scheduler.step()
+
+    saved: dict[str, Any] = {}
+
+    def begin(group: Group) -> None:
+        if saved:
+            group.load_state_dict(copy.deepcopy(saved["state"]) if group.rank == 0 else None)
+
+    body.saved = saved  # type: ignore[attr-defined]
+    return body
+
+
+STOP = object()
+
+
+def saving(at: int) -> tuple[dict[str, Any], Save]:
+    kept: dict[str, Any] = {}
+
+    def after(group: Group, steps: int) -> object:
+        if steps == at:
+            state = group.state_dict()
+            if group.rank == 0:
+                kept["state"] = unpacked(packed(state), "a test")  # as from a file
+            return STOP
+        return None
+
+    return kept, after
+
+
+def interrupted(
+    workers: int, how: How, at: int, *, passes: int = 1, **settings: Any
+) -> list[dict[str, Tensor]]:
+    kept, after = saving(at)
+    together(workers, build, how, loop(passes=passes, after=after), **settings)
+    again = loop(passes=passes)
+    again.saved.update(kept)  # type: ignore[attr-defined]
+    return together(workers, build, how, again, **settings)
+
+
+def assert_same_bits(ends: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
+    assert len(ends) == len(expected)
+    for mine, theirs in zip(ends, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            assert torch.equal(value, theirs[name]), name
+
+
+def member(kind: ExchangeKind, staleness: int = 0) -> Membership:
+    return Membership(kind=kind, staleness=staleness, timeout_s=TIMEOUT_S)
+
+
+KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", [ADAM, torch_adam], ids=["rule", "optimizer"])
+def test_within_an_epoch(how: How, kind: ExchangeKind) -> None:
+    """After 3 of an epoch's 5 steps, or 2 of 4 (two workers read 10 records each)."""
+    settings: dict[str, Any] = {"options": Options(batch_size=BATCH, clip=0.5), "member": member(kind)}
+    expected = together(2, build, how, loop(), **settings)
+    assert_same_bits(interrupted(2, how, 5, **settings), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])
+@pytest.mark.parametrize("at", [1, 4])
+def test_with_passes_that_add_up(how: How, workers: int, at: int) -> None:
+    settings: dict[str, Any] = {"options": Options(batch_size=BATCH, passes=2), "passes": 2}
+    expected = together(workers, build, how, loop(passes=2), options=settings["options"])
+    assert_same_bits(interrupted(workers, how, at, **settings), expected)
+
+
+def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
+    settings: dict[str, Any] = {
+        "options": Options(batch_size=BATCH),
+        "member": member(ExchangeKind.HYBRID, staleness=1),
+    }
+    kept, after = saving(5)
+    (saved, _) = together(2, build, MOMENTUM, loop(after=after), **settings)
+    histories = [own["history"]["0.bias"][0] for own in kept["state"]["own"]]
+    assert not torch.equal(*histories)
+    assert_same_bits([saved], [kept["state"]["model"]])
+
+    def body(module: nn.Module, group: Group) -> None:
+        group.load_state_dict(kept["state"])
+        assert torch.equal(group._histories()["history"]["0.bias"][0], histories[group.rank])  # type: ignore[attr-defined]
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, kept["state"]["model"][name]), name
+
+    together(2, build, MOMENTUM, body, **settings)
+    again = loop()
+    again.saved.update(kept)  # type: ignore[attr-defined]
+    first, second = together(2, build, MOMENTUM, again, **settings)
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, msg=name)
+    with_mean = loop()
+    with_mean.saved.update(kept)  # type: ignore[attr-defined]
+    together(
+        2, build, MOMENTUM, with_mean, member=member(ExchangeKind.SERVER)
+    )  # at staleness 0: from the mean history
+
+
+def test_each_worker_has_its_own_buffers_again() -> None:
+    settings: dict[str, Any] = {
+        "options": Options(buffers=Buffers.OWN),
+        "member": member(ExchangeKind.SERVER),
+    }
+    expected = together(2, build, MOMENTUM, loop(), **settings)
+    assert not torch.equal(expected[0]["1.running_mean"], expected[1]["1.running_mean"])
+    assert_same_bits(interrupted(2, MOMENTUM, 5, **settings), expected)
+
+
+# -- random numbers and places in the data ---------------------------------------------------------------------
+
+
+def shaken(x: Tensor) -> Tensor:
+    """Of each generator a number."""
+    return x + random.random() * 0.1 + np.random.random() * 0.1 + torch.rand(()) * 0.1
+
+
+class Shaken(TensorDataset):
+    """Augmented where it is read, as in a DataLoader without processes of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return shaken(x), y
+
+
+@pytest.mark.parametrize("at", [2, 5, 7], ids=["within", "at the end of an epoch", "within the second"])
+@pytest.mark.parametrize("plain", [False, True], ids=["loader", "sampler"])
+def test_random_numbers_go_on(at: int, plain: bool) -> None:
+    def run(saved: dict[str, Any], after: Save | None = None) -> dict[str, Tensor]:
+        def body(module: nn.Module, group: Group) -> None:
+            records = Shaken(*data().tensors)
+            if plain:
+                loader = DataLoader(records, BATCH, sampler=group.sampler(records))
+            else:
+                loader = group.loader(records, BATCH)
+            if saved:
+                group.load_state_dict(saved["state"])
+            for _ in range(loader.sampler.epoch, 2):  # type: ignore[attr-defined]
+                for x, y in loader:
+                    nn.functional.mse_loss(nn.functional.dropout(module(x)), y).backward()
+                    group.step()
+                    if after is not None and after(group, group.steps) is STOP:
+                        return
+
+        with torch.random.fork_rng():
+            for seed in (random.seed, np.random.seed, torch.manual_seed):
+                seed(9)
+            (end,) = together(1, build, MOMENTUM, body)
+        return end
+
+    expected = run({})
+    kept, after = saving(at)
+    run({}, after)
+    assert_same_bits([run(kept)], [expected])
+
+
+def test_what_processes_of_a_loader_have_drawn_ahead_was_not_had() -> None:
+    group = poseidon.distribute(build(0), MOMENTUM)
+    loader = group.loader(data(), BATCH, num_workers=1, prefetch_factor=2)
+    batches = iter(loader)
+    expected = [x for x, _ in group.loader(data(), BATCH)]
+    assert torch.equal(next(batches)[0], expected[0])
+    state = group.state_dict()
+    assert state["own"][0]["samplers"][0]["position"] == BATCH
+    again = poseidon.distribute(build(0), MOMENTUM)
+    again.load_state_dict(state)
+    loader = again.loader(data(), BATCH)  # made after its state was loaded
+    assert (loader.sampler.epoch, loader.position) == (0, 1)  # type: ignore[attr-defined]
+    for mine, theirs in zip(loader, expected[1:], strict=True):
+        assert torch.equal(mine[0], theirs)
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def steps(module: nn.Module, group: Group, count: int) -> None:
+    for _ in range(count):
+        module(torch.ones(2, 6)).square().mean().backward()
+        group.step()
+
+
+def test_a_group_saves_and_resumes_by_prefix(tmp_path: Path) -> None:
+    prefix = tmp_path / "new folder" / "net"
+    module = build(0)
+    with poseidon.distribute(module, ADAM) as group:
+        assert not group.resume(prefix)
+        for _ in range(3):
+            steps(module, group, 1)
+            path = group.save(prefix, keep=2)
+    assert path == prefix.with_name("net_iter_3.pt")
+    names = [f"net_iter_{n}.pt{end}" for n in (2, 3) for end in ("", ".sha256")]
+    assert sorted(p.name for p in prefix.parent.iterdir()) == sorted(names)
+    plain = nn.Sequential(*build(0).children())
+    plain.load_state_dict(torch.load(path)["model"])  # weights_only, torch's default, and no group
+    assert torch.equal(plain[0].weight, module[0].weight)  # type: ignore[index]
+    path.write_bytes(path.read_bytes()[:-1])  # the newest is damaged: the one before counts
+    again = build(0)
+    with poseidon.distribute(again, ADAM) as group:
+        assert group.resume(prefix)
+        assert group.steps == 2
+        steps(again, group, 1)
+    assert_same_bits([dict(again.state_dict())], [dict(module.state_dict())])
+
+
+def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: Path) -> None:
+    told = []
+    module = build(0)
+    group = join(module, MOMENTUM, Options(), Workplace(folder=tmp_path, on_saved=told.append))
+    steps(module, group, 2)
+    path = group.save()
+    assert path == tmp_path / "checkpoint_iter_2.pt"
+    assert [(written.state, written.iteration) for written in told] == [(path, 2)]
+    again = build(0)
+    group = join(again, MOMENTUM, Options(), Workplace(checkpoint=path))
+    with pytest.raises(
+        UsageError, match=r"goes on from .*checkpoint_iter_2.pt, and the script has begun a step"
+    ):
+        steps(again, group, 1)
+    assert group.resume()
+    assert group.steps == 2
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+def resumed(state: dict[str, Any], how: How = MOMENTUM, make: Callable[[int], nn.Module] = build) -> None:
+    together(1, make, how, lambda module, group: group.load_state_dict(state))
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    module = build(0)
+    group = poseidon.distribute(module, MOMENTUM)
+    steps(module, group, 1)
+    state = group.state_dict()
+    with pytest.raises(
+        SnapshotError,
+        match=r"trained with poseidon\.SGD, and this script gives distribute\(\) poseidon\.Adam",
+    ):
+        resumed(state, ADAM)
+    with pytest.raises(SnapshotError, match=r"poseidon\.SGD, and .* torch\.optim\.AdamW"):
+        resumed(state, torch_adam)
+    with pytest.raises(SnapshotError, match=r"saved by 2 worker\(s\), and this job has 1"):
+        resumed({**state, "workers": 2})
+    with pytest.raises(SnapshotError, match=r"is of another module: .*0\.weight"):
+        resumed(state, make=lambda _: nn.Sequential(nn.Linear(6, 2)))
+    with pytest.raises(SnapshotError, match="keeps scheduler; this script has handed nothing"):
+        resumed({**state, "kept": {"scheduler": {}}})
+    with pytest.raises(SnapshotError, match=r"is no checkpoint of a group; expected what group\.state_dict"):
+        resumed(dict(module.state_dict()))
+    with pytest.raises(SnapshotError, match="has format 99"):
+        resumed({**state, "poseidon": 99})
+    with pytest.raises(UsageError, match="loaded before the first step"):
+        group.load_state_dict(state)
+    with pytest.raises(UsageError, match="nothing on rank 0"):
+        poseidon.distribute(build(0), MOMENTUM).load_state_dict(None)
+    module(torch.ones(2, 6)).sum().backward()
+    with pytest.raises(UsageError, match="between a backward pass and its step"):
+        group.state_dict()
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"poseidon": 1, "steps": Path("x")}, tmp_path / "net_iter_1.pt")
+    group = join(build(0), MOMENTUM, Options(), Workplace(checkpoint=tmp_path / "net_iter_1.pt"))
+    with pytest.raises(SnapshotError, match=r"net_iter_1\.pt is no checkpoint of a group: .*"):
+        group.resume()
+
+
+def test_save_needs_a_place() -> None:
+    with pytest.raises(UsageError, match="needs a prefix"):
+        poseidon.distribute(build(0), MOMENTUM).save()
+
+
+@pytest.mark.parametrize("kept", [{"scheduler": 3}, {"scaler": object()}])
+def test_only_what_has_a_state_is_kept(kept: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="expected something with state_dict"):
+        poseidon.distribute(build(0), MOMENTUM).keep(**kept)
+
+
+def test_another_order_is_refused_within_an_epoch() -> None:
+    group = poseidon.distribute(build(0), MOMENTUM)
+    next(iter(group.loader(data(), BATCH)))
+    state = group.state_dict()
+    again = poseidon.distribute(build(0), MOMENTUM)
+    again.load_state_dict(state)
+    with pytest.raises(UsageError, match="a sampler with seed 0, and this one has 1"):
+        again.loader(data(), BATCH, seed=1)
