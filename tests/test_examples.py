@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from poseidon.cli.main import parse_words
 from poseidon.data.cifar10 import Request
 from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
@@ -93,6 +94,25 @@ def test_cifar10_refuses_a_solver_before_it_prepares_data(
     assert not train_cifar10.requests
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--max_iter=-1",), "--set max_iter=-1: max_iter: expected 0 or more, found -1"),
+        (("--set=lr=1",), "--set lr=1: unknown field 'lr' in SolverParameter; did you mean 'base_lr'?"),
+        (
+            ("--backend=leveldb", "--set", "net=n.prototxt"),
+            "--set net=n.prototxt: net: there is no net definition",
+        ),
+    ],
+)
+def test_cifar10_refuses_a_setting_before_it_prepares_data(
+    train_cifar10: TrainCifar10, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    assert train_cifar10.main(words) == 1
+    assert f"train_cifar10.py: {says}" in capsys.readouterr().err
+    assert not train_cifar10.requests
+
+
 @pytest.mark.parametrize("backend", ["lmdb", "leveldb"])
 def test_cifar10_trains_another_solver_with_its_own_sources(
     train_cifar10: TrainCifar10, tmp_path: Path, backend: str
@@ -100,10 +120,20 @@ def test_cifar10_trains_another_solver_with_its_own_sources(
     """As `poseidon train` would: its net, its data and its snapshots are where the solver means them."""
     (tmp_path / "mine" / "data").mkdir(parents=True)
     solver = write_definitions(tmp_path / "mine", batch=4, extra='snapshot_prefix: "snap"')
-    words = [f"--solver={solver}", "--max_iter=7", f"--output={tmp_path / 'out'}", f"--backend={backend}"]
+    words = [
+        f"--solver={solver}",
+        "--max_iter=7",
+        "--set",
+        "base_lr=0.5",
+        f"--output={tmp_path / 'out'}",
+        f"--backend={backend}",
+    ]
     assert train_cifar10.main(words) == 0
-    derived = read_solver(tmp_path / "out" / "solver.prototxt")
-    assert derived.param.max_iter == 7
+    (command,) = train_cifar10.commands
+    flags = parse_words(command)
+    assert flags.settings == ["max_iter=7", "base_lr=0.5"]
+    derived = read_solver(flags.solver)
+    assert (Path(flags.solver) == solver) == (backend == "lmdb")
     assert derived.net_definition() == read_solver(solver).net_definition()
     assert derived.net_definition().folder == solver.parent
     assert derived.snapshot_prefix() == solver.parent / "snap"
@@ -128,7 +158,7 @@ def test_cifar10_reads_its_databases_as_leveldb(
     assert derived.snapshot_prefix(tmp_path) == tmp_path / "cifar10_quick"
 
 
-@pytest.mark.parametrize("words", [("--max_iter=1",), ("--clients=3",)])
+@pytest.mark.parametrize("words", [("--backend=leveldb",), ("--clients=3",)])
 def test_cifar10_into_no_folder_is_one_sentence(
     train_cifar10: TrainCifar10, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:

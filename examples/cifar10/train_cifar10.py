@@ -2,7 +2,7 @@
 """Train cifar10_quick on this machine: prepares the databases once, then starts `poseidon train`.
 
 python examples/cifar10/train_cifar10.py [--clients N] [--devices 0,1|cpu] [--staleness S]
-    [--backend lmdb|leveldb] [--max_iter N] [--data DIR] [flags of `poseidon train`]
+    [--backend lmdb|leveldb] [--data DIR] [flags of `poseidon train`: --max_iter=N, --set FIELD=VALUE, ...]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -50,13 +51,12 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """This script's flags, and those that go on to `poseidon train`."""
     parser = argparse.ArgumentParser(
         description="Train cifar10_quick on this machine.",
-        epilog="Further flags go to `poseidon train`: --snapshot=FILE, --background, ...",
+        epilog="Further flags go to `poseidon train`: --max_iter=N, --set FIELD=VALUE, --snapshot=FILE, --background, ...",
         allow_abbrev=False,
     )
     parser.add_argument("--clients", type=int, default=2, help="number of clients (default 2)")
     parser.add_argument("--devices", default="cpu", help="GPUs of each client, 0,1, or cpu (default)")
     parser.add_argument("--staleness", type=int, default=0, help="bound of staleness (default 0)")
-    parser.add_argument("--max_iter", type=int, help="iterations (default: the solver's)")
     parser.add_argument("--solver", type=Path, default=SOLVER, help="another solver definition")
     parser.add_argument("--output", type=Path, help="folder of logs (default: output/cifar10-<time>)")
     add_data_flags(parser)
@@ -67,23 +67,28 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         raise UsageError(f"--staleness={flags.staleness}: expected 0 or more")
     if flags.data is not None and not flags.data.exists():
         raise UsageError(f"--data={flags.data}: there is no such file or folder")
-    if flags.max_iter is not None and flags.max_iter < 0:
-        raise UsageError(f"--max_iter={flags.max_iter}: expected 0 or more")
     return flags, others
 
 
-def derive_solver(flags: argparse.Namespace, request: Request, output: Path) -> Path:
-    """The solver to train with: the file itself, or a copy in `output` with what the flags change.
+def derive_solver(path: Path, settings: Sequence[str], request: Request, output: Path) -> Path:
+    """The solver to train with: the file itself, or with LevelDB a copy in `output` whose net reads that.
 
     What the copy names is what the solver means by it: its nets stay where they lie, with their own sources.
+
+    Args:
+        path: of the solver.
+        settings: of --set and its like; they are checked here and become no part of the copy.
+        request: the data.
+        output: the job's folder.
     """
-    solver = read_solver(flags.solver)
-    param = solver.param
-    if flags.max_iter is not None:
-        param.max_iter = flags.max_iter
+    solver = read_solver(path).with_settings(settings)
     check_nets(solver, solver_settings(solver))
-    if flags.max_iter is None and request.backend is Backend.LMDB:
-        return Path(flags.solver)
+    if request.backend is Backend.LMDB:
+        return path
+    if "net" in solver.overridden:
+        raise UsageError("--set net=... with --backend=leveldb: give a --solver that names this net")
+    solver = read_solver(path)
+    param = solver.param
     for name in ("net", "train_net"):
         if param.HasField(name):
             setattr(param, name, str(solver.resolve(getattr(param, name))))
@@ -93,9 +98,9 @@ def derive_solver(flags: argparse.Namespace, request: Request, output: Path) -> 
     output.mkdir(parents=True, exist_ok=True)
     if param.snapshot_prefix:
         param.snapshot_prefix = str(solver.snapshot_prefix())
-    if request.backend is Backend.LEVELDB and param.net:
+    if param.net:
         param.net = str(with_leveldb(Path(param.net), request, output))
-    solver_file = output / Path(flags.solver).name
+    solver_file = output / path.name
     solver_file.write_text(to_text(param), encoding="utf-8")
     return solver_file
 
@@ -151,12 +156,12 @@ def _main(words: list[str], stack: ExitStack) -> int:
             data=flags.data,
             hint=read_settings().data_folder,
         )
-        parse_words(["train", f"--solver={flags.solver}", *others])
+        settings = parse_words(["train", f"--solver={flags.solver}", *others]).settings or ()
         job = new_job_id("cifar10", datetime.now(), secrets.token_hex(3))
         output = (flags.output or ROOT / "output" / job).absolute()
         if not output.exists():
             stack.callback(lambda: remove_unused(output, derived_files(flags, output)))
-        solver = derive_solver(flags, request, output)
+        solver = derive_solver(flags.solver, settings, request, output)
         command = ["train", f"--solver={solver}", f"--output={output}", f"--job={job}"]
         if not any(word.lstrip("-").startswith("hostfile") for word in others):
             command.append(f"--hostfile={machinefile(flags.clients, output)}")

@@ -153,6 +153,8 @@ class Job(ABC):
         copies = self._copies(terminal.say)
         ledger = SnapshotLedger(StragglerWatch(statistics, terminal.say), terminal.say, copies)
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
+        for note in self.notes():
+            terminal.say(note)
         try:
             with SignalRequests(self._patience) as requests:
                 start = partial(self._start, ledger, registration, requests)
@@ -171,6 +173,10 @@ class Job(ABC):
             terminal.say(line)
         terminal.say(ending_words(self._id, ended))
         return ended.result.exit_code
+
+    def notes(self) -> list[str]:
+        """What the user should see of the job before it starts, a line each."""
+        return []
 
     def closing(self, result: JobResult, newest: StartingPoint) -> list[tuple[str, str]]:
         """What the user may want to know or do at the end of a job that did not fail: a word and what it stands for, each.

@@ -33,6 +33,7 @@ from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import TRAIN, SolverParameter
 from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.proto.overrides import changes
 from poseidon.proto.shipped import pack_solver
 from poseidon.snapshot.files import require_readable
 from poseidon.snapshot.rotation import newest_state
@@ -65,7 +66,12 @@ class _TrainingJob(Job):
         self._imports = module_names(flags.imports)
         import_modules(self._imports)
         self._stages = tuple(stage for stage in flags.stage.split(",") if stage)
-        self._solver = read_solver(flags.solver).with_train_state(level=flags.level, stages=self._stages)
+        file = read_solver(flags.solver)
+        self._overridden = tuple(flags.settings or ())
+        self._solver = file.with_settings(self._overridden).with_train_state(
+            level=flags.level, stages=self._stages
+        )
+        self._changes = changes(file.param, self._solver.param, self._overridden)
         self._settings = solver_settings(self._solver)
         title = check_nets(self._solver, self._settings).param.name or Path(flags.solver).stem
         _check_starting_point(flags)
@@ -77,7 +83,7 @@ class _TrainingJob(Job):
         self._seed = self._choose_seed()
         self._check_definition()
         self._weights = tuple(Path(part).absolute() for part in flags.weights.split(",") if part)
-        self._packed = "" if self._site is None else pack_solver(Path(flags.solver))
+        self._packed = "" if self._site is None else pack_solver(Path(flags.solver), self._overridden)
 
     def _check_definition(self) -> None:
         """Find here what the workers would stumble over; hosts that are reached by other ways are asked for their files."""
@@ -104,6 +110,10 @@ class _TrainingJob(Job):
             local_rank=role.local_rank,
             local_workers=self._plan.workers_per_client,
         )
+
+    def notes(self) -> list[str]:
+        """See `Job`."""
+        return [f"the command line sets {self._changes}"] if self._changes else []
 
     @property
     def origin(self) -> StartingPoint:
@@ -168,6 +178,7 @@ class _TrainingJob(Job):
             **asdict(self.worker_document(role)),
             solver=str(Path(flags.solver).absolute()),
             definitions=self._packed,
+            settings=self._overridden,
             seed=self._seed,
             snapshot=self.brought(Path(self._point.state), role) if self._point.state else "",
             weights=tuple(self.brought(path, role) for path in self._weights),

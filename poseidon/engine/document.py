@@ -112,6 +112,7 @@ class JobDocument(WorkerDocument):
         solver: path of the solver definition.
         definitions: the solver and its nets, as `poseidon.proto.shipped` packs them, for a machine that need not have
             their files; empty: they are read from `solver` on.
+        settings: fields of the solver that the command line sets, as `poseidon.proto.overrides` reads them.
         seed: the job's random seed, the same on every worker.
         snapshot: solver state to go on from, or empty.
         weights: models to start from, later ones over earlier ones.
@@ -126,6 +127,7 @@ class JobDocument(WorkerDocument):
 
     solver: str
     definitions: str = ""
+    settings: tuple[str, ...] = ()
     seed: int = 1
     snapshot: str = ""
     weights: tuple[str, ...] = ()

@@ -101,7 +101,7 @@ class Worker:
         import_modules(document.imports)
         packed = document.definitions
         solver = unpack_solver(packed) if packed else read_solver(document.solver)
-        solver = solver.with_train_state(
+        solver = solver.with_settings(document.settings).with_train_state(
             level=int(document.level) if document.level else None, stages=document.stages
         )
         settings = solver_settings(solver)

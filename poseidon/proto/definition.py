@@ -14,6 +14,7 @@ from pathlib import Path
 from poseidon.errors import DefinitionError
 from poseidon.proto import paths
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
+from poseidon.proto.overrides import TRAIN_NET_FIELDS, field_of, override
 from poseidon.proto.text import M, decode, parse, parse_binary, read_content
 from poseidon.proto.tokens import Setting, settings
 from poseidon.proto.upgrade.driver import upgrade_net, upgrade_solver
@@ -21,7 +22,6 @@ from poseidon.proto.upgrade.errors import UpgradeError
 from poseidon.proto.upgrade.v0 import is_v0, kept_layers, stray_settings
 
 LOGGER = logging.getLogger(__name__)
-_TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,7 @@ class SolverDefinition:
         folder: the folder that relative paths in it may start from.
         lines: every setting with its line.
         nets: net definitions that came along with it, by the path that it names them by; others are read from disk.
+        overridden: the command line's settings, by the field that they set.
     """
 
     param: SolverParameter
@@ -103,9 +104,12 @@ class SolverDefinition:
     folder: Path
     lines: tuple[Setting, ...] = ()
     nets: Mapping[str, NetDefinition] = field(default_factory=dict)
+    overridden: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, name: str, message: str) -> DefinitionError:
         """An error about the setting `name`, with file and, where the file has it, line."""
+        if name in self.overridden:
+            return DefinitionError(f"{name}: {message}", source=f"--set {self.overridden[name]}")
         line = next((setting.line for setting in self.lines if setting.path == (name,)), None)
         return DefinitionError(f"{name}: {message}", source=self.source, line=line)
 
@@ -119,8 +123,8 @@ class SolverDefinition:
         Raises:
             DefinitionError: none or several of them are given, or the net is wrong.
         """
-        given = [name for name in _TRAIN_NET_FIELDS if self.param.HasField(name)]
-        choices = ", ".join(_TRAIN_NET_FIELDS)
+        given = [name for name in TRAIN_NET_FIELDS if self.param.HasField(name)]
+        choices = ", ".join(TRAIN_NET_FIELDS)
         if not given:
             raise DefinitionError(f"no train net is given; expected one of {choices}", source=self.source)
         if len(given) > 1:
@@ -132,6 +136,22 @@ class SolverDefinition:
     def train_state(self, definition: NetDefinition) -> NetState:
         """The state to build the train net for: TRAIN, then the net's own state, then train_state."""
         return _merged(TRAIN, definition.param.state, self.param.train_state)
+
+    def with_settings(self, settings: Sequence[str]) -> SolverDefinition:
+        """This solver with fields set in place of those of its file; see `overrides.override`.
+
+        Raises:
+            DefinitionError: there is no such field, or a value does not fit it.
+        """
+        if not settings:
+            return self
+        overridden = {**self.overridden, **{field_of(setting): setting for setting in settings}}
+        try:
+            param = upgrade_solver(override(self.param, settings))
+        except UpgradeError as error:
+            raise DefinitionError(error.message, source=self.source) from error
+        lines = tuple(line for line in self.lines if line.path[0] not in overridden)
+        return replace(self, param=param, lines=lines, overridden=overridden)
 
     def with_train_state(self, *, level: int | None, stages: Sequence[str]) -> SolverDefinition:
         """This solver with another level and more stages in its train_state; as it is where none are given."""

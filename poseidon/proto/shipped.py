@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,17 @@ def portable(path: Path) -> str:
         return str(absolute)
 
 
-def pack_solver(path: Path) -> str:
+def pack_solver(path: Path, settings: Sequence[str] = ()) -> str:
     """A solver's file and those of the nets that it names, as one text.
+
+    Args:
+        path: of the solver.
+        settings: fields that are set in place of the file's; they may name other nets, and do not become part of the text.
 
     Raises:
         DefinitionError: one of them cannot be read.
     """
-    solver = read_solver(path)
+    solver = read_solver(path).with_settings(settings)
     named = [getattr(solver.param, name) for name in _NET_FILES if solver.param.HasField(name)]
     nets = {name: _packed(solver.resolve(name)) for name in [*named, *solver.param.test_net]}
     return json.dumps({**_packed(path), "nets": nets})

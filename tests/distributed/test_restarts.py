@@ -21,7 +21,7 @@ END = 40
     "kind", [ExchangeKind.FACTORS, pytest.param(ExchangeKind.SERVER, marks=pytest.mark.thorough)]
 )
 def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> None:
-    """By either way: what does not travel as factors goes to the server."""
+    """By either way: what does not travel as factors goes to the server. The command line's settings hold after a restart."""
     make_data(tmp_path)
     extra = f"max_iter: {END}\nsnapshot: 10\ndisplay: 1\nclip_gradients: 0.5"
     solver = write_definitions(tmp_path, batch=5, extra=extra)
@@ -29,7 +29,14 @@ def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> Non
     expected = weights(tmp_path, END)
     for path in tmp_path.glob("snap_*"):
         path.unlink()
-    flags = (f"--solver={solver}", f"--hostfile={machinefile(tmp_path, 2)}", f"--output={tmp_path / 'out'}")
+    write_definitions(tmp_path, batch=5, extra=extra.replace(f"{END}", "99999").replace("0.5", "5.5"))
+    flags = (
+        f"--max_iter={END}",
+        "--set=clip_gradients=0.5",
+        f"--solver={solver}",
+        f"--hostfile={machinefile(tmp_path, 2)}",
+        f"--output={tmp_path / 'out'}",
+    )
     with training(
         tmp_path, *flags, "--max_restarts=2", "--snapshot_keep=2", f"--exchange={kind.value}"
     ) as job:

@@ -199,6 +199,19 @@ class _RetiredSwitch(_Retired, _Switch):
     """One that is on where it stands alone."""
 
 
+class _SolverField(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        """Add it to the settings, in the order of the command line."""
+        name = self.option_strings[0].lstrip("-")
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), f"{name}={values}"])
+
+
 class _Help(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         """Print the help and end."""
@@ -211,6 +224,11 @@ def flag(group: Group | Parser, name: str, text: str, **settings: Any) -> None:
     group.add_argument(
         f"--{name}", f"-{name}", *_dashed(name), dest=settings.pop("dest", name), help=text, **settings
     )
+
+
+def solver_flag(group: Group | Parser, name: str, text: str, **settings: Any) -> None:
+    """A field of the solver that has a flag of its own: --display=5 for --set display=5."""
+    flag(group, name, text, dest="settings", action=_SolverField, **settings)
 
 
 def switch(

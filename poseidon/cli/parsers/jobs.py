@@ -24,6 +24,7 @@ from poseidon.cli.parsers.form import (
     port,
     positive,
     retired,
+    solver_flag,
     switch,
     whole,
     word,
@@ -111,6 +112,33 @@ def _train(parser: Parser) -> None:
     flag(group, "level", "level of the train net, for its include rules", type=whole, metavar="L")
     flag(group, "stage", "stages of the train net, parted by commas", default="", metavar="NAMES")
     import_flag(group)
+    group = parser.section(
+        "Fields of the solver",
+        "They replace what the solver's file says, for this job and its restarts alone. A value is written as in the "
+        "file, the field of a block as --set train_state.level=1.",
+    )
+    flag(
+        group,
+        "set",
+        "any field, as often as you like",
+        dest="settings",
+        action="append",
+        metavar="FIELD=VALUE",
+    )
+    for name, text, metavar in (
+        ("max_iter", "iterations to train for", "N"),
+        ("display", "iterations from one log line to the next", "N"),
+        ("test_interval", "iterations from one test to the next", "N"),
+    ):
+        solver_flag(group, name, text, metavar=metavar)
+    solver_flag(
+        group,
+        "solver_mode",
+        "CPU or GPU",
+        choices=("CPU", "GPU"),
+        type=one_of(("CPU", "GPU")),
+        metavar="MODE",
+    )
     _machines(parser)
     _results(
         parser,

@@ -105,6 +105,40 @@ def test_workers_are_told_how_gradients_meet(train: Callable[..., Planned]) -> N
     assert (first.homes, first.shares, first.shards) == ((0, 1), (), 2)
 
 
+def test_every_worker_sees_the_settings_of_the_command_line(
+    train: Callable[..., Planned], capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = train("--max_iter=7", "-set", "base_lr=0.5", "--set=max_iter=8")
+    assert {document.settings for document in planned.documents} == {
+        ("max_iter=7", "base_lr=0.5", "max_iter=8")
+    }
+    assert (
+        capsys.readouterr().err.count("the command line sets max_iter: 8 (file: 3), base_lr: 0.5 (file: 0.1)")
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (
+            "--set=max_itr=7",
+            "--set max_itr=7: unknown field 'max_itr' in SolverParameter; did you mean 'max_iter'?",
+        ),
+        ("--display=-1", "--set display=-1: display: expected 0 or more, found -1"),
+        (
+            "--set=net=other.prototxt",
+            "--set net=other.prototxt: net: there is no net definition 'other.prototxt'",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(
+    solver: Path, flag: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", f"--solver={solver}", flag]) == 1
+    assert capsys.readouterr().err.startswith(f"poseidon train: {message}")
+
+
 def test_the_default_is_hybrid(train: Callable[..., Planned]) -> None:
     assert {document.exchange for document in train().documents} == {"hybrid"}
 

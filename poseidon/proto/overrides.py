@@ -1,0 +1,158 @@
+"""Fields of a solver that the command line sets, in place of what its file says: `base_lr=0.1`, `train_state.level=2`.
+
+Law: a value is prototxt and is read by the same parser as a file; only the quotes of a string may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from google.protobuf import text_encoding
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from poseidon.errors import DefinitionError
+from poseidon.proto.caffe_pb2 import SolverParameter
+from poseidon.proto.names import nearest_field
+from poseidon.proto.text import parse
+from poseidon.proto.values import is_quoted, listing
+
+TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
+_INSTEAD = (TRAIN_NET_FIELDS, ("type", "solver_type"))
+"""Fields that say the same in other ways: one of the command line replaces all of its group."""
+
+
+def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter:
+    """A copy of a solver with fields set.
+
+    Args:
+        param: the solver.
+        settings: `field=value` each, the field of a block as `block.field`. The last of several for one field counts; those for
+            a repeated field replace what the file has and add up.
+
+    Raises:
+        DefinitionError: there is no such field, or the value does not fit it.
+    """
+    changed = SolverParameter()
+    changed.CopyFrom(param)
+    replaced: set[tuple[str, ...]] = set()
+    for setting in settings:
+        path, field, value = _read(setting)
+        for name in next((group for group in _INSTEAD if path[0] in group), ()):
+            if name != path[0]:
+                changed.ClearField(name)
+        if not field.is_repeated or path not in replaced:
+            _holder(changed, path).ClearField(path[-1])
+        replaced.add(path)
+        changed.MergeFrom(value)
+    return changed
+
+
+def field_of(setting: str) -> str:
+    """The solver's own field that a setting changes, or changes a part of."""
+    return setting.partition("=")[0].partition(".")[0].strip()
+
+
+def changes(before: SolverParameter, after: SolverParameter, settings: Iterable[str]) -> str:
+    """What settings have changed, for people.
+
+    Args:
+        before: the solver of the file.
+        after: that of `override`.
+        settings: those that were given.
+    """
+    names = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
+    parts = []
+    for name in names:
+        path = tuple(name.split("."))
+        old = _shown(before, path)
+        parts.append(f"{name}: {_shown(after, path)} ({f'file: {old}' if old else 'not in the file'})")
+    return ", ".join(parts)
+
+
+def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParameter]:
+    """The path of a setting, its field, and a solver in which nothing else is set."""
+    name, equals, text = (part.strip() for part in setting.partition("="))
+    source = f"--set {setting}"
+    if not equals or not name:
+        raise DefinitionError("expected FIELD=VALUE, such as base_lr=0.1", source=source)
+    path = tuple(name.split("."))
+    field = _field(path, source)
+    if not text:
+        raise DefinitionError(f"no value for {name}", source=source)
+    if field.message_type is not None:
+        block = text if text.startswith(("{", "[")) else f"{{ {text} }}"
+        body = f"{path[-1]} {block}" if block.startswith("{") else f"{path[-1]}: {block}"
+    else:
+        body = f"{path[-1]}: {_value(field, text)}"
+    for outer in reversed(path[:-1]):
+        body = f"{outer} {{ {body} }}"
+    value = SolverParameter()
+    try:
+        parse(body, value, source=source)
+    except DefinitionError as error:
+        raise DefinitionError(error.message, source=source) from error
+    inner: Message = value
+    for name in path:
+        if [found.name for found, _ in inner.ListFields()] not in ([name], []):
+            raise DefinitionError(f"expected one value for {name}", source=source)
+        inner = getattr(inner, name) if name != path[-1] else inner
+    return path, field, value
+
+
+def _field(path: Sequence[str], source: str) -> FieldDescriptor:
+    descriptor = cast(Descriptor, SolverParameter.DESCRIPTOR)
+    for place, name in enumerate(path):
+        field = descriptor.fields_by_name.get(name)
+        if field is None:
+            near = nearest_field(name, descriptor)
+            hint = (
+                f"did you mean '{near}'?" if near else f"it has {listing(sorted(descriptor.fields_by_name))}"
+            )
+            raise DefinitionError(f"unknown field '{name}' in {descriptor.name}; {hint}", source=source)
+        if place == len(path) - 1:
+            return field
+        if field.message_type is None or field.is_repeated:
+            raise DefinitionError(
+                f"'{name}' has no fields of its own that could be set one by one", source=source
+            )
+        descriptor = field.message_type
+    raise AssertionError("a path has a name")
+
+
+def _value(field: FieldDescriptor, text: str) -> str:
+    strings = field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    if not strings or is_quoted(text) or (field.is_repeated and text.startswith("[")):
+        return text
+    return f'"{text_encoding.CEscape(text.encode(), as_utf8=True)}"'
+
+
+def _holder(message: Message, path: Sequence[str]) -> Message:
+    """The message that has the last name of a path."""
+    for name in path[:-1]:
+        message = getattr(message, name)
+    return message
+
+
+def _shown(param: SolverParameter, path: Sequence[str]) -> str:
+    """The value at a path in one line; empty where it is not set."""
+    found = next((pair for pair in _holder(param, path).ListFields() if pair[0].name == path[-1]), None)
+    if found is None:
+        return ""
+    field, value = found
+    if field.message_type is not None:
+        return "{...}"
+    return ", ".join(_word(field, item) for item in (value if field.is_repeated else [value]))
+
+
+def _word(field: FieldDescriptor, value: object) -> str:
+    if field.enum_type is not None and isinstance(value, int):
+        return field.enum_type.values_by_number[value].name
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
