@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from poseidon.cli.closing import listed, without_flags
+from poseidon.cli.closing import listed, near, without_flags
 from poseidon.cli.encryption import check_encryption, new_keys, told_keys
 from poseidon.cli.exchange_flags import check_exchange, exchange_kind
 from poseidon.cli.job_flags import START_TIMEOUT_S, check_folder, patience, restart_settings
@@ -169,7 +169,7 @@ class Job(ABC):
             statistics.close()
             logs.close()
             terminal.close()
-        for line in listed(self.closing(ended.result, newest)):
+        for line in listed(self.closing(ended.result, newest, terminal.reached())):
             terminal.say(line)
         terminal.say(ending_words(self._id, ended))
         return ended.result.exit_code
@@ -178,14 +178,21 @@ class Job(ABC):
         """What the user should see of the job before it starts, a line each."""
         return []
 
-    def closing(self, result: JobResult, newest: StartingPoint) -> list[tuple[str, str]]:
+    def closing(
+        self, result: JobResult, newest: StartingPoint, reached: Sequence[str]
+    ) -> list[tuple[str, str]]:
         """What the user may want to know or do at the end of a job that did not fail: a word and what it stands for, each.
 
         Args:
             result: how it ended.
             newest: the last snapshot; without a state where there is none.
+            reached: scores, a line each.
         """
-        return []
+        return [("logs", near(self._output)), *self._traffic()]
+
+    def _traffic(self) -> list[tuple[str, str]]:
+        """Where to read what the network cost."""
+        return [("network", f"poseidon stats {self._id}")] if self._plan.worker_count > 1 else []
 
     def _copies(self, warn: Callable[[str], None]) -> SnapshotCopies | None:
         """What brings snapshots to this machine; None where they are written here, or by nobody."""

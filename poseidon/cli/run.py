@@ -58,16 +58,21 @@ class _ScriptJob(Job):
         """See `Job`."""
         return self._origin
 
-    def closing(self, result: JobResult, newest: StartingPoint) -> list[tuple[str, str]]:
+    def closing(
+        self, result: JobResult, newest: StartingPoint, reached: Sequence[str]
+    ) -> list[tuple[str, str]]:
         """See `Job`."""
-        if not newest.state:
-            return []
+        resume = [self._resume_words(result, newest)] if newest.state else []
+        return [*resume, *super().closing(result, newest, reached)]
+
+    def _resume_words(self, result: JobResult, newest: StartingPoint) -> tuple[str, str]:
+        """How to go on from the script's newest checkpoint."""
         where = "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
         state = Path(newest.state)
         if getattr(self._flags, "site", None) is not None:
-            return [("go on" + where, f"the same tasks with --snapshot={near(state)}")]
+            return "go on" + where, f"the same tasks with --snapshot={near(state)}"
         own, of_script = self._words()
-        return [("go on" + where, " ".join((resume_command(own, state), shlex.join(of_script))))]
+        return "go on" + where, " ".join((resume_command(own, state), shlex.join(of_script)))
 
     def _words(self) -> tuple[list[str], list[str]]:
         """This command's own words, and the script with its words."""

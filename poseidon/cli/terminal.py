@@ -11,6 +11,7 @@ from poseidon.cluster.plan import ProcessName, Role
 from poseidon.metrics.progress import ProgressLine
 
 MOST_TOLD = 10_000
+MOST_SCORES = 8
 _GLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.")
 
 
@@ -45,6 +46,8 @@ class Terminal:
         self._line = ProgressLine(title, stream)
         self._started = on_started
         self._told: set[str] = set()
+        self._scores: dict[int, str] = {}
+        self._loss: float | None = None
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
@@ -56,10 +59,15 @@ class Terminal:
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
         """See `JobCallbacks`."""
-        if event.get("event") != "progress" or not _is_first(name):
+        if not _is_first(name):
+            return
+        if event.get("event") == "tested":
+            self._keep_scores(event)
+        if event.get("event") != "progress":
             return
         iteration, max_iter, images = (event.get(key) for key in ("iteration", "max_iter", "images"))
         loss = event.get("loss")
+        self._loss = loss if isinstance(loss, float) else self._loss
         if isinstance(iteration, int) and isinstance(max_iter, int) and isinstance(images, int):
             self._line.update(
                 iteration=iteration,
@@ -83,6 +91,22 @@ class Terminal:
         else:
             self._line.write(line if _is_first(name) else f"{name.short}: {line}")
 
+    def reached(self) -> list[str]:
+        """The scores of the last test of each net, a line each; else the last loss."""
+        if not self._scores and self._loss is not None:
+            return [f"training loss {self._loss:.4g}"]
+        several = len(self._scores) > 1
+        return [
+            (f"test net #{net}: " if several else "") + words for net, words in sorted(self._scores.items())
+        ]
+
+    def _keep_scores(self, event: Mapping[str, object]) -> None:
+        iteration, net, scores = (event.get(key) for key in ("iteration", "net", "scores"))
+        if isinstance(net, int) and isinstance(scores, list) and all(map(_is_score, scores)):
+            words = ", ".join(f"{name} = {value}" for name, value in scores[:MOST_SCORES])
+            more = f" and {len(scores) - MOST_SCORES} more" if len(scores) > MOST_SCORES else ""
+            self._scores[net] = f"{words}{more} (test at iteration {iteration})"
+
     def _is_news(self, line: str) -> bool:
         """Whether the text, without its time and place, comes for the first time."""
         text = line.partition("] ")[2] or line
@@ -95,6 +119,10 @@ class Terminal:
     def close(self) -> None:
         """End the progress line."""
         self._line.close()
+
+
+def _is_score(score: object) -> bool:
+    return isinstance(score, list) and len(score) == 2 and all(isinstance(word, str) for word in score)
 
 
 def _is_first(name: ProcessName) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from poseidon.cli.closing import near, resume_command
+from poseidon.cli.closing import model_of, near, resume_command, test_commands
 from poseidon.cli.far_needs import needed_files, snapshot_files, written_prefixes
 from poseidon.cli.job import Job, run_from_flags
 from poseidon.cli.job_flags import check_folder, leaves_this_machine
@@ -123,17 +124,32 @@ class _TrainingJob(Job):
         path = Path(self._flags.snapshot).absolute()
         return StartingPoint(state=str(path), iteration=self._resumed.iteration)
 
-    def closing(self, result: JobResult, newest: StartingPoint) -> list[tuple[str, str]]:
+    def closing(
+        self, result: JobResult, newest: StartingPoint, reached: Sequence[str]
+    ) -> list[tuple[str, str]]:
         """See `Job`."""
-        if result.outcome is Outcome.STOPPED and not newest.state:
-            return [("go on", "from the beginning alone: no snapshot was written")]
-        if not newest.state:
-            return []
-        state = Path(newest.state)
-        where = "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
+        stopped = result.outcome is Outcome.STOPPED
+        entries = [("reached", words) for words in reached]
+        if newest.state:
+            model = model_of(Path(newest.state))
+            behind = "" if newest.iteration == result.iteration else f" (of iteration {newest.iteration})"
+            entries.append(("model", near(model) + behind))
+            entries += [("test", words) for words in test_commands(self._solver, model)]
+            entries.append(("go on", self._resume_words(Path(newest.state), finished=not stopped)))
+        else:
+            entries.append(("model", "no snapshot was written"))
+        log = self._output / "worker_0.log"
+        if log.exists():
+            entries.append(("plot", shlex.join(["poseidon", "plot", near(log), "-o", "curves.png"])))
+        return [*entries, *self._traffic()]
+
+    def _resume_words(self, state: Path, *, finished: bool) -> str:
+        """How to go on from a snapshot: the command, or what to add where the job was not started by one."""
         if getattr(self._flags, "site", None) is not None:
-            return [("go on" + where, f"the same tasks with --snapshot={near(state)}")]
-        return [("go on" + where, resume_command(self._flags.words, state))]
+            words = f"the same tasks with --snapshot={near(state)}"
+        else:
+            words = resume_command(self._flags.words, state)
+        return f"{words}  # once max_iter is above {self._solver.param.max_iter}" if finished else words
 
     def needs(self, client: Client) -> ClientNeeds:
         """See `Job`."""

@@ -1,4 +1,4 @@
-"""What a worker tells of itself while it trains: statistics to the launcher and at the end of its log, and a trace.
+"""What a worker tells of itself while it trains: statistics to the launcher, and a trace.
 
 Law: it looks on. Training with it gives the bits of training without it.
 """
@@ -16,19 +16,16 @@ from torch import nn
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
-from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
+from poseidon.exchange.cost import Choice, ExchangePlan
 from poseidon.exchange.measured import MeasuredExchange
 from poseidon.exchange.traced import TracedExchange
 from poseidon.exchange.tracing_hooks import TracingHooks
 from poseidon.exchange.traffic import Traffic
 from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics
-from poseidon.metrics.statistics_tables import tensor_rows, tensor_table
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.observation")
 STATISTICS_S = 3.0
-LARGEST = 10
-"""How many tensors the table at the end of the log shows; `poseidon stats` shows all."""
 
 Tell = Callable[..., None]
 
@@ -47,15 +44,13 @@ def open_trace(output: Path, rank: int) -> Tracer:
 
 
 def tell_plan(plan: ExchangePlan, output: Path) -> None:
-    """Log the plan, and keep it in the job's folder as far as its disk has room."""
-    lines = plan.table()
+    """Keep the plan in the job's folder as far as its disk has room, and log a line on it."""
     path = output / "exchange_plan.txt"
+    LOGGER.info("%s; the way of each tensor is in %s", plan.in_words(), path)
     try:
-        path.write_text("\n".join(lines) + "\n")
+        path.write_text("\n".join(plan.table()) + "\n")
     except OSError as error:
         LOGGER.warning("cannot write %s: %s; the job goes on without it", path, error.strerror or error)
-    for line in lines:
-        LOGGER.info("%s", line)
 
 
 class Observation:
@@ -66,7 +61,6 @@ class Observation:
         layers: name and module of each layer, for the trace.
         trace: where spans go; this object closes it.
         tell: writes an event to the launcher.
-        writes_log: whether the log gets a table at the end.
     """
 
     def __init__(
@@ -75,13 +69,10 @@ class Observation:
         layers: Sequence[tuple[str, nn.Module]],
         trace: Tracer,
         tell: Tell,
-        *,
-        writes_log: bool,
     ) -> None:
         self._built = built
         self._trace = trace
         self._tell = tell
-        self._writes_log = writes_log
         names = [choice.name for choice in built.plan.choices]
         self._measured = MeasuredExchange(built.exchange, len(names))
         self.exchange: Exchange = self._measured
@@ -120,11 +111,7 @@ class Observation:
         self._thread.join()
         if self._hooks is not None:
             self._hooks.close()
-        last = self.statistics()
-        self._tell_launcher(last)
-        if self._writes_log:
-            for line in closing_table([last]):
-                LOGGER.info("%s", line)
+        self._tell_launcher(self.statistics())
         try:
             self.exchange.close()
         finally:
@@ -136,15 +123,6 @@ class Observation:
 
     def _tell_launcher(self, statistics: WorkerStatistics) -> None:
         self._tell("statistics", **asdict(statistics))
-
-
-def closing_table(workers: Sequence[WorkerStatistics]) -> list[str]:
-    """What a worker's log says at its end; nothing where nothing was exchanged."""
-    rows = tensor_rows(workers)
-    if all(row.scheme == Scheme.LOCAL.value for row in rows):
-        return []
-    largest = f"the {LARGEST} largest of {len(rows)} tensors" if len(rows) > LARGEST else "tensors"
-    return [f"per iteration, {largest}:", *tensor_table(rows, largest=LARGEST)]
 
 
 def _tensor(choice: Choice, measured: MeasuredExchange, traffic: Traffic | None) -> TensorStatistics:

@@ -128,8 +128,7 @@ class ScriptWorker:
         )
 
     def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
-        writes_log = self._document.rank == 0
-        return Observation(built, named_layers(module), trace, self._control.tell, writes_log=writes_log)
+        return Observation(built, named_layers(module), trace, self._control.tell)
 
     def _tell_saved(self, written: Written) -> None:
         self._control.tell(

@@ -256,7 +256,7 @@ class Trainer:
             return
         if solver.display and self._iteration % solver.display == 0:
             self._last_loss()
-        if self._test_is_due(first=True):
+        if solver.test_interval and self._testers:  # Caffe: only where the last iteration is one to be tested
             self._test()
         self._say(done())
 

@@ -39,8 +39,9 @@ from poseidon.exchange.build import Built, build_exchange
 from poseidon.exchange.pulse import PulsingExchange
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
-from poseidon.metrics.glog_lines import GlogSink
+from poseidon.metrics.glog_lines import GlogSink, number
 from poseidon.metrics.netoutputs import NetOutputs
+from poseidon.metrics.record import TestRecord, TrainRecord
 from poseidon.metrics.sinks import Sink
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import SolverDefinition, read_solver
@@ -85,6 +86,24 @@ class ProgressTeller:
             images=iteration * self._images,
             loss=smoothed.value,
         )
+
+
+class ScoreTeller:
+    """Tells the launcher the scores of each test. See `Sink`."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def on_train(self, record: TrainRecord) -> None:
+        """See `Sink`."""
+
+    def on_test(self, record: TestRecord) -> None:
+        """See `Sink`."""
+        scores = [[output.name, number(output.value)] for output in record.outputs]
+        self._control.tell("tested", iteration=record.iteration, net=record.net, scores=scores)
+
+    def close(self) -> None:
+        """See `Sink`."""
 
 
 class Worker:
@@ -154,7 +173,7 @@ class Worker:
                 trace=trace,
             )
         layers = replica.train.layer_modules
-        seen = Observation(built, layers, trace, self._control.tell, writes_log=rank == 0)
+        seen = Observation(built, layers, trace, self._control.tell)
         exchange = PulsingExchange(seen.exchange, pulse)
         for net in (replica.train, *(test for _, test in replica.tests)):
             net.register_forward_pre_hook(lambda *_: pulse.beat())
@@ -241,7 +260,7 @@ class Worker:
             )
             for index, (test, net) in enumerate(replica.tests)
         ]
-        sinks: list[Sink] = []
+        sinks: list[Sink] = [ScoreTeller(self._control)]
         if document.net_outputs and document.rank == 0:
             sinks.append(
                 NetOutputs(Path(document.net_outputs), goes_on_at=start.iteration if document.goes_on else 0)

@@ -205,8 +205,20 @@ class ExchangePlan:
         ps = sum(choice.server_bytes for choice in self.choices)
         ring = sum(choice.allreduce_bytes for choice in self.choices)
         foot = ("all", "", "", human_bytes(ps), "", human_bytes(ring))
-        sentence = f"this plan: {human_bytes(self.bytes)} an iteration on the busiest link, both directions"
-        return [*_aligned([head, *rows, foot]), sentence]
+        return [*_aligned([head, *rows, foot]), f"this plan: {self._load()}"]
+
+    def in_words(self) -> str:
+        """The plan in one clause: how many tensors go which way, and their bytes.
+
+        >>> ExchangePlan(choices=()).in_words()
+        'no tensor is exchanged: 0 B an iteration on the busiest link, both directions'
+        """
+        counts = [(len(self.of(scheme)), scheme.value) for scheme in Scheme]
+        ways = ", ".join(f"{count} by {way}" for count, way in counts if count)
+        return f"{'tensors exchanged: ' + ways if ways else 'no tensor is exchanged'}: {self._load()}"
+
+    def _load(self) -> str:
+        return f"{human_bytes(self.bytes)} an iteration on the busiest link, both directions"
 
 
 def choose(

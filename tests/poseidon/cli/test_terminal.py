@@ -69,3 +69,20 @@ def test_a_warning_is_shown_once_whoever_gives_it() -> None:
         terminal.on_log(FIRST, "    ^^^^^")  # of a traceback
     terminal.close()
     assert stream.getvalue().splitlines() == [f"W{HEAD}slow disk", "    ^^^^^", "    ^^^^^"]
+
+
+def test_what_was_reached() -> None:
+    terminal = Terminal("net", io.StringIO(), on_started=lambda: None)
+    assert terminal.reached() == []
+    terminal.on_event(FIRST, {"event": "progress", "iteration": 9, "max_iter": 9, "images": 9, "loss": 0.25})
+    assert terminal.reached() == ["training loss 0.25"]
+    scores = [["accuracy", "0.7"], ["loss", "0.9"]]
+    terminal.on_event(FIRST, {"event": "tested", "iteration": 4, "net": 0, "scores": [["accuracy", "0.1"]]})
+    terminal.on_event(FIRST, {"event": "tested", "iteration": 9, "net": 0, "scores": scores})
+    for wrong in ({"net": "x"}, {"net": 1, "scores": [["a", 1]]}, {"net": 1, "scores": "a"}):
+        terminal.on_event(FIRST, {"event": "tested", "iteration": 9, **wrong})
+    assert terminal.reached() == ["accuracy = 0.7, loss = 0.9 (test at iteration 9)"]
+    terminal.on_event(FIRST, {"event": "tested", "iteration": 9, "net": 1, "scores": [["x", "1"]] * 20})
+    first, second = terminal.reached()
+    assert first.startswith("test net #0: accuracy")
+    assert second.endswith("x = 1 and 12 more (test at iteration 9)")

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.engine.observation import Observation, closing_table, open_trace, tell_plan
+from poseidon.engine.observation import Observation, open_trace, tell_plan
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.traffic import Traffic
-from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics, parse_worker
+from poseidon.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded
 
@@ -68,7 +68,7 @@ def observe(
         told.append(json.loads(json.dumps({"event": event, **fields})))
 
     built = build(layer, *schemes, counts=counts)
-    seen = Observation(built, [("layer", layer)], trace or NO_TRACE, tell, writes_log=True)
+    seen = Observation(built, [("layer", layer)], trace or NO_TRACE, tell)
     seen.watch()
     iterate(seen)
     layer(torch.ones(1, 2)).sum().backward()
@@ -109,26 +109,6 @@ def test_with_a_trace_layers_and_calls_are_seen_until_the_end() -> None:
     assert len(trace.spans) == count
 
 
-def test_the_log_gets_a_table_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="poseidon.engine.observation"):
-        observe(Scheme.SERVER, Scheme.SERVER, counts=True)
-    assert caplog.messages[0] == "per iteration, tensors:"
-    assert [line.split()[0] for line in caplog.messages[1:]] == ["tensor", "weight", "bias", "total"]
-
-
-def test_of_many_tensors_the_largest_are_shown() -> None:
-    tensors = tuple(TensorStatistics(name=f"t{i}", scheme="ps", bytes_out=i, bytes_in=i) for i in range(20))
-    lines = closing_table([WorkerStatistics(iterations=1, tensors=tensors)])
-    assert lines[0] == "per iteration, the 10 largest of 20 tensors:"
-    assert [line.split()[0] for line in lines[2:-1]] == [f"t{i}" for i in range(10, 20)]
-
-
-def test_a_worker_that_exchanges_nothing_has_no_table() -> None:
-    tensors = (TensorStatistics(name="a", scheme="local"),)
-    assert closing_table([WorkerStatistics(iterations=1, tensors=tensors)]) == []
-    assert closing_table([WorkerStatistics(iterations=0, tensors=tensors)]) == []
-
-
 def test_the_traces_name_and_place(tmp_path: Path) -> None:
     open_trace(tmp_path, 3).close()
     assert [path.name for path in tmp_path.iterdir()] == ["trace_worker_3.json"]
@@ -142,5 +122,5 @@ def test_a_plan_that_cannot_be_kept_is_told_and_logged(
     (tmp_path / "exchange_plan.txt").symlink_to("/dev/full")
     with caplog.at_level(logging.INFO):
         tell_plan(ExchangePlan(choices=()), tmp_path)
-    assert "exchange_plan.txt: No space left on device; the job goes on without it" in caplog.messages[0]
-    assert caplog.messages[1:] == ExchangePlan(choices=()).table()
+    assert "exchange_plan.txt: No space left on device; the job goes on without it" in caplog.messages[1]
+    assert caplog.messages[0].startswith("no tensor is exchanged: 0 B an iteration")
