@@ -169,6 +169,30 @@ def test_cifar10_into_no_folder_is_one_sentence(
     assert capsys.readouterr().err == f"train_cifar10.py: {taken}: File exists\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "device", "hostfile", "gpu"),
+    [
+        ([], [], "localserver", ""),
+        (["0", "hosts"], [0, 1], "hosts", "0,1"),
+        (["0", "hosts", "false", "--max_iter=3"], "0,1", "hosts", "0,1"),
+        (["--max_iter=3"], [], "localserver", ""),
+    ],
+)
+def test_run_local_takes_the_words_of_the_original(
+    repository: Path, words: list[str], device: object, hostfile: str, gpu: str
+) -> None:
+    started: list[list[str]] = []
+    main = runpy.run_path(str(repository / "examples" / "cifar10" / "run_local.py"))["main"]
+    main.__globals__.update(device=device, poseidon=lambda words: started.append(words) or 0)
+    assert main(["1", "hosts"]) == 0
+    assert not started
+    assert main(words) == 0
+    flags = parse_words(started[0])
+    assert (Path(flags.hostfile).name, flags.gpu, flags.svb) == (hostfile, gpu, "auto")
+    assert flags.settings == (["max_iter=3"] if "--max_iter=3" in started[0] else None)
+    assert Path(flags.net_outputs).name == "cifar-netoutputs"
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Train cifar10_quick with the system parameters below: edit them, then
 
-    python examples/cifar10/run_local.py [machinefile]
+    python examples/cifar10/run_local.py [client_id] [machinefile] [flags of `poseidon train`]
+
+One command starts all clients; client_id is taken as the original's script has it, and only 0 starts anything.
 
 The databases must be there (get_cifar10.sh, create_cifar10.sh). Paths are absolute or relative to the repository.
 """
@@ -18,37 +20,60 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from poseidon.cli.main import main
+from poseidon.cli.main import main as poseidon
 
 # The solver definition.
 solver = ROOT / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt"
-# GPUs of each client, one worker each: "0,1"; empty for the CPU.
-devices = ""
+# GPUs of each client, one worker each: [0, 1]; empty for the CPU.
+device = []
+# Workers of each client on the CPU.
+num_app_threads = 1
 # The bound of staleness; 0 gives the same weights as one process with all workers' batches.
 table_staleness = 0
-# Pieces that each table is cut into; 0: pieces of 2 MiB.
+# Pieces that each table is cut into; 0: pieces of 256 KiB to 2 MiB, by the size of the model.
 num_rows_per_table = 0
+# True: fully-connected layers as sufficient factors; False: all through the server; "auto": the cheaper of both.
+svb = "auto"
 # Server shards on each client.
 num_comm_channels_per_client = 1
 # SSPPush (values come unasked) or SSP (values are asked for).
 consistency_model = "SSPPush"
-# Losses and scores, averaged over all workers, go to <prefix>.netoutputs.
-net_outputs = ROOT / "output" / "cifar10" / "cifar"
+# Losses and scores, averaged over all workers.
+net_outputs = ROOT / "output" / "cifar10" / "cifar-netoutputs"
+
+
+def main(words: list[str]) -> int:
+    """Train; returns the exit code.
+
+    Args:
+        words: `[client_id] [machinefile] [flags of poseidon train]`.
+    """
+    client = int(words.pop(0)) if words and words[0].isdecimal() else 0
+    if client:
+        print(f"run_local.py: client {client} is started by the command of client 0; nothing to do")
+        return 0
+    hostfile = (
+        words.pop(0) if words and not words[0].startswith("-") else ROOT / "machinefiles" / "localserver"
+    )
+    if words and words[0].lower() in ("true", "false"):  # the original's third word, for Hadoop
+        words.pop(0)
+    return poseidon(
+        [
+            "train",
+            f"--solver={solver}",
+            f"--hostfile={hostfile}",
+            f"--gpu={device or ''}",
+            f"--num_app_threads={num_app_threads}",
+            f"--table_staleness={table_staleness}",
+            f"--num_rows_per_table={num_rows_per_table}",
+            f"--svb={svb}",
+            f"--num_comm_channels_per_client={num_comm_channels_per_client}",
+            f"--consistency_model={consistency_model}",
+            f"--net_outputs={net_outputs}",
+            *words,
+        ]
+    )
+
 
 if __name__ == "__main__":
-    hostfile = sys.argv[1] if len(sys.argv) > 1 else ROOT / "machinefiles" / "localserver"
-    sys.exit(
-        main(
-            [
-                "train",
-                f"--solver={solver}",
-                f"--hostfile={hostfile}",
-                f"--gpu={devices}",
-                f"--table_staleness={table_staleness}",
-                f"--num_rows_per_table={num_rows_per_table}",
-                f"--num_comm_channels_per_client={num_comm_channels_per_client}",
-                f"--consistency_model={consistency_model}",
-                f"--net_outputs={net_outputs}",
-            ]
-        )
-    )
+    sys.exit(main(sys.argv[1:]))

@@ -174,7 +174,7 @@ def _main(words: list[str], stack: ExitStack) -> int:
     except OSError as error:  # of the folder that the derived definitions go to
         print(f"train_cifar10.py: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    command += [f"--table_staleness={flags.staleness}", f"--net_outputs={output / 'cifar'}"]
+    command += [f"--table_staleness={flags.staleness}", f"--net_outputs={output / 'cifar-netoutputs'}"]
     code = poseidon([*command, *others])
     if code == 0:
         stack.pop_all()  # the folder stays

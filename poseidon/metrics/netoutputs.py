@@ -42,7 +42,7 @@ class NetOutputs:
     """A sink that keeps the file.
 
     Args:
-        prefix: the file is `<prefix>.netoutputs`; its folder is made, an older file is replaced.
+        prefix: the file is `<prefix>.netoutputs`, or the prefix itself where that ends in netoutputs; its folder is made, an older file is replaced.
         goes_on_at: the iteration at which the same job goes on: what an older file has from before it stays.
         clock: seconds, monotonic.
     """
@@ -50,7 +50,8 @@ class NetOutputs:
     def __init__(
         self, prefix: Path, *, goes_on_at: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._path = prefix.with_name(prefix.name + ".netoutputs")
+        named = prefix.name.endswith("netoutputs")
+        self._path = prefix if named else prefix.with_name(prefix.name + ".netoutputs")
         self._clock = clock
         self._train: list[str] = []
         self._tests: dict[int, list[str]] = {}

@@ -55,6 +55,8 @@ def test_layout(tmp_path: Path) -> None:
         "Iteration,time,loss,accuracy,loss,\n"
         "100,25,9,0.25,1.5,\n"
     )
+    wiki = NetOutputs(tmp_path / "out" / "cifar-netoutputs")
+    assert wiki.path == tmp_path / "out" / "cifar-netoutputs"
     sink.close()
     sink.close()
     with sink.path.open() as file:
