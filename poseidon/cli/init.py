@@ -166,7 +166,7 @@ def _readme(name: str, folder: Path) -> str:
         parts.append("\n".join(["| solver | |", "|---|---|", *rows]))
         parts.append("A solver names its net; a net names its data and its batch size, which is per worker.")
     parts.append(
-        "`machinefile` says which machines take part: one line for each, `<id> <host> <port>`. Logs go to `output/`.\n"
+        "`machinefile` says which machines take part: one line for each, `<id> <host> <port>`. Logs and snapshots go to `output/<job>/`.\n"
         "`poseidon train --help` lists the flags; `poseidon ps`, `logs` and `kill` look after jobs that run."
     )
     return "\n\n".join(parts) + "\n"

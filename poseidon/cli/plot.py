@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.parse_log import read_log
+from poseidon.cli.parse_log import log_of, read_log
 from poseidon.errors import UsageError
 from poseidon.metrics.curves import CHARTS, KINDS, Against, Panel, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
@@ -24,8 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     if kind not in KINDS:
         raise UsageError(f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(KINDS)}")
     panels, against = _panels(arguments)
-    names = _short_names(arguments.logs)
-    logs = [(name, read_log(path)) for name, path in zip(names, arguments.logs, strict=True)]
+    found = [log_of(word) for word in arguments.logs or [None]]
+    logs = [(name, read_log(path)) for name, (_, path) in zip(_short_names(found), found, strict=True)]
     shown = [panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)]
     if not shown:
         raise UsageError(f"the logs have no {panels[0].value} to draw")
@@ -42,10 +42,9 @@ def _panels(arguments: argparse.Namespace) -> tuple[Sequence[Panel], Against]:
     return (panel,), against
 
 
-def _short_names(logs: Sequence[Path]) -> list[str]:
-    """Names for the legend: the file's, with its folder where two files are called alike (worker_0.log)."""
-    names = [path.name for path in logs]
+def _short_names(logs: Sequence[tuple[str, Path]]) -> list[str]:
+    """Names for the legend, with the folder where two files are called alike (worker_0.log)."""
+    names = [name for name, _ in logs]
     return [
-        f"{path.absolute().parent.name}/{path.name}" if names.count(path.name) > 1 else path.name
-        for path in logs
+        f"{path.absolute().parent.name}/{path.name}" if names.count(name) > 1 else name for name, path in logs
     ]

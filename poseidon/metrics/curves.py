@@ -7,12 +7,15 @@ tools/extra/plot_training_log.py.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
@@ -54,6 +57,10 @@ CHARTS = {
 """Caffe's numbers of chart types."""
 
 INCHES = (9.0, 5.0)
+USUAL = {Panel.ACCURACY: 1.0}
+"""The upper end of a panel's axis where one value alone is shown."""
+MARGIN = 0.04
+"""Of an axis, on both sides."""
 KINDS: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None},
@@ -117,11 +124,21 @@ def draw(
         the content of a file of that kind.
     """
     figure = Figure(figsize=(INCHES[0] * len(panels), INCHES[1]), layout="constrained")
-    for place, panel in enumerate(panels):
+    shown = [[curve for name, log in logs for curve in curves(name, log, panel, against)] for panel in panels]
+    width = _extent([x for drawn in shown for curve in drawn for x in curve.x])
+    for place, (panel, drawn) in enumerate(zip(panels, shown, strict=True)):
         axes = figure.add_subplot(1, len(panels), place + 1)
-        for curve in (curve for name, log in logs for curve in curves(name, log, panel, against)):
-            style: dict[str, Any] = {"alpha": 0.6} if curve.faint else {"marker": "."}
+        for curve in drawn:
+            style: dict[str, Any] = {"alpha": 0.6} if curve.faint else {}
+            if not curve.faint or len(curve.x) == 1:  # a line of one point is nothing
+                style["marker"] = "."
             axes.plot(curve.x, curve.y, label=curve.label, linewidth=1, **style)
+        _scale(
+            axes,
+            width,
+            _extent([y for curve in drawn for y in curve.y], usual=USUAL.get(panel, 0.0)),
+            whole=against is Against.ITERATIONS,
+        )
         axes.set_xlabel(against.value)
         axes.set_ylabel(panel.value)
         axes.set_title(f"{panel.value} over {against.value}")
@@ -131,6 +148,31 @@ def draw(
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=100, metadata=KINDS[kind])
     return content.getvalue()
+
+
+def _extent(values: Sequence[float], *, usual: float = 0.0) -> tuple[float, float]:
+    """Limits of an axis, with a margin on both sides. Of a single value a range from zero: around the value alone the ticks
+    would differ in digits that mean nothing.
+
+    Args:
+        values: that are drawn; those that are not finite have no place on an axis.
+        usual: the upper end of such a range, at least.
+    """
+    finite = [value for value in values if math.isfinite(value)] or [0.0]
+    low, high = min(finite), max(finite)
+    if low == high:
+        low, high = min(low * 1.25, 0.0), max(high * 1.25, usual, 0.0)
+        high = high if high > low else 1.0
+    margin = (high - low) * MARGIN
+    return low - margin, high + margin
+
+
+def _scale(axes: Axes, width: tuple[float, float], height: tuple[float, float], *, whole: bool) -> None:
+    """Set the limits, and ticks at whole numbers where an axis counts."""
+    axes.set_xlim(*width)
+    axes.set_ylim(*height)
+    if whole:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
 
 
 def _curve(

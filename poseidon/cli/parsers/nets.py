@@ -57,7 +57,7 @@ def _download_model_binary(parser: Parser) -> None:
 
 
 def _parse_log(parser: Parser) -> None:
-    word(parser, "logfile_path", "a log; of a job, its worker_0.log", metavar="LOG", type=Path)
+    word(parser, "logfile_path", "a log, or a job's id or folder", metavar="LOG|JOB")
     word(parser, "output_dir", "default: the log's folder", metavar="OUTPUT_DIR", type=Path, nargs="?")
     group = parser.section("Flags")
     flag(group, "delimiter", "between columns (,)", default=",", metavar="SIGN")
@@ -66,7 +66,8 @@ def _parse_log(parser: Parser) -> None:
 
 
 def _plot(parser: Parser) -> None:
-    word(parser, "logs", "logs; of a job, its worker_0.log", metavar="LOG", type=Path, nargs="+")
+    text = "logs, or jobs by id or folder; default: the last job"
+    word(parser, "logs", text, metavar="LOG|JOB", nargs="*")
     group = parser.section(
         "Flags",
         "Charts, by Caffe's numbers: 0 accuracy over iterations, 1 over seconds; 2 test loss over iterations, 3 over "

@@ -40,6 +40,27 @@ def test_plot(log: Path, name: str, flags: list[str]) -> None:
     assert [path.name for path in target.parent.iterdir() if "partial" in path.name] == []
 
 
+@pytest.mark.parametrize("word", ["output/quick-1", "quick-1", None])
+def test_a_job_stands_for_the_log_of_its_first_worker(
+    log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str | None
+) -> None:
+    """Its id or its folder; the job that was started last needs no word."""
+    monkeypatch.setenv("POSEIDON_HOME", str(log.parent / "home"))
+    monkeypatch.chdir(log.parent)
+    folder = Path("output/quick-1")
+    folder.mkdir(parents=True)
+    shutil.copy(log, folder / "worker_0.log")
+    (folder / "statistics.json").write_text("{}")
+    words = [] if word is None else [word]
+    assert main(["plot", *words, "-o", "curves.svg"]) == 0
+    assert "quick-1: test accuracy" in Path("curves.svg").read_text(encoding="utf-8")
+    assert main(["parse_log", word or "quick-1"]) == 0
+    assert (folder / "worker_0.log.test").is_file()
+    (folder / "worker_0.log").unlink()
+    assert main(["plot", *words, "-o", "curves.svg"]) == 1
+    assert "quick-1 holds no log of worker 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
 
-from poseidon.metrics.curves import KINDS, Against, Panel, curves, draw
+from poseidon.metrics.curves import KINDS, Against, Panel, _extent, curves, draw
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
 LOG = TrainingLog(
@@ -41,6 +42,23 @@ def test_axes() -> None:
     assert curve.x == (0, 30)
     (curve,) = curves("n", LOG, Panel.ACCURACY, Against.SECONDS)
     assert curve.x == (0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "usual", "expected"),
+    [
+        ((0.1,), 1.0, (-0.04, 1.04)),
+        ((0.001, 0.001), 0.0, (-0.00005, 0.0013)),
+        ((0,), 0.0, (-0.04, 1.04)),
+        ((-2, -2), 0.0, (-2.6, 0.1)),
+        ((4000, 5000), 0.0, (3960, 5040)),
+        ((1, math.nan, 3, math.inf), 0.0, (0.92, 3.08)),
+        ((), 0.0, (-0.04, 1.04)),
+    ],
+)
+def test_limits_of_an_axis(values: tuple[float, ...], usual: float, expected: tuple[float, float]) -> None:
+    """One value alone is shown from zero on."""
+    assert _extent(values, usual=usual) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
