@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=8, help="of each way (8)")
     parser.add_argument("--iterations", type=int, default=60, help="of a block (60)")
     flags = parser.parse_args(arguments)
-    environment = {**os.environ, **child_environment()}
+    environment = {**os.environ, **child_environment(threads=1)}
     if environment != dict(os.environ):
         os.execve(sys.executable, [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], environment)
     torch.set_num_threads(1)

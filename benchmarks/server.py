@@ -71,7 +71,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **child_environment()},
+            env={**os.environ, **child_environment(threads=1)},
         )
 
     def hear(self) -> dict[str, object]:

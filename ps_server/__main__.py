@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch
-
 from ps_server.errors import ServerError, SpecError
 from ps_server.keys import Keyring, read_keyring
+from ps_server.numerics import prepare_process
 from ps_server.server import Server
 from ps_server.shard import Shard
 from ps_server.trace import NO_TRACE, Trace, Tracer
@@ -179,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a shard; returns the exit code."""
     reporter = Reporter()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)  # workers on the same machine need the cores
+    prepare_process(threads=1)  # workers on the same machine need the cores
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         shard = Shard(options.shard, options.workers, options.token)

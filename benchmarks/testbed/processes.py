@@ -32,7 +32,7 @@ ON_HOST = {"GLOO_SOCKET_IFNAME": INTERFACE}
 
 def environment() -> dict[str, str]:
     """What every measured process gets, ours and others: Poseidon's settings of malloc, and one thread of arithmetic."""
-    return {**inherited_environment(), **child_environment(), "OMP_NUM_THREADS": "1"}
+    return {**inherited_environment(), **child_environment(threads=1), "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

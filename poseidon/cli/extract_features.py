@@ -182,7 +182,7 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
                 "--rank",
                 str(role.rank),
             ),
-            environment=child_environment(),
+            environment=child_environment(extractions[role.rank].threads or os.cpu_count() or 1),
             first_line=extractions[role.rank].to_json(),
         )
 

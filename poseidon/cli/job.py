@@ -348,7 +348,7 @@ class Job(ABC):
             local_workers=plan.workers_per_client,
             local_address=self._meeting_place(role),
             device=role.device,
-            threads=flags.threads or self._threads(role),
+            threads=self._threads(role),
             shards=plan.shard_count,
             staleness=flags.table_staleness,
             rows=flags.num_rows_per_table,
@@ -360,6 +360,8 @@ class Job(ABC):
             homes=plan.homes,
             shares=plan.shares,
             wait_free=flags.wait_free,
+            check_replicas=flags.check_replicas,
+            on_divergence=flags.on_divergence,
             trace=flags.trace,
         )
 
@@ -382,15 +384,15 @@ class Job(ABC):
     def _spec(self, role: WorkerPlan | ShardPlan) -> ProcessSpec:
         marks: tuple[str, ...]
         if isinstance(role, ShardPlan):
-            module, marks = "ps_server", ("--stdin", "--shard", str(role.index))
+            module, marks, threads = "ps_server", ("--stdin", "--shard", str(role.index)), 1
             first_line = self._shard_line(role)
         else:
-            module, marks = self.worker_module, ("--rank", str(role.rank))
+            module, marks, threads = self.worker_module, ("--rank", str(role.rank)), self._threads(role)
             first_line = self.document(role).to_json()
         return ProcessSpec(
             name=role.process,
             argv=(sys.executable, "-m", module, "--job", self._id, *marks),
-            environment=child_environment(),
+            environment=child_environment(threads),
             first_line=first_line,
         )
 
@@ -406,7 +408,9 @@ class Job(ABC):
         return json.dumps(line).encode()
 
     def _threads(self, role: WorkerPlan) -> int:
-        """CPU threads of a worker: its machine's, shared out."""
+        """CPU threads of a worker: as asked for, or its machine's, shared out."""
+        if self._flags.threads is not None:
+            return int(self._flags.threads)
         if self._far is not None:
             return max(1, self._far.cores(role.client) // self._plan.workers_per_client)
         return max(1, (os.cpu_count() or 1) // self._plan.worker_count)

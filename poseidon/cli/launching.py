@@ -21,6 +21,7 @@ from poseidon.cluster.remote_python import OwnPlaces
 from poseidon.errors import JobError
 from poseidon.proto.paths import repository_root
 from poseidon.settings import inherited_environment, read_settings
+from ps_server.numerics import environment
 
 JOIN_AT_ONCE = "glibc.malloc.mxfast=0"
 """A tunable of glibc: small freed blocks are joined with free neighbours at once."""
@@ -145,8 +146,11 @@ def remove_unused(folder: Path, given: Collection[Path] = ()) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def child_environment() -> dict[str, str]:
+def child_environment(threads: int) -> dict[str, str]:
     """What a child needs beyond our own environment.
+
+    Args:
+        threads: CPU threads of its arithmetic.
 
     The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
     iteration, and giving them back to the system means touching fresh pages every time. And they join small freed blocks
@@ -154,16 +158,18 @@ def child_environment() -> dict[str, str]:
     thread that works on small tensors alone never does, and its memory would grow with each of them. Large copies go past the
     caches.
     """
+    inherited = inherited_environment()
     paths = [str(repository_root())]
     paths += [path for path in sys.path if path.endswith("site-packages")]
-    paths += filter(None, inherited_environment().get("PYTHONPATH", "").split(os.pathsep))
+    paths += filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))
     return {
+        **environment(threads, inherited),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONUNBUFFERED": "1",
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
         "MALLOC_TRIM_THRESHOLD_": str(2**34),
         "MALLOC_TOP_PAD_": str(2**26),
-        "GLIBC_TUNABLES": _tunables(inherited_environment().get("GLIBC_TUNABLES", "")),
+        "GLIBC_TUNABLES": _tunables(inherited.get("GLIBC_TUNABLES", "")),
     }
 
 

@@ -123,7 +123,7 @@ def _attendance(task: Task, timeout_s: float) -> AttendanceSettings:
     return AttendanceSettings(
         arrive_timeout_s=timeout_s,
         runs_programs=task.leads_its_host,
-        environment={**inherited_environment(), **child_environment()},
+        environment={**inherited_environment(), **child_environment(threads=1)},
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.rotation import remove_older
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
+from ps_server.numerics import Computation
 from ps_server.rules import history_count
 from ps_server.settings import RuleKind
 
@@ -173,7 +174,9 @@ class Checkpoint:
         self._writer.wait()
 
     def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
-        state = PoseidonWorkerState(rank=self._rank, torch_rng=self._replica.train.random_state())
+        state = PoseidonWorkerState(
+            rank=self._rank, torch_rng=self._replica.train.random_state(), **asdict(self._computation())
+        )
         state.smoothed_loss.extend(progress.losses)
         for name, reader in self._replica.train.readers():
             state.reader.add(layer=name, batches=reader.batches_done)
@@ -275,7 +278,9 @@ class Checkpoint:
                 raise SnapshotError(
                     f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of {self._workers} workers"
                 )
-            return state.poseidon.worker[self._rank]
+            own = state.poseidon.worker[self._rank]
+            self._compare_computation(path, own)
+            return own
         # Written by Caffe, or by another number of workers: go on after as many records as were read then.
         if self._rank == 0:
             writer = f"{state.poseidon.workers} workers" if state.poseidon.workers else "Caffe"
@@ -287,6 +292,19 @@ class Checkpoint:
         for _, reader in self._replica.train.readers():
             reader.skip_to(state.iteration * self._solver.iter_size)
         return None
+
+    def _computation(self) -> Computation:
+        return Computation.here(self._replica.context.device)
+
+    def _compare_computation(self, path: Path, own: PoseidonWorkerState) -> None:
+        """Warn where this run cannot have the bits of one that was never interrupted."""
+        now = self._computation()
+        then = Computation(threads=own.threads, processor=own.processor, torch_version=own.torch_version)
+        if own.threads and then != now:
+            LOGGER.warning(
+                "worker %d computed with %s when %s was written, and now with %s: the run goes on correctly, but not with the "
+                "bits of an uninterrupted one", self._rank, then, path.name, now,
+            )  # fmt: skip
 
     def _restore_place(self, own: PoseidonWorkerState, state: RunState) -> None:
         places = {reader.layer: reader.batches for reader in own.reader}

@@ -17,6 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "consistency": tuple(member.value for member in Consistency),
     "exchange": tuple(member.value for member in ExchangeKind),
     "precision": tuple(member.value for member in Precision),
+    "on_divergence": ("stop", "mend"),
 }
 
 
@@ -53,6 +54,8 @@ class WorkerDocument:
             serves; empty: spread evenly over the working ones.
         shares: relative load of each shard; empty: all alike.
         wait_free: gradients leave while the backward pass still runs.
+        check_replicas: iterations between comparisons of all workers' weights; 0: none.
+        on_divergence: what a difference does: `stop` or `mend`.
         trace: write what this worker does when to `<output>/trace_worker_<rank>.json`.
     """
 
@@ -80,6 +83,8 @@ class WorkerDocument:
     homes: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
     wait_free: bool = True
+    check_replicas: int = 1000
+    on_divergence: str = "stop"
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -88,7 +93,7 @@ class WorkerDocument:
                 raise UsageError(
                     f"the job document's {name} is {getattr(self, name)}; expected {least} or more"
                 )
-        for name in ("staleness", "rows", "shards"):
+        for name in ("staleness", "rows", "shards", "check_replicas"):
             if getattr(self, name) < 0:
                 raise UsageError(f"the job document's {name} is {getattr(self, name)}; expected 0 or more")
         if not 0 <= self.rank < self.workers:

@@ -37,6 +37,7 @@ from poseidon.layers.naming import unknown
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST
+from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.extract_features")
 LABEL = "label"
@@ -187,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         extraction = read_extraction(sys.stdin.readline())
         if extraction.threads:
-            torch.set_num_threads(extraction.threads)
+            prepare_process(extraction.threads)
         outputs = log.setup(stream=sys.stderr, file=Path(extraction.output) / f"worker_{extraction.rank}.log")
     except (PoseidonError, OSError) as error:
         control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))

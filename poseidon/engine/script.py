@@ -40,6 +40,7 @@ from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
 from poseidon.exchange.tracing_hooks import named_layers
 from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server.numerics import prepare_process
 from ps_server.trace import NO_TRACE, Tracer
 
 LOGGER = logging.getLogger("poseidon.engine.script")
@@ -160,7 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     control = ScriptControl(inlet, outlet)
     try:
         document = read_document_of(ScriptDocument, inlet.readline())
-        torch.set_num_threads(document.threads)
+        prepare_process(document.threads)
         outputs = log.setup(stream=sys.stderr, file=_log_file(document))
     except (PoseidonError, OSError) as error:
         control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))

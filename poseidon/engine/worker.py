@@ -37,6 +37,7 @@ from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings, History
 from poseidon.exchange.build import Built, build_exchange
 from poseidon.exchange.pulse import PulsingExchange
+from poseidon.exchange.replicas import ReplicaCheck
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink, number
@@ -48,6 +49,7 @@ from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.proto.shipped import unpack_solver
 from poseidon.solvers.settings import SolverSettings, solver_settings
 from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server.numerics import prepare_process
 from ps_server.trace import NO_TRACE
 
 LOGGER = logging.getLogger("poseidon.engine.worker")
@@ -166,7 +168,10 @@ class Worker:
             built = build_exchange(
                 replica.trained,
                 ExchangeSettings(
-                    clip=settings.clip, gradient_scale=1.0 / settings.iter_size, start_clock=start.iteration
+                    clip=settings.clip,
+                    gradient_scale=1.0 / settings.iter_size,
+                    start_clock=start.iteration,
+                    mends=document.on_divergence == "mend",
                 ),
                 membership(document),
                 self._control.await_connect,
@@ -235,6 +240,19 @@ class Worker:
             document.seed,
         )
 
+    def _replica_check(self, replica: Replica, exchange: Exchange, start: Progress) -> ReplicaCheck | None:
+        document = self._document
+        if document.workers == 1 or not document.check_replicas:
+            return None
+        return ReplicaCheck(
+            exchange,
+            replica.trained,
+            rank=document.rank,
+            every=document.check_replicas,
+            mends=document.on_divergence == "mend",
+            start=start.iteration,
+        )
+
     @contextlib.contextmanager
     def _trainer(
         self,
@@ -284,6 +302,7 @@ class Worker:
             log=self._log,
             sinks=sinks,
             start=start,
+            check=self._replica_check(replica, exchange, start),
         )
         try:
             yield trainer
@@ -305,7 +324,7 @@ def main(arguments: list[str] | None = None) -> int:
     control = Control()
     try:
         document = read_document(sys.stdin.readline())
-        torch.set_num_threads(document.threads)
+        prepare_process(document.threads)
         outputs = log.setup(stream=sys.stderr, file=Path(document.output) / f"worker_{document.rank}.log")
     except (PoseidonError, OSError) as error:
         control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))

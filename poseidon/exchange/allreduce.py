@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained, WholeGradients
 from poseidon.exchange.buckets import BUCKET_BYTES, Buckets, Flight
 from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
+from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from poseidon.exchange.traffic import Traffic
 from ps_server import Client, LocalProtocolError, Signal, SignalKind, StoreSpec
 from ps_server.client import TIMEOUT_S
@@ -128,8 +129,16 @@ class AllReduceExchange(WholeGradients):
         """Form the groups; returns whether rank 0 goes on from a history."""
         place = self._place
         opened = MeetingPlace(place) if place.rank == 0 else None
-        payload = json.dumps({"address": opened.address if opened else "", "resumed": resumed}).encode()
-        first = json.loads(self._client.wait(self._client.gather(payload))[0])
+        payload = {
+            "address": opened.address if opened else "",
+            "resumed": resumed,
+            "arithmetic": arithmetic_sample(self._tensors).to_json(),
+        }
+        replies = self._client.wait(self._client.gather(json.dumps(payload).encode()))
+        everyone = [json.loads(reply) for reply in replies]
+        first = everyone[0]
+        samples = [Arithmetic.from_json(fields["arithmetic"]) for fields in everyone]
+        common_kernel(samples, required=not self._settings.mends)
         meeting = opened or MeetingPlace(place, str(first["address"]))
         self._bulk = Group(meeting, "bulk", place, Backend.of(self._device))
         self._control = Group(meeting, "control", place)
@@ -207,6 +216,14 @@ class AllReduceExchange(WholeGradients):
             [tensor.cpu().numpy().reshape(trained.tensor.shape).copy() for tensor in history]
             for trained, history in zip(self._tensors, self._histories, strict=True)
         ]
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`: the histories."""
+        return {
+            f"{trained.name}, history {number}": tensor
+            for trained, history in zip(self._tensors, self._histories, strict=True)
+            for number, tensor in enumerate(history)
+        }
 
     def gather(self, payload: bytes) -> Ask:
         """See `Exchange`."""

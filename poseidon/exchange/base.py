@@ -25,7 +25,7 @@ the replicas moved them, each by 1/W. Rates, rules, scales and limits do not tou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,11 +66,13 @@ class ExchangeSettings:
         clip: largest L2 norm of all gradients together; None: no limit.
         gradient_scale: multiplies the gradients after the limit (1 / iter_size).
         start_clock: the iteration that the tensors' values stand at; > 0 when a run is resumed.
+        mends: replicas may differ, since they are mended (`ReplicaCheck`): processors need not compute the same bits.
     """
 
     clip: float | None = None
     gradient_scale: float = 1.0
     start_clock: int = 0
+    mends: bool = False
 
 
 History = Sequence[Array]
@@ -128,6 +130,9 @@ class Exchange(Protocol):
 
     def histories(self) -> list[History]:
         """Each tensor's history, after `settle`; on rank 0."""
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """What this exchange keeps equal on all replicas beside the tensors, by name: live tensors, after `settle`."""
 
     def gather(self, payload: bytes) -> Ask:
         """Collect small payloads from all replicas: gives a function that returns all by rank, or None so far."""

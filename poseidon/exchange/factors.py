@@ -4,16 +4,22 @@ A layer y = x W^T with W of N x M has the weight gradient u^T v, u (K x N) the g
 input, K rows a worker. The gradient of W workers together is one matrix product of their stacked factors (Xie et al.,
 "Lighter-communication distributed machine learning via sufficient factor broadcasting", UAI 2016).
 
-Law: the product is never formed as a whole. It is made tile by tile, a tile being a part of the weight that stays in
-the processor's cache, and the update rule is applied to each tile at once. Rules treat elements alike, so the tiles
-change nothing. Factors are stacked in worker order, so that all workers compute the same bits.
+Laws:
 
-Shape letters: B rows of all workers together, N outputs, M inputs.
+* The product is never formed as a whole. It is made tile by tile, a tile being a part of the weight that stays in the
+  processor's cache, and the update rule is applied to each tile at once. Rules treat elements alike, so the tiles change
+  nothing. Factors are stacked in worker order.
+* Every worker computes the same bits, whatever its number of threads, the alignment of its memory and its vector width.
+  So the order of each sum is fixed here and not left to a library (`Kernel`), and the scale is applied after the sum.
+
+Shape letters: B rows of all workers together, K rows of one block, N outputs, M inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +34,9 @@ TILE_ELEMENTS = 2**19
 TILE_COLUMNS = 2048
 """A product packs its factors anew for each tile, and 41 whole rows of a weight of 25088 columns pack all of v for little
 work: so they took a quarter longer."""
+BLOCK_ROWS = 256
+"""Rows of factors in one product of `Kernel.FUSED`. oneDNN adds up to some 300 rows in one chain, element by element; longer sums
+it splits, and where depends on the vector width and the number of threads."""
 DEVICE_TILE_ELEMENTS = 2**20
 """On an accelerator, of whole rows: each tile costs some launches."""
 
@@ -46,6 +55,12 @@ class Scratch:
     def take(self, name: str, rows: int, columns: int) -> Tensor:
         """An uninitialized rows x columns matrix under this name; it is the last one's memory where that is enough."""
         return self._take(name, rows, columns, self._device)
+
+    def packed(self, name: str, matrix_BX: Tensor, columns: slice) -> Tensor:
+        """These columns without gaps between rows: oneDNN computes matrices with gaps by its slow reference code."""
+        if columns.stop - columns.start == matrix_BX.shape[1]:
+            return matrix_BX
+        return self.take(name, len(matrix_BX), columns.stop - columns.start).copy_(matrix_BX[:, columns])
 
     def stack(self, name: str, parts: Sequence[Array], columns: int) -> Tensor:
         """The parts below each other, on the device.
@@ -71,6 +86,18 @@ class Scratch:
         return memory[: rows * columns].view(rows, columns)
 
 
+class Kernel(Enum):
+    """How a tile of u^T v is computed. Members are in order of preference: the fastest first."""
+
+    FUSED = "fused"
+    """Blocks of `BLOCK_ROWS` rows, one after another. On a CPU oneDNN computes a block, each element as one chain of fused
+    multiply-adds in the order of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included. On a GPU cuBLAS
+    computes it: the same bits on GPUs of one model."""
+    PORTABLE = "portable"
+    """Row by row, a rounded multiplication and a rounded addition: the same bits on every processor that keeps to IEEE 754, at
+    some twentieth of the speed."""
+
+
 def apply_factors(
     rule: Rule,
     u_BN: Tensor,
@@ -82,6 +109,7 @@ def apply_factors(
     step: int,
     scale: float,
     scratch: Scratch,
+    kernel: Kernel = Kernel.FUSED,
 ) -> None:
     """Apply a rule to the gradient `scale * u^T v`, tile by tile.
 
@@ -95,21 +123,51 @@ def apply_factors(
         step: 0-based number of this update.
         scale: multiplies the gradient before decay (1 / workers, limits, 1 / iter_size).
         scratch: memory for a tile.
+        kernel: how the products are computed; the same on all workers.
     """
-    for rows, columns in _tiles(*value_NM.shape, on_host=value_NM.device.type == "cpu"):
-        gradient = scratch.take("tile", rows.stop - rows.start, columns.stop - columns.start)
-        torch.addmm(gradient, u_BN[:, rows].t(), v_BM[:, columns], beta=0, alpha=scale, out=gradient)
-        part = value_NM[rows, columns]
-        update(rule, gradient, [h[rows, columns] for h in history], part, rate=rate, step=step)
+    add_product = _PRODUCTS[kernel]
+    for columns, tiles in _tiles(*value_NM.shape, on_host=value_NM.device.type == "cpu"):
+        v_BC = scratch.packed("v tile", v_BM, columns)
+        for rows in tiles:
+            u_BR = scratch.packed("u tile", u_BN, rows)
+            gradient = scratch.take("tile", u_BR.shape[1], v_BC.shape[1]).zero_()
+            add_product(gradient, u_BR, v_BC, scratch)
+            if scale != 1.0:
+                gradient.mul_(scale)
+            part = value_NM[rows, columns]
+            update(rule, gradient, [h[rows, columns] for h in history], part, rate=rate, step=step)
 
 
-def _tiles(outputs: int, inputs: int, *, on_host: bool) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of each tile; together they are the weight."""
+def _add_fused(tile_RC: Tensor, u_BR: Tensor, v_BC: Tensor, scratch: Scratch) -> None:
+    for start in range(0, len(u_BR), BLOCK_ROWS):
+        u_KR, v_KC = u_BR[start : start + BLOCK_ROWS], v_BC[start : start + BLOCK_ROWS]
+        if tile_RC.device.type == "cpu":
+            tile_RC.add_(ONEDNN_LINEAR(u_KR.t(), v_KC.t(), None, "none", [], ""))
+        else:
+            tile_RC.addmm_(u_KR.t(), v_KC)
+
+
+def _add_portably(tile_RC: Tensor, u_BR: Tensor, v_BC: Tensor, scratch: Scratch) -> None:
+    product = scratch.take("product", *tile_RC.shape)
+    for u_R, v_C in zip(u_BR, v_BC, strict=True):
+        tile_RC.add_(torch.mul(u_R.unsqueeze(1), v_C, out=product))
+
+
+_PRODUCTS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Scratch], None]] = {
+    Kernel.FUSED: _add_fused,
+    Kernel.PORTABLE: _add_portably,
+}
+ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""What torch.compile calls for a linear layer; None where torch was built without oneDNN."""
+
+
+def _tiles(outputs: int, inputs: int, *, on_host: bool) -> Iterator[tuple[slice, list[slice]]]:
+    """Columns, with the rows of each tile that has them; together the tiles are the weight."""
     columns = min(inputs, TILE_COLUMNS) if on_host else inputs
     rows = max(1, (TILE_ELEMENTS if on_host else DEVICE_TILE_ELEMENTS) // columns)
-    for top in range(0, outputs, rows):
-        for left in range(0, inputs, columns):
-            yield slice(top, min(top + rows, outputs)), slice(left, min(left + columns, inputs))
+    tops = [slice(top, min(top + rows, outputs)) for top in range(0, outputs, rows)]
+    for left in range(0, inputs, columns):
+        yield slice(left, min(left + columns, inputs)), tops
 
 
 def factors_sum_of_squares(u_BN: Tensor, v_BM: Tensor) -> float:

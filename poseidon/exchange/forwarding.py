@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -63,6 +63,10 @@ class ForwardingExchange:
     def histories(self) -> list[History]:
         """See `Exchange`."""
         return self._inner.histories()
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return self._inner.replicated_state()
 
     def gather(self, payload: bytes) -> Ask:
         """See `Exchange`."""

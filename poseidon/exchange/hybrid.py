@@ -12,13 +12,15 @@ wait for, so both share the link.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
+from poseidon.exchange.factors import Kernel
 from poseidon.exchange.ps import ServerExchange
+from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from poseidon.exchange.svb import FactorChannel
 from poseidon.exchange.traffic import Traffic
 from ps_server import Client, Keeping, RemoteProtocolError, Signal, SignalKind, StoreSpec
@@ -56,6 +58,7 @@ class HybridExchange:
     ) -> None:
         self._client = client
         self._tensors = tensors
+        self._settings = settings
         self._server = ServerExchange(client, tensors, store, settings)
         self._indices = [i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY]
         self._by_factors = frozenset(self._indices)
@@ -80,7 +83,7 @@ class HybridExchange:
     def open(self, histories: Sequence[History] | None) -> None:
         """See `Exchange`."""
         self._server.open(histories)
-        addresses = self._meet()
+        addresses, self._factors.kernel = self._rendezvous()
         self._factors.take_first(self._of_factors(histories))
         self._factors.open(addresses)
 
@@ -93,16 +96,19 @@ class HybridExchange:
     def _of_factors(self, histories: Sequence[History] | None) -> dict[int, History]:
         return {index: histories[index] if histories else () for index in self._indices}
 
-    def _meet(self) -> list[str]:
-        """Tell all workers where this one listens; where each of them does."""
-        said = json.dumps({"factors": self._factors.peers.address}).encode()
-        addresses = []
-        for rank, payload in enumerate(self._client.wait(self._client.gather(said))):
+    def _rendezvous(self) -> tuple[list[str], Kernel]:
+        """Learn where each worker listens, and choose the kernel that all can compute the same bits with."""
+        sample = arithmetic_sample([self._tensors[index] for index in self._indices])
+        own = json.dumps({"factors": self._factors.peers.address, "arithmetic": sample.to_json()}).encode()
+        addresses, samples = [], []
+        for rank, payload in enumerate(self._client.wait(self._client.gather(own))):
             try:
-                addresses.append(_address(json.loads(payload)))
+                fields = json.loads(payload)
+                addresses.append(_address(fields))
+                samples.append(Arithmetic.from_json(fields["arithmetic"]))
             except (ValueError, KeyError, TypeError) as error:
-                raise RemoteProtocolError(f"worker {rank} did not say where it listens") from error
-        return addresses
+                raise RemoteProtocolError(f"worker {rank} sent no address at the rendezvous") from error
+        return addresses, common_kernel(samples, required=not self._settings.mends)
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
@@ -153,6 +159,10 @@ class HybridExchange:
                 self._client.store_copy(index, tensor.detach().reshape(-1).cpu().numpy())
         return histories
 
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return self._factors.replicated_state()
+
     def gather(self, payload: bytes) -> Ask:
         """See `Exchange`."""
         return self._server.gather(payload)
@@ -180,8 +190,8 @@ class HybridExchange:
         self._factors.close()
 
 
-def _address(said: dict[str, Any]) -> str:
-    address = said["factors"]
+def _address(fields: dict[str, Any]) -> str:
+    address = fields["factors"]
     if not isinstance(address, str) or not address.startswith("tcp://"):
         raise ValueError(address)
     return address

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -75,6 +75,10 @@ class LocalExchange(WholeGradients):
             [tensor.detach().cpu().numpy().reshape(trained.tensor.shape) for tensor in history]
             for trained, history in zip(self._tensors, self._histories, strict=True)
         ]
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return {}
 
     def gather(self, payload: bytes) -> Ask:
         """See `Exchange`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -135,6 +135,10 @@ class FollowerExchange:
             found.append([row.copy() for row in rows])
             place += count * size
         return found
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return {}
 
     def gather(self, payload: bytes) -> Ask:
         """See `Exchange`."""

@@ -8,7 +8,7 @@ the leader's loop needs no copy: it waits until the engine has published.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -168,6 +168,10 @@ class LeaderExchange:
             arrays = [array.reshape(-1).data for history in found for array in history]
             tell(self._lines, Kind.HISTORIES, *arrays)
         return found
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return self._inner.replicated_state()
 
     def gather(self, payload: bytes) -> Ask:
         """See `Exchange`."""

@@ -17,7 +17,7 @@ far this worker has moved them since it last read them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -230,6 +230,10 @@ class ServerExchange(WholeGradients):
         if slot.staleness == 0:
             return self._client.history(index)
         return [history.numpy().copy() for history in slot.history]
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return {}
 
     def gather(self, payload: bytes) -> Ask:
         """See `Exchange`."""

@@ -25,12 +25,13 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.factor_session import FactorSession, FactorTable, Pair, Round
-from poseidon.exchange.factors import Scratch, apply_factors, factors_sum_of_squares
+from poseidon.exchange.factors import Kernel, Scratch, apply_factors, factors_sum_of_squares
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.side_stream import Event, InOrder, SideStream
 from poseidon.exchange.traffic import Flights, Traffic
 from ps_server import LocalProtocolError, PeerLost, ServerError
 from ps_server.keys import Keyring
+from ps_server.numerics import prepare_thread
 from ps_server.rules import clip_factor, history_count
 from ps_server.trace import NO_TRACE, Tracer, Track
 
@@ -88,6 +89,8 @@ class FactorChannel:
         device = next(iter(trained.values())).tensor.device
         self._side = SideStream(device)
         self._scratch = Scratch(device)
+        self.kernel = Kernel.FUSED
+        """The same on all workers; set before `open`."""
         self._weights = {
             index: _Weight(table, trained[index], settings.start_clock, staleness, self._side)
             for table, index in enumerate(sorted(trained))
@@ -195,6 +198,15 @@ class FactorChannel:
         for index in self._weights:
             self._wait(index, clock)
 
+    def replicated_state(self) -> dict[str, Tensor]:
+        """See `Exchange`: the histories, and at staleness > 0 the weights without this worker's own changes ahead of the others."""
+        state: dict[str, Tensor] = {}
+        for weight in self._weights.values():
+            state |= {f"{weight.name}, history {number}": h for number, h in enumerate(weight.history)}
+            if weight.base is not weight.tensor:
+                state[f"{weight.name}, base"] = weight.base
+        return state
+
     def history(self, index: int) -> History:
         """What the rule keeps for a tensor; call it after `settle`."""
         return [part.detach().cpu().numpy().copy() for part in self._weights[index].history]
@@ -241,6 +253,7 @@ class FactorChannel:
     # -- the background ------------------------------------------------------------------------------------
 
     def _rebuild(self) -> None:
+        prepare_thread()
         try:
             with torch.no_grad():
                 while self._rebuild_next():
@@ -303,7 +316,7 @@ class FactorChannel:
         began_ns = self._trace.now()
         with self._side.after(weight.left):
             scale = limit * self._settings.gradient_scale / self._workers
-            weight.step(stacked.clock, stacked.u_BN, stacked.v_BM, scale, self._scratch)
+            weight.step(stacked.clock, stacked.u_BN, stacked.v_BM, scale, self._scratch, self.kernel)
             done = self._side.mark()
         self._side.finish()  # the rounds' memory on the host may go
         self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=stacked.clock)
@@ -321,7 +334,7 @@ class FactorChannel:
                 if clock >= weight.applied
             ]
         with torch.no_grad():
-            weight.replay(own, self._settings.gradient_scale / self._workers, self._scratch)
+            weight.replay(own, self._settings.gradient_scale / self._workers, self._scratch, self.kernel)
 
 
 class _Stacked:
@@ -380,7 +393,9 @@ class _Weight:
         v.copy_(v_KM.detach(), non_blocking=True)
         return Pair(u.numpy(), v.numpy())
 
-    def step(self, clock: int, u_BN: Tensor, v_BM: Tensor, scale: float, scratch: Scratch) -> None:
+    def step(
+        self, clock: int, u_BN: Tensor, v_BM: Tensor, scale: float, scratch: Scratch, kernel: Kernel
+    ) -> None:
         """Apply round `clock` to the base."""
         apply_factors(
             self.rule,
@@ -392,9 +407,10 @@ class _Weight:
             step=clock,
             scale=scale,
             scratch=scratch,
+            kernel=kernel,
         )
 
-    def replay(self, own: Sequence[tuple[int, Pair]], scale: float, scratch: Scratch) -> None:
+    def replay(self, own: Sequence[tuple[int, Pair]], scale: float, scratch: Scratch, kernel: Kernel) -> None:
         """Make the tensor what the base would be after rounds of these pairs alone."""
         self.tensor.copy_(self.base)
         if not own:
@@ -413,4 +429,5 @@ class _Weight:
                 step=clock,
                 scale=scale,
                 scratch=scratch,
+                kernel=kernel,
             )

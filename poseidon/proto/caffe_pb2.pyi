@@ -1493,18 +1493,24 @@ class PReLUParameter(_message.Message):
     def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
 
 class PoseidonWorkerState(_message.Message):
-    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss")
+    __slots__ = ("rank", "reader", "torch_rng", "history", "smoothed_loss", "threads", "processor", "torch_version")
     RANK_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     TORCH_RNG_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SMOOTHED_LOSS_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_FIELD_NUMBER: _ClassVar[int]
+    TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
     rank: int
     reader: _containers.RepeatedCompositeFieldContainer[PoseidonReaderState]
     torch_rng: bytes
     history: _containers.RepeatedCompositeFieldContainer[BlobProto]
     smoothed_loss: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ...) -> None: ...
+    threads: int
+    processor: str
+    torch_version: str
+    def __init__(self, rank: _Optional[int] = ..., reader: _Optional[_Iterable[_Union[PoseidonReaderState, _Mapping]]] = ..., torch_rng: _Optional[bytes] = ..., history: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., smoothed_loss: _Optional[_Iterable[float]] = ..., threads: _Optional[int] = ..., processor: _Optional[str] = ..., torch_version: _Optional[str] = ...) -> None: ...
 
 class PoseidonReaderState(_message.Message):
     __slots__ = ("layer", "batches")

@@ -22,6 +22,7 @@ from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.replicas import ReplicaCheck
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.record import TestRecord, TrainRecord
@@ -134,7 +135,8 @@ class Job:
     """How to run.
 
     `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange is the one that a job
-    of true processes has, over sockets; without, all tensors go to the server. `stop_wanted` is asked by rank 0 in tests.
+    of true processes has, over sockets; without, all tensors go to the server. `spoils` is a rank and an iteration after which
+    a weight of that rank changes by itself; the replicas are compared every `check_every` iterations. `stop_wanted` is asked by rank 0 in tests.
     """
 
     workers: int = 1
@@ -144,6 +146,9 @@ class Job:
     resume: Path | None = None
     at: Callable[[int, Exchange], None] | None = None
     stop_wanted: Callable[[], bool] = lambda: False
+    check_every: int = 0
+    mends: bool = False
+    spoils: tuple[int, int] | None = None
     saving: Saving = field(default_factory=Saving)
 
 
@@ -253,6 +258,10 @@ def _run_worker(
         def after(iteration: int, _: object) -> None:
             if rank == 0 and job.at is not None:
                 job.at(iteration, exchange)
+            if job.spoils == (rank, iteration):
+                index = next(i for i, t in enumerate(replica.trained) if t.name.startswith("ip"))
+                exchange.wait(index)  # until the next iteration the tensor is this thread's
+                replica.trained[index].tensor.detach().view(-1)[3] += 1.0
 
         trainer = Trainer(
             replica,
@@ -283,6 +292,16 @@ def _run_worker(
             log=GlogSink(logging.getLogger("poseidon.test")),
             sinks=[ended.heard],
             start=start,
+            check=ReplicaCheck(
+                exchange,
+                replica.trained,
+                rank=rank,
+                every=job.check_every,
+                mends=job.mends,
+                start=start.iteration,
+            )
+            if job.check_every
+            else None,
         )
         trainer.run()
         ended.iterations[rank] = trainer.iteration

@@ -34,6 +34,7 @@ EXCHANGES = ("hybrid", "ps", "svb", "allreduce", "local")
 SVB = (*TRUTH, "auto")
 CONSISTENCIES = ("SSP", "SSPPush", "SSPAggr")
 PRECISIONS = ("float32", "float16", "bfloat16")
+DIVERGENCES = ("stop", "mend")
 LAUNCHERS = ("auto", "local", "ssh")
 ENCRYPTIONS = ("auto", "on")
 EFFECTS = ("stop", "snapshot", "none")
@@ -274,6 +275,10 @@ def _exchange(parser: Parser) -> None:
     text = "float32 (default), float16, bfloat16"
     chosen(group, "wire_precision", text, PRECISIONS, default="float32", metavar="TYPE")
     switch(group, "wait_free", "send gradients during the backward pass (on)", default=True)
+    text = "iterations between comparisons of weights (1000)"
+    flag(group, "check_replicas", text, type=count, default=1000, metavar="N")
+    text = "weights differ: stop (default), mend"
+    chosen(group, "on_divergence", text, DIVERGENCES, default="stop", metavar="WHAT")
     switch(group, "trace", "write <output>/trace_*.json, for Perfetto")
 
 

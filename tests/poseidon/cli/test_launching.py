@@ -46,14 +46,14 @@ def test_children_find_the_project_and_the_users_modules(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"/mine{os.pathsep}{repository}")
-    paths = child_environment()["PYTHONPATH"].split(os.pathsep)
+    paths = child_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
     assert paths[0] == str(repository)
     assert "/mine" in paths
     assert len(paths) == len(set(paths))
 
 
 def test_a_thread_of_a_child_that_works_on_small_tensors_alone_does_not_grow() -> None:
-    grown = said_by("tests.support.rebuilding_child", "6000", malloc=child_environment())
+    grown = said_by("tests.support.rebuilding_child", "6000", malloc=child_environment(threads=1))
     assert grown < 512 * 1024  # without the settings: some 500 bytes an iteration, 3 MB
 
 
@@ -61,7 +61,7 @@ def test_what_the_user_tells_glibc_is_kept_and_has_the_last_word(monkeypatch: py
     ours = "glibc.malloc.mxfast=0:glibc.cpu.x86_non_temporal_threshold=0x100000"
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
     for _ in range(2):  # a child's child has the same
-        tunables = child_environment()["GLIBC_TUNABLES"]
+        tunables = child_environment(threads=1)["GLIBC_TUNABLES"]
         assert tunables == f"{ours}:glibc.malloc.tcache_count=0"
         monkeypatch.setenv("GLIBC_TUNABLES", tunables)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.proto.caffe_pb2 import NetParameter
@@ -132,6 +133,22 @@ def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Jo
     assert [(r.iteration, r.loss, r.outputs) for r in resumed.heard.train] == later
     tests = [(r.iteration, r.outputs) for r in whole.heard.tests if r.iteration > 20]
     assert [(r.iteration, r.outputs) for r in resumed.heard.tests] == tests
+
+
+@pytest.mark.parametrize("kind", [ExchangeKind.FACTORS, ExchangeKind.ALLREDUCE])
+def test_a_replica_that_drifts_ends_the_job_or_is_mended(
+    folder: Path, kind: ExchangeKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(workers=3, shards=1, kind=kind, check_every=5, spoils=(2, 7))
+    extra = "max_iter: 16\nsnapshot: 16"
+    with pytest.raises(
+        JobError, match=r"^the replicas differ: 'ip.*' on worker 2 .* 10 \(equal after iteration 5\)"
+    ):
+        train(folder, job, batch=5, extra=extra)
+    assert not (folder / "snap_iter_16.caffemodel").exists()
+    train(folder, replace(job, mends=True), batch=5, extra=extra)
+    assert caplog.text.count("They now have the values of worker 0.") == 1
+    assert (folder / "snap_iter_16.caffemodel").exists()
 
 
 @pytest.mark.parametrize(("kind", "passes"), [(ExchangeKind.HYBRID, 1), (ExchangeKind.FACTORS, 2)])

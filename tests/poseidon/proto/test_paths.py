@@ -89,8 +89,6 @@ def test_repository_root_is_the_checkout_or_the_current_folder(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert repository_root() == repository
-    monkeypatch.setattr(
-        paths, "__file__", str(tmp_path / "site-packages" / "poseidon" / "proto" / "paths.py")
-    )
+    monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "site-packages" / "poseidon")
     monkeypatch.chdir(tmp_path)
     assert repository_root() == tmp_path

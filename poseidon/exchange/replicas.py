@@ -1,0 +1,267 @@
+"""Replicas that stay equal: a common arithmetic is chosen before the first iteration, and weights are compared while training.
+
+The parameter server sends one value to all workers. Where workers compute values themselves, from factors or after an
+all-reduce, the replicas are equal only if all processors compute the same bits.
+
+Laws:
+
+* Before the first iteration each worker computes a fixed example with every kernel (`arithmetic_sample`), and all choose the
+  first kernel whose results are equal everywhere (`common_kernel`).
+* `ReplicaCheck.run` compares checksums of every replicated tensor over all workers. All workers compare the same
+  checksums, so all come to the same decision in the same iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.errors import JobError
+from poseidon.exchange.base import Array, Ask, Trained
+from poseidon.exchange.factors import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
+from ps_server import Rule, RuleKind
+from ps_server.numerics import processor_name
+from ps_server.rules import history_count, update
+
+LOGGER = logging.getLogger(__name__)
+SAMPLE_ROWS, SAMPLE_OUTPUTS, SAMPLE_INPUTS = 300, 40, 2100
+"""More than one block of rows, and more than one tile, of a size that no processor has a shortcut for."""
+PIECE_ELEMENTS = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """What one worker's processor makes of a fixed example.
+
+    Attributes:
+        processor: its name and vector instructions, for messages.
+        rules: checksum of the update rules' results.
+        products: checksum of a product by each kernel that the processor has, by `Kernel.value`.
+    """
+
+    processor: str
+    rules: str
+    products: Mapping[str, str]
+
+    def to_json(self) -> dict[str, object]:
+        """As values for `json.dumps`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, object]) -> Arithmetic:
+        """The inverse of `to_json`.
+
+        Raises:
+            TypeError, KeyError, AttributeError: these are not its fields.
+        """
+        products = fields["products"]
+        if not isinstance(products, dict):
+            raise TypeError(products)
+        return cls(processor=str(fields["processor"]), rules=str(fields["rules"]), products=products)
+
+
+def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
+    """Compute the example on this worker's device, with the rules of these tensors; some milliseconds."""
+    device = tensors[0].tensor.device if tensors else torch.device("cpu")
+    scratch = Scratch(device)
+    u_BN = _numbers(SAMPLE_ROWS, SAMPLE_OUTPUTS).to(device)
+    v_BM = _numbers(SAMPLE_ROWS, SAMPLE_INPUTS).to(device)
+    products = {}
+    for kernel in Kernel:
+        if kernel is Kernel.FUSED and device.type == "cpu" and ONEDNN_LINEAR is None:
+            continue
+        product = torch.zeros(SAMPLE_OUTPUTS, SAMPLE_INPUTS, device=device)
+        apply_factors(
+            Rule(kind=RuleKind.SGD),
+            u_BN,
+            v_BM,
+            product,
+            [torch.zeros_like(product)],
+            rate=1.0,
+            step=0,
+            scale=1.0,
+            scratch=scratch,
+            kernel=kernel,
+        )
+        products[kernel.value] = _checksum(product)
+    kinds = sorted({t.rule.kind for t in tensors} - {RuleKind.MEAN}, key=lambda kind: kind.value)
+    return Arithmetic(
+        processor=processor_name(device),
+        rules=" ".join(_after_rule(kind, u_BN) for kind in kinds),
+        products=products,
+    )
+
+
+def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
+    """The fastest kernel that gives the same bits on all workers.
+
+    Args:
+        said: each worker's, by rank.
+        required: there must be one; otherwise the fastest is taken where there is none, with a warning.
+
+    Raises:
+        JobError: there must be one and there is none.
+    """
+    if len({worker.rules for worker in said}) == 1:
+        for kernel in Kernel:
+            found = {worker.products.get(kernel.value) for worker in said}
+            if len(found) == 1 and None not in found:
+                return kernel
+    groups = _groups([(worker.rules, *sorted(worker.products.items())) for worker in said])
+    unequal = " and ".join(f"{_workers(ranks)} ({said[ranks[0]].processor})" for ranks in groups)
+    message = (
+        f"{unequal} compute different bits from the same numbers, so their replicas would drift apart. "
+        f"Use --exchange=ps, where the shards compute every value, or --on_divergence=mend."
+    )
+    if required:
+        raise JobError(message)
+    LOGGER.warning("%s", message)
+    return (
+        Kernel.PORTABLE if all(Kernel.FUSED.value not in worker.products for worker in said) else Kernel.FUSED
+    )
+
+
+class Collects(Protocol):
+    """The part of an exchange that the check needs."""
+
+    def gather(self, payload: bytes) -> Ask:
+        """See `Exchange`."""
+
+    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
+        """See `Exchange`."""
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+
+
+class ReplicaCheck:
+    """Compares the replicas of a job, and mends those that differ where that is asked for.
+
+    Args:
+        exchange: collects, and knows what else is replicated.
+        tensors: those that the exchange keeps together.
+        rank: this worker.
+        every: iterations between comparisons.
+        mends: replicas that differ get rank 0's values; otherwise a difference is an error.
+        start: the iteration at which all replicas were made equal.
+    """
+
+    def __init__(
+        self,
+        exchange: Collects,
+        tensors: Sequence[Trained],
+        *,
+        rank: int,
+        every: int,
+        mends: bool,
+        start: int = 0,
+    ) -> None:
+        self._exchange = exchange
+        self._tensors = tensors
+        self._rank = rank
+        self._every = every
+        self._mends = mends
+        self._equal_at = start
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether to compare after so many iterations."""
+        return iteration % self._every == 0 and iteration > self._equal_at
+
+    def run(self, iteration: int) -> None:
+        """Compare. All workers call it after the same iteration, settled.
+
+        Args:
+            iteration: iterations finished.
+
+        Raises:
+            JobError: replicas differ, and are not to be mended; the text names the tensors, the workers and the iterations.
+        """
+        state = {t.name: t.tensor.detach() for t in self._tensors} | dict(self._exchange.replicated_state())
+        own = {name: _checksum(tensor) for name, tensor in state.items()}
+        everyone = [json.loads(payload) for payload in self._collect(json.dumps(own).encode())]
+        unequal = {
+            name: [rank for rank, one in enumerate(everyone) if one.get(name, checksum) != checksum]
+            for name, checksum in everyone[0].items()
+        }
+        unequal = {name: ranks for name, ranks in unequal.items() if ranks}
+        if unequal:
+            message = self._message(unequal, iteration)
+            if not self._mends:
+                raise JobError(f"{message} Resume from an earlier snapshot, or use --on_divergence=mend.")
+            for name in unequal:
+                self._spread(state.get(name))
+            if self._rank == 0:
+                LOGGER.warning("%s They now have the values of worker 0.", message)
+        self._equal_at = iteration
+
+    def _message(self, unequal: Mapping[str, list[int]], iteration: int) -> str:
+        names = list(unequal)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        tensors = ", ".join(f"'{name}'" for name in names[:3]) + more
+        ranks = sorted({rank for found in unequal.values() for rank in found})
+        return (
+            f"the replicas differ: {tensors} on {_workers(ranks)} {'is' if len(names) == 1 else 'are'} not as on worker 0 "
+            f"after iteration {iteration} (equal after iteration {self._equal_at})."
+        )
+
+    def _spread(self, tensor: Tensor | None) -> None:
+        """Bring a tensor to worker 0's values; a worker without it takes part in the collection only."""
+        flat = None if tensor is None else tensor.reshape(-1)
+        count = json.loads(self._collect(json.dumps(0 if flat is None else flat.numel()).encode())[0])
+        for start in range(0, count, PIECE_ELEMENTS):
+            piece = None if flat is None else flat[start : start + PIECE_ELEMENTS]
+            sent = b"" if piece is None or self._rank else piece.cpu().numpy().tobytes()
+            received = self._collect(sent)[0]
+            if piece is not None and self._rank:
+                piece.copy_(torch.frombuffer(bytearray(received), dtype=piece.dtype))
+
+    def _collect(self, payload: bytes) -> tuple[bytes, ...]:
+        return self._exchange.gathered(self._exchange.gather(payload))
+
+
+def _numbers(rows: int, columns: int) -> Tensor:
+    """Fixed numbers in [-0.5, 0.5), exact in float32: no library's random numbers, which differ between processors."""
+    mixed = np.arange(1, rows * columns + 1, dtype=np.uint32) * np.uint32(2654435761)
+    return torch.from_numpy((mixed >> 8).astype(np.float32) / np.float32(2**24) - np.float32(0.5)).view(
+        rows, columns
+    )
+
+
+def _after_rule(kind: RuleKind, gradient: Tensor) -> str:
+    value = gradient.flip(0)
+    history = [gradient.abs() for _ in range(history_count(kind))]
+    rule = Rule(kind=kind, momentum=0.9, decay=0.0005)
+    update(rule, gradient.clone(), history, value, rate=0.01, step=3)
+    return "-".join(map(_checksum, (value, *history)))
+
+
+def _checksum(tensor: Tensor) -> str:
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return f"{zlib.crc32(array.reshape(-1).view(np.uint8).data):08x}"
+
+
+def _groups(values: Sequence[object]) -> list[list[int]]:
+    """The places of equal values, in the order in which they first come."""
+    found: list[tuple[object, list[int]]] = []
+    for place, value in enumerate(values):
+        for known, places in found:
+            if known == value:
+                places.append(place)
+                break
+        else:
+            found.append((value, [place]))
+    return [places for _, places in found]
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

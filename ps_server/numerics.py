@@ -1,0 +1,84 @@
+"""How many threads a process computes with, so that the bits of its results do not depend on which of its threads computes.
+
+A library's sums, and so its bits, follow its number of threads. That number is a property of each thread, not of the process:
+`torch.set_num_threads` sets it for the calling thread, and for another thread only once that one calls a torch function which
+runs in parallel by itself. A matrix product does not: MKL computes the first ones of a new thread with as many threads as the
+machine has cores.
+
+Law: every process of a job is started with `environment`, and every thread that computes calls `prepare_thread` first, for
+processes that somebody else has started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """What the bits of a process's results depend on, beside its inputs.
+
+    Attributes:
+        threads: of each library's sums.
+        processor: `processor_name` of the device that computes.
+        torch_version: with the build, as in 2.13.0+cpu.
+    """
+
+    threads: int
+    processor: str
+    torch_version: str
+
+    @classmethod
+    def here(cls, device: torch.device) -> Computation:
+        """That of the calling process on this device."""
+        name = processor_name(device)
+        return cls(threads=torch.get_num_threads(), processor=name, torch_version=str(torch.__version__))
+
+    def __str__(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{threads} on {self.processor} with torch {self.torch_version}"
+
+
+def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Variables to start a process with.
+
+    Args:
+        threads: number of threads of each library, in each thread of the process; at least 1.
+        inherited: the user's variables, which have the last word on how threads wait and which code MKL takes.
+
+    Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on, a waiting thread that spins
+    costs more than one that must be woken. MKL takes the same code for all alignments and numbers of threads where it has such
+    code (processors of Intel).
+    """
+    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), **{k: inherited.get(k) or v for k, v in defaults.items()}}
+
+
+def prepare_process(threads: int) -> None:
+    """Compute with this many threads: call it first in the main thread of a process."""
+    torch.set_num_threads(threads)
+
+
+def prepare_thread() -> None:
+    """Compute with the process's number of threads from now on in the calling thread; some 100 ns."""
+    torch.get_num_threads()  # makes torch set the numbers of OpenMP and MKL for this thread
+
+
+def processor_name(device: torch.device) -> str:
+    """The model of a device; of a CPU with the vector instructions that torch uses, as in `AMD EPYC, AVX512`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = "unknown processor"
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass  # no /proc: only a message is less exact
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"

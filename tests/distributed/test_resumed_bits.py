@@ -1,0 +1,86 @@
+"""A job that goes on from a snapshot ends with the bits of one that was never interrupted; each run is of fresh processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.trainings import make_data, poseidon
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+STEPS, HALF = 8, 4
+NET = """
+name: "wide"
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+  transform_param { scale: 0.01 mean_value: 128 mirror: true crop_size: 6 }
+  data_param { source: "train_lmdb" backend: LMDB batch_size: 7 shared_file_system: true } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 16 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "fc" type: "InnerProduct" bottom: "conv" top: "fc" inner_product_param { num_output: 128
+  weight_filler { type: "xavier" } } }
+layer { name: "relu" type: "ReLU" bottom: "fc" top: "fc" }
+layer { name: "small" type: "InnerProduct" bottom: "fc" top: "small" inner_product_param { num_output: 10
+  weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "small" bottom: "label" top: "loss" }
+"""
+SOLVER = f"""
+net: "net.prototxt" base_lr: 0.05 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.004 display: 4 random_seed: 3
+max_iter: {STEPS} snapshot: {HALF} snapshot_prefix: "snap"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and definitions."""
+    folder = tmp_path_factory.mktemp("resumed")
+    make_data(folder)
+    (folder / "net.prototxt").write_text(NET, encoding="utf-8")
+    (folder / "solver.prototxt").write_text(SOLVER, encoding="utf-8")
+    return folder
+
+
+def cases() -> list[object]:
+    """All combinations; those of an odd number of workers that also differ in everything else are in each run."""
+    sample = {(3, "svb", "--threads=1"), (5, "hybrid", ""), (3, "allreduce", "--threads=2")}
+    return [
+        pytest.param(*case, marks=() if case in sample else pytest.mark.thorough)
+        for workers in (1, 2, 3, 4, 5)
+        for exchange in ("ps", "svb", "hybrid", "allreduce")
+        for threads in ("", "--threads=1", "--threads=2")
+        for case in [(workers, exchange, threads)]
+    ]
+
+
+@pytest.mark.parametrize(("workers", "exchange", "threads"), cases())
+def test_resumed_is_uninterrupted(folder: Path, workers: int, exchange: str, threads: str) -> None:
+    (folder / "hosts").write_text("".join(f"{n} 127.0.0.1 0\n" for n in range(workers)), encoding="utf-8")
+    words = [
+        "train",
+        "--solver=solver.prototxt",
+        "--hostfile=hosts",
+        f"--exchange={exchange}",
+        "--output=out",
+    ]
+    words += [threads] if threads else []
+    ended = []
+    for more in ([], [f"--snapshot=snap_iter_{HALF}.solverstate"]):
+        done = poseidon(folder, *words, *more)
+        assert done.returncode == 0, done.stderr
+        files = [folder / f"snap_iter_{STEPS}.{kind}" for kind in ("caffemodel", "solverstate")]
+        ended.append([file.read_bytes() for file in files])
+        for file in files:
+            file.unlink()
+    assert ended[0] == ended[1]
+
+
+def test_a_run_that_computes_otherwise_says_so(folder: Path) -> None:
+    words = ("train", "--solver=solver.prototxt", "--output=out")
+    for threads, warned in ((1, False), (2, True)):
+        more = [f"--snapshot=snap_iter_{HALF}.solverstate"] if warned else []
+        done = poseidon(folder, *words, f"--threads={threads}", *more)
+        assert done.returncode == 0, done.stderr
+        sentence = f"worker 0 computed with 1 thread on .* when snap_iter_{HALF}.solverstate was written, and now with 2"
+        assert bool(re.search(sentence, done.stderr)) == warned, done.stderr

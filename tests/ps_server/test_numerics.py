@@ -1,0 +1,67 @@
+"""How many threads a process computes with, seen by what MKL says of each product that it computes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from ps_server.numerics import environment
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import threading, torch
+from ps_server import numerics
+def work():
+    {prepare}
+    torch.mm(left, right)
+left, right = torch.ones(96, 128), torch.ones(128, 256)
+numerics.prepare_process(threads=1)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+def threads_of_products(prepare: str, variables: Mapping[str, str]) -> set[int]:
+    """The numbers of threads with which MKL has computed in a new thread of a process that computes with one."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(prepare=prepare)],
+        cwd=ROOT,
+        env={**os.environ, "MKL_VERBOSE": "1", **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return {int(number) for number in re.findall(r"SGEMM.*NThr:(\d+)", done.stdout)}
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+@pytest.mark.parametrize(
+    ("prepare", "variables", "threads"),
+    [
+        ("pass", {"OMP_NUM_THREADS": "4"}, {4}),  # what the module is for
+        ("numerics.prepare_thread()", {"OMP_NUM_THREADS": "4"}, {1}),
+        ("pass", environment(1, {}), {1}),
+    ],
+)
+def test_a_new_thread_computes_with_the_threads_of_its_process(
+    prepare: str, variables: Mapping[str, str], threads: set[int]
+) -> None:
+    assert threads_of_products(prepare, variables) == threads
+
+
+def test_the_user_says_how_threads_wait_but_not_how_many_they_are() -> None:
+    given = {"OMP_WAIT_POLICY": "ACTIVE", "MKL_CBWR": "", "OMP_NUM_THREADS": "7", "HOME": "/root"}
+    found = environment(2, given)
+    assert found["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert found["MKL_CBWR"] == "AUTO,STRICT"
+    assert {found[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"2"}
+    assert "HOME" not in found
