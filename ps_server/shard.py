@@ -28,7 +28,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any, NamedTuple
 
 from ps_server import messages as m
@@ -48,7 +48,7 @@ class Outgoing(NamedTuple):
     message: m.ToWorker
 
 
-class Stage(StrEnum):
+class Stage(Enum):
     """How far a peer has come."""
 
     STRANGER = "stranger"

@@ -193,3 +193,45 @@ def test_the_rank_list_has_no_cycle() -> None:
     import graphlib
 
     graphlib.TopologicalSorter(MAY_IMPORT).prepare()
+
+
+NEWER_THAN_3_10 = {
+    "asyncio": {"Barrier", "Runner", "TaskGroup", "timeout"},
+    "builtins": {"BaseExceptionGroup", "ExceptionGroup"},
+    "contextlib": {"chdir"},
+    "datetime": {"UTC"},
+    "enum": {"EnumCheck", "ReprEnum", "StrEnum", "member", "nonmember", "verify"},
+    "hashlib": {"file_digest"},
+    "itertools": {"batched"},
+    "math": {"cbrt", "exp2", "sumprod"},
+    "tomllib": {"load", "loads"},
+    "typing": {
+        *("LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack"),
+        *("assert_never", "assert_type", "dataclass_transform", "override", "reveal_type"),
+    },
+}
+"""What Python's library has only since 3.11 or later. Newer syntax is ruff's matter (`target-version`)."""
+
+
+def too_new(tree: ast.AST) -> Iterator[str]:
+    """The names of `NEWER_THAN_3_10` that a module uses."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in NEWER_THAN_3_10:
+            names = {alias.name for alias in node.names} & NEWER_THAN_3_10[node.module]
+            yield from (f"{node.module}.{name}" for name in names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in NEWER_THAN_3_10.get(node.value.id, ()):
+                yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.Name) and node.id in NEWER_THAN_3_10["builtins"]:
+            yield node.id
+
+
+def test_python_3_10_has_all_that_is_used() -> None:
+    example = ast.parse("import math\nfrom enum import StrEnum\nmath.cbrt(1)\nraise ExceptionGroup('', [])")
+    assert set(too_new(example)) == {"enum.StrEnum", "math.cbrt", "ExceptionGroup"}
+    for folder in ("benchmarks", "examples", "poseidon", "ps_server", "scripts", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found = set(too_new(ast.parse(path.read_text(encoding="utf-8"))))
+            assert not found, (
+                f"{path.relative_to(ROOT)} uses {', '.join(sorted(found))}, which Python 3.10 lacks"
+            )
