@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from tests.support import needs
 
 ROOT = Path(__file__).parents[1]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Tensors of tests are small, and two tests run at a time: a second thread of torch only takes a core from the other test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,6 +88,13 @@ def shared() -> Path:
     """The folder of real data and recorded Caffe results; the test is skipped where it is absent."""
     needs.require("data")
     return needs.SHARED
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Run torch on one thread again, whatever an earlier test has set."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from google.protobuf import text_format
 
 import poseidon.pycaffe as caffe
@@ -212,15 +210,6 @@ def test_each_solver_trains_an_iteration(path: Path, model: Model, tmp_path: Pat
     assert any((blob.data != before[key]).any() for key, blob in blobs.items())
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """Small matrices are no work for several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(
     repository: Path, folder: Path, example: str, net: str, solver: str, iterations: int
 ) -> caffe.SGDSolver:
@@ -241,7 +230,6 @@ def trained(
     return result
 
 
-@pytest.mark.usefixtures("_one_thread")
 def test_the_lstm_learns_to_keep_a_number(repository: Path, tmp_path: Path) -> None:
     solver = trained(repository, tmp_path, "lstm", "lstm_train_test.prototxt", "lstm_solver.prototxt", 0)
     first = float(np.mean([float(solver.net.forward()["loss"]) for _ in range(10)]))
@@ -249,7 +237,6 @@ def test_the_lstm_learns_to_keep_a_number(repository: Path, tmp_path: Path) -> N
     assert float(np.mean([float(solver.net.forward()["loss"]) for _ in range(10)])) < 0.75 * first
 
 
-@pytest.mark.usefixtures("_one_thread")
 def test_a_hidden_layer_parts_the_rows_of_hdf5(repository: Path, tmp_path: Path) -> None:
     names = ("nonlinear_train_test.prototxt", "nonlinear_solver.prototxt")
     solver = trained(repository, tmp_path, "hdf5_classification", *names, 600)

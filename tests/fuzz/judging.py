@@ -38,7 +38,7 @@ class Verdict:
 
 def judge(load: Callable[[Path], None], path: Path) -> Verdict:
     """Read a file."""
-    started, peak = time.monotonic(), _peak()
+    started, peak = time.process_time(), _peak()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -50,7 +50,7 @@ def judge(load: Callable[[Path], None], path: Path) -> Verdict:
         raise
     except BaseException:  # noqa: BLE001 - whatever it is, it is a finding
         verdict = Verdict(Outcome.FOUND, traceback.format_exc(limit=-6))
-    seconds, grown = time.monotonic() - started, _peak() - peak
+    seconds, grown = time.process_time() - started, _peak() - peak
     if seconds > SECONDS:
         return Verdict(Outcome.FOUND, f"took {seconds:.1f} s")
     if grown > 2 * path.stat().st_size + ROOM:

@@ -25,7 +25,10 @@ def fresh_pages(kind: str, elements: int) -> list[int]:
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [pytest.param("SGD", marks=pytest.mark.thorough), "Adam"])
 def test_the_steady_state_takes_no_fresh_memory(kind: str) -> None:
-    """A copy of the model made anew in each iteration would touch all its pages each time: 20 times the bound."""
+    """A copy of the model made anew in each iteration would touch all its pages each time: 20 times the bound.
+
+    Of most iterations: where threads are late, more messages wait than ever before, once, and then there is memory for them.
+    """
     pages = fresh_pages(kind, ELEMENTS)
     one_copy = ELEMENTS * 4 // PAGE_BYTES
-    assert statistics.mean(pages) < one_copy / 20, pages
+    assert statistics.median(pages) < one_copy / 20, pages

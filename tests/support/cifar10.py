@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-import torch
-
 from poseidon.data.convert import write_labelled
 from poseidon.data.cursor import open_cursor
 from poseidon.data.database import Backend
@@ -19,7 +17,6 @@ from poseidon.proto.text import to_text
 
 def make_pictures(folder: Path, count: int) -> Labelled:
     """`train_lmdb` and `mean.binaryproto` in `folder`."""
-    torch.set_num_threads(1)
     pictures = draw_pictures(count, seed=5)
     write_labelled(folder / "train_lmdb", Backend.LMDB, pictures, key_digits=5)
     with closing(open_cursor(folder / "train_lmdb", Backend.LMDB)) as cursor:

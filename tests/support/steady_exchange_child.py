@@ -1,12 +1,13 @@
 """Two workers and two shards in one process over sockets, joined to nets by hooks; prints what an iteration costs once warm.
 
-As JSON: `pages` that each iteration touched anew, and the `growth` in bytes of what is resident from the first to the last
-of them. Where malloc maps what is large by itself, and so gives it back at once, the pages are those of each large block
-that anybody has taken: torch, numpy, Python or ZeroMQ.
+As JSON: `pages` that each iteration touched anew, and the bytes that malloc had given out after each (`in_use`), when all
+values have come and nothing is on its way. Where malloc maps what is large by itself, and so gives it back at once, the pages
+are those of each large block that anybody has taken: torch, numpy, Python or ZeroMQ.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import resource
 import sys
@@ -14,7 +15,6 @@ import threading
 from collections.abc import Sequence
 from itertools import pairwise
 
-import psutil
 import torch
 from torch import nn
 
@@ -31,16 +31,36 @@ WIDTH = 1024
 WARM_UP, ITERATIONS = 8, 10
 
 
+MALLINFO = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`; each field counts all arenas."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in MALLINFO]
+
+
+def bytes_in_use() -> int:
+    """What malloc has given out and not got back, whether from its heaps or mapped by itself."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallInfo
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
 class Watch:
-    """Called between iterations, when no worker computes."""
+    """Called between iterations, when no worker computes and every value has come."""
 
     def __init__(self) -> None:
         self.pages: list[int] = []
-        self.resident: list[int] = []
+        self.in_use: list[int] = []
 
     def __call__(self) -> None:
         self.pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-        self.resident.append(psutil.Process().memory_info().rss)
+        self.in_use.append(bytes_in_use())
 
 
 def train(
@@ -73,7 +93,8 @@ def train(
                 hooks.next_pass()
             hooks.finish()
             exchange.finish()
-        exchange.settle()
+            exchange.settle()
+        between.wait()
     except BaseException:
         between.abort()
         raise
@@ -97,7 +118,7 @@ def main(kind: ExchangeKind, passes: int) -> None:
         for thread in threads:
             thread.join()
     pages = [after - before for before, after in pairwise(watch.pages[WARM_UP:])]
-    print(json.dumps({"pages": pages, "growth": watch.resident[-1] - watch.resident[WARM_UP]}))
+    print(json.dumps({"pages": pages, "in_use": watch.in_use[WARM_UP:]}))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from poseidon.errors import SnapshotError
 from poseidon.snapshot.caffemodel import read_model
@@ -18,7 +17,6 @@ from tests.support.trainings import make_data
 
 @pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2)])
 def test_a_run_resumed_from_hdf5_ends_with_the_bits_of_the_whole_one(tmp_path: Path, job: Job) -> None:
-    torch.set_num_threads(1)
     make_data(tmp_path)
     ends = []
     for snapshot_format in ("BINARYPROTO", "HDF5"):

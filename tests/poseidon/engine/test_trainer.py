@@ -8,7 +8,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
@@ -20,11 +19,6 @@ from tests.support.training import Ended, Job, largest_difference, run, weights,
 from tests.support.trainings import make_data
 
 ITERATIONS = 50
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,6 @@ def test_finds_a_mistake_exactly_when_protobuf_does() -> None:
 
 def test_a_long_definition_is_explained_at_once() -> None:
     text = LEGAL * 700 + "}"
-    started = time.perf_counter()
+    started = time.process_time()
     assert diagnose(text.replace('name: "legal" force_backward: false', ""), NET) is not None
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5

@@ -113,12 +113,12 @@ def test_layer_lines(text: str, lines: list[int]) -> None:
     assert layer_lines(text) == lines
 
 
-def test_a_net_of_seven_thousand_lines_takes_less_than_a_second() -> None:
+def test_a_net_of_seven_thousand_lines_takes_less_than_a_second_of_processor() -> None:
     layer = 'layer {\n  name: "c"\n  type: "Convolution"\n  convolution_param {\n    num_output: 64\n    pad: 1\n  }\n}\n'
     text = layer * 900
-    started = time.perf_counter()
+    started = time.process_time()
     net = parse(text, NetParameter(), source="net")
     lines = layer_lines(text)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert len(net.layer) == len(lines) == 900
     assert lines[-1] == 899 * 8 + 1
