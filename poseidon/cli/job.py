@@ -147,7 +147,13 @@ class Job(ABC):
 
     def _supervise(self, report: StartReport, registration: Registration) -> int:
         shown = Shown(self._flags.show_logs)
-        terminal = Terminal(self._title, sys.stderr, on_started=report.started, shown=shown)
+        terminal = Terminal(
+            self._title,
+            sys.stderr,
+            on_started=report.started,
+            shown=shown,
+            interval_s=self._flags.progress_interval,
+        )
         logs = LogFiles(terminal, self._output)
         statistics = StatisticsFile(logs, self._id, self._output)
         copies = self._copies(terminal.say)
@@ -157,7 +163,7 @@ class Job(ABC):
             terminal.say(note)
         try:
             with SignalRequests(self._patience) as requests:
-                start = partial(self._start, ledger, registration, requests)
+                start = partial(self._start, ledger, registration, requests, terminal.say)
                 world = Restarting(start, ledger, self._point, self._do_without, terminal.say, requests)
                 ended = run_with_restarts(world, self._restarts)
                 if copies is not None:
@@ -264,6 +270,7 @@ class Job(ABC):
         callbacks: JobCallbacks,
         registration: Registration,
         requests: SignalRequests,
+        say: Callable[[str], None],
         attempt: int,
         point: StartingPoint,
     ) -> JobResult:
@@ -277,6 +284,7 @@ class Job(ABC):
                     error = JobError("the job was stopped before it had started")
                     error.exit_code = requests.stop_code
                     raise error
+                say(f"starting {_processes_in_words(self._plan)}...")
                 return run_job(
                     self._plan,
                     self._spec,
@@ -427,13 +435,19 @@ class Job(ABC):
 
 
 def _in_words(plan: JobPlan) -> str:
-    def words(number: int, word: str) -> str:
-        return f"{number} {word}{'' if number == 1 else 's'}"
-
     return ", ".join(
         (
-            words(len(plan.clients), "client"),
-            words(plan.worker_count, "worker"),
-            words(plan.shard_count, "shard"),
+            _counted(len(plan.clients), "client"),
+            _counted(plan.worker_count, "worker"),
+            _counted(plan.shard_count, "shard"),
         )
     )
+
+
+def _processes_in_words(plan: JobPlan) -> str:
+    workers = _counted(plan.worker_count, "worker")
+    return f"{workers} and {_counted(plan.shard_count, 'shard')}" if plan.shard_count else workers
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -18,10 +18,12 @@ from poseidon.cluster.far_jobs import FarJob, far_hosts, list_far
 from poseidon.cluster.jobs_here import HostJob, jobs_here
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.cluster.registry import Registry
-from poseidon.errors import shown
+from poseidon.errors import JobError, shown
+from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
+from poseidon.metrics.progress import JobProgress
 from poseidon.settings import read_settings
 
-_HEADER = ("JOB", "STARTED", "LAUNCHER", "PROCESSES", "OUTPUT")
+_HEADER = ("JOB", "STARTED", "LAUNCHER", "PROCESSES", "ITERATION", "RATE", "ETA", "OUTPUT")
 _HERE = "(here)"
 
 
@@ -66,7 +68,7 @@ def _by_host(here: Sequence[HostJob], far: Sequence[FarJob]) -> list[tuple[str |
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:
     """A job for scripts; `living` of its `processes` on this host run, `elsewhere` more are on other hosts."""
-    record = job.record
+    record, progress = job.record, _progress(job)
     near = sum(is_loopback(process.host) for process in record.processes)
     return {
         "job": record.job,
@@ -79,6 +81,11 @@ def _fields(host: str | None, job: HostJob) -> dict[str, object]:
         "elsewhere": len(record.processes) - near,
         "output": record.output,
         "hostfile": record.hostfile,
+        "iteration": progress.iteration if progress else None,
+        "max_iter": progress.max_iter or None if progress else None,
+        "rate": progress.rate or None if progress else None,
+        "eta_s": progress.eta_s if progress else None,
+        "testing": bool(progress.to_test) if progress else None,
     }
 
 
@@ -89,7 +96,17 @@ def _row(job: HostJob) -> tuple[str, ...]:
     near = sum(is_loopback(process.host) for process in record.processes)
     far = len(record.processes) - near
     living = f"{job.living} of {near}" + (f", {far} on other hosts" if far else "")
-    return (record.job, started, state, living, shown(record.output))
+    progress = _progress(job)
+    told = (progress.position(), progress.rate_words(), progress.eta_words()) if progress else ("-", "-", "-")
+    return (record.job, started, state, living, *told, shown(record.output))
+
+
+def _progress(job: HostJob) -> JobProgress | None:
+    """How far a job has come, a few seconds ago; known where its launcher writes its folder."""
+    try:
+        return read_statistics(Path(job.record.output) / FILE_NAME).progress
+    except JobError:
+        return None
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

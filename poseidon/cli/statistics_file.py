@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from poseidon.cluster.plan import ProcessName, Role
@@ -23,6 +24,7 @@ from poseidon.metrics.job_statistics import (
     parse_shard,
     parse_worker,
 )
+from poseidon.metrics.progress import JobProgress, Pace
 
 WRITE_EVERY_S = 1.0
 
@@ -47,6 +49,7 @@ class StatisticsFile:
         self._written_s = float("-inf")
         self._workers: dict[int, WorkerStatistics] = {}
         self._shards: dict[int, ShardStatistics] = {}
+        self._pace, self._progress = Pace(now), JobProgress()
         self._unwritten = False
         self._broken = False
 
@@ -58,6 +61,9 @@ class StatisticsFile:
         """See `JobCallbacks`."""
         if event.get("event") == "statistics":
             self._keep(name, event)
+        if event.get("event") == "progress" and name.role is Role.WORKER and name.index == 0:
+            self._progress = self._pace.hear(event) or self._progress
+            self._unwritten = True
         self._inner.on_event(name, event)
 
     def on_log(self, name: ProcessName, line: str) -> None:
@@ -83,7 +89,10 @@ class StatisticsFile:
     def _write(self) -> None:
         self._written_s, self._unwritten = self._now(), False
         workers, shards = dict(sorted(self._workers.items())), dict(sorted(self._shards.items()))
-        text = encode_statistics(JobStatistics(job=self._job, workers=workers, shards=shards))
+        progress = replace(self._progress, loss=None)
+        text = encode_statistics(
+            JobStatistics(job=self._job, workers=workers, shards=shards, progress=progress)
+        )
         beside = self._path.with_name(f".{FILE_NAME}.partial")
         try:
             beside.write_text(text, encoding="utf-8")

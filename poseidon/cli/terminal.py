@@ -1,14 +1,15 @@
-"""What the user of a running job sees: worker 0's log or everyone's, all warnings once, one progress line."""
+"""What the user of a running job sees: worker 0's log or everyone's, all warnings once, and how far it has come."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.metrics.progress import ProgressLine
+from poseidon.metrics.progress import Pace, ProgressLine
 
 MOST_TOLD = 10_000
 MOST_SCORES = 8
@@ -32,6 +33,8 @@ class Terminal:
         stream: usually standard error.
         on_started: told once when the job runs.
         shown: whose logs are shown.
+        interval_s: seconds between two lines on the progress, where the stream is no terminal; 0: none.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -41,6 +44,8 @@ class Terminal:
         *,
         on_started: Callable[[], None],
         shown: Shown = Shown.FIRST,
+        interval_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shown = shown
         self._line = ProgressLine(title, stream)
@@ -48,6 +53,8 @@ class Terminal:
         self._told: set[str] = set()
         self._scores: dict[int, str] = {}
         self._loss: float | None = None
+        self._pace, self._clock = Pace(clock), clock
+        self._interval_s, self._told_s = interval_s, clock()
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
@@ -65,16 +72,15 @@ class Terminal:
             self._keep_scores(event)
         if event.get("event") != "progress":
             return
-        iteration, max_iter, images = (event.get(key) for key in ("iteration", "max_iter", "images"))
-        loss = event.get("loss")
-        self._loss = loss if isinstance(loss, float) else self._loss
-        if isinstance(iteration, int) and isinstance(max_iter, int) and isinstance(images, int):
-            self._line.update(
-                iteration=iteration,
-                max_iter=max_iter,
-                images=images,
-                loss=loss if isinstance(loss, float) else None,
-            )
+        progress = self._pace.hear(event)
+        if progress is None:
+            return
+        self._loss = progress.loss if progress.loss is not None else self._loss
+        self._line.update(progress)
+        now = self._clock()
+        if self._interval_s and not self._line.on_terminal and now - self._told_s >= self._interval_s:
+            self._told_s = now
+            self._line.write(f"progress: {progress.in_words()}")
 
     def on_log(self, name: ProcessName, line: str) -> None:
         """See `JobCallbacks`. The same warning is shown once, from whichever process it comes."""

@@ -101,6 +101,7 @@ class Tester:
         workers: number of workers.
         with_loss: record the total loss too (test_compute_loss).
         stop_wanted: on rank 0, whether the job was asked to stop.
+        on_batch: called with the batches of a pass that this worker has scored, and that it will score; cheap.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Tester:
         workers: int,
         with_loss: bool,
         stop_wanted: Callable[[], bool] = lambda: False,
+        on_batch: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
         self._index = index
         self._iterations = test.iterations
@@ -123,6 +125,7 @@ class Tester:
         self._workers = workers
         self._with_loss = with_loss
         self._stop_wanted = stop_wanted
+        self._on_batch = on_batch
 
     def skip_to(self, passes: int) -> None:
         """Go on as if `passes` test passes had been made."""
@@ -146,7 +149,8 @@ class Tester:
         loss = 0.0
         interruption = _Interruption(self._exchange, self._rank, self._stop_wanted)
         with torch.no_grad():
-            for _ in range(mine):
+            for done in range(mine):
+                self._on_batch(done, mine)
                 if interruption.stopped():
                     return None
                 accumulate(sums, self._net())

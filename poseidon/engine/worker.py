@@ -64,6 +64,8 @@ class ProgressTeller:
         self._max_iter = max_iter
         self._images = images_per_iteration
         self._next_s = 0.0
+        self._iteration = start.iteration
+        self._loss: float | None = None
         self._untold: tuple[int, SmoothedLoss] | None = None
         if start.losses:
             self._untold = (start.iteration, SmoothedLoss(len(start.losses), start.losses))
@@ -80,13 +82,31 @@ class ProgressTeller:
         """Tell the latest iteration, unless that is told already."""
         if self._untold is None:
             return
-        (iteration, smoothed), self._untold = self._untold, None
+        (self._iteration, smoothed), self._untold = self._untold, None
+        self._loss = smoothed.value
+        self._tell()
+
+    def test(self, done: int, count: int) -> None:
+        """Note a batch of a test; tell it when the last telling is long enough ago.
+
+        Args:
+            done: batches that this worker has scored.
+            count: those that it will score.
+        """
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.tell()
+            self._tell(tested=done, to_test=count)
+
+    def _tell(self, **test: int) -> None:
         self._control.tell(
             "progress",
-            iteration=iteration,
+            iteration=self._iteration,
             max_iter=self._max_iter,
-            images=iteration * self._images,
-            loss=smoothed.value,
+            images=self._iteration * self._images,
+            loss=self._loss,
+            **test,
         )
 
 
@@ -265,6 +285,7 @@ class Worker:
     ) -> Iterator[Trainer]:
         document = self._document
         images = replica.batch_records * document.workers * settings.iter_size
+        progress = ProgressTeller(self._control, settings.max_iter, images, start)
         testers = [
             Tester(
                 index,
@@ -275,6 +296,7 @@ class Worker:
                 workers=document.workers,
                 with_loss=solver.param.test_compute_loss,
                 stop_wanted=self._control.stopping.is_set,
+                on_batch=progress.test,
             )
             for index, (test, net) in enumerate(replica.tests)
         ]
@@ -283,7 +305,6 @@ class Worker:
             sinks.append(
                 NetOutputs(Path(document.net_outputs), goes_on_at=start.iteration if document.goes_on else 0)
             )
-        progress = ProgressTeller(self._control, settings.max_iter, images, start)
         trainer = Trainer(
             replica,
             exchange,

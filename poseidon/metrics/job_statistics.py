@@ -5,7 +5,7 @@ A worker:   {"iterations": 120, "tensors": [{"name": "conv1.0", "scheme": "ps", 
 A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1, "queue": 0, "longest_queue": 3,
              "updates": 7, "busy_s": 0.5, "memory_bytes": 4096, "peak_bytes": 200000000,
              "refused": 0, "dropped": 0}
-The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}}
+The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...}}
 
 Law: numbers count from the start of a process. `parse_worker` and `parse_shard` are the border: what does not fit is
 None there, as any event that is not understood is a sign of life and no more.
@@ -22,6 +22,7 @@ from types import NoneType
 from typing import Any, TypeVar, cast
 
 from poseidon.errors import JobError
+from poseidon.metrics.progress import JobProgress
 
 FILE_NAME = "statistics.json"
 
@@ -90,11 +91,13 @@ class JobStatistics:
         job: its id.
         workers: by rank.
         shards: by index.
+        progress: how far it has come, without its loss.
     """
 
     job: str
     workers: Mapping[int, WorkerStatistics] = field(default_factory=dict)
     shards: Mapping[int, ShardStatistics] = field(default_factory=dict)
+    progress: JobProgress = field(default_factory=JobProgress)
 
 
 def parse_worker(said: Mapping[str, object]) -> WorkerStatistics | None:
@@ -132,6 +135,7 @@ def decode_statistics(text: str) -> JobStatistics:
         job=document["job"],
         workers=_by_number(document.get("workers"), parse_worker),
         shards=_by_number(document.get("shards"), parse_shard),
+        progress=JobProgress(**_checked(JobProgress, document.get("progress") or {})),
     )
 
 

@@ -1,8 +1,8 @@
-"""The line at the foot of a terminal: iterations, their rate, images per second, the time that is left.
+"""How far a job has come, and the line at the foot of a terminal that shows it.
 
     CIFAR10_quick:  42%|####      | 1680/4000 [01:10<01:37, 23.9it/s, 2390 images/s, loss 1.03]
 
-Law: it exists on a terminal only, and no log line ever runs into it: all that goes to that terminal goes
+Law: the line exists on a terminal only, and no log line ever runs into it: all that goes to that terminal goes
 through `write`. A terminal that has gone away ends the line, never the job.
 """
 
@@ -10,13 +10,121 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TextIO
 
 from tqdm import tqdm
 
-# Images per second are taken over at least this long, so that the number can be read.
-_WINDOW_S = 2.0
+WINDOW_S = 30.0
+"""Rates are those of this time at most, without the tests in it."""
+_SAMPLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """Where a job stands.
+
+    Attributes:
+        iteration: finished.
+        max_iter: the last one; 0: not known.
+        images: that all workers have read since the job began; 0: not counted.
+        loss: the latest; None: not known.
+        tested: batches of the test under way that worker 0 has scored.
+        to_test: how many it will score; 0: no test is under way.
+        rate: iterations a second, without tests; 0: not measured yet.
+        images_rate: images a second.
+    """
+
+    iteration: int = 0
+    max_iter: int = 0
+    images: int = 0
+    loss: float | None = None
+    tested: int = 0
+    to_test: int = 0
+    rate: float = 0.0
+    images_rate: float = 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the last iteration, without tests; None: not known."""
+        if not self.max_iter or not self.rate:
+            return None
+        return max(0, self.max_iter - self.iteration) / self.rate
+
+    def position(self) -> str:
+        """`120 of 4000`, and `, testing 12 of 50` during a test."""
+        of = f" of {self.max_iter}" if self.max_iter else ""
+        test = f", testing {self.tested} of {self.to_test}" if self.to_test else ""
+        return f"{self.iteration}{of}{test}"
+
+    def rate_words(self) -> str:
+        """`23.9/s`; `-` where it is not known."""
+        return f"{self.rate:.3g}/s" if self.rate else "-"
+
+    def eta_words(self) -> str:
+        """`0:02:42`; `-` where it is not known."""
+        return "-" if self.eta_s is None else str(timedelta(seconds=round(self.eta_s)))
+
+    def in_words(self) -> str:
+        """A line: `iteration 120 of 4000, 23.9/s, 2390 images/s, loss 1.03, 0:02:42 left`."""
+        parts = [f"iteration {self.position()}", *([self.rate_words()] if self.rate else []), *self.details()]
+        return ", ".join([*parts, *([f"{self.eta_words()} left"] if self.eta_s is not None else [])])
+
+    def details(self) -> list[str]:
+        """Images a second and the loss, as far as they are known."""
+        images = [f"{self.images_rate:.4g} images/s"] if self.images_rate else []
+        return images + ([f"loss {self.loss:.4g}"] if self.loss is not None else [])
+
+
+class Pace:
+    """Makes progress with rates of what worker 0 says of its loop.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._rates = (0.0, 0.0)
+
+    def hear(self, event: Mapping[str, object]) -> JobProgress | None:
+        """What a `progress` event says; None where it makes no sense."""
+        numbers = [event.get(name, 0) for name in ("max_iter", "images", "tested", "to_test")]
+        iteration, loss = event.get("iteration"), event.get("loss")
+        if not isinstance(iteration, int) or not all(isinstance(number, int) for number in numbers):
+            return None
+        max_iter, images, tested, to_test = (number for number in numbers if isinstance(number, int))
+        if to_test:
+            self._samples.clear()  # the time of a test belongs to no iteration
+        else:
+            self._measure(iteration, images)
+        rate, images_rate = self._rates
+        return JobProgress(
+            iteration=iteration,
+            max_iter=max_iter,
+            images=images,
+            loss=loss if isinstance(loss, float) else None,
+            tested=tested,
+            to_test=to_test,
+            rate=rate,
+            images_rate=images_rate,
+        )
+
+    def _measure(self, iteration: int, images: int) -> None:
+        now, samples = self._clock(), self._samples
+        if samples and iteration < samples[-1][1]:
+            samples.clear()  # the job was started again
+        if not samples or now - samples[-1][0] >= _SAMPLE_S:
+            samples.append((now, iteration, images))
+        while now - samples[0][0] > WINDOW_S and len(samples) > 2:
+            samples.popleft()
+        began_s, first, first_images = samples[0]
+        if now - began_s >= _SAMPLE_S and iteration > first:
+            self._rates = (iteration - first) / (now - began_s), (images - first_images) / (now - began_s)
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
@@ -31,32 +139,25 @@ class ProgressLine:
     Args:
         title: stands at the left, usually the net's name.
         stream: usually standard error.
-        clock: seconds, monotonic.
     """
 
-    def __init__(self, title: str, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, stream: TextIO) -> None:
         self._title = title
         self._stream = stream
-        self._clock = clock
-        self._on_terminal = stream.isatty()
+        self.on_terminal = stream.isatty()
+        """Whether there is a line; not once the terminal has gone."""
         self._bar: _Bar | None = None
-        self._window_s = clock()
-        self._window_images = 0
-        self._images_per_s: float | None = None
 
-    def update(self, *, iteration: int, max_iter: int, images: int, loss: float | None = None) -> None:
+    def update(self, progress: JobProgress) -> None:
         """Show where training stands; nothing happens off a terminal.
 
         Args:
-            iteration: finished iterations; where a resumed run begins when called for the first time.
-            max_iter: the last one.
-            images: how many all workers have seen since the job began.
-            loss: the latest.
+            progress: its iteration is where a resumed run begins when this is called for the first time.
         """
-        if not self._on_terminal:
+        if not self.on_terminal:
             return
         try:
-            self._show(iteration, max_iter, images, loss)
+            self._show(progress)
         except (OSError, ValueError):
             self._abandon()
 
@@ -76,22 +177,19 @@ class ProgressLine:
     def close(self) -> None:
         """Leave the last state standing and end the line. May be called twice."""
         bar, self._bar = self._bar, None
-        self._on_terminal = False
+        self.on_terminal = False
         if bar is not None:
             try:
                 bar.close()
             except (OSError, ValueError):
                 bar.disable = True
 
-    def _show(self, iteration: int, max_iter: int, images: int, loss: float | None) -> None:
+    def _show(self, progress: JobProgress) -> None:
         if self._bar is None:
-            self._bar = self._new_bar(iteration, max_iter)
-            self._window_s, self._window_images = self._clock(), images
-        self._measure(images)
-        parts = [f"{self._images_per_s:.4g} images/s"] if self._images_per_s is not None else []
-        parts += [f"loss {loss:.4g}"] if loss is not None else []
-        self._bar.set_postfix_str(", ".join(parts), refresh=False)
-        self._bar.update(iteration - self._bar.n)
+            self._bar = self._new_bar(progress.iteration, progress.max_iter)
+        test = [f"testing {progress.tested}/{progress.to_test}"] if progress.to_test else []
+        self._bar.set_postfix_str(", ".join([*test, *progress.details()]), refresh=bool(test))
+        self._bar.update(progress.iteration - self._bar.n)
 
     def _new_bar(self, iteration: int, max_iter: int) -> _Bar:
         _Bar.set_lock(
@@ -100,21 +198,15 @@ class ProgressLine:
         return _Bar(
             desc=self._title,
             initial=iteration,
-            total=max_iter,
+            total=max_iter or None,
             file=self._stream,
             unit="it",
             dynamic_ncols=True,
         )
 
-    def _measure(self, images: int) -> None:
-        now = self._clock()
-        if now - self._window_s >= _WINDOW_S:
-            self._images_per_s = (images - self._window_images) / (now - self._window_s)
-            self._window_s, self._window_images = now, images
-
     def _abandon(self) -> None:
         """The terminal has gone: what comes now is for the log files alone."""
-        self._on_terminal = False
+        self.on_terminal = False
         if self._bar is not None:
             self._bar.disable = True
             self._bar = None

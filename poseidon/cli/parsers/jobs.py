@@ -290,6 +290,8 @@ def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
     chosen(
         group, "show_logs", "first (worker 0 and all warnings), all", SHOWN, default="first", metavar="WHOSE"
     )
+    text = "seconds between progress lines in a pipe (60)"
+    flag(group, "progress_interval", text, type=number, default=60.0, metavar="S")
     switch(group, "background", "return once the job runs")
     flag(group, "job", argparse.SUPPRESS, metavar="ID")
 

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from poseidon.cli.ps import table
+from pathlib import Path
+
+from poseidon.cli.ps import _fields, _row, table
+from poseidon.cluster.jobs_here import HostJob
+from poseidon.cluster.registry import JobRecord, RecordedProcess
+from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, encode_statistics
+from poseidon.metrics.progress import JobProgress
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert table([("JOB", "OUT"), ("a-long-one", "/x"), ("b", "")]) == "JOB         OUT\na-long-one  /x\nb"
+
+
+def test_how_far_a_job_has_come(tmp_path: Path) -> None:
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
+    record = JobRecord(
+        job="j", launcher=launcher, hostfile=None, clients=(), output=str(tmp_path), started_s=1.0
+    )
+    job = HostJob(record=record, launcher=True, living=0)
+    assert _row(job)[4:7] == ("-", "-", "-")
+    assert (_fields(None, job)["iteration"], _fields(None, job)["testing"]) == (None, None)
+    progress = JobProgress(iteration=120, max_iter=4000, tested=1, to_test=9, rate=20.0)
+    text = encode_statistics(JobStatistics(job="j", progress=progress))
+    (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
+    assert _row(job)[4:7] == ("120 of 4000, testing 1 of 9", "20/s", "0:03:14")
+    assert (_fields(None, job)["max_iter"], _fields(None, job)["eta_s"]) == (4000, 194.0)

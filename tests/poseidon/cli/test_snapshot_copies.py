@@ -277,7 +277,10 @@ class OneJob(job.Job):
 
     def __init__(self, output: Path) -> None:
         self.recorder = Recorder()
-        self._flags, self._title = argparse.Namespace(show_logs="first", hostfile=None), "one"
+        self._flags, self._title = (
+            argparse.Namespace(show_logs="first", hostfile=None, progress_interval=0),
+            "one",
+        )
         self._id, self._output = "one", output
         self._plan = JobPlan(clients=(), workers=(), shards=(), workers_per_client=1, channels=1)
         self._point, self._patience = self.origin, SupervisionSettings()

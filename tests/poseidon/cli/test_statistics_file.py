@@ -8,6 +8,7 @@ import pytest
 from poseidon.cli.statistics_file import StatisticsFile
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, read_statistics
+from poseidon.metrics.progress import JobProgress
 
 
 class Heard:
@@ -100,3 +101,19 @@ def test_a_folder_that_cannot_be_written_to_is_said_once(
     keeper.close()
     assert len(heard.said) == 2
     assert capsys.readouterr().err.count("warning: cannot write") == 1
+
+
+def test_progress_is_kept_with_the_next_statistics(tmp_path: Path) -> None:
+    keeper, _, clock = make(tmp_path)
+    for clock.now_s, iteration in ((0.0, 10), (10.0, 30)):
+        event = {
+            "event": "progress",
+            "iteration": iteration,
+            "max_iter": 40,
+            "images": 0,
+            "loss": float("nan"),
+        }
+        keeper.on_event(name(Role.WORKER, 0), event)
+        keeper.on_event(name(Role.WORKER, 1), {**event, "iteration": 0})
+    keeper.on_event(name(Role.WORKER, 0), worker(3))
+    assert written(tmp_path).progress == JobProgress(iteration=30, max_iter=40, rate=2.0)

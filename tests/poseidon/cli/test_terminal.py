@@ -86,3 +86,16 @@ def test_what_was_reached() -> None:
     first, second = terminal.reached()
     assert first.startswith("test net #0: accuracy")
     assert second.endswith("x = 1 and 12 more (test at iteration 9)")
+
+
+def test_off_a_terminal_a_line_comes_now_and_then() -> None:
+    stream, now = io.StringIO(), [0.0]
+    terminal = Terminal("net", stream, on_started=lambda: None, interval_s=60.0, clock=lambda: now[0])
+    for second in range(0, 150, 10):
+        now[0] = float(second)
+        terminal.on_event(FIRST, {"event": "progress", "iteration": second, "max_iter": 3600, "images": 0})
+        terminal.on_event(SECOND, {"event": "progress", "iteration": 1, "max_iter": 2, "images": 0})
+    assert stream.getvalue().splitlines() == [
+        "progress: iteration 60 of 3600, 1/s, 0:59:00 left",
+        "progress: iteration 120 of 3600, 1/s, 0:58:00 left",
+    ]
