@@ -4,15 +4,51 @@ from __future__ import annotations
 
 import argparse
 
-from poseidon.proto.caffe_pb2 import Phase
-from poseidon.proto.definition import read_net
-from poseidon.pycaffe.draw import draw_net_to_file
+from poseidon.engine.preflight import runs_users_code
+from poseidon.errors import UsageError
+from poseidon.layers.base import LayerContext, Shape
+from poseidon.net.compile import phase_shapes
+from poseidon.proto.caffe_pb2 import NetState
+from poseidon.proto.definition import NetDefinition, read_net
+from poseidon.proto.phase import filter_net
+from poseidon.pycaffe.draw import draw_net_to_file, extension_of, laid_out
+from poseidon.pycaffe.net_picture import picture_graph
+from poseidon.snapshot.files import write_atomically
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw and say where; 0 when it is written."""
+    """Draw and say where; 0 when it is written.
+
+    Raises:
+        DefinitionError: a mistake in the definition.
+        DataError: shapes are asked for, and the data that they depend on is missing or broken.
+        UsageError: Graphviz is absent or does not know the format, or shapes are asked for of all phases.
+    """
     definition = read_net(arguments.input_net)
-    phase = None if arguments.phase == "ALL" else Phase.Value(arguments.phase)
-    draw_net_to_file(definition.param, arguments.output_file, arguments.rankdir, phase, arguments.display_lrm)
+    if arguments.phase == "ALL":
+        if arguments.shapes:
+            raise UsageError(
+                "--shapes needs --phase=TRAIN or TEST: blobs of two phases may have different shapes"
+            )
+        net, target = definition.param, arguments.output_file
+        draw_net_to_file(net, target, arguments.rankdir or "LR", None, arguments.display_lrm)
+    else:
+        _draw_phase(definition, arguments)
     print(f"Drew {definition.param.name or arguments.input_net} into {arguments.output_file}.")
     return 0
+
+
+def _draw_phase(definition: NetDefinition, arguments: argparse.Namespace) -> None:
+    extension = extension_of(arguments.output_file)
+    state = NetState(phase=arguments.phase)
+    shapes: dict[str, Shape] | None = None
+    if arguments.shapes:
+        context = LayerContext(phase=state.phase, seed=0)
+        shapes = phase_shapes(definition, context, state=state, leave_out=runs_users_code)
+    graph = picture_graph(
+        filter_net(definition, state).param.layer,
+        rankdir=arguments.rankdir or "TB",
+        display_lrm=arguments.display_lrm,
+        shapes=shapes,
+    )
+    write_atomically(arguments.output_file, laid_out(graph, extension))

@@ -57,7 +57,7 @@ def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, 
         DefinitionError: a mistake in a net.
         DataError: a database, list or mean file is missing or broken.
     """
-    left_out = _left_out if files_are_here else _left_out_elsewhere
+    left_out = runs_users_code if files_are_here else _left_out_elsewhere
     for context in contexts:
         with ExitStack() as opened:
             definition = solver.net_definition()
@@ -71,13 +71,13 @@ def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, 
                 _check_owners(net, layers.values())
 
 
-def _left_out(kind: type[Layer]) -> bool:
+def runs_users_code(kind: type[Layer]) -> bool:
     """Whether creating a layer of this class runs code of the user's."""
     return issubclass(kind, Python) or not kind.__module__.startswith("poseidon.layers.")
 
 
 def _left_out_elsewhere(kind: type[Layer]) -> bool:
-    return kind.OPENS_FILES or _left_out(kind)
+    return kind.OPENS_FILES or runs_users_code(kind)
 
 
 def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:

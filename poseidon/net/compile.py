@@ -92,6 +92,28 @@ def checked_layers(
         compiler.close()
 
 
+def phase_shapes(
+    definition: NetDefinition,
+    context: LayerContext,
+    *,
+    state: NetState,
+    leave_out: Callable[[type[Layer]], bool],
+) -> dict[str, Shape]:
+    """The shape of each blob of one phase, by name, as far as it is known without the layers that are left out.
+
+    Args, errors: see `checked_layers`.
+    """
+    net = filter_phase(definition, state)
+    on_meta = replace(context, phase=state.phase, resolve=definition.resolve, device=META)
+    compiler = _Compiler(net, on_meta, {}, leave_out)
+    try:
+        slots = compiler.check()
+    finally:
+        compiler.close()
+    names = plan_net(net, layer_class).names
+    return {name: slots[slot] for name, slot in names.items() if slot in slots}
+
+
 def filter_phase(definition: NetDefinition, state: NetState) -> NetDefinition:
     """The layers of one phase.
 
@@ -151,9 +173,9 @@ class _Compiler:
             )
         )
 
-    def check(self) -> None:
-        """Set up what can be set up, and make no net of it."""
-        self._set_up(plan_net(self.definition, layer_class))
+    def check(self) -> dict[int, Shape]:
+        """Set up what can be set up, and make no net of it; the shapes of the slots that are known."""
+        return self._set_up(plan_net(self.definition, layer_class))
 
     def close(self) -> None:
         """Let go of what the layers opened so far."""

@@ -58,11 +58,19 @@ def draw_net_to_file(
         UsageError: no extension, or Graphviz is absent or does not know the format.
     """
     path = Path(filename)
+    write_atomically(path, draw_net(caffe_net, rankdir, extension_of(path), phase, display_lrm))
+
+
+def extension_of(path: Path) -> str:
+    """The format that a picture's name says.
+
+    Raises:
+        UsageError: it says none.
+    """
     extension = path.suffix.removeprefix(".")
     if not extension:
         raise UsageError(f"{path}: missing extension, expected .png, .svg or .pdf")
-    picture = draw_net(caffe_net, rankdir, extension, phase, display_lrm)
-    write_atomically(path, picture)
+    return extension
 
 
 def draw_net(
@@ -77,7 +85,15 @@ def draw_net(
     Raises:
         UsageError: Graphviz is absent or does not know the format.
     """
-    graph = get_pydot_graph(caffe_net, rankdir, phase=phase, display_lrm=display_lrm)
+    return laid_out(get_pydot_graph(caffe_net, rankdir, phase=phase, display_lrm=display_lrm), ext)
+
+
+def laid_out(graph: pydot.Dot, ext: str) -> bytes:
+    """A graph as the bytes of a file.
+
+    Raises:
+        UsageError: Graphviz is absent or does not know the format.
+    """
     try:
         with redirect_stdout(io.StringIO()):  # pydot prints what dot said, as bytes
             picture: Any = graph.create(format=ext)

@@ -43,10 +43,11 @@ def _draw_net(parser: Parser) -> None:
     word(parser, "input_net", "net definition of any grammar", metavar="INPUT_NET", type=Path)
     word(parser, "output_file", "the picture: .png, .svg or .pdf", metavar="OUTPUT_FILE", type=Path)
     group = parser.section("Flags")
-    text = "where the data flows: LR (default), TB, BT, RL"
-    chosen(group, "rankdir", text, RANKDIRS, default="LR", metavar="DIR")
-    text = "whose layers: TRAIN, TEST or ALL (default)"
-    chosen(group, "phase", text, (*PHASES, "ALL"), default="ALL", metavar="PHASE")
+    text = "where the data flows: TB (default; of ALL: LR), LR, BT, RL"
+    chosen(group, "rankdir", text, RANKDIRS, default=None, metavar="DIR")
+    text = "whose layers: TRAIN (default), TEST or ALL"
+    chosen(group, "phase", text, (*PHASES, "ALL"), default="TRAIN", metavar="PHASE")
+    switch(group, "shapes", "show the blobs' shapes; reads data")
     switch(group, "display_lrm", "show each layer's learning rate multipliers")
     help_flag(parser)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pydot
 import pytest
 
 from poseidon.cli.main import main
@@ -78,3 +79,26 @@ def test_mistakes(alexnet: NetParameter, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="install the package graphviz"):
         draw_net_to_file(alexnet, tmp_path / "net.png")
+
+
+def test_the_command_reads_no_data_and_draws_one_phase(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graphs: list[str] = []
+
+    def lay_out(graph: pydot.Dot, extension: str) -> bytes:
+        graphs.append(graph.to_string())
+        return b"picture"
+
+    monkeypatch.setattr("poseidon.cli.draw_net.laid_out", lay_out)
+    words = ["draw_net", str(repository / ALEXNET), str(tmp_path / "net.png")]
+    assert main(words) == 0
+    assert (tmp_path / "net.png").read_bytes() == b"picture"
+    assert "<b>conv2</b><br/>Convolution 5x5 x 256 group 2,<br/>ReLU" in graphs[0]
+    assert "accuracy" not in graphs[0]
+    assert main([*words, "--shapes"]) == 1  # those depend on the data, which is not here
+    assert "layer 'data' (Data): the mean file" in capsys.readouterr().err
+    deploy = str(repository / ALEXNET.with_name("deploy.prototxt"))
+    assert main([*words[:1], deploy, *words[2:], "--shapes", "--phase=TEST"]) == 0
+    assert "10x96x55x55" in graphs[1]
+    assert main([*words, "--shapes", "--phase=ALL"]) == 2

@@ -1,0 +1,305 @@
+"""A drawing of a net that can be read on a page: what `poseidon draw_net` makes of one phase.
+
+Law: made from the definition alone, as in `poseidon.pycaffe.draw`; shapes come from the caller. A box is a layer with those that run
+in place on its top; an arrow is a blob. A deep net is cut into sections that stand side by side: each cut goes through as few
+arrows as there are nearby, and an arrow that is cut ends at a letter, from which it goes on in the next section.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pydot
+
+from poseidon.layers.base import Shape, times
+from poseidon.proto.caffe_pb2 import ConvolutionParameter, LayerParameter, PoolingParameter
+from poseidon.pycaffe.draw import choose_color_by_layertype, get_layer_lr_mult
+
+LINE_LETTERS = 30
+"""Of a box's name or details, in one line."""
+PAGE = math.sqrt(2.0)
+"""Long side to short side of a page (ISO 216)."""
+FAR = 6
+"""An arrow from a data layer that would pass more levels than this becomes a name beside the layer that reads the blob."""
+SHORT = 12
+"""Levels that stay in one section."""
+NEAR_CUT = 3
+"""Levels to both sides of an even division among which a cut chooses the one that the fewest arrows cross."""
+GRAPH: dict[str, Any] = {"nodesep": 0.1, "ranksep": 0.15, "margin": 0.1, "fontname": "Helvetica", "dpi": 150}
+BOX: dict[str, Any] = {
+    "shape": "box",
+    "style": "filled",
+    "fontname": "Helvetica",
+    "fontsize": 9,
+    "margin": "0.06,0.03",
+    "height": 0.2,
+    "width": 0.3,
+}
+NOTE: dict[str, Any] = {
+    "shape": "plaintext",
+    "fontname": "Helvetica",
+    "fontsize": 8,
+    "margin": "0.02,0.01",
+    "height": 0.1,
+}
+LETTER: dict[str, Any] = {
+    "shape": "circle",
+    "fontname": "Helvetica",
+    "fontsize": 9,
+    "margin": 0.01,
+    "width": 0.2,
+}
+ARROW: dict[str, Any] = {"arrowsize": 0.5, "fontname": "Helvetica", "fontsize": 8}
+
+
+@dataclass(slots=True, kw_only=True)
+class Box:
+    """A layer, and those that run in place on its top.
+
+    Attributes:
+        layers: the first is the one that the box is named after.
+        inputs: the blobs that it reads, each with the number of the box that makes it.
+        level: of the longest way from a box without inputs.
+    """
+
+    layers: list[LayerParameter]
+    inputs: list[tuple[int, str]] = field(default_factory=list)
+    level: int = 0
+
+
+def picture_graph(
+    layers: Iterable[LayerParameter],
+    *,
+    rankdir: str = "TB",
+    display_lrm: bool = False,
+    shapes: Mapping[str, Shape] | None = None,
+) -> pydot.Dot:
+    """The graph to be laid out.
+
+    Args:
+        layers: of one phase, in order.
+        rankdir: where the data flows: TB, BT, LR or RL.
+        display_lrm: show each layer's learning rate multipliers.
+        shapes: of blobs by name, shown at the arrows; None: none.
+    """
+    boxes = boxes_of(layers)
+    section_of = sections(boxes, columns_for(boxes))
+    graph = pydot.Dot("net", graph_type="digraph", rankdir=rankdir, **GRAPH)
+    drawer = _Drawer(graph, boxes, section_of, shapes)
+    for number, box in enumerate(boxes):
+        drawer.add_box(number, _label(box, display_lrm))
+    drawer.add_arrows()
+    drawer.finish()
+    return graph
+
+
+def boxes_of(layers: Iterable[LayerParameter]) -> list[Box]:
+    """The boxes of a net, in the order of its layers."""
+    boxes: list[Box] = []
+    maker: dict[str, int] = {}  # of each blob: the box that wrote it last
+    read: set[str] = set()  # blobs that somebody has read since
+    for layer in layers:
+        in_place = len(layer.bottom) == 1 and list(layer.bottom) == list(layer.top)
+        if in_place and layer.bottom[0] in maker and layer.bottom[0] not in read:
+            boxes[maker[layer.bottom[0]]].layers.append(layer)
+            continue
+        inputs = [(maker[name], name) for name in layer.bottom if name in maker]
+        level = max((boxes[number].level + 1 for number, _ in inputs), default=0)
+        read.update(layer.bottom)
+        for name in layer.top:
+            maker[name] = len(boxes)
+            read.discard(name)
+        boxes.append(Box(layers=[layer], inputs=inputs, level=level))
+    return boxes
+
+
+def columns_for(boxes: Sequence[Box]) -> int:
+    """How many sections give the drawing the proportions of a page that lies on its long side."""
+    levels = max((box.level for box in boxes), default=0) + 1
+    if levels <= SHORT:
+        return 1
+    per_level = [0] * levels
+    for box in boxes:
+        per_level[box.level] += 1
+    # A box is about four times as wide as it is tall with its arrow.
+    wide, tall = max(per_level) * 3.0, float(levels)
+    return max(1, min(levels, round(math.sqrt(tall * PAGE / wide))))
+
+
+def sections(boxes: Sequence[Box], columns: int) -> list[int]:
+    """The section of each box, 0 to columns - 1: an even division by levels, each cut moved to where few arrows cross."""
+    levels = max((box.level for box in boxes), default=0) + 1
+    crossing: list[set[tuple[int, str]]] = [
+        set() for _ in range(levels + 1)
+    ]  # [k]: blobs from below level k to k or above
+    for box in boxes:
+        for source, blob in box.inputs:
+            if boxes[source].inputs:  # those from data layers become names
+                for cut in range(boxes[source].level + 1, box.level + 1):
+                    crossing[cut].add((source, blob))
+    cuts = []
+    for column in range(1, columns):
+        middle = levels * column // columns
+        near = range(max(1, middle - NEAR_CUT), min(levels, middle + NEAR_CUT + 1))
+        cuts.append(min(near, key=lambda cut: (len(crossing[cut]), abs(cut - middle)), default=middle))
+    return [sum(box.level >= cut for cut in cuts) for box in boxes]
+
+
+class _Drawer:
+    """Puts boxes and arrows into a graph, section by section."""
+
+    def __init__(
+        self,
+        graph: pydot.Dot,
+        boxes: Sequence[Box],
+        section_of: Sequence[int],
+        shapes: Mapping[str, Shape] | None,
+    ) -> None:
+        self._graph = graph
+        self._boxes = boxes
+        self._section_of = section_of
+        self._shapes = shapes
+        self._parts = [
+            pydot.Cluster(f"s{number}", peripheries=0, margin=2)
+            for number in range(max(section_of, default=0) + 1)
+        ]
+        self._first: dict[int, str] = {}  # of each section, the node that stands at its head
+        self._letters: dict[tuple[int, str], str] = {}  # of each blob that is cut
+
+    def add_box(self, number: int, label: str) -> None:
+        color = choose_color_by_layertype(self._boxes[number].layers[0].type)
+        self._add(self._section_of[number], f"b{number}", label=label, fillcolor=color, **BOX)
+
+    def add_arrows(self) -> None:
+        for number, box in enumerate(self._boxes):
+            for source, blob in box.inputs:
+                self._add_arrow(source, number, blob)
+
+    def finish(self) -> None:
+        """Put the sections into the graph, their heads side by side in order."""
+        for part in self._parts:
+            self._graph.add_subgraph(part)  # type: ignore[arg-type]
+        heads = [self._first[number] for number in sorted(self._first)]
+        if len(heads) > 1:
+            row = pydot.Subgraph(rank="same")
+            for head in heads:
+                row.add_node(pydot.Node(head))
+            for left, right in pairwise(heads):
+                row.add_edge(pydot.Edge(left, right, style="invis"))
+            self._graph.add_subgraph(row)
+
+    def _add_arrow(self, source: int, target: int, blob: str) -> None:
+        maker, reader = self._boxes[source], self._boxes[target]
+        here = self._section_of[target]
+        note = self._note(source, blob)
+        if not maker.inputs and reader.level - maker.level > FAR:
+            name = f"{blob}_to_{target}"
+            self._add(here, name, label=_quoted(blob), **NOTE)
+            self._graph.add_edge(pydot.Edge(_quoted(name), f"b{target}", **ARROW))
+        elif self._section_of[source] == here:
+            self._graph.add_edge(pydot.Edge(f"b{source}", f"b{target}", label=_quoted(note), **ARROW))
+        else:
+            self._graph.add_edge(pydot.Edge(self._entry(source, here, blob, note), f"b{target}", **ARROW))
+
+    def _entry(self, source: int, section: int, blob: str, note: str) -> str:
+        """The node with a cut arrow's letter in the section that it enters; that of the one it leaves comes with it."""
+        if (source, blob) not in self._letters:
+            letter = _letter(len(self._letters))
+            self._letters[source, blob] = letter
+            self._add(self._section_of[source], f"out_{letter}", label=letter, **LETTER)
+            self._graph.add_edge(pydot.Edge(f"b{source}", f"out_{letter}", label=_quoted(note), **ARROW))
+        letter = self._letters[source, blob]
+        name = f"in_{letter}_{section}"
+        if not self._parts[section].get_node(name):
+            self._add(section, name, label=letter, **LETTER)
+            if not self._first.get(section, "b").startswith("in_"):
+                self._first[section] = name
+        return name
+
+    def _add(self, section: int, name: str, **settings: Any) -> None:
+        self._parts[section].add_node(
+            pydot.Node(_quoted(name) if not name.isidentifier() else name, **settings)
+        )
+        self._first.setdefault(section, name)
+
+    def _note(self, source: int, blob: str) -> str:
+        """What stands at an arrow: the blob's name where the layer makes several, and its shape where shapes are shown."""
+        made = self._boxes[source].layers[0].top
+        words = [blob] if len(made) > 1 else []
+        if self._shapes is not None and blob in self._shapes:
+            words.append(times(self._shapes[blob]))
+        return " ".join(words)
+
+
+def _label(box: Box, display_lrm: bool) -> str:
+    """The lines of a box, the name in bold, in the form of HTML that dot reads."""
+    first = box.layers[0]
+    name = "".join(f"<b>{html.escape(line)}</b><br/>" for line in _wrapped(first.name, "/_-"))
+    lines = _wrapped(", ".join(" ".join([layer.type, *details(layer)]) for layer in box.layers), " ")
+    if display_lrm:
+        lines += [get_layer_lr_mult(layer) for layer in box.layers if layer.param]
+    return f"<{name}{'<br/>'.join(map(html.escape, lines))}>"
+
+
+def details(layer: LayerParameter) -> list[str]:
+    """What a reader wants to know of a layer besides its type."""
+    found: list[str] = []
+    if layer.type in ("Convolution", "Deconvolution"):
+        found = _convolution(layer.convolution_param)
+    elif layer.type == "Pooling":
+        found = _pooling(layer.pooling_param)
+    elif layer.type == "InnerProduct":
+        found = [str(layer.inner_product_param.num_output)]
+    elif layer.type == "Dropout":
+        found = [f"{layer.dropout_param.dropout_ratio:g}"]
+    elif layer.type == "Data":
+        found = [f"batch {layer.data_param.batch_size}"]
+    elif layer.type == "LRN":
+        found = [f"size {layer.lrn_param.local_size}"]
+    return found + [f"weight {weight:g}" for weight in layer.loss_weight if weight != 1]
+
+
+def _convolution(param: ConvolutionParameter) -> list[str]:
+    kernel = list(param.kernel_size) or [side for side in (param.kernel_h, param.kernel_w) if side]
+    window = "x".join(map(str, kernel * (2 if len(kernel) == 1 else 1))) or "1x1"
+    stride = max([*param.stride, param.stride_h, param.stride_w, 1])
+    found = [f"{window} x {param.num_output}"]
+    found += [f"stride {stride}"] if stride > 1 else []
+    found += [f"dilation {param.dilation[0]}"] if param.dilation and param.dilation[0] > 1 else []
+    return found + ([f"group {param.group}"] if param.group > 1 else [])
+
+
+def _pooling(param: PoolingParameter) -> list[str]:
+    name = PoolingParameter.PoolMethod.Name(param.pool)
+    if param.global_pooling:
+        return [name, "all"]
+    kernel = (param.kernel_h or param.kernel_size, param.kernel_w or param.kernel_size)
+    return [f"{name} {times(kernel)}", *([f"stride {param.stride}"] if param.stride > 1 else [])]
+
+
+def _wrapped(text: str, signs: str) -> list[str]:
+    """A text in lines of at most so many letters, broken after one of the signs where there is one."""
+    if len(text) <= LINE_LETTERS:
+        return [text] if text else []
+    if signs == " ":
+        return textwrap.wrap(text, LINE_LETTERS)
+    places = [place + 1 for place, sign in enumerate(text[:LINE_LETTERS]) if sign in signs]
+    place = places[-1] if places else LINE_LETTERS
+    return [text[:place], *_wrapped(text[place:], signs)]
+
+
+def _letter(number: int) -> str:
+    """A, B, ..., Z, A1, B1, ..."""
+    return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
+
+
+def _quoted(text: str) -> str:
+    """A string of the dot language."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
