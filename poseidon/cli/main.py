@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from poseidon import __version__
+from poseidon.cli.own_signals import ctrl_c_ends_at_once
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
 from poseidon.errors import PoseidonError, nearest
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
     try:
+        with ctrl_c_ends_at_once(f"poseidon {parsed.command}"):
+            import_module(f"poseidon.cli.{parsed.command}")
         code = run_command(parsed)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is an error here, not one of the dying interpreter

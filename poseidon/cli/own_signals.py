@@ -1,9 +1,9 @@
-"""Whether this process was asked to end by a signal, or only another task of the job.
+"""Signals to this process: Ctrl-C while it imports, and whether it was asked to end itself, or only another task of the job.
 
 An engine signals all tasks, or one. Rank 0's launcher stops in order at the first request and at once at the second, so
 that what comes from another task counts only where rank 0 itself was not asked.
 
-Law: no handler is installed here; Python writes the number of each signal that has one into a pipe.
+Law of `OwnSignals`: it installs no handler; Python writes the number of each signal that has one into a pipe.
 """
 
 from __future__ import annotations
@@ -12,11 +12,39 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 
 WAIT_S = 3.0
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+@contextmanager
+def ctrl_c_ends_at_once(name: str) -> Iterator[None]:
+    """While the block imports modules, Ctrl-C ends the process with a line and code 130.
+
+    A KeyboardInterrupt would not do: numpy and others lose it, and fail later for a reason that names nothing. Nothing happens
+    outside the main thread, or in a program with a handler of its own.
+
+    Args:
+        name: of the command, for the line.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        with suppress(OSError):
+            os.write(2, f"{name}: interrupted\n".encode())
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class OwnSignals:
