@@ -5,6 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from poseidon.errors import nearest
+
+_ELSEWHERE = {
+    **dict.fromkeys(("conv", "conv2d"), "Convolution"),
+    **dict.fromkeys(("fullyconnected", "fc", "linear", "dense", "ip"), "InnerProduct"),
+    **dict.fromkeys(("maxpool", "maxpooling", "avgpool", "averagepooling"), "Pooling"),
+    **dict.fromkeys(("crossentropy", "crossentropyloss", "softmaxloss"), "SoftmaxWithLoss"),
+    **dict.fromkeys(("mse", "mseloss", "l2loss"), "EuclideanLoss"),
+    **dict.fromkeys(("bn", "batchnormalization"), "BatchNorm"),
+    **dict.fromkeys(("add", "sum"), "Eltwise"),
+}
+"""What other frameworks call a type."""
 # Longer lists hide the message; a reader of eight names still finds his own.
 LISTED_AT_MOST = 8
 
@@ -24,6 +36,8 @@ def unknown_type(name: str, types: Iterable[str]) -> str:
     names = sorted(set(types))
     lowered = {choice.lower(): choice for choice in names}
     near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3)]
+    first = _ELSEWHERE.get(name.lower()) or lowered.get(name.lower()) or nearest(name, names)
+    near = list(dict.fromkeys([first, *near])) if first else near
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
     also = f"near too: {', '.join(near[1:])}; " if len(near) > 1 else ""
     return f"unknown layer type '{name}'; {hint} ({also}for a type of your own see --import)"
@@ -32,12 +46,10 @@ def unknown_type(name: str, types: Iterable[str]) -> str:
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """A clause such as `unknown layer type 'Convolutoin'; did you mean 'Convolution'?`."""
     names = sorted(set(choices))
-    # Names that differ in case only must be found first: difflib counts case as a difference.
-    same = [choice for choice in names if choice.lower() == name.lower()]
-    near = same or difflib.get_close_matches(name, names, n=1)
+    near = nearest(name, names)
     text = f"unknown {kind} '{name}'"
     if near:
-        return f"{text}; did you mean '{near[0]}'?"
+        return f"{text}; did you mean '{near}'?"
     if names and len(names) <= LISTED_AT_MOST:
         return f"{text}; known: {', '.join(names)}"
     return text

@@ -7,15 +7,20 @@ Its sentences name the setting, the block, what was found and the nearest legal 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from poseidon.proto.tokens import Token, scan
-from poseidon.proto.values import is_quoted, listing, nearest, problem, shown
+from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
+from poseidon.proto.names import nearest_field
+from poseidon.proto.tokens import Token, scan, settings
+from poseidon.proto.values import is_closed, is_quoted, listing, problem, shown
 
 _CLOSER = {"{": "}", "<": ">"}
+_SOLVER = cast(Descriptor, SolverParameter.DESCRIPTOR)
+_NET = cast(Descriptor, NetParameter.DESCRIPTOR)
 
 # Settings that people know from the other layer grammar, and how this one says them.
 _OTHER_GRAMMAR = {
@@ -23,12 +28,19 @@ _OTHER_GRAMMAR = {
     ("LayerParameter", "weight_decay"): "a `layer` block says param { decay_mult: ... }",
     ("LayerParameter", "blob_share_mode"): "a `layer` block says param { share_mode: ... }",
     ("V1LayerParameter", "phase"): "a `layers` block says include { phase: ... }",
-    ("SolverParameter", "layer"): "this is a net definition, and a solver definition is expected",
-    ("SolverParameter", "layers"): "this is a net definition, and a solver definition is expected",
-    ("NetParameter", "base_lr"): "this is a solver definition, and a net definition is expected",
-    ("NetParameter", "net"): "this is a solver definition, and a net definition is expected",
-    ("NetParameter", "train_net"): "this is a solver definition, and a net definition is expected",
 }
+_OTHER_FILE = {
+    "SolverParameter": "this is a net definition; a solver is expected, the file that says net: ... and base_lr: ...",
+    "NetParameter": "this is a solver definition; a net definition is expected, the file with the layers",
+}
+"""What a file is whose settings are mostly those of the other kind."""
+_OTHER_SYNTAX = {
+    "/": "; a comment begins with #",
+    "{": "; prototxt has no braces around the file and no quotes around names",
+    "=": "; a setting is written name: value",
+}
+_CONTENT = re.compile(r"""["']([^\s"':{}]+)\s+[^"']*[:{]""")
+"""A string that runs into the settings behind it, since its closing quote is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +59,11 @@ def diagnose(text: str, descriptor: Descriptor) -> Mistake | None:
         text: prototxt.
         descriptor: the message type that the text should hold.
     """
+    walk = _Walk(text, descriptor)
     try:
-        _Walk(text, descriptor).run()
+        walk.run()
     except _Found as found:
-        return found.mistake
+        return walk.missing_quote(found.mistake) or found.mistake
     return None
 
 
@@ -90,6 +103,21 @@ class _Walk:
     def run(self) -> None:
         while self._token.text:
             self._setting()
+
+    def missing_quote(self, mistake: Mistake) -> Mistake | None:
+        """The mistake behind another one, where a string of its line has no end; None where all have."""
+        strings = [token for token in self._tokens if token.line == mistake.line and is_quoted(token.text)]
+        if not strings or is_closed(strings[-1].text):
+            return None
+        for token in strings[:-1]:
+            if found := _CONTENT.match(token.text):
+                quote = token.text[0]
+                message = f"the string {quote}{found[1]} has no closing quote; write {quote}{found[1]}{quote}"
+                return Mistake(message=message, line=token.line, column=token.column)
+        if strings[-1].column <= mistake.column:
+            return None
+        message = f"a string in this line has no closing quote; the last one is {shown(strings[-1].text)}"
+        return Mistake(message=message, line=mistake.line, column=strings[0].column)
 
     def _next(self) -> Token:
         token = self._token
@@ -143,10 +171,18 @@ class _Walk:
             raise _Found(_set_twice(frame, name, first), name)
 
     def _scalar(self, setting: FieldDescriptor) -> None:
-        wrong = problem(setting, self._token.text)
+        token = self._token
+        wrong = problem(setting, self._bare(token) if _takes_string(setting) else token.text)
         if wrong is not None:
             raise _Found(f"{setting.name} in {self._frames[-1].descriptor.name}: {wrong}", self._token)
         self._next()
+
+    def _bare(self, token: Token) -> str:
+        """A value that should have been quoted, up to the next space; a token as it is where it is quoted."""
+        if is_quoted(token.text) or not token.text:
+            return token.text
+        found = re.match(r"[\w./~-]+", self._lines[token.line - 1][token.column - 1 :])
+        return found.group() if found else token.text
 
     def _block(self, descriptor: Descriptor, setting: FieldDescriptor, name: Token, twice: bool) -> None:
         closer = _CLOSER.get(self._token.text)
@@ -179,10 +215,15 @@ class _Walk:
         if token.text in _CLOSER.values() and len(self._frames) == 1:
             raise _Found(f"this '{token.text}' closes nothing: there is one too many above or here", token)
         where = f"in {frame.descriptor.name}" if frame.head.text else "in the file"
-        raise _Found(f"expected the name of a setting {where}, found {shown(token.text)}", token)
+        hint = _OTHER_SYNTAX.get(token.text, "")
+        raise _Found(f"expected the name of a setting {where}, found {shown(token.text)}{hint}", token)
 
     def _unknown(self, frame: _Frame, name: Token) -> str:
         legal = sorted(frame.descriptor.fields_by_name)
+        if len(self._frames) == 1 and self._is_of_the_other_kind(frame.descriptor):
+            return _OTHER_FILE[frame.descriptor.name]
+        if comma := self._decimal_comma(name):
+            return comma
         message = f"unknown field '{name.text}' in {frame.descriptor.name}"
         if hint := _OTHER_GRAMMAR.get((frame.descriptor.name, name.text)):
             return f"{message}; {hint}"
@@ -191,9 +232,33 @@ class _Walk:
                 self._unclosed(f"'{name.text}' in line {name.line}")
             head = frame.head
             return f"{message}; is the '}}' of '{head.text}' (line {head.line}) missing before it?"
-        if near := nearest(name.text, legal):
+        if near := nearest_field(name.text, frame.descriptor):
             return f"{message}; did you mean '{near}'?"
         return f"{message}; it takes {listing(legal)}"
+
+    def _is_of_the_other_kind(self, descriptor: Descriptor) -> bool:
+        """Whether most settings of a solver's file are those of a net, or the other way round."""
+        kinds = [kind.name for kind in (_SOLVER, _NET)]
+        if descriptor.name not in kinds:
+            return False
+        other = _NET if descriptor.name == _SOLVER.name else _SOLVER
+        names = {setting.path[0] for setting in settings("\n".join(self._lines)) if len(setting.path) == 1}
+        own = names & set(descriptor.fields_by_name)
+        return len(names & set(other.fields_by_name)) > len(own)
+
+    def _decimal_comma(self, name: Token) -> str:
+        """For 0,01: the sentence on it; empty for anything else."""
+        before = self._tokens[max(0, self._at - 3) : self._at - 1]
+        if (
+            len(before) < 2
+            or before[1].text != ","
+            or not name.text.isdigit()
+            or not before[0].text.isdigit()
+        ):
+            return ""
+        if name.line != before[0].line or name.column != before[0].column + len(before[0].text) + 1:
+            return ""
+        return f"a decimal comma in {before[0].text},{name.text}; write {before[0].text}.{name.text}"
 
     def _opens_block(self) -> bool:
         return self._token.text in _CLOSER

@@ -6,11 +6,13 @@ parsers of numbers, booleans and enums decide.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from google.protobuf import text_encoding, text_format
 from google.protobuf.descriptor import FieldDescriptor
+
+from poseidon.errors import nearest
+from poseidon.proto.upgrade.v1 import todays_name
 
 _RANGE = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
@@ -21,6 +23,7 @@ _RANGE = {
 _FLOATS = (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE)
 _QUOTES = ("'", '"')
 _MOST_SHOWN = 60
+_BOOLS = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
 
 
 def problem(setting: FieldDescriptor, token: str) -> str | None:
@@ -35,9 +38,11 @@ def problem(setting: FieldDescriptor, token: str) -> str | None:
     if setting.type in _FLOATS:
         return _float_problem(setting, token)
     if setting.type == FieldDescriptor.TYPE_BOOL:
-        return (
-            None if _parses(text_format.ParseBool, token) else f"expected true or false, found {shown(token)}"
-        )
+        if _parses(text_format.ParseBool, token):
+            return None
+        word = _BOOLS.get(token.strip("'\"").lower())
+        hint = f"; write {setting.name}: {word}" if word else ""
+        return f"expected true or false, found {shown(token)}{hint}"
     if setting.enum_type is not None:
         return _enum_problem(setting, token)
     return _string_problem(setting, token)
@@ -57,11 +62,9 @@ def is_quoted(token: str) -> bool:
     return token.startswith(_QUOTES)
 
 
-def nearest(name: str, legal: Iterable[str]) -> str | None:
-    """The legal name that `name` most likely meant, or None when none is near."""
-    candidates = {candidate.lower(): candidate for candidate in legal}
-    found = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=0.7)
-    return candidates[found[0]] if found else None
+def is_closed(token: str) -> bool:
+    """Whether a string has its closing quote."""
+    return len(token) > 1 and token[-1] == token[0]
 
 
 def listing(names: Sequence[str], most: int = 12) -> str:
@@ -75,7 +78,11 @@ def _integer_problem(setting: FieldDescriptor, token: str) -> str | None:
         return None
     if _parses(lambda text: text_format.ParseInteger(text, is_signed=True, is_long=True), token):
         return f"expected an integer from {low} to {high}, found {shown(token)}"
-    return f"expected integer, found {shown(token)}{_unquoted_hint(setting, token)}"
+    hint = _unquoted_hint(setting, token)
+    if not hint and _parses(text_format.ParseFloat, token):
+        value = text_format.ParseFloat(token)
+        hint = f"; write {setting.name}: {int(value)}" if value.is_integer() and abs(value) < high else ""
+    return f"expected integer, found {shown(token)}{hint}"
 
 
 def _float_problem(setting: FieldDescriptor, token: str) -> str | None:
@@ -102,9 +109,11 @@ def _enum_problem(setting: FieldDescriptor, token: str) -> str | None:
 
 def _string_problem(setting: FieldDescriptor, token: str) -> str | None:
     if not is_quoted(token):
-        hint = f'; write {setting.name}: "{token}"' if token.isidentifier() else ""
+        layer_type = todays_name(token) if setting.full_name == "caffe.LayerParameter.type" else ""
+        plain = token and (token[0].isalpha() or token[0] in "_./~")
+        hint = f'; write {setting.name}: "{layer_type or token}"' if plain else ""
         return f"expected a string in quotes, found {shown(token)}{hint}"
-    if len(token) < 2 or token[-1] != token[0]:
+    if not is_closed(token):
         return f"the string {shown(token)} has no closing quote on its line"
     try:
         content = text_encoding.CUnescape(token[1:-1])

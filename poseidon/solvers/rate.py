@@ -13,10 +13,10 @@ Symbols: r base_lr, g gamma, p power, s stepsize, t iteration (0-based), T max_i
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 
+from poseidon.errors import nearest
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition
 
@@ -88,8 +88,8 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
         raise solver.error("base_lr", "not given; expected the learning rate")
     policy = POLICIES.get(param.lr_policy)
     if policy is None:
-        near = difflib.get_close_matches(param.lr_policy, POLICIES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(POLICIES)}"
+        near = nearest(param.lr_policy, POLICIES)
+        hint = f"did you mean '{near}'?" if near else f"expected one of {', '.join(POLICIES)}"
         raise solver.error("lr_policy", f"unknown policy '{param.lr_policy}'; {hint}")
     for name in _NEEDS.get(param.lr_policy, ()):
         if not param.HasField(name):

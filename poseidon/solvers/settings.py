@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from poseidon.errors import nearest
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition
 from poseidon.solvers.rate import rate_policy
@@ -134,8 +134,8 @@ def _kind(solver: SolverDefinition) -> RuleKind:
     try:
         return KINDS[name]
     except KeyError as error:
-        near = difflib.get_close_matches(name, KINDS, n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(KINDS)}"
+        near = nearest(name, KINDS)
+        hint = f"did you mean '{near}'?" if near else f"expected one of {', '.join(KINDS)}"
         raise solver.error("type", f"unknown solver type '{name}'; {hint}") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, shown
+from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, nearest, shown
 
 
 def test_what_cannot_be_printed_is_escaped() -> None:
@@ -23,3 +23,24 @@ def test_a_definitions_place_is_kept() -> None:
     error = DefinitionError("wrong\x08", source="a\tb", line=3)
     assert str(error) == "a\\tb:3: wrong\\x08"
     assert error.message == "wrong\\x08"
+
+
+@pytest.mark.parametrize(
+    ("name", "legal", "meant"),
+    [
+        ("conv_param", ["concat_param", "convolution_param", "crop_param"], "convolution_param"),
+        ("Conv", ["Concat", "Convolution", "Deconvolution"], "Convolution"),
+        ("batchsize", ["batch_size", "size"], "batch_size"),
+        ("Kernel-Size", ["kernel_w", "kernel_size"], "kernel_size"),
+        ("max_iterations", ["max_iter", "iter_size"], "max_iter"),
+        ("interval", ["snapshot", "test_interval"], "test_interval"),
+        ("extract", ["train", "extract_features"], "extract_features"),
+        ("kernal_size", ["kernel_size", "kernel_w"], "kernel_size"),
+        ("adam", ["SGD", "Adam", "AdaGrad"], "Adam"),
+        ("pda", ["pad", "kernel_size", "stride"], None),
+        ("qqq", ["pad"], None),
+        ("", ["pad"], None),
+    ],
+)
+def test_the_nearest_name(name: str, legal: list[str], meant: str | None) -> None:
+    assert nearest(name, legal) == meant

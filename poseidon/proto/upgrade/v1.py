@@ -54,7 +54,13 @@ def from_v1(net: NetParameter) -> NetParameter:
 
 def type_name(type_: V1LayerParameter.LayerType) -> str:
     """Today's name of a V1 layer type; the empty string for NONE."""
-    name = V1LayerParameter.LayerType.Name(type_)
+    return todays_name(V1LayerParameter.LayerType.Name(type_))
+
+
+def todays_name(name: str) -> str:
+    """Today's name of a V1 layer type that is given by its own, SOFTMAX_LOSS; the empty string for what is none."""
+    if name not in V1LayerParameter.LayerType.DESCRIPTOR.values_by_name:
+        return ""
     return _TYPE_WORDS.get(name, "".join(word.capitalize() for word in name.split("_")))
 
 

@@ -30,7 +30,17 @@ layers { type: POOLING pooling_param { pool: MAX } }
 SOLVER_CASES = {
     'base_lr: 0.1\ndevice_id: "0"': (2, 12, 'device_id in SolverParameter: expected integer, found "0"; write device_id: 0 without quotes'),
     "max_iter: 10\nmax_iter: 20": (2, 1, "'max_iter' is set twice in SolverParameter, first in line 1; it takes one value"),
-    "layer { }": (1, 1, "unknown field 'layer' in SolverParameter; this is a net definition, and a solver definition is expected"),
+    "layer { }": (1, 1, "this is a net definition; a solver is expected, the file that says net: ... and base_lr: ..."),
+    'name: "n" input: "x" layer { }': (1, 1, "this is a net definition; a solver is expected, the file that says net: ... and base_lr: ..."),
+    "base_lr: 0,01": (1, 12, "a decimal comma in 0,01; write 0.01"),
+    "learning_rate: 1": (1, 1, "unknown field 'learning_rate' in SolverParameter; did you mean 'base_lr'?"),
+    "max_iter: 4e3": (1, 11, "max_iter in SolverParameter: expected integer, found '4e3'; write max_iter: 4000"),
+    "debug_info: yes": (1, 13, "debug_info in SolverParameter: expected true or false, found 'yes'; write debug_info: true"),
+    "net: nets/le-net.prototxt": (1, 6, "net in SolverParameter: expected a string in quotes, found 'nets/le-net.prototxt'; "
+     'write net: "nets/le-net.prototxt"'),
+    "// by me\nbase_lr: 1": (1, 1, "expected the name of a setting in the file, found '/'; a comment begins with #"),
+    '{"base_lr": 1}': (1, 1, "expected the name of a setting in the file, found '{'; prototxt has no braces around the file "
+     "and no quotes around names"),
     "solver_mode: GPUS": (1, 14, "solver_mode in SolverParameter: unknown value 'GPUS'; did you mean 'GPU'? (one of CPU, GPU)"),
     "net: lenet": (1, 6, "net in SolverParameter: expected a string in quotes, found 'lenet'; write net: \"lenet\""),
 }  # fmt: skip
@@ -44,11 +54,21 @@ NET_CASES = {
         (1, 9, "unknown field 'bottom_diff_data_zzz' in LayerParameter; it takes accuracy_param, argmax_param, batch_norm_param, "
          "bias_param, blobs, bottom, clip_param, concat_param, contrastive_loss_param, convolution_param, crop_param, data_param, ..."),
     "base_lr: 1":
-        (1, 1, "unknown field 'base_lr' in NetParameter; this is a solver definition, and a net definition is expected"),
+        (1, 1, "this is a solver definition; a net definition is expected, the file with the layers"),
+    'layer { name: "conv1 type: "Convolution" bottom: "data" }':
+        (1, 15, "the string \"conv1 has no closing quote; write \"conv1\""),
+    'layer { name: "a" type: "b }':
+        (1, 25, "type in LayerParameter: the string \"b } has no closing quote on its line"),
+    'layer { conv_param { } }':
+        (1, 9, "unknown field 'conv_param' in LayerParameter; did you mean 'convolution_param'?"),
+    'layer { ip_param { } }':
+        (1, 9, "unknown field 'ip_param' in LayerParameter; did you mean 'inner_product_param'?"),
+    'layer { convolution_param { kernel: 3 } }':
+        (1, 29, "unknown field 'kernel' in ConvolutionParameter; did you mean 'kernel_size'?"),
     "layer { blobs_lr: 1 }":
         (1, 9, "unknown field 'blobs_lr' in LayerParameter; a `layer` block says param { lr_mult: ... }"),
     "layer { type: CONVOLUTION }":
-        (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write type: \"CONVOLUTION\""),
+        (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write type: \"Convolution\""),
     "layer { pooling_param { pool: MEDIAN } }":
         (1, 31, "pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, STOCHASTIC"),
     "layer { pooling_param { pool { } } }":
@@ -70,7 +90,7 @@ NET_CASES = {
     'layer { "name": 1 }':
         (1, 9, "expected the name of a setting in LayerParameter, found \"name\""),
     "= 3":
-        (1, 1, "expected the name of a setting in the file, found '='"),
+        (1, 1, "expected the name of a setting in the file, found '='; a setting is written name: value"),
     'layer {\n  name: "a"\n':
         (1, 1, "the '{' of 'layer' in line 1 is not closed before the end of the file"),
     'layer {\n  name: "a"\nlayer {\n  name: "b"\n}\n':

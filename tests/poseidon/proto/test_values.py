@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from poseidon.proto import caffe_pb2
-from poseidon.proto.values import listing, nearest, problem, shown
+from poseidon.proto.values import listing, problem, shown
 
 # A setting of each kind of value.
 SETTINGS = {
@@ -70,7 +70,7 @@ def test_legal_exactly_when_protobuf_takes_it(kind: str, token: str) -> None:
         ("int32", "", "expected integer, found the end of the file"),
         ("uint32", "-1", "expected an integer from 0 to 4294967295, found '-1'"),
         ("float", "fast", "expected number, found 'fast'"),
-        ("bool", "yes", "expected true or false, found 'yes'"),
+        ("bool", "yes", "expected true or false, found 'yes'; write debug_info: true"),
         ("string", "LMDB", "expected a string in quotes, found 'LMDB'; write net: \"LMDB\""),
         ("string", '"a', 'the string "a has no closing quote on its line'),
         ("enum", "GPUU", "unknown value 'GPUU'; did you mean 'GPU'? (one of CPU, GPU)"),
@@ -81,13 +81,6 @@ def test_legal_exactly_when_protobuf_takes_it(kind: str, token: str) -> None:
 )
 def test_sentences(kind: str, token: str, expected: str) -> None:
     assert problem(setting(kind), token) == expected
-
-
-@pytest.mark.parametrize(
-    "name, expected", [("kernal_size", "kernel_size"), ("Kernel_Size", "kernel_size"), ("xyz", None)]
-)
-def test_nearest(name: str, expected: str | None) -> None:
-    assert nearest(name, ["pad", "kernel_size", "stride"]) == expected
 
 
 def test_shown_and_listing() -> None:
