@@ -225,6 +225,9 @@ def server_worker(
 
 
 def half_range(values: Sequence[float]) -> float:
+    """Half of the distance between the quartiles; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
     quartiles = statistics.quantiles(values, n=4)
     return (quartiles[2] - quartiles[0]) / 2
 
@@ -275,6 +278,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--average", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds={options.rounds}: expected 1 or more")
     if options.role == "echo":
         echo()
     elif options.role == "echo-worker":

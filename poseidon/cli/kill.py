@@ -3,7 +3,7 @@
 poseidon kill cifar10_quick-20260105-204016-3f9a1c
 poseidon kill machinefiles/localserver
 poseidon kill --all
-poseidon kill cifar10_quick-20260105-204016-3f9a1c --hostfile=machinefiles/cluster     from another machine than its launcher's
+poseidon kill cifar10_quick-20260105-204016-3f9a1c --hostfile=machinefiles/four_nodes.example     from another machine than its launcher's
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`poseidon ps`: the running jobs of this user, on this machine and on the hosts of a machinefile.
 
 poseidon ps
-poseidon ps --hostfile=machinefiles/cluster
+poseidon ps --hostfile=machinefiles/four_nodes.example
 """
 
 from __future__ import annotations

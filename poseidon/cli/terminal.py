@@ -85,6 +85,8 @@ class Terminal:
     def on_log(self, name: ProcessName, line: str) -> None:
         """See `JobCallbacks`. The same warning is shown once, from whichever process it comes."""
         level = line[0] if _GLOG.match(line) else ""
+        if level == "F":
+            return  # what a process ends with; the launcher's last sentence says it
         # A line that is not of the log is a print, which may well come from all, or what a library or an interpreter says.
         plain = level == "I" or (not level and self._shown is Shown.ALL)
         plain = plain or (_is_first(name) and level != "W")

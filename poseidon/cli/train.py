@@ -114,7 +114,11 @@ class _TrainingJob(Job):
 
     def notes(self) -> list[str]:
         """See `Job`."""
-        return [f"the command line sets {self._changes}"] if self._changes else []
+        notes = [f"the command line sets {self._changes}"] if self._changes else []
+        if self._site is None and self._solver.param.snapshot_prefix:
+            folder = self._solver.snapshot_prefix().parent
+            notes += [] if folder.exists() else [f"snapshots go to {folder}, a new folder"]
+        return notes
 
     @property
     def origin(self) -> StartingPoint:

@@ -263,7 +263,8 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
         raise UsageError(f"--gpu={gpu} lists a device twice; each worker needs a device of its own")
     if available is not None and max(numbers) >= available:
         found = f"0 to {available - 1} are" if available > 1 else "only 0 is" if available else "none is"
-        raise UsageError(f"--gpu={gpu}: there is no GPU {max(numbers)}; {found} on this machine")
+        remedy = "" if available else "; leave --gpu out to use the CPU"
+        raise UsageError(f"--gpu={gpu}: there is no GPU {max(numbers)}; {found} on this machine{remedy}")
     return tuple(f"cuda:{number}" for number in numbers)
 
 

@@ -163,7 +163,9 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     start = 4 * (1 + dimensions)
     if len(content) < start or struct.unpack(">I", content[:4])[0] != IDX_MAGIC[dimensions]:

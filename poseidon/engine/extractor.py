@@ -208,7 +208,7 @@ def _run_worker(extraction: Extraction, control: Control) -> int:
     try:
         run_extraction(extraction, on_batch)
     except PoseidonError as error:
-        LOGGER.error("%s", error)
+        LOGGER.critical("%s", error)
         control.tell("error", message=str(error), exit_code=error.exit_code)
         return 1
     finally:

@@ -128,12 +128,16 @@ def check_snapshot_prefix(solver: SolverDefinition) -> None:
     """Check that a prefix of the solver's is a place for snapshots: a failure at the last iteration would cost the whole run.
 
     Raises:
-        DefinitionError: their folder cannot be made or written.
+        DefinitionError: their folder cannot be made or written, or what it lies in is missing, as after a typing mistake.
     """
     if not solver.param.snapshot_prefix:
         return
     folder = solver.snapshot_prefix().parent
     obstacle = obstacle_to(folder)
+    if not obstacle and not folder.exists() and not folder.parent.exists():
+        obstacle = (
+            f"there is no folder {folder.parent} to make {folder.name} in; make it, or correct the prefix"
+        )
     if obstacle:
         raise solver.error("snapshot_prefix", f"snapshots cannot be written to {folder}: {obstacle}")
 

@@ -225,7 +225,7 @@ def _failed(document: ScriptDocument, control: Control, error: BaseException, wh
     line = line_of(error, document.script)
     place = f"{Path(document.script).name}, line {line}" if line else Path(document.script).name
     sentence = f"worker {document.rank}: {place}: {what}"
-    LOGGER.error("%s", sentence)
+    LOGGER.critical("%s", sentence)
     control.tell(
         "error",
         message=sentence,

@@ -360,7 +360,7 @@ def run_worker(document: JobDocument, control: Control) -> int:
     try:
         Worker(document, control).run()
     except (PoseidonError, ServerError) as error:
-        LOGGER.error("%s", error)
+        LOGGER.critical("%s", error)
         lost = isinstance(error, PeerLost | StalenessTimeout)
         control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
         return 1

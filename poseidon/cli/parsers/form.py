@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (-*\w+)\S*: ", r"\1: ", message)
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
-            names = [name.partition("/")[0] for name in missing.split(", ")]
+            names = [name.partition("/")[0] for name in missing.split(", ") if name != "..."]
             message = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} missing"
         self.exit(
             2,

@@ -21,6 +21,7 @@ def test_worker_0_is_shown_whole_and_others_when_it_matters_once() -> None:
     for _ in range(3):
         terminal.on_log(SECOND, f"W{HEAD}slow disk")
     terminal.on_log(SHARD, "Segmentation fault")
+    terminal.on_log(FIRST, f"F{HEAD}no such blob")  # the launcher says it when it ends the job
     terminal.close()
     assert stream.getvalue().splitlines() == [
         f"I{HEAD}Iteration 1",

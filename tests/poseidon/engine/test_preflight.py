@@ -23,6 +23,20 @@ def test_a_sound_solver_passes_without_its_data(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.prototxt", "solver.prototxt"]
 
 
+def test_a_folder_of_snapshots_is_made_in_one_that_is_there_alone(tmp_path: Path) -> None:
+    new, wrong = tmp_path / "new" / "snap", tmp_path / "nosuch" / "new" / "snap"
+    for prefix in (tmp_path / "snap", new):
+        check_snapshot_prefix(
+            read_solver(write_definitions(tmp_path, batch=4)).with_settings([f"snapshot_prefix={prefix}"])
+        )
+    solver = read_solver(write_definitions(tmp_path, batch=4)).with_settings([f"snapshot_prefix={wrong}"])
+    with pytest.raises(
+        DefinitionError, match=f"there is no folder {tmp_path}/nosuch to make new in; make it"
+    ):
+        check_snapshot_prefix(solver)
+    assert not new.parent.exists() and not wrong.parent.parent.exists()
+
+
 def test_no_loss_matters_only_to_training(tmp_path: Path) -> None:
     for max_iter in (0, 3):
         solver = read_solver(write_definitions(tmp_path, batch=4, extra=f"max_iter: {max_iter}"))
