@@ -24,6 +24,9 @@ sys.path.insert(0, str(ROOT))  # a checkout works without being installed
 from poseidon.cli.checkout import use_environment
 
 use_environment()
+if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
+    # The imports take seconds, on a busy machine many.
+    print("train_cifar10.py: loading torch", file=sys.stderr, flush=True)
 
 from poseidon.cli.launching import remove_unused
 from poseidon.cli.main import main as poseidon

@@ -240,7 +240,7 @@ def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar
             return read_cifar10(fetch(request, report=report)), ""
         except ConnectionError as error:
             reason = f"none was found, and {error}"
-    train = draw_pictures(BUILT_IN_TRAIN, seed=1)
+    train = draw_pictures(BUILT_IN_TRAIN, seed=1, report=report)
     return Cifar10(
         train=train, test=draw_pictures(BUILT_IN_TEST, seed=2), origin=f"{BUILT_IN}, not CIFAR-10"
     ), reason

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poseidon.data.labelled import Labelled
+from poseidon.data.progress import Report, silent
 
 Map = npt.NDArray[Any]
 Shape = Callable[[Map, Map], Map]
@@ -87,7 +88,7 @@ SHAPES: tuple[Shape, ...] = (
 CLASS_NAMES = ("disc", "ring", "square", "triangle", "cross", "star", "crescent", "bars", "corners", "dots")
 
 
-def draw_pictures(count: int, *, seed: int) -> Labelled:
+def draw_pictures(count: int, *, seed: int, report: Report = silent) -> Labelled:
     """`count` pictures with labels 0..9, as evenly many of each as `count` allows, in random order.
 
     Returns:
@@ -95,7 +96,10 @@ def draw_pictures(count: int, *, seed: int) -> Labelled:
     """
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(SHAPES)).astype(np.uint8)
-    chunks = [_draw(labels[start : start + CHUNK], random) for start in range(0, count, CHUNK)]
+    chunks = []
+    for start in range(0, count, CHUNK):
+        chunks.append(_draw(labels[start : start + CHUNK], random))
+        report("drawing", min(start + CHUNK, count), count)
     return Labelled(images=np.concatenate(chunks), labels=labels)
 
 
