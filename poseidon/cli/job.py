@@ -292,6 +292,7 @@ class Job(ABC):
                     callbacks=callbacks,
                     settings=self._patience,
                     registration=registration,
+                    requests=requests,
                 )
         finally:
             for folder in self._meeting_places.values():

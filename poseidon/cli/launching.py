@@ -19,6 +19,7 @@ from poseidon.cluster.process import Launcher
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.remote_python import OwnPlaces
 from poseidon.errors import JobError
+from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.proto.paths import repository_root
 from poseidon.settings import inherited_environment, read_settings
 from ps_server.numerics import environment
@@ -130,7 +131,7 @@ def output_folder(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         if new:
-            remove_unused(folder)
+            remove_unused(folder, [folder / FILE_NAME])
         raise
 
 

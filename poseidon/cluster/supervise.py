@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,6 +80,7 @@ def run_job(
     callbacks: JobCallbacks,
     settings: SupervisionSettings,
     registration: Registration | None = None,
+    requests: SignalRequests | None = None,
 ) -> JobResult:
     """Run a job to its end.
 
@@ -89,17 +91,18 @@ def run_job(
         callbacks: hear what the processes say.
         settings: time limits and signal effects.
         registration: the job's record, told of each process right after its start, and when none is left.
+        requests: entered; None: signals are caught from here on.
 
     Raises:
         JobError: a process failed, ended early or fell silent, or the job was stopped before it had
             started; one sentence with the process, its host and the cause, and the exit code to use.
             Whatever else a callback raises passes through. In each case all processes have ended.
     """
-    with SignalRequests(settings) as requests:
+    with nullcontext(requests) if requests is not None else SignalRequests(settings) as signals:
         run = _Run(plan, callbacks, settings, registration)
         try:
-            run.start_all(plan, make_spec, launcher, requests)
-            run.loop(requests)
+            run.start_all(plan, make_spec, launcher, signals)
+            run.loop(signals)
         finally:
             run.close()
     return run.result()

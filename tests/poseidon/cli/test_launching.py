@@ -78,6 +78,7 @@ def test_a_job_that_never_started_leaves_no_folder(
         folder.mkdir(parents=True)
     with pytest.raises(JobError, match="no"), output_folder(folder):
         (folder / "worker_0.log").write_text(written)
+        (folder / "statistics.json").write_text("{}")
         raise JobError("no")
     assert folder.exists() == left
 

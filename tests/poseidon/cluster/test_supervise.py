@@ -17,6 +17,7 @@ from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan
 from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
 from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.settings import SignalEffect, SupervisionSettings
+from poseidon.cluster.signals import SignalRequests
 from poseidon.cluster.supervise import JobResult, run_job
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, SHARD, WORKER, child
@@ -70,6 +71,7 @@ def run(
     shard: str = SHARD,
     registration: Registration | None = None,
     settings: SupervisionSettings | None = None,
+    requests: SignalRequests | None = None,
 ) -> JobResult:
     def make_spec(role: WorkerPlan | ShardPlan) -> ProcessSpec:
         name = role.process
@@ -84,6 +86,7 @@ def run(
             callbacks=seen,
             settings=settings or SupervisionSettings(grace_s=1.0),
             registration=registration,
+            requests=requests,
         )
     finally:
         assert not living(seen.pids.values())
@@ -231,7 +234,16 @@ def test_a_request_to_stop(number: signal.Signals) -> None:
     # The second worker ends when it is told by the first, which here needs no telling.
     result = run(on_progress(send(number), index=0), worker_1=WORKER)
     assert (result.outcome, result.iteration) == (Outcome.STOPPED, 120)
+    assert result.exit_code == 128 + number
     assert signal.getsignal(number) is before
+
+
+def test_a_request_from_before_the_first_process_is_not_lost() -> None:
+    with SignalRequests(SupervisionSettings()) as requests:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(JobError, match="stopped before it had started") as caught:
+            run(Remembering(), requests=requests)
+    assert caught.value.exit_code == 143
 
 
 def test_a_hang_up_takes_a_snapshot() -> None:
