@@ -31,13 +31,15 @@ class LossWatch:
         net: the train net, of which the layer is named where the first such output came from.
         rank: this worker.
         stop: raise; else warn, once.
+        deferred: look a few times a second only; on a GPU.
     """
 
-    def __init__(self, net: Net, *, rank: int, stop: bool) -> None:
+    def __init__(self, net: Net, *, rank: int, stop: bool, deferred: bool) -> None:
         self._net = net
         net.keep_data = True
         self._rank = rank
         self._stop = stop
+        self._deferred = deferred
         self._unseen: list[tuple[int, Tensor]] = []
         self._looked_s = time.monotonic()
         self._told = False
@@ -48,7 +50,7 @@ class LossWatch:
         Raises:
             JobError: it, or one before it, is not finite.
         """
-        if loss.device.type == "cpu":
+        if not self._deferred:
             if not math.isfinite(loss.item()):
                 self._tell(iteration, loss.item())
             return
@@ -57,7 +59,7 @@ class LossWatch:
             self.look()
 
     def look(self) -> None:
-        """Look at all losses so far; of a CPU they have been looked at.
+        """Look at all losses so far.
 
         Raises:
             JobError: one is not finite.

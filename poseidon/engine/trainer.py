@@ -109,7 +109,10 @@ class Trainer:
         self._iteration = start.iteration
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
-        self._losses = LossWatch(replica.train, rank=settings.rank, stop=settings.stop_at_nan)
+        on_gpu = replica.context.device.type != "cpu"
+        self._losses = LossWatch(
+            replica.train, rank=settings.rank, stop=settings.stop_at_nan, deferred=on_gpu
+        )
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
