@@ -170,6 +170,8 @@ def _main(words: list[str], stack: ExitStack) -> int:
             command.append(f"--hostfile={machinefile(flags.clients, output)}")
         if flags.devices != "cpu":
             command.append(f"--gpu={flags.devices}")
+        if not request.database("train").exists():
+            print(f"train_cifar10.py: preparing CIFAR-10 in {HERE}", file=sys.stderr, flush=True)
         prepare_and_tell(request)
     except PoseidonError as error:
         print(f"train_cifar10.py: {error}", file=sys.stderr)
