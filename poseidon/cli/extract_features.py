@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 
 from poseidon import log
+from poseidon.cli.closing import near
+from poseidon.cli.job import counted
 from poseidon.cli.job_flags import START_TIMEOUT_S
 from poseidon.cli.launching import child_environment, read_clients, register_job, require_near
 from poseidon.cli.net_flags import one_device, weight_files
@@ -166,7 +168,8 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
     first = extractions[0]
     terminal = Terminal(Path(first.model).stem, sys.stderr, on_started=lambda: None)
     terminal.say(
-        f"job {first.job}: {len(plan.clients)} clients, {plan.worker_count} workers; logs in {output}"
+        f"job {first.job}: {counted(len(plan.clients), 'client')}, {counted(plan.worker_count, 'worker')}; "
+        f"logs in {near(output)}"
     )
 
     def spec(role: WorkerPlan | ShardPlan) -> ProcessSpec:

@@ -158,7 +158,7 @@ class Job(ABC):
         statistics = StatisticsFile(logs, self._id, self._output)
         copies = self._copies(terminal.say)
         ledger = SnapshotLedger(StragglerWatch(statistics, terminal.say), terminal.say, copies)
-        terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {self._output}")
+        terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {near(self._output)}")
         for note in self.notes():
             terminal.say(note)
         try:
@@ -438,17 +438,18 @@ class Job(ABC):
 def _in_words(plan: JobPlan) -> str:
     return ", ".join(
         (
-            _counted(len(plan.clients), "client"),
-            _counted(plan.worker_count, "worker"),
-            _counted(plan.shard_count, "shard"),
+            counted(len(plan.clients), "client"),
+            counted(plan.worker_count, "worker"),
+            counted(plan.shard_count, "shard"),
         )
     )
 
 
 def _processes_in_words(plan: JobPlan) -> str:
-    workers = _counted(plan.worker_count, "worker")
-    return f"{workers} and {_counted(plan.shard_count, 'shard')}" if plan.shard_count else workers
+    workers = counted(plan.worker_count, "worker")
+    return f"{workers} and {counted(plan.shard_count, 'shard')}" if plan.shard_count else workers
 
 
-def _counted(number: int, word: str) -> str:
+def counted(number: int, word: str) -> str:
+    """A number with its noun: 1 worker, 2 workers."""
     return f"{number} {word}{'' if number == 1 else 's'}"

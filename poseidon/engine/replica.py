@@ -59,7 +59,7 @@ class Replica:
         Raises:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
         """
-        return [f"{path}: {report}" for path, report in load_models(self.train, models)]
+        return [f"{path}: {report.in_words()}" for path, report in load_models(self.train, models)]
 
     def forward_backward(
         self, passes: int, after_pass: Callable[[], None], see_loss: Callable[[Tensor], None]

@@ -39,6 +39,18 @@ class LoadReport:
     ignored: tuple[str, ...]
     kept: tuple[str, ...]
 
+    def in_words(self) -> str:
+        """For the log: `weights of 2 layers taken (conv, ip); left as they were: fc8; not in this net: fc9`."""
+        layers = "1 layer" if len(self.copied) == 1 else f"{len(self.copied)} layers"
+        parts = [f"weights of {layers} taken" + (f" ({_some(self.copied)})" if self.copied else "")]
+        parts += [f"left as they were: {_some(self.kept)}"] if self.kept else []
+        parts += [f"not in this net: {_some(self.ignored)}"] if self.ignored else []
+        return "; ".join(parts)
+
+
+def _some(names: Sequence[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
 
 def load_blobs(
     layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]], *, shared: Collection[str] = ()

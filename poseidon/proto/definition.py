@@ -217,7 +217,11 @@ class SolverDefinition:
                 f"{len(self.param.test_state)} given for {nets} test nets; expected none or one for each",
             )
         if nets and self.param.test_interval <= 0:
-            raise self.error("test_interval", f"expected a positive number, found {self.param.test_interval}")
+            raise self.error(
+                "test_interval",
+                f"expected a positive number, found {self.param.test_interval}; one above max_iter leaves out all tests but "
+                "the first and the last",
+            )
 
     def _net(self, name: str) -> NetDefinition:
         if name.endswith("_param"):

@@ -36,7 +36,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SnapshotError(f"cannot make the folder {folder} for snapshots: {error.strerror}") from error
+        raise SnapshotError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -22,6 +22,7 @@ def test_copied_ignored_kept() -> None:
     net = build(TEXT + layer("InnerProduct", "y", "z", "inner_product_param { num_output: 1 }", name="new"))
     report = net.load_blobs([("ip", [WEIGHT, BIAS]), ("gone", [BIAS]), ("in_x", [])])
     assert (report.copied, report.ignored, report.kept) == (("ip",), ("gone",), ("new",))
+    assert report.in_words() == "weights of 1 layer taken (ip); left as they were: new; not in this net: gone"
     assert (blobs(net)[0] == WEIGHT).all() and (blobs(net)[1] == BIAS).all()
 
 
