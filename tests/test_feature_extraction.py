@@ -39,7 +39,7 @@ def checkout(repository: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_the_readme_works_line_by_line(checkout: Path) -> None:
     readme = (checkout / "examples" / "feature_extraction" / "README.md").read_text(encoding="utf-8")
     commands = re.sub(r"_iter_\d+", "_iter_2", SHELL_BLOCK.findall(readme)[0])
@@ -51,7 +51,7 @@ def test_the_readme_works_line_by_line(checkout: Path) -> None:
         "POSEIDON_DATA": "",
     }
     done = subprocess.run(
-        ["sh", "-e"], input=commands, cwd=checkout, env=environment, capture_output=True, text=True, timeout=140, check=False,
+        ["sh", "-e"], input=commands, cwd=checkout, env=environment, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 pictures with 64 features each" in done.stdout

@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("setuptools", minversion="77", reason="building the wheel takes setuptools 77 or newer")
 
+pytestmark = pytest.mark.timeout(300)  # the first test builds the wheel
+
 BUILD = "from setuptools.build_meta import build_sdist, build_wheel; build_{}('dist')"
 
 
@@ -24,7 +26,7 @@ def run(folder: Path, *words: str | Path, path: Path | None = None) -> str:
         environment["PYTHONPATH"] = str(path)
     done = subprocess.run(
         [sys.executable, *map(str, words)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -78,7 +80,6 @@ def test_the_metadata_is_complete(installed: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(150)
 def test_a_project_trains_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
     before = contents(installed)
     assert run(tmp_path, "-c", "import poseidon; print(poseidon.__file__)", path=installed).startswith(
