@@ -51,6 +51,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.module_hooks import OfOneModule
+from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from ps_server import SignalKind
 
 LOGGER = logging.getLogger(__name__)
@@ -99,6 +100,12 @@ class Group(ABC):
         self._handles: list[RemovableHandle] = []
         self._hooks: Hooks | None = None
         self._outputs: OutputWatch | None = None
+        self._check = ReplicaCheck(
+            workplace.member.check if self.size > 1 else NO_CHECK,
+            state=self._replicated,
+            collect=self._gather,
+            rank=self.rank,
+        )
         self._own = WorkerState(module, together.rest, self.device)
         self._goes_on_from = workplace.checkpoint
         self._steps = self._meetings = 0
@@ -274,6 +281,7 @@ class Group(ABC):
                 "state_dict() or save() stands between a backward pass and its step(); expected after step()"
             )
         self.settle()
+        self._check.run(self._steps)
         first = self._meet("state_dict", self._own.digests())[0]
         own = {**self._own.own(first, rank=self.rank), **self._save_own()}
         parts = self._meet("state_dict", packed(own))
@@ -435,6 +443,10 @@ class Group(ABC):
     @abstractmethod
     def _load_how(self, state: Mapping[str, Any]) -> None:
         """Take that, and bring the module's tensors, which are loaded, into the exchange."""
+
+    @abstractmethod
+    def _replicated(self) -> dict[str, Tensor]:
+        """What is the same on all workers after a step, by name: live tensors."""
 
     def _rate(self) -> float:
         """The rate of the iteration that begins."""

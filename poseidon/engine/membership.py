@@ -5,6 +5,7 @@ from __future__ import annotations
 from poseidon.engine.document import WorkerDocument
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.replicas import CheckSettings
 from ps_server import Consistency, Precision
 from ps_server.keys import Keyring
 
@@ -17,6 +18,7 @@ def membership(document: WorkerDocument) -> Membership:
         local_rank=document.local_rank,
         local_workers=document.local_workers,
         local_address=document.local_address,
+        check=CheckSettings(every=document.check_replicas, mends=document.on_divergence == "mend"),
         shards=document.shards,
         kind=ExchangeKind(document.exchange),
         host=document.host,

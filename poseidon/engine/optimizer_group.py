@@ -103,6 +103,15 @@ class OptimizerGroup(Group):
     def _save_how(self) -> dict[str, Any]:
         return {"optimizer": on_host(self._optimizer.state_dict())}
 
+    def _replicated(self) -> dict[str, Tensor]:
+        names = {parameter: name for name, parameter in self._module.named_parameters()}
+        found: dict[str, Tensor] = {}
+        for parameter in self._means:
+            found[names[parameter]] = parameter
+            state = self._optimizer.state.get(parameter, {})
+            found |= {f"{names[parameter]}, {key}": v for key, v in state.items() if isinstance(v, Tensor)}
+        return found
+
     def _load_how(self, state: Mapping[str, Any]) -> None:
         try:
             self._optimizer.load_state_dict(state["optimizer"])
@@ -178,6 +187,8 @@ class OptimizerGroup(Group):
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._averaged = False
+        if self._check.is_due(self._steps):
+            self._check.run(self._steps)
 
 
 def _parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:

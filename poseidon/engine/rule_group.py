@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from poseidon.engine.group import Group, Together
 from poseidon.engine.module_tensors import ModuleTensors
@@ -105,6 +105,10 @@ class RuleGroup(Group):
     def _save_own(self) -> dict[str, Any]:
         return self._histories() if self._histories_differ else {}
 
+    def _replicated(self) -> dict[str, Tensor]:
+        values = {trained.name: trained.tensor for trained in self._together.tensors}
+        return {**values, **self._exchange.replicated_state()}
+
     def _histories(self) -> dict[str, Any]:
         """By name, of the parameters."""
         found = zip(self._together.tensors, self._exchange.histories(), strict=True)
@@ -137,6 +141,9 @@ class RuleGroup(Group):
         """See `Group`. The new parameters come while the next forward pass runs."""
         self._check_strangers()
         self._end_iteration()
+        if self._check.is_due(self._steps):
+            self._exchange.settle()
+            self._check.run(self._steps)
         for parameter in self._trained.values():  # a graph of the step before is not to be used again
             torch.autograd.graph.increment_version(parameter)
         self._note_values()

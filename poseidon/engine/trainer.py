@@ -25,7 +25,7 @@ from poseidon.engine.tester import Tester
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Ask, Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.replicas import ReplicaCheck
+from poseidon.exchange.replicas import NO_CHECK, CheckSettings, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
 from poseidon.metrics.record import TrainRecord
 from poseidon.metrics.sinks import Sink
@@ -80,7 +80,7 @@ class Trainer:
         log: glog lines; on rank 0 of the means over all workers, on the others of their own losses, without tests.
         sinks: other places for records; used on rank 0.
         start: where to begin.
-        check: compares the workers' weights; None: nobody does.
+        check: how often the workers' weights are compared, and what a difference does.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Trainer:
         log: GlogSink,
         sinks: list[Sink],
         start: Progress,
-        check: ReplicaCheck | None = None,
+        check: CheckSettings = NO_CHECK,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
@@ -105,7 +105,13 @@ class Trainer:
         self._testers = testers
         self._log = log
         self._sinks = [log, *sinks] if settings.rank == 0 else [log]
-        self._check = check
+        self._check = ReplicaCheck(
+            check if settings.workers > 1 else NO_CHECK,
+            state=self._replicated,
+            collect=lambda payload: exchange.gathered(exchange.gather(payload)),
+            rank=settings.rank,
+            start=start.iteration,
+        )
         self._iteration = start.iteration
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
@@ -148,7 +154,7 @@ class Trainer:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
             self._step()
-            if self._check is not None and self._check.is_due(self._iteration):
+            if self._check.is_due(self._iteration):
                 self._compare_replicas()
             wanted = self._wanted_now()
             if SignalKind.SNAPSHOT in wanted or (solver.snapshot and self._iteration % solver.snapshot == 0):
@@ -246,9 +252,12 @@ class Trainer:
     # -- ending --------------------------------------------------------------------------------------------
 
     def _compare_replicas(self) -> None:
-        if self._check is not None:
-            self._exchange.settle()
-            self._check.run(self._iteration)
+        self._exchange.settle()
+        self._check.run(self._iteration)
+
+    def _replicated(self) -> dict[str, Tensor]:
+        values = {trained.name: trained.tensor for trained in self._replica.trained}
+        return {**values, **self._exchange.replicated_state()}
 
     def _snapshot(self) -> None:
         self._losses.look()

@@ -37,7 +37,6 @@ from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings, History
 from poseidon.exchange.build import Built, build_exchange
 from poseidon.exchange.pulse import PulsingExchange
-from poseidon.exchange.replicas import ReplicaCheck
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink, number
@@ -191,7 +190,6 @@ class Worker:
                     clip=settings.clip,
                     gradient_scale=1.0 / settings.iter_size,
                     start_clock=start.iteration,
-                    mends=document.on_divergence == "mend",
                 ),
                 membership(document),
                 self._control.await_connect,
@@ -260,19 +258,6 @@ class Worker:
             document.seed,
         )
 
-    def _replica_check(self, replica: Replica, exchange: Exchange, start: Progress) -> ReplicaCheck | None:
-        document = self._document
-        if document.workers == 1 or not document.check_replicas:
-            return None
-        return ReplicaCheck(
-            exchange,
-            replica.trained,
-            rank=document.rank,
-            every=document.check_replicas,
-            mends=document.on_divergence == "mend",
-            start=start.iteration,
-        )
-
     @contextlib.contextmanager
     def _trainer(
         self,
@@ -323,7 +308,7 @@ class Worker:
             log=self._log,
             sinks=sinks,
             start=start,
-            check=self._replica_check(replica, exchange, start),
+            check=membership(document).check,
         )
         try:
             yield trainer

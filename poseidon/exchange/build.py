@@ -28,6 +28,7 @@ from poseidon.exchange.local_group import LocalGroup
 from poseidon.exchange.local_leader import LeaderExchange
 from poseidon.exchange.pooled import PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.replicas import NO_CHECK, CheckSettings
 from poseidon.exchange.traffic import CountsTraffic
 from ps_server import Client, Consistency, Precision, StoreSpec
 from ps_server.keys import Keyring
@@ -64,6 +65,7 @@ class Membership:
         local_rank: this worker among those of its machine; 0 speaks for all of them.
         local_workers: workers on each machine.
         local_address: where the workers of this machine meet (`LocalGroup`).
+        check: whether replicas that differ are mended, so that processors need not compute the same bits.
     """
 
     rank: int = 0
@@ -84,6 +86,7 @@ class Membership:
     local_rank: int = 0
     local_workers: int = 1
     local_address: str = ""
+    check: CheckSettings = NO_CHECK
 
     def __post_init__(self) -> None:
         if self.kind is ExchangeKind.LOCAL and self.workers > 1:
@@ -167,6 +170,7 @@ def build_exchange(
     """
     if member.local_workers > 1:
         return _build_local_group(tensors, settings, member, connect, trace)
+    settings = replace(settings, mends=member.check.mends)
     plan = plan_exchange(tensors, member)
     if member.alone:
         return Built(exchange=LocalExchange(tensors, settings), plan=plan)

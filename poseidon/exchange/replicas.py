@@ -16,16 +16,15 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.errors import JobError
-from poseidon.exchange.base import Array, Ask, Trained
+from poseidon.exchange.base import Trained
 from poseidon.exchange.factors import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
 from ps_server import Rule, RuleKind
 from ps_server.numerics import processor_name
@@ -34,7 +33,9 @@ from ps_server.rules import history_count, update
 LOGGER = logging.getLogger(__name__)
 SAMPLE_ROWS, SAMPLE_OUTPUTS, SAMPLE_INPUTS = 300, 40, 2100
 """More than one block of rows, and more than one tile, of a size that no processor has a shortcut for."""
-PIECE_ELEMENTS = 2**20
+PORTABLE_ROWS, PORTABLE_INPUTS = 16, 300
+"""The portable kernel treats all rows alike, and is slow."""
+PIECE_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +79,13 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
     for kernel in Kernel:
         if kernel is Kernel.FUSED and device.type == "cpu" and ONEDNN_LINEAR is None:
             continue
-        product = torch.zeros(SAMPLE_OUTPUTS, SAMPLE_INPUTS, device=device)
+        portable = kernel is Kernel.PORTABLE
+        rows, inputs = (PORTABLE_ROWS, PORTABLE_INPUTS) if portable else (SAMPLE_ROWS, SAMPLE_INPUTS)
+        product = torch.zeros(SAMPLE_OUTPUTS, inputs, device=device)
         apply_factors(
             Rule(kind=RuleKind.SGD),
-            u_BN,
-            v_BM,
+            u_BN[:rows],
+            v_BM[:rows, :inputs].contiguous(),
             product,
             [torch.zeros_like(product)],
             rate=1.0,
@@ -129,51 +132,52 @@ def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
     )
 
 
-class Collects(Protocol):
-    """The part of an exchange that the check needs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """How often replicas are compared, and what a difference does.
 
-    def gather(self, payload: bytes) -> Ask:
-        """See `Exchange`."""
+    Attributes:
+        every: iterations between comparisons; 0: replicas are never compared.
+        mends: replicas that differ get rank 0's values; otherwise a difference is an error.
+    """
 
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        """See `Exchange`."""
+    every: int = 1000
+    mends: bool = False
 
-    def replicated_state(self) -> Mapping[str, Tensor]:
-        """See `Exchange`."""
+
+NO_CHECK = CheckSettings(every=0)
 
 
 class ReplicaCheck:
     """Compares the replicas of a job, and mends those that differ where that is asked for.
 
     Args:
-        exchange: collects, and knows what else is replicated.
-        tensors: those that the exchange keeps together.
+        settings: how often, and what a difference does.
+        state: what all replicas have alike, by name: live tensors.
+        collect: gives the payloads of all workers, by rank; all call it together.
         rank: this worker.
-        every: iterations between comparisons.
-        mends: replicas that differ get rank 0's values; otherwise a difference is an error.
         start: the iteration at which all replicas were made equal.
     """
 
     def __init__(
         self,
-        exchange: Collects,
-        tensors: Sequence[Trained],
+        settings: CheckSettings,
         *,
+        state: Callable[[], Mapping[str, Tensor]],
+        collect: Callable[[bytes], Sequence[bytes]],
         rank: int,
-        every: int,
-        mends: bool,
         start: int = 0,
     ) -> None:
-        self._exchange = exchange
-        self._tensors = tensors
+        self._settings = settings
+        self._state = state
+        self._collect = collect
         self._rank = rank
-        self._every = every
-        self._mends = mends
         self._equal_at = start
 
     def is_due(self, iteration: int) -> bool:
         """Whether to compare after so many iterations."""
-        return iteration % self._every == 0 and iteration > self._equal_at
+        every = self._settings.every
+        return every > 0 and iteration % every == 0 and iteration > self._equal_at
 
     def run(self, iteration: int) -> None:
         """Compare. All workers call it after the same iteration, settled.
@@ -184,7 +188,9 @@ class ReplicaCheck:
         Raises:
             JobError: replicas differ, and are not to be mended; the text names the tensors, the workers and the iterations.
         """
-        state = {t.name: t.tensor.detach() for t in self._tensors} | dict(self._exchange.replicated_state())
+        if not self._settings.every:
+            return
+        state = self._state()
         own = {name: _checksum(tensor) for name, tensor in state.items()}
         everyone = [json.loads(payload) for payload in self._collect(json.dumps(own).encode())]
         unequal = {
@@ -194,7 +200,7 @@ class ReplicaCheck:
         unequal = {name: ranks for name, ranks in unequal.items() if ranks}
         if unequal:
             message = self._message(unequal, iteration)
-            if not self._mends:
+            if not self._settings.mends:
                 raise JobError(f"{message} Resume from an earlier snapshot, or use --on_divergence=mend.")
             for name in unequal:
                 self._spread(state.get(name))
@@ -214,17 +220,14 @@ class ReplicaCheck:
 
     def _spread(self, tensor: Tensor | None) -> None:
         """Bring a tensor to worker 0's values; a worker without it takes part in the collection only."""
-        flat = None if tensor is None else tensor.reshape(-1)
-        count = json.loads(self._collect(json.dumps(0 if flat is None else flat.numel()).encode())[0])
-        for start in range(0, count, PIECE_ELEMENTS):
-            piece = None if flat is None else flat[start : start + PIECE_ELEMENTS]
-            sent = b"" if piece is None or self._rank else piece.cpu().numpy().tobytes()
-            received = self._collect(sent)[0]
-            if piece is not None and self._rank:
-                piece.copy_(torch.frombuffer(bytearray(received), dtype=piece.dtype))
-
-    def _collect(self, payload: bytes) -> tuple[bytes, ...]:
-        return self._exchange.gathered(self._exchange.gather(payload))
+        own = torch.empty(0, dtype=torch.uint8) if tensor is None else _bytes_of(tensor)
+        size = int.from_bytes(self._collect(own.numel().to_bytes(8, "big"))[0], "big")
+        received = bytearray()
+        for start in range(0, size, PIECE_BYTES):
+            piece = own[start : start + PIECE_BYTES] if self._rank == 0 else own[:0]
+            received += self._collect(piece.numpy().tobytes())[0]
+        if tensor is not None and self._rank:
+            tensor.detach().copy_(torch.frombuffer(received, dtype=tensor.dtype).view(tensor.shape))
 
 
 def _numbers(rows: int, columns: int) -> Tensor:
@@ -244,8 +247,12 @@ def _after_rule(kind: RuleKind, gradient: Tensor) -> str:
 
 
 def _checksum(tensor: Tensor) -> str:
-    array: Array = tensor.detach().cpu().contiguous().numpy()
-    return f"{zlib.crc32(array.reshape(-1).view(np.uint8).data):08x}"
+    return f"{zlib.crc32(_bytes_of(tensor).numpy().data):08x}"
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """On the host; of a contiguous tensor on the host its own memory."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _groups(values: Sequence[object]) -> list[list[int]]:

@@ -22,7 +22,7 @@ from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.replicas import ReplicaCheck
+from poseidon.exchange.replicas import NO_CHECK, CheckSettings
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.record import TestRecord, TrainRecord
@@ -136,7 +136,7 @@ class Job:
 
     `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange is the one that a job
     of true processes has, over sockets; without, all tensors go to the server. `spoils` is a rank and an iteration after which
-    a weight of that rank changes by itself; the replicas are compared every `check_every` iterations. `stop_wanted` is asked by rank 0 in tests.
+    a weight of that rank changes by itself; the replicas are compared as `check` asks for. `stop_wanted` is asked by rank 0 in tests.
     """
 
     workers: int = 1
@@ -146,8 +146,7 @@ class Job:
     resume: Path | None = None
     at: Callable[[int, Exchange], None] | None = None
     stop_wanted: Callable[[], bool] = lambda: False
-    check_every: int = 0
-    mends: bool = False
+    check: CheckSettings = NO_CHECK
     spoils: tuple[int, int] | None = None
     saving: Saving = field(default_factory=Saving)
 
@@ -292,16 +291,7 @@ def _run_worker(
             log=GlogSink(logging.getLogger("poseidon.test")),
             sinks=[ended.heard],
             start=start,
-            check=ReplicaCheck(
-                exchange,
-                replica.trained,
-                rank=rank,
-                every=job.check_every,
-                mends=job.mends,
-                start=start.iteration,
-            )
-            if job.check_every
-            else None,
+            check=job.check,
         )
         trainer.run()
         ended.iterations[rank] = trainer.iteration

@@ -14,9 +14,15 @@ import pytest
 import torch
 
 from poseidon.errors import JobError
-from poseidon.exchange.base import Ask, Trained
+from poseidon.exchange.base import Trained
 from poseidon.exchange.factors import Kernel
-from poseidon.exchange.replicas import Arithmetic, ReplicaCheck, arithmetic_sample, common_kernel
+from poseidon.exchange.replicas import (
+    Arithmetic,
+    CheckSettings,
+    ReplicaCheck,
+    arithmetic_sample,
+    common_kernel,
+)
 from ps_server import Rule, RuleKind
 
 ROOT = Path(__file__).parents[3]
@@ -103,56 +109,39 @@ def test_processors_with_nothing_in_common_are_named(
 
 
 class Collection:
-    """Collects among threads, as an exchange does among processes."""
+    """Collects payloads of threads, as an exchange does of processes."""
 
     def __init__(self, workers: int) -> None:
-        self.barrier = threading.Barrier(workers, timeout=30)
-        self.payloads = [b""] * workers
+        self._barrier = threading.Barrier(workers, timeout=30)
+        self._payloads = [b""] * workers
 
-    def of(self, rank: int, state: Mapping[str, torch.Tensor]) -> Member:
-        """One worker's end."""
-        return Member(self, rank, state)
-
-
-class Member:
-    """One worker's end of a collection."""
-
-    def __init__(self, collection: Collection, rank: int, state: Mapping[str, torch.Tensor]) -> None:
-        self._collection, self._rank, self._state = collection, rank, state
-
-    def gather(self, payload: bytes) -> Ask:
-        self._collection.payloads[self._rank] = payload
-        self._collection.barrier.wait()
-        found = tuple(self._collection.payloads)
-        self._collection.barrier.wait()
-        return lambda: found
-
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        found = ask()
-        assert found is not None
+    def collect(self, rank: int, payload: bytes) -> tuple[bytes, ...]:
+        """All payloads, by rank."""
+        self._payloads[rank] = payload
+        self._barrier.wait()
+        found = tuple(self._payloads)
+        self._barrier.wait()
         return found
 
-    def replicated_state(self) -> Mapping[str, torch.Tensor]:
-        return self._state
 
-
-def compare(
-    values: Sequence[torch.Tensor], histories: Sequence[Mapping[str, torch.Tensor]], *, mends: bool
-) -> list[str]:
+def compare(states: Sequence[Mapping[str, torch.Tensor]], *, mends: bool) -> list[str]:
     """Check once, one thread a worker; what each raised, empty for nothing."""
-    collection, said = Collection(len(values)), [""] * len(values)
+    collection, said = Collection(len(states)), [""] * len(states)
 
     def work(rank: int) -> None:
-        tensors = [Trained(name="fc.weight", tensor=values[rank], rule=Rule(kind=RuleKind.SGD))]
         check = ReplicaCheck(
-            collection.of(rank, histories[rank]), tensors, rank=rank, every=10, mends=mends, start=20
+            CheckSettings(every=10, mends=mends),
+            state=lambda: states[rank],
+            collect=lambda payload: collection.collect(rank, payload),
+            rank=rank,
+            start=20,
         )
         try:
             check.run(30)
         except JobError as error:
             said[rank] = str(error)
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(values))]
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(states))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -160,24 +149,29 @@ def compare(
     return said
 
 
-def three(monkeypatch: pytest.MonkeyPatch) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """Three replicas, of which 1 has another weight and 2 another history; worker 2 keeps no second history."""
-    monkeypatch.setattr("poseidon.exchange.replicas.PIECE_ELEMENTS", 5)
-    values = [torch.arange(12.0).view(3, 4) for _ in range(3)]
-    histories = [{"fc.weight, history 0": torch.ones(7), "base": torch.ones(1)} for _ in range(3)]
-    del histories[2]["base"]
-    values[1][2, 3] = torch.nextafter(values[1][2, 3], torch.tensor(0.0))
-    histories[2]["fc.weight, history 0"][0] = -1.0
-    return values, histories
+def three(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """Three replicas, of which 1 has another weight and 2 another history; worker 2 does not keep all that the others do."""
+    monkeypatch.setattr("poseidon.exchange.replicas.PIECE_BYTES", 20)
+    states = [
+        {
+            "fc.weight": torch.arange(12.0).view(4, 3).t(),
+            "fc.weight, history 0": torch.ones(7, dtype=torch.bfloat16),
+            "fc.weight, step": torch.tensor(5.0),
+        }
+        for _ in range(3)
+    ]
+    states[1]["fc.weight"][2, 3] = torch.nextafter(torch.tensor(11.0), torch.tensor(0.0))
+    states[2]["fc.weight, history 0"][0] = -1.0
+    del states[2]["fc.weight, step"]
+    return states
 
 
 def test_equal_replicas_are_left_alone() -> None:
-    values = [torch.arange(12.0) for _ in range(3)]
-    assert compare(values, [{}] * 3, mends=False) == [""] * 3
+    assert compare([{"w": torch.arange(12.0)} for _ in range(3)], mends=False) == [""] * 3
 
 
 def test_a_difference_is_named_on_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = compare(*three(monkeypatch), mends=False)
+    said = compare(three(monkeypatch), mends=False)
     assert len(set(said)) == 1
     assert said[0] == (
         "the replicas differ: 'fc.weight', 'fc.weight, history 0' on workers 1 and 2 are not as on worker 0 after "
@@ -188,15 +182,18 @@ def test_a_difference_is_named_on_all_workers(monkeypatch: pytest.MonkeyPatch) -
 def test_a_difference_is_mended_from_worker_0(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    values, histories = three(monkeypatch)
-    assert compare(values, histories, mends=True) == [""] * 3
-    assert all(torch.equal(value, values[0]) for value in values)
-    assert all(torch.equal(h["fc.weight, history 0"], torch.ones(7)) for h in histories)
+    states = three(monkeypatch)
+    assert compare(states, mends=True) == [""] * 3
+    for state in states:
+        for name, tensor in state.items():
+            assert torch.equal(tensor, states[0][name])
     assert caplog.text.count("They now have the values of worker 0.") == 1
 
 
 def test_when_it_is_due() -> None:
-    check = ReplicaCheck(Collection(1).of(0, {}), [], rank=0, every=10, mends=False, start=20)
+    check = ReplicaCheck(
+        CheckSettings(every=10), state=dict, collect=lambda payload: [payload], rank=0, start=20
+    )
     assert [iteration for iteration in range(20, 45) if check.is_due(iteration)] == [30, 40]
 
 
