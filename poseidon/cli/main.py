@@ -17,6 +17,7 @@ from poseidon.cli.own_signals import ctrl_c_ends_at_once
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
 from poseidon.errors import PoseidonError, nearest
+from poseidon.settings import let_waiting_threads_sleep
 
 GROUPS: Mapping[str, Sequence[Command]] = {
     "Train": (nets.INIT, *jobs.COMMANDS),
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
     try:
+        let_waiting_threads_sleep()
         with ctrl_c_ends_at_once(f"poseidon {parsed.command}"):
             import_module(f"poseidon.cli.{parsed.command}")
         code = run_command(parsed)

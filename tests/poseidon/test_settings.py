@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.errors import UsageError
-from poseidon.settings import inherited_environment, read_settings
+from poseidon.settings import inherited_environment, let_waiting_threads_sleep, read_settings
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,12 @@ def test_status_fd(monkeypatch: pytest.MonkeyPatch) -> None:
             read_settings({"POSEIDON_STATUS_FD": wrong})
     monkeypatch.setenv("POSEIDON_STATUS_FD", "7")
     assert "POSEIDON_STATUS_FD" not in inherited_environment()
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_how_threads_wait_is_the_users_choice(
+    before: dict[str, str], after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.settings.os.environ", before)
+    let_waiting_threads_sleep()
+    assert before == {"OMP_WAIT_POLICY": after}

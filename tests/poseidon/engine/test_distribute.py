@@ -19,9 +19,10 @@ from poseidon.engine.optimizer_group import OptimizerGroup
 from poseidon.engine.rule_group import RuleGroup
 from poseidon.engine.update_rules import SGD, Adam, Nesterov, ParameterGroup, UpdateRule
 from poseidon.engine.workplace import Standing, Workplace
-from poseidon.errors import UsageError
+from poseidon.errors import JobError, UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.replicas import CheckSettings
 from ps_server import PeerLost, ServerError, SignalKind
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
@@ -232,6 +233,32 @@ def test_such_a_weight_is_refused_where_only_the_batch_size_is_said() -> None:
         UsageError, match=r"'square\.weight' is used beside the forward pass of its own layer"
     ):
         together(2, build_tied, SGD(lr=0.1), loop(), options=options, member=member(ExchangeKind.FACTORS))
+
+
+@pytest.mark.parametrize("mends", [False, True])
+def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
+    """After step 3 the momentum of one worker changes by itself; the workers compare after every second step."""
+    member = Membership(timeout_s=TIMEOUT_S, check=CheckSettings(every=2, mends=mends))
+    optimizers: dict[nn.Module, torch.optim.Optimizer] = {}
+
+    def how(net: nn.Module) -> torch.optim.Optimizer:
+        optimizers[net] = OPTIMIZERS["torch sgd"](net)
+        return optimizers[net]
+
+    def body(module: nn.Module, group: Group) -> None:
+        def spoil(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if group.rank == 1 and group.steps == 3:
+                next(iter(optimizer.state.values()))["momentum_buffer"].view(-1)[0] += 1
+
+        optimizers[module].register_step_post_hook(spoil)
+        loop()(module, group)
+
+    if mends:
+        first, second = together(2, build, how, body, member=member)
+        assert all(torch.equal(value, second[name]) for name, value in first.items())
+    else:
+        with pytest.raises(JobError, match=r"momentum_buffer.* on worker 1 .* 4 .equal after iteration 2"):
+            together(2, build, how, body, member=member)
 
 
 def test_stale_workers_end_alike() -> None:
