@@ -1,9 +1,14 @@
-"""How many threads a process computes with, so that the bits of its results do not depend on which of its threads computes.
+"""How a process computes: with how many threads, and without denormal numbers, whichever of its threads computes.
 
 A library's sums, and so its bits, follow its number of threads. That number is a property of each thread, not of the process:
 `torch.set_num_threads` sets it for the calling thread, and for another thread only once that one calls a torch function which
 runs in parallel by itself. A matrix product does not: MKL computes the first ones of a new thread with as many threads as the
 machine has cores.
+
+Denormal numbers (float32: below 1.2e-38) are zero in results and in operands. Where they are not, an operation on one takes the
+processor a hundred times as long, and a net whose gradients underflow is several times slower. The mode is a property of each
+thread, too. A thread has it from the one that starts it, also the threads of OpenMP, of autograd, and those that make batches
+ahead; one that is there already does not get it.
 
 Law: every process of a job is started with `environment`, and every thread that computes calls `prepare_thread` first, for
 processes that somebody else has started.
@@ -59,9 +64,15 @@ def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
     return {**dict.fromkeys(names, str(threads)), **{k: inherited.get(k) or v for k, v in defaults.items()}}
 
 
-def prepare_process(threads: int) -> None:
-    """Compute with this many threads: call it first in the main thread of a process."""
-    torch.set_num_threads(threads)
+def prepare_process(threads: int | None = None) -> None:
+    """Flush denormal numbers, and compute with this many threads: call it first in the main thread of a process.
+
+    Args:
+        threads: of torch's operations; None leaves their number as it is.
+    """
+    torch.set_flush_denormal(True)  # does nothing where the processor cannot: x86 with SSE3 and ARM64 can
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def prepare_thread() -> None:

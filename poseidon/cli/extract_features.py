@@ -43,6 +43,7 @@ from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.net.compile import plan_phase
 from poseidon.proto.caffe_pb2 import TEST, NetState
 from poseidon.proto.definition import read_net
+from ps_server.numerics import prepare_process
 
 CAFFES_WORDS = "WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE [CPU/GPU] [DEVICE_ID]"
 NEEDED = ("model", "weights", "extract_feature_blob_names", "save_feature_dataset_names")
@@ -99,6 +100,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _run_alone(extraction: Extraction) -> int:
     _check(extraction, [extraction.paths()])
+    prepare_process()
     with log.setup(stream=sys.stderr), progress_bar() as report:
         run_extraction(extraction, lambda done, total, _: report("extracting", done, total))
     return 0

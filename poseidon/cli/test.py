@@ -15,6 +15,7 @@ from poseidon.engine.solo import open_net
 from poseidon.errors import UsageError
 from poseidon.metrics.caffe_lines import running, using
 from poseidon.metrics.glog_lines import GlogSink
+from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.test")
 
@@ -25,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         PoseidonError: a mistake in the definition, the flags, the models or the data.
     """
+    prepare_process()
     request = net_request(arguments)
     if not request.weights:
         raise UsageError("-weights is missing, expected the model to score")

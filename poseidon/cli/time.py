@@ -14,6 +14,7 @@ from poseidon.engine.benchmark import time_net
 from poseidon.engine.solo import open_net
 from poseidon.metrics.caffe_lines import using
 from poseidon.metrics.glog_lines import GlogSink
+from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.time")
 
@@ -24,6 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         PoseidonError: a mistake in the definition, the flags, the models or the data.
     """
+    prepare_process()
     request = net_request(arguments)
     sink = GlogSink(LOGGER)
     with log.setup(stream=sys.stderr):

@@ -187,8 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     control = Control()
     try:
         extraction = read_extraction(sys.stdin.readline())
-        if extraction.threads:
-            prepare_process(extraction.threads)
+        prepare_process(extraction.threads or None)
         outputs = log.setup(stream=sys.stderr, file=Path(extraction.output) / f"worker_{extraction.rank}.log")
     except (PoseidonError, OSError) as error:
         control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))

@@ -35,6 +35,9 @@ from poseidon.pycaffe.solvers import (
     SGDSolver,
     get_solver,
 )
+from ps_server.numerics import prepare_process as _prepare_process
+
+_prepare_process()  # here, before a thread is started that computes: it would not get the mode
 
 __all__ = [
     "NCCL",

@@ -1,4 +1,4 @@
-"""How many threads a process computes with, seen by what MKL says of each product that it computes."""
+"""How a process computes: the number of threads, seen by what MKL says of each product, and denormal numbers."""
 
 from __future__ import annotations
 
@@ -65,3 +65,49 @@ def test_the_user_says_how_threads_wait_but_not_how_many_they_are() -> None:
     assert found["MKL_CBWR"] == "AUTO,STRICT"
     assert {found[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {"2"}
     assert "HOME" not in found
+
+
+DENORMALS = """
+import threading, torch
+from ps_server import numerics
+{prepare}
+found = set()
+def small(place, tensor=None):
+    tensor = torch.full((64,), 1e-30) * 1e-10 if tensor is None else tensor
+    if tensor.ne(0).any():
+        found.add(place)
+def thread():
+    small("thread")
+    small("of its OpenMP", torch.full((1 << 20,), 1e-30) * 1e-10)
+small("main")
+small("OpenMP", torch.full((1 << 20,), 1e-30) * 1e-10)
+started = threading.Thread(target=thread)
+started.start()
+started.join()
+x = torch.full((1 << 20,), 1e-20, requires_grad=True)
+x.register_hook(lambda gradient: small("autograd"))
+(x * 1e-20).backward(torch.full_like(x, 1e-20))
+small("gradient", x.grad)
+small("numpy", torch.from_numpy(torch.full((64,), 1e-30).numpy() * 1e-10))
+print(sorted(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("prepare", "found"),
+    [
+        (
+            "torch.set_num_threads(4)",
+            ["OpenMP", "autograd", "gradient", "main", "numpy", "of its OpenMP", "thread"],
+        ),
+        ("numerics.prepare_process(4)", []),
+        ("numerics.prepare_process(); torch.set_num_threads(4)", []),
+    ],
+    ids=["unprepared", "prepared", "of-any-threads"],
+)
+def test_denormal_numbers_are_zero_in_every_thread(prepare: str, found: list[str]) -> None:
+    program = DENORMALS.format(prepare=prepare)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == str(found)
