@@ -41,7 +41,7 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
     Args:
         words: of the command and its flags. The namespace has them as `words`, in case the command has to start itself again.
     """
-    if not words or (words[0].lstrip("-") in ("help", "h") and len(words) == 1):
+    if not words or (words[0].lstrip("-") in ("help", "h") and words[1:] in ([], ["help"])):
         print(overview(_TITLE, GROUPS, _EXAMPLE), end="")
         sys.exit(0)
     if words[0] in ("--version", "-version"):

@@ -104,6 +104,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with code 2."""
         message = re.sub(r"^argument (-*\w+)\S*: ", r"\1: ", message)
+        message = re.sub(
+            r"invalid choice: '?(.*?)'? \(choose from (.*)\)$", r"expected one of \2, found '\1'", message
+        )
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
             names = [name.partition("/")[0] for name in missing.split(", ") if name != "..."]
@@ -147,9 +150,13 @@ class Parser(argparse.ArgumentParser):
                 done.append(word)
                 if self._takes_the_rest:
                     return [*done, *rest]
+                if not any(not action.option_strings for action in self._actions):
+                    self._refuse([word])
                 continue
             name, equals, value = word.lstrip("-").partition("=")
             action = self._action(name)
+            if action is None and not isinstance(self._action(name.removeprefix("no")), _Switch):
+                self._refuse([word])  # before a flag is found missing, for which this one may stand
             plain, off = self._action(name.removeprefix("no")), name.startswith("no")
             if action is None and off and isinstance(plain, _Switch) and not equals:
                 done.append(f"--{name.removeprefix('no')}=false")
@@ -167,14 +174,17 @@ class Parser(argparse.ArgumentParser):
         return any(action.nargs == argparse.REMAINDER for action in self._actions)
 
     def _action(self, name: str) -> argparse.Action | None:
-        return self._option_string_actions.get(f"--{name}")
+        known = self._option_string_actions
+        return known.get(f"--{name}") or known.get(f"-{name}")
 
     def _refuse(self, words: Sequence[str]) -> NoReturn:
         """End because of words that no flag of this command takes."""
         name = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
         if name is None:
-            self.error(f"did not expect '{' '.join(words)}'")
-        known = [text.lstrip("-") for action in self.flags() for text in action.option_strings]
+            files = [action for action in self.flags() if action.required and action.metavar == "FILE"]
+            hint = f", did you mean {files[0].option_strings[0]}={words[0]}?" if files else ""
+            self.error(f"did not expect '{' '.join(words)}'{hint}")
+        known = [action.option_strings[0].lstrip("-") for action in self.flags() if action.option_strings]
         near = nearest(name.lstrip("-").replace("-", "_"), known)
         self.error(f"unknown flag {name}" + (f", did you mean --{near}?" if near else ""))
 

@@ -99,6 +99,11 @@ def _retired(parser: Parser, *more: str) -> None:
         retired(parser, name, alone=True)
 
 
+def _no_model(_: str) -> str:
+    """-model is for test and time, and often tried here."""
+    raise argparse.ArgumentTypeError("the net is named by the solver; expected --solver=FILE")
+
+
 def _train(parser: Parser) -> None:
     group = parser.section("What to train")
     flag(group, "solver", "the solver definition (prototxt)", metavar="FILE", required=True)
@@ -149,6 +154,7 @@ def _train(parser: Parser) -> None:
     _exchange(parser)
     text = "a loss or weights not finite: stop (default), warn"
     chosen(_failures(parser), "on_nan", text, ON_NAN, default="stop", metavar="WHAT")
+    flag(parser, "model", argparse.SUPPRESS, type=_no_model)
     flag(parser, "client_id", argparse.SUPPRESS, type=count, default=0)
     _retired(parser)
     help_flag(parser)

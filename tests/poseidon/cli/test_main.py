@@ -57,7 +57,23 @@ def test_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             "poseidon ps: unknown flag --hostfil, did you mean --hostfile?; see poseidon ps --help",
         ),
         ("ps --nosuch", "poseidon ps: unknown flag --nosuch; see poseidon ps --help"),
-        ("ps more words", "poseidon ps: did not expect 'more words'; see poseidon ps --help"),
+        ("ps more words", "poseidon ps: did not expect 'more'; see poseidon ps --help"),
+        (
+            "train solver.prototxt",
+            "poseidon train: did not expect 'solver.prototxt', did you mean --solver=solver.prototxt?; see poseidon train --help",
+        ),
+        (
+            "train -model net",
+            "poseidon train: --model: the net is named by the solver; expected --solver=FILE; see poseidon train --help",
+        ),
+        (
+            "train --table_stalenes=1",
+            "poseidon train: unknown flag --table_stalenes, did you mean --table_staleness?; see poseidon train --help",
+        ),
+        (
+            "plot a.log -o a.png -chart 9",
+            "poseidon plot: --chart: expected one of 0, 1, 2, 3, 4, 5, 6, 7, found '9'; see poseidon plot --help",
+        ),
         ("ps --hostfile", "poseidon ps: --hostfile: expected a value; see poseidon ps --help"),
         ("train", "poseidon train: --solver is missing; see poseidon train --help"),
         (
