@@ -37,6 +37,7 @@ from poseidon.engine.rule_group import RuleGroup
 from poseidon.engine.update_rules import UpdateRule
 from poseidon.engine.workplace import ThisWorker, Workplace
 from poseidon.errors import UsageError
+from poseidon.exchange.module_hooks import uncompiled
 
 
 class _Process:
@@ -107,7 +108,7 @@ def distribute(
     Every worker calls it once, with the same arguments and a module of the same shape, already on its device.
 
     Args:
-        module: its parameters are float32. Its `state_dict` stays what it is.
+        module: or `torch.compile(module)`. Its parameters are float32. Its `state_dict` stays what it is.
         how: a rule that the shards apply, `poseidon.SGD` and its like; or a torch.optim optimizer, which runs on
             every worker on mean gradients.
         clip: largest L2 norm of all mean gradients together; None: no limit.
@@ -162,10 +163,14 @@ def join(
         UsageError: an argument or the module cannot be meant so.
         ServerError: the others did not come, or have another module.
     """
-    tensors = module_tensors(module, options.buffers)
-    if options.example is not None:
+    inner = uncompiled(module)
+    tensors = module_tensors(inner, options.buffers)
+    rows: dict[
+        nn.Parameter, int
+    ] = {}  # of a compiled module: its layers do not run, so there are no factors to take
+    if inner is module and options.example is not None:
         rows = rows_by_example(module, options.example)
-    else:
+    elif inner is module:
         rows = rows_by_batch_size(module, options.batch_size)
     if isinstance(how, UpdateRule):
         return RuleGroup(

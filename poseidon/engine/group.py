@@ -50,7 +50,7 @@ from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.module_hooks import OfOneModule
+from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from ps_server import SignalKind
 
@@ -88,7 +88,7 @@ class Group(ABC):
     """
 
     def __init__(self, module: nn.Module, together: Together, workplace: Workplace) -> None:
-        self._module = module
+        self._module = uncompiled(module)
         self._workplace = workplace
         self._together = together
         settings = ExchangeSettings(clip=together.clip)
@@ -106,7 +106,7 @@ class Group(ABC):
             collect=self._gather,
             rank=self.rank,
         )
-        self._own = WorkerState(module, together.rest, self.device)
+        self._own = WorkerState(self._module, together.rest, self.device)
         self._goes_on_from = workplace.checkpoint
         self._steps = self._meetings = 0
         self._passes = 0  # backward passes of this step that have ended
@@ -166,7 +166,25 @@ class Group(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """End the step: every gradient of this worker is there."""
+        """End the step: every gradient of this worker is there, of as many passes as there were, up to `passes=`."""
+
+    def drop(self) -> None:
+        """Forget the backward passes since the last step, and their gradients: a step takes those that follow.
+
+        All workers do it alike, after fewer passes than `passes=`. Running statistics keep what these passes have moved.
+
+        Raises:
+            UsageError: the last pass of the step has ended, so its gradients have left.
+        """
+        if not self._passes:
+            return
+        if self._in_backward or self._passes >= self._together.passes:
+            raise UsageError(
+                f"drop() after pass {self._passes} of {self._together.passes}, whose gradients have left; expected step()"
+            )
+        assert self._hooks is not None
+        self._hooks.drop()
+        self._passes = 0
 
     def settle(self) -> None:
         """Bring parameters and statistics to the state after all workers' steps; before evaluating or saving.
@@ -527,8 +545,9 @@ class Group(ABC):
         finally:
             self._workplace.on_move(here)
 
-    def _watch(self, module: nn.Module) -> None:
-        """Hooks that begin an iteration come before those that use it."""
+    def _watch(self, entry: nn.Module) -> None:
+        """Hooks that begin an iteration come before those that use it; those of a compiled module are on its entry alone."""
+        module, is_compiled = self._module, entry is not self._module
         together, sources = self._together, set(self._together.sources)
         for source in sources:
             if source.requires_grad:
@@ -540,17 +559,22 @@ class Group(ABC):
             passes=together.passes,
             wait_free=self._workplace.wait_free,
             sources=together.sources,
+            entry=entry if is_compiled else None,
             in_backward=self._gradient_is_there,
         )
         self._seen.watch()
-        begins, is_read = OfOneModule(self._forward_begins), OfOneModule(self._state_is_read)
+        is_read = OfOneModule(self._state_is_read)
+        begins = (OutsideOfGraphs if is_compiled else OfOneModule)(self._forward_begins)
         for child in module.modules():
             self._handles.append(child.register_state_dict_pre_hook(is_read))
             own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
             if child is module or own & sources:
                 self._handles.append(child.register_forward_pre_hook(begins, prepend=True))
+        if is_compiled:
+            begins = OfOneModule(self._forward_begins)
+            self._handles.append(entry.register_forward_pre_hook(begins, prepend=True))
         wanting = [source for source in together.sources if source.requires_grad]
-        self._outputs = OutputWatch(module, wanting, self._gradient_is_there)
+        self._outputs = OutputWatch(entry, wanting, self._gradient_is_there)
 
     def _forward_begins(self, module: nn.Module, arguments: object) -> None:
         self._before_run()

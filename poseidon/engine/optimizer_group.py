@@ -133,6 +133,11 @@ class OptimizerGroup(Group):
         """See `Group`: the optimizer's own `step`, which may be called as well."""
         self._optimizer.step()
 
+    def drop(self) -> None:
+        """See `Group`."""
+        super().drop()
+        self._sent.clear()
+
     def average_gradients(self) -> None:
         """Make every `grad` the mean over all workers now, for a loop that reads them before the optimizer does.
 

@@ -76,6 +76,10 @@ class FactorTap:
         self._backwards = 0
         self._sends = sends
 
+    def drop(self) -> None:
+        """Forget what is kept of earlier passes."""
+        self._kept.clear()
+
     def finish(self) -> None:
         """The last pass has ended: send what is kept."""
         self._send_kept()

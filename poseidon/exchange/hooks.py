@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Exchange, Trained
 from poseidon.exchange.factor_taps import FactorTap, layers_with_factors
-from poseidon.exchange.module_hooks import OfOneModule
+from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 
 
 class Hooks:
@@ -34,6 +34,7 @@ class Hooks:
         wait_free: off, nothing leaves before the last backward pass has ended, and the first layer of the next
             forward pass waits for everything; for comparisons.
         sources: the parameter or buffer of the module behind each tensor, where that is not the tensor itself.
+        entry: where the module is compiled, what the script calls in its place: it waits for all tensors before it runs.
         in_backward: told, within a backward pass, that it has reached a layer whose weight travels as factors.
     """
 
@@ -46,6 +47,7 @@ class Hooks:
         passes: int = 1,
         wait_free: bool = True,
         sources: Sequence[Tensor] = (),
+        entry: nn.Module | None = None,
         in_backward: Callable[[], None] = lambda: None,
     ) -> None:
         self._exchange = exchange
@@ -74,12 +76,16 @@ class Hooks:
         }
         for tensor in self._by_gradient:
             self._handles.append(tensor.register_post_accumulate_grad_hook(self._gradient_is_there))
+        if entry is not None:
+            waiter = OfOneModule(self._waiter(sorted(self._indices.values())))
+            self._handles.append(entry.register_forward_pre_hook(waiter, prepend=True))
+        of_layers = OfOneModule if entry is None else OutsideOfGraphs
         for child in module.modules():
             tensors_of = chain(child.parameters(recurse=False), child.buffers(recurse=False))
             owned = [self._indices[tensor] for tensor in tensors_of if tensor in self._indices]
             if owned:
                 # Before all others: one may read the tensors, as torch.nn.utils.prune does.
-                waiter = OfOneModule(self._waiter(owned))
+                waiter = of_layers(self._waiter(owned))
                 self._handles.append(child.register_forward_pre_hook(waiter, prepend=True))
 
     def start(self) -> None:
@@ -106,6 +112,16 @@ class Hooks:
         sends = self._wait_free and self._pass == self._passes - 1
         for tap in self._taps:
             tap.start_pass(sends=sends)
+
+    def drop(self) -> None:
+        """Forget what the passes of this iteration have left; none of it has begun its way."""
+        self._there.clear()
+        for tensor in self._by_gradient:
+            tensor.grad = None
+        for tap in self._taps:
+            tap.drop()
+        self._pass = 0
+        self._start_pass()
 
     def finish(self) -> None:
         """The last backward pass has ended: send what earlier passes left, and drop the gradients."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from poseidon.exchange.module_hooks import OfOneModule, uncompiled
 from ps_server.trace import Tracer, Track
 
 
@@ -38,8 +39,10 @@ class TracingHooks:
         self._backward_began_ns = 0
         self._handles: list[RemovableHandle] = []
         for index, (_, layer) in enumerate(layers):
-            self._handles.append(layer.register_forward_pre_hook(self._before(index), prepend=True))
-            self._handles.append(layer.register_forward_hook(self._after(index), prepend=True))
+            self._handles.append(
+                layer.register_forward_pre_hook(OfOneModule(self._before(index)), prepend=True)
+            )
+            self._handles.append(layer.register_forward_hook(OfOneModule(self._after(index)), prepend=True))
 
     def close(self) -> None:
         """Take the hooks off."""
@@ -87,7 +90,9 @@ class TracingHooks:
 
 
 def named_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules of a module that hold no others, by dotted name."""
+    """The modules of a module that hold no others, by dotted name; of a compiled one the whole, whose layers do not run."""
+    if uncompiled(module) is not module:
+        return [("module", module)]
     return [(name, child) for name, child in module.named_modules() if not any(child.children())]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -449,6 +450,52 @@ def test_a_rate_set_between_steps_counts_from_the_next_one() -> None:
             module(torch.ones(1, 1)).sum().backward()
             group.step()
             assert module.weight.item() == expected
+
+
+def left_over(*, drops: bool, thrown: bool = True) -> Callable[[nn.Module, Group], None]:
+    """Two steps of two passes each, behind the first a pass that is left over, which is dropped or stepped by itself."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        for step in range(2):
+            module.zero_grad()
+            for ((x, y),) in batches()[2 * step : 2 * step + 2]:
+                assert group.pending < 2
+                own = slice(group.rank, None, group.size)
+                nn.functional.mse_loss(module(x[own]), y[own]).backward()
+            group.step()
+            if step == 0 and thrown:
+                module.zero_grad()
+                x, y = batches()[5][0]
+                own = slice(group.rank, None, group.size)
+                nn.functional.mse_loss(module(x[own]), y[own]).backward()
+                assert group.pending == 1
+                (group.drop if drops else group.step)()
+                assert group.pending == 0
+        assert group.steps == 2 + (thrown and not drops)
+
+    return body
+
+
+@pytest.mark.parametrize("how", [RULES["sgd"], OPTIMIZERS["torch sgd"]], ids=["rule", "optimizer"])
+@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.FACTORS])
+def test_a_pass_that_is_left_over_is_dropped_or_stepped(how: How, kind: ExchangeKind) -> None:
+    options = Options(passes=2, example=example())
+    run = partial(together, 2, build, how, options=options, member=member(kind))
+    assert_same(run(left_over(drops=True)), run(left_over(drops=True, thrown=False))[0], rtol=0)
+    (alone,) = together(1, build, how, left_over(drops=False), options=options)
+    assert_same(run(left_over(drops=False)), alone)
+
+
+@pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
+def test_what_has_left_cannot_be_dropped(how: How) -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        group.drop()  # nothing
+        module(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(UsageError, match=r"drop\(\) after pass 1 of 1, whose gradients have left"):
+            group.drop()
+        group.step()
+
+    together(1, lambda _: Normed(), how, body)
 
 
 def test_other_modules_on_other_workers() -> None:
