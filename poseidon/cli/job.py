@@ -96,6 +96,10 @@ class Job(ABC):
         self._title = title
         if flags.threads is not None and flags.threads < 1:
             raise UsageError(f"--threads={flags.threads}: expected 1 or more")
+        if not flags.progress_interval >= 0:
+            raise UsageError(
+                f"--progress_interval={flags.progress_interval:g}: expected 0 (no lines) or more seconds"
+            )
         self._kind = exchange_kind(flags)
         self._devices = devices
         self._site: Site | None = getattr(flags, "site", None)

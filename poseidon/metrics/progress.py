@@ -8,13 +8,15 @@ through `write`. A terminal that has gone away ends the line, never the job.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -201,7 +203,7 @@ class ProgressLine:
             total=max_iter or None,
             file=self._stream,
             unit="it",
-            dynamic_ncols=True,
+            **_width(self._stream),
         )
 
     def _abandon(self) -> None:
@@ -210,3 +212,11 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.disable = True
             self._bar = None
+
+
+def _width(stream: TextIO) -> dict[str, Any]:
+    """tqdm's settings for a stream: a terminal that does not know its width (in a container, say) would show nothing."""
+    with suppress(OSError, ValueError):
+        if os.get_terminal_size(stream.fileno()).columns == 0:
+            return {"ncols": 80}
+    return {"dynamic_ncols": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -125,3 +126,15 @@ def test_a_script_has_no_end_and_no_images() -> None:
 @pytest.mark.parametrize("event", [{}, {"iteration": "x"}, {"iteration": 1, "max_iter": 0.5}])
 def test_what_makes_no_sense_is_passed_over(event: dict[str, object]) -> None:
     assert Pace().hear(event) is None
+
+
+def test_a_terminal_without_a_width_has_a_line_too() -> None:
+    """As in a container whose terminal was never given a size."""
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as stream:
+        line = ProgressLine("net", stream)
+        line.update(JobProgress(iteration=1, max_iter=10))
+        line.close()
+        shown = os.read(leader, 4096).decode()
+    os.close(leader)
+    assert "net:  10%" in shown
