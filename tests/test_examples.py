@@ -213,7 +213,7 @@ def test_torch_modules_learn_on_two_clients(
     repository: Path, tmp_path: Path, script: str, words: tuple[str, ...], result: str, least: float
 ) -> None:
     path = repository / "examples" / script / "train.py"
-    done = poseidon(tmp_path, "run", f"--hostfile={machinefile(tmp_path, 2)}", path, *words)
+    done = poseidon(tmp_path, "run", f"--hostfile={machinefile(tmp_path, 2, 1)}", path, *words)
     assert done.returncode == 0, done.stderr
     found = re.search(result, done.stderr)
     assert found is not None, done.stderr

@@ -22,7 +22,6 @@ from poseidon.errors import JobError
 from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.proto.paths import repository_root
 from poseidon.settings import inherited_environment, read_settings
-from ps_server.numerics import environment
 
 JOIN_AT_ONCE = "glibc.malloc.mxfast=0"
 """A tunable of glibc: small freed blocks are joined with free neighbours at once."""
@@ -159,6 +158,8 @@ def child_environment(threads: int) -> dict[str, str]:
     thread that works on small tensors alone never does, and its memory would grow with each of them. Large copies go past the
     caches.
     """
+    from ps_server.numerics import environment  # imports torch, which commands that start nothing do not need
+
     inherited = inherited_environment()
     paths = [str(repository_root())]
     paths += [path for path in sys.path if path.endswith("site-packages")]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.training import largest_difference, weights, write_definitions
+from poseidon.metrics.job_statistics import read_statistics
+from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.trainings import make_data, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
@@ -22,9 +23,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, where one process has trained on the whole batch."""
     folder = tmp_path_factory.mktemp("alone")
     make_data(folder)
-    write_definitions(folder, batch=BATCH, extra=f"max_iter: {STEPS}")
-    done = poseidon(folder, "train", "--solver=solver.prototxt", "--output=out")
-    assert done.returncode == 0, done.stderr
+    run(write_definitions(folder, batch=BATCH, extra=f"max_iter: {STEPS}"), Job())
     return folder
 
 
@@ -63,3 +62,8 @@ def test_the_weights_are_one_processes(
     plan = (alone / "o" / "exchange_plan.txt").read_text(encoding="utf-8")
     ways = {"ps": {"ps"}, "hybrid": {"ps", "svb"}, "svb": {"ps", "svb"}, "allreduce": {"allreduce"}}
     assert {line.split()[2] for line in plan.splitlines()[1:-2]} == ways[exchange]
+    assert not list((alone / "o").glob("trace_*"))
+    for worker in read_statistics(alone / "o" / "statistics.json").workers.values():
+        moved = STEPS * 4 * (BATCH // 2) * (10 + 16)
+        factors = {t.name: (t.bytes_out, t.bytes_in) for t in worker.tensors if t.scheme == "svb"}
+        assert factors == ({"ip.0": (moved, moved)} if "svb" in ways[exchange] else {})

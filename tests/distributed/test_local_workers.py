@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from tests.support.living import none_left
-from tests.support.training import largest_difference, weights, write_definitions
+from tests.support.training import Job, largest_difference, run, weights, write_definitions
 from tests.support.trainings import make_data, poseidon, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
 BATCH = 12
 STEPS = 12
-TWO_MACHINES = "0 127.0.0.1 0\n1 127.0.0.1 0\n"
+TWO_MACHINES = "0 127.0.0.1 0\n1 127.0.0.1 0 role=worker\n"
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     make_data(folder)
     (folder / "hosts").write_text(TWO_MACHINES, encoding="utf-8")
-    write_definitions(folder, batch=BATCH, extra=f"max_iter: {STEPS}")
-    done = poseidon(folder, "train", "--solver=solver.prototxt", "--output=out")
-    assert done.returncode == 0, done.stderr
+    run(write_definitions(folder, batch=BATCH, extra=f"max_iter: {STEPS}"), Job())
     return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trainings import make_data, poseidon
+from tests.support.trainings import machinefile, make_data, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -56,11 +56,11 @@ def cases() -> list[object]:
 
 @pytest.mark.parametrize(("workers", "exchange", "threads"), cases())
 def test_resumed_is_uninterrupted(folder: Path, workers: int, exchange: str, threads: str) -> None:
-    (folder / "hosts").write_text("".join(f"{n} 127.0.0.1 0\n" for n in range(workers)), encoding="utf-8")
+    hosts = machinefile(folder, workers, 1)
     words = [
         "train",
         "--solver=solver.prototxt",
-        "--hostfile=hosts",
+        f"--hostfile={hosts}",
         f"--exchange={exchange}",
         "--output=out",
     ]

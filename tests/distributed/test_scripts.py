@@ -69,7 +69,7 @@ def train_alone(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> dict
 def test_two_clients_are_one_process(
     folder: Path, how: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = (f"--hostfile={machinefile(folder, 2)}", f"--num_app_threads={threads}", "--output=logs")
+    words = (f"--hostfile={machinefile(folder, 2, 1)}", f"--num_app_threads={threads}", "--output=logs")
     done = poseidon(folder, "run", *words, "--show_logs=all", "script.py", how, "8", "end")
     workers = 2 * threads
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ torch.save(model.state_dict(), sys.argv[2] + str(group.rank))
 def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: int) -> None:
     """In step 11, within an epoch: the job starts again by itself and goes on from step 10."""
     (folder / "resuming.py").write_text(RESUMING, encoding="utf-8")
-    flags = (f"--hostfile={machinefile(folder, 2)}", f"--num_app_threads={threads}", "--max_restarts=1")
+    flags = (f"--hostfile={machinefile(folder, 2, 1)}", f"--num_app_threads={threads}", "--max_restarts=1")
     lost = poseidon(folder, "run", *flags, "--output=lost", "resuming.py", how, "lost")
     assert lost.returncode == 0, lost.stderr
     assert re.search(
@@ -140,7 +140,7 @@ def test_a_worker_that_is_killed_costs_no_bit(folder: Path, how: str, threads: i
 
 
 def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> None:
-    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2)}", "fails.py")
+    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "fails.py")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.fullmatch(
@@ -158,7 +158,7 @@ def test_workers_that_can_never_meet_end_the_job(folder: Path, how: str) -> None
         "group.settle()", "group.mean(1.0)"
     )
     (folder / "unequal.py").write_text(text, encoding="utf-8")
-    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2)}", "unequal.py", how, "0", "end")
+    done = poseidon(folder, "run", f"--hostfile={machinefile(folder, 2, 1)}", "unequal.py", how, "0", "end")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
         "poseidon run: worker 0 waits in mean() after step 3, and worker 1 has gone on to step 4 without it: every worker"
@@ -166,7 +166,14 @@ def test_workers_that_can_never_meet_end_the_job(folder: Path, how: str) -> None
 
 
 def test_a_signal_stops_all_workers_after_the_same_step(folder: Path) -> None:
-    words = (f"--hostfile={machinefile(folder, 2)}", "--output=logs", "script.py", "rule", "10000000", "end")
+    words = (
+        f"--hostfile={machinefile(folder, 2, 1)}",
+        "--output=logs",
+        "script.py",
+        "rule",
+        "10000000",
+        "end",
+    )
     with training(folder, *words, command="run") as job:
         job.wait_for("training")
         job.process.send_signal(signal.SIGINT)

@@ -33,10 +33,14 @@ def make_data(folder: Path) -> None:
         make_database(folder / name, Backend.LMDB, records)
 
 
-def machinefile(folder: Path, clients: int) -> Path:
-    """So many clients on this machine, on free ports."""
+def machinefile(folder: Path, clients: int, shards: int | None = None) -> Path:
+    """So many clients on this machine, on free ports; with `shards`, only the first so many of them serve."""
     path = folder / f"hosts{clients}"
-    path.write_text("".join(f"{client} 127.0.0.1 0\n" for client in range(clients)), encoding="utf-8")
+    serving = clients if shards is None else shards
+    lines = [
+        f"{client} 127.0.0.1 0{'' if client < serving else ' role=worker'}\n" for client in range(clients)
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 

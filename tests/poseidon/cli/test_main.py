@@ -161,3 +161,18 @@ def test_what_is_answered_at_once_imports_no_torch(words: list[str]) -> None:
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_commands_that_start_nothing_import_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes two seconds, and `poseidon ps` a fifth of one."""
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path))
+    program = (
+        "import sys\nfrom poseidon.cli.main import main\n"
+        "print([main([name, 'absent'][:count]) for name, count in (('ps', 1), ('kill', 2), ('logs', 2), ('stats', 2))])\n"
+        "sys.exit('imported torch' if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 1, 1, 1]"
