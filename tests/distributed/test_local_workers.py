@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -37,11 +38,12 @@ def one(alone: Path) -> list[np.ndarray]:
     return weights(alone, STEPS)
 
 
-def left_over() -> set[str]:
-    """What meetings of workers have left on this machine."""
-    memory = Path("/dev/shm")
-    found = [*Path(gettempdir()).glob("poseidon-*"), *(memory.iterdir() if memory.is_dir() else ())]
-    return {str(path) for path in found}
+@pytest.fixture
+def meetings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files of this test's jobs alone, with a path short enough for a socket."""
+    with TemporaryDirectory(prefix="p") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +51,8 @@ def left_over() -> set[str]:
     ["hybrid", "allreduce", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("ps", "svb"))],
 )
 def test_two_machines_of_two_workers_have_one_processes_weights(
-    alone: Path, one: list[np.ndarray], exchange: str
+    alone: Path, one: list[np.ndarray], meetings: Path, exchange: str
 ) -> None:
-    before = left_over()
     (alone / f"snap_iter_{STEPS}.caffemodel").unlink()
     write_definitions(alone, batch=BATCH // 4, extra=f"max_iter: {STEPS}")
     result = poseidon(
@@ -66,7 +67,7 @@ def test_two_machines_of_two_workers_have_one_processes_weights(
     assert result.returncode == 0, result.stderr
     assert "2 clients, 4 workers" in result.stderr
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
-    assert left_over() <= before
+    assert not list(meetings.glob("poseidon-*"))
 
 
 def endless(alone: Path, *extra: str) -> tuple[str, ...]:
@@ -89,8 +90,7 @@ def test_one_machine_of_two_workers_has_them_too(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["worker 2", "worker 3"])
-def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, victim: str) -> None:
-    before = left_over()
+def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, meetings: Path, victim: str) -> None:
     with training(alone, *endless(alone)) as job:
         job.wait_for("Iteration 1, loss")
         children = job.children()
@@ -101,7 +101,7 @@ def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, victim: str
         )
         assert "Traceback" not in "".join(job.lines)
         assert none_left([child.pid for child in children.values()])
-    assert left_over() <= before
+    assert not list(meetings.glob("poseidon-*"))
 
 
 def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
