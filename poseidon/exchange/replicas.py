@@ -113,13 +113,17 @@ def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
     Raises:
         JobError: there must be one and there is none.
     """
+    groups = _groups([(worker.rules, *sorted(worker.products.items())) for worker in said])
+    unequal = " and ".join(f"{_workers(ranks)} ({said[ranks[0]].processor})" for ranks in groups)
     if len({worker.rules for worker in said}) == 1:
         for kernel in Kernel:
             found = {worker.products.get(kernel.value) for worker in said}
             if len(found) == 1 and None not in found:
+                if len(groups) > 1:
+                    LOGGER.warning(
+                        "%s have no fast product in common: factors are multiplied slowly", unequal
+                    )
                 return kernel
-    groups = _groups([(worker.rules, *sorted(worker.products.items())) for worker in said])
-    unequal = " and ".join(f"{_workers(ranks)} ({said[ranks[0]].processor})" for ranks in groups)
     message = (
         f"{unequal} compute different bits from the same numbers, so their replicas would drift apart. "
         f"Use --exchange=ps, where the shards compute every value, or --on_divergence=mend."

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from poseidon.snapshot.caffemodel import read_model
 from tests.support import small_slurm
@@ -179,6 +180,34 @@ def test_two_nodes_with_the_variables_of_slurm_train_the_same_weights(
     for layer, blobs in by_torchrun.items():
         for mine, theirs in zip(found[layer], blobs, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="no AVX2 here")
+@pytest.mark.parametrize(
+    ("instructions", "status", "sentence"),
+    [
+        ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, 0, "have no fast product in common: factors are multiplied slowly"),
+        pytest.param(
+            {"ATEN_CPU_CAPABILITY": "default"},
+            1,
+            "compute different bits from the same numbers",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_a_worker_with_other_vector_instructions(
+    prepared: Path, tmp_path: Path, instructions: dict[str, str], status: int, sentence: str
+) -> None:
+    """Of three workers; replicas that drifted apart would be found after the second iteration."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("snap*", "out"))
+    port = free_port()
+    variables = [open_mpi(rank, 3, port) for rank in range(3)]
+    variables[1].update(instructions)
+    with tasks(tmp_path, [words(*JOB, "--exchange=svb", "--check_replicas=2")] * 3, variables) as started:
+        ended = ends(started)
+    assert ended[0][0] == status, ended
+    assert sentence in ended[0][1]
+    assert (tmp_path / f"snap_iter_{ITERATIONS}.caffemodel").exists() == (status == 0)
 
 
 @pytest.mark.thorough
