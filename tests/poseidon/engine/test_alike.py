@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.engine.alike import PIECE_BYTES, make_alike
+from poseidon.engine.alike import PIECE_BYTES, broadcast, make_alike
 
 TENSORS = {
     "whole numbers": (torch.arange(5), torch.zeros(5, dtype=torch.int64)),
@@ -37,4 +37,20 @@ def test_a_worker_has_what_rank_0_has(first: Tensor, other: Tensor) -> None:
     make_alike([other], of_rank_1, rank=1)
     assert torch.equal(first, expected)
     assert torch.equal(other, expected)
+    assert not said
+
+
+@pytest.mark.parametrize(
+    "payload", [None, b"", b"x" * (PIECE_BYTES + 1)], ids=["nothing", "empty", "two pieces"]
+)
+def test_bytes_of_rank_0_arrive_whole(payload: bytes | None) -> None:
+    said: list[bytes] = []
+
+    def of_rank_0(part: bytes) -> tuple[bytes, ...]:
+        said.append(part)
+        return (part, b"")
+
+    assert broadcast(payload, of_rank_0, rank=0) == payload
+    assert all(len(part) <= PIECE_BYTES for part in said)
+    assert broadcast(b"of another", lambda part: (said.pop(0), part), rank=1) == payload
     assert not said

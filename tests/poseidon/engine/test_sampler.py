@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
-from poseidon.engine.sampler import SharedSampler
+from poseidon.engine.sampler import SharedLoader, SharedSampler
 from poseidon.errors import UsageError
 
 
@@ -55,3 +56,40 @@ def test_the_order_does_not_depend_on_the_scripts_default_device() -> None:
     expected = list(SharedSampler(range(5), rank=0, workers=1))
     with torch.device("meta"):
         assert list(SharedSampler(range(5), rank=0, workers=1)) == expected
+
+
+def test_a_place_within_an_epoch_is_gone_on_from() -> None:
+    """`set_epoch`, as a loop calls it at the head of each epoch, keeps the place in the epoch that the saved run was in."""
+    returned = []
+    first = SharedSampler(range(10), rank=1, workers=2)
+    list(first)
+    expected = list(SharedSampler(range(10), rank=1, workers=2, seed=0)._draw(1, 0))
+    epoch = iter(first)
+    assert [next(epoch) for _ in range(2)] == expected[:2]
+    state = first.state_dict()
+    assert (state["epoch"], state["position"], first.position) == (1, 2, 2)
+    again = SharedSampler(range(10), rank=1, workers=2, on_return=lambda: returned.append(True))
+    again.load_state_dict(state)
+    assert (again.epoch, again.position) == (1, 2)
+    again.set_epoch(1)
+    assert list(again) == expected[2:]
+    assert returned == [True]
+    assert again.state_dict()["epoch"] == 2
+    again.set_epoch(1)  # the whole of it, once more
+    assert list(again) == expected
+
+
+def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
+    records = TensorDataset(torch.arange(5))
+    for arguments in ({}, {"drop_last": True}):
+        sampler = SharedSampler(records, rank=0, workers=1, shuffle=False)
+        loader = SharedLoader(records, sampler, 2, **arguments)
+        places = [(loader.position, sampler.state_dict()["epoch"]) for _ in loader]
+        assert places == [(batch, 0) for batch in range(1, len(loader) + 1)]
+        assert (loader.position, sampler.state_dict()["epoch"]) == (0, 1)
+
+
+def test_a_loader_has_a_sampler_of_its_own() -> None:
+    sampler = SharedSampler(range(4), rank=0, workers=1)
+    with pytest.raises(UsageError, match="has a sampler of its own"):
+        SharedLoader(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])
