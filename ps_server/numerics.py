@@ -5,9 +5,9 @@ A library's sums, and so its bits, follow its number of threads. That number is 
 runs in parallel by itself. A matrix product does not: MKL computes the first ones of a new thread with as many threads as the
 machine has cores.
 
-Denormal numbers (float32: below 1.2e-38) are zero in results and in operands. Where they are not, an operation on one takes the
-processor a hundred times as long, and a net whose gradients underflow is several times slower. The mode is a property of each
-thread, too. A thread has it from the one that starts it, also the threads of OpenMP, of autograd, and those that make batches
+Denormal numbers (float32: below 1.2e-38) are zero in results and in operands. Where they are not, many processors take up to a
+hundred times as long for an operation on one, and a net whose gradients underflow is slower there. The mode is a property of
+each thread, too. A thread has it from the one that starts it, also the threads of OpenMP, of autograd, and those that make batches
 ahead; one that is there already does not get it.
 
 Law: every process of a job is started with `environment`, and every thread that computes calls `prepare_thread` first, for
