@@ -117,7 +117,7 @@ def nearest(name: str, legal: Iterable[str]) -> str | None:
         if found:
             return min(found, key=lambda candidate: (abs(len(candidate) - len(name)), candidate))
     lowered = {candidate.lower(): candidate for candidate in candidates}
-    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.65)
     return lowered[close[0]] if close else None
 
 

@@ -310,7 +310,7 @@ LAUNCHER = (
         says=r"--weights: there is no file {}/w",
     ),
     Broken(name="staleness-negative", flags=("--table_staleness=-1",), says=r"table_staleness.*'-1'", code=2),
-    Broken(name="consistency-unknown", flags=("--consistency_model=BSP",), says=r"'BSP'.*SSPPush", code=2),
+    Broken(name="consistency-unknown", flags=("--consistency_model=BSP",), says=r"SSPPush.*'BSP'", code=2),
     Broken(name="flag-unknown", flags=("--solvr=x",), says=r"--solvr", code=2),
     Broken(name="threads-zero", flags=("--threads=0",), says=r"--threads=0: expected 1 or more", code=2),
     Broken(

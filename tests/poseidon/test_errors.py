@@ -37,7 +37,7 @@ def test_a_definitions_place_is_kept() -> None:
         ("extract", ["train", "extract_features"], "extract_features"),
         ("kernal_size", ["kernel_size", "kernel_w"], "kernel_size"),
         ("adam", ["SGD", "Adam", "AdaGrad"], "Adam"),
-        ("pda", ["pad", "kernel_size", "stride"], None),
+        ("sdg", ["SGD", "Adam"], "SGD"),
         ("qqq", ["pad"], None),
         ("", ["pad"], None),
     ],
