@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from poseidon.cli.completion import bash_script, zsh_script
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -31,7 +29,7 @@ def test_bash(words: str, offered: str) -> None:
     assert (done.stdout.strip(), done.stderr) == (offered, "")
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.needs("zsh")
 def test_zsh_reads_its_script() -> None:
     subprocess.run(["zsh", "-n"], input=zsh_script(), text=True, check=True, timeout=60)
 
