@@ -18,14 +18,15 @@ import torch
 from poseidon.cli.closing import near, resume_command, without_flags
 from poseidon.cli.job import Job, run_from_flags
 from poseidon.cli.job_flags import leaves_this_machine
+from poseidon.cli.snapshot_ledger import snapshot_of
 from poseidon.cli.ssh_site import Shipment
 from poseidon.cli.terminal import Shown
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.restarts import StartingPoint
 from poseidon.cluster.supervise import JobResult
-from poseidon.engine.checkpoint_file import steps_of
+from poseidon.engine.checkpoint_file import ENDING, steps_of
 from poseidon.engine.document import ScriptDocument
-from poseidon.errors import SnapshotError, UsageError
+from poseidon.errors import UsageError
 from poseidon.snapshot.checksums import sums_path
 
 
@@ -110,7 +111,5 @@ def _origin(snapshot: str) -> StartingPoint:
     """Where --snapshot has the job begin."""
     if not snapshot:
         return StartingPoint()
-    path = Path(snapshot).absolute()
-    if not path.is_file():
-        raise SnapshotError(f"--snapshot: there is no file {snapshot}")
+    path = snapshot_of(snapshot, ENDING).absolute()
     return StartingPoint(state=str(path), iteration=steps_of(path))

@@ -11,10 +11,34 @@ from functools import partial
 from pathlib import Path
 
 from poseidon.cli.snapshot_copies import SnapshotCopies
+from poseidon.cli.stats import job_folder
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.restarts import StartingPoint
 from poseidon.cluster.supervise import JobCallbacks
+from poseidon.errors import JobError, SnapshotError
 from poseidon.snapshot.checksums import damage, sums_path
+from poseidon.snapshot.rotation import newest_state
+
+
+def snapshot_of(word: str, ending: str = ".solverstate") -> Path:
+    """The snapshot that --snapshot means: a file, or the newest of a job, by its id or its folder.
+
+    Args:
+        word: of the flag.
+        ending: of its name, where it is looked for.
+
+    Raises:
+        SnapshotError: there is none.
+    """
+    if Path(word).is_file():
+        return Path(word)
+    try:
+        folder = job_folder(word)
+    except JobError as error:
+        raise SnapshotError(
+            f"--snapshot: there is no file {word}, nor a folder or a job of that name"
+        ) from error
+    return newest_state(folder, ending)
 
 
 class SnapshotLedger:

@@ -19,8 +19,8 @@ from poseidon.cli.closing import model_of, near, resume_command, test_commands
 from poseidon.cli.far_needs import needed_files, snapshot_files, written_prefixes
 from poseidon.cli.job import Job, run_from_flags
 from poseidon.cli.job_flags import check_folder, leaves_this_machine
+from poseidon.cli.snapshot_ledger import snapshot_of
 from poseidon.cli.ssh_site import Shipment
-from poseidon.cli.stats import job_folder
 from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.job_steps import Outcome
 from poseidon.cluster.machinefile import Client
@@ -29,7 +29,7 @@ from poseidon.cluster.restarts import StartingPoint
 from poseidon.cluster.supervise import JobResult
 from poseidon.engine.document import JobDocument
 from poseidon.engine.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
-from poseidon.errors import JobError, SnapshotError, UsageError
+from poseidon.errors import SnapshotError, UsageError
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import TRAIN, SolverParameter
@@ -37,7 +37,6 @@ from poseidon.proto.definition import SolverDefinition, read_solver
 from poseidon.proto.overrides import changes
 from poseidon.proto.shipped import pack_solver
 from poseidon.snapshot.files import require_readable
-from poseidon.snapshot.rotation import newest_state
 from poseidon.snapshot.solverstate import head_of, learned_net
 from poseidon.solvers.settings import solver_settings
 
@@ -221,24 +220,7 @@ def _check_starting_point(flags: argparse.Namespace) -> None:
         if not Path(part).is_file():
             raise SnapshotError(f"--weights: there is no file {part}")
     if flags.snapshot:
-        flags.snapshot = str(_state_of(flags.snapshot))
-
-
-def _state_of(word: str) -> Path:
-    """The solver state that --snapshot means: a file, or the newest of a job, by its id or its folder.
-
-    Raises:
-        SnapshotError: there is none.
-    """
-    if Path(word).is_file():
-        return Path(word)
-    try:
-        folder = job_folder(word)
-    except JobError as error:
-        raise SnapshotError(
-            f"--snapshot: there is no file {word}, nor a folder or a job of that name"
-        ) from error
-    return newest_state(folder)
+        flags.snapshot = str(snapshot_of(flags.snapshot))
 
 
 def _devices(flags: argparse.Namespace, solver: SolverDefinition) -> tuple[str, ...]:

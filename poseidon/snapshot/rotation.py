@@ -41,23 +41,24 @@ def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def newest_state(folder: Path) -> Path:
+def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
     """The state of the highest iteration in a job's folder, or among the copies that a launcher keeps there.
 
     Sealed snapshots come first: one without checksums is of Caffe or of an older version, or was never finished.
 
     Args:
         folder: of a job, or any other with snapshots.
+        ending: of their names; of states those of HDF5 count too.
 
     Raises:
         SnapshotError: there is none.
     """
     found = []
-    for path in (path for place in (folder, folder / COPIES) for path in place.glob("*.solverstate*")):
+    for path in (path for place in (folder, folder / COPIES) for path in place.glob(f"*{ending}*")):
         with suppress(ValueError):
             found.append((sums_path(path).exists(), _parts(path.name)[1], path))
     if not found:
-        raise SnapshotError(f"{folder} holds no snapshot, expected a file <prefix>_iter_<N>.solverstate")
+        raise SnapshotError(f"{folder} holds no snapshot, expected a file <prefix>_iter_<N>{ending}")
     return max(found)[2]
 
 

@@ -164,7 +164,13 @@ def _run(parser: Parser) -> None:
     word(parser, "script", "the script", metavar="SCRIPT")
     word(parser, "arguments", "its own words, handed on as they are", nargs=argparse.REMAINDER, metavar="...")
     group = parser.section("What to train")
-    flag(group, "snapshot", "go on from this file of group.save()", metavar="FILE", default="")
+    flag(
+        group,
+        "snapshot",
+        "go on from a file of group.save(), or a job's newest",
+        metavar="FILE|JOB",
+        default="",
+    )
     _machines(parser)
     _results(parser)
     _exchange(parser)
