@@ -96,9 +96,18 @@ def test_ps_and_kill_all(state: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         second.kill_launcher()
         poseidon("ps")
         header, one, two = capsys.readouterr().out.splitlines()
-        assert header.split() == ["JOB", "STARTED", "LAUNCHER", "PROCESSES", "OUTPUT"]
+        assert header.split() == [
+            "JOB",
+            "STARTED",
+            "LAUNCHER",
+            "PROCESSES",
+            "ITERATION",
+            "RATE",
+            "ETA",
+            "OUTPUT",
+        ]
         assert one.split()[0] == first.job
-        assert f"pid {first.launcher.pid}  4 of 4     /nowhere" in one
+        assert re.search(rf"pid {first.launcher.pid}  4 of 4 +- +- +- +/nowhere", one)
         assert "died" in two
         poseidon("ps", "--json")
         listed = json.loads(capsys.readouterr().out)
