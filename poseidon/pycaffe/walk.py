@@ -21,6 +21,7 @@ from poseidon.pycaffe.batches import Array, batches
 from poseidon.pycaffe.build import Built, build
 from poseidon.pycaffe.mode import next_context
 from poseidon.pycaffe.nodes import Node
+from ps_server.numerics import prepare_thread
 
 Callback = Callable[[int], Any]
 
@@ -92,6 +93,7 @@ class Walk:
 
     def _forward(self, start: int, end: int) -> float:
         """Run layers by index, both included; gives what they add to the loss."""
+        prepare_thread()
         loss = 0.0
         for index in range(start, end + 1):
             self._call("before_forward", index)
@@ -101,6 +103,7 @@ class Walk:
 
     def _backward(self, start: int, end: int) -> None:
         """Propagate back by index, from `start` down to `end`."""
+        prepare_thread()
         for index in range(start, end - 1, -1):
             self._call("before_backward", index)
             node = self._built.nodes[index]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import torch
 
 from ps_server.numerics import environment
+from tests.support.mkl import needs_mkl, threads_of_products
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -29,21 +27,7 @@ thread.join()
 """
 
 
-def threads_of_products(prepare: str, variables: Mapping[str, str]) -> set[int]:
-    """The numbers of threads with which MKL has computed in a new thread of a process that computes with one."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(prepare=prepare)],
-        cwd=ROOT,
-        env={**os.environ, "MKL_VERBOSE": "1", **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return {int(number) for number in re.findall(r"SGEMM.*NThr:(\d+)", done.stdout)}
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")
+@needs_mkl
 @pytest.mark.parametrize(
     ("prepare", "variables", "threads"),
     [
@@ -55,7 +39,7 @@ def threads_of_products(prepare: str, variables: Mapping[str, str]) -> set[int]:
 def test_a_new_thread_computes_with_the_threads_of_its_process(
     prepare: str, variables: Mapping[str, str], threads: set[int]
 ) -> None:
-    assert threads_of_products(prepare, variables) == threads
+    assert threads_of_products(PROGRAM.format(prepare=prepare), variables) == threads
 
 
 def test_the_user_says_how_threads_wait_but_not_how_many_they_are() -> None:
