@@ -97,8 +97,10 @@ def _row(job: HostJob) -> tuple[str, ...]:
     far = len(record.processes) - near
     living = f"{job.living} of {near}" + (f", {far} on other hosts" if far else "")
     progress = _progress(job)
-    told = (progress.position(), progress.rate_words(), progress.eta_words()) if progress else ("-", "-", "-")
-    return (record.job, started, state, living, *told, shown(record.output))
+    place = (
+        (progress.position(), progress.rate_words(), progress.eta_words()) if progress else ("-", "-", "-")
+    )
+    return (record.job, started, state, living, *place, shown(record.output))
 
 
 def _progress(job: HostJob) -> JobProgress | None:

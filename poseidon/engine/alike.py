@@ -23,10 +23,10 @@ def broadcast(
     """
     whole = payload or b""
     head = (b"none" if payload is None else len(whole).to_bytes(8, "little")) if rank == 0 else b""
-    told = gather(head)[0]
-    if told == b"none":
+    answer = gather(head)[0]
+    if answer == b"none":
         return None
-    size = int.from_bytes(told, "little")
+    size = int.from_bytes(answer, "little")
     pieces = []
     for start in range(0, size, PIECE_BYTES):
         pieces.append(gather(whole[start : start + PIECE_BYTES] if rank == 0 else b"")[0])

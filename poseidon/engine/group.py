@@ -364,7 +364,7 @@ class Group(ABC):
         from the newest whole checkpoint with the prefix on rank 0's machine.
 
         Args:
-            prefix: that `save` was given; None: a job that is not told what to go on from begins.
+            prefix: that `save` was given; None: a job without a checkpoint begins.
 
         Returns:
             Whether there was one: False on a fresh start.
@@ -390,14 +390,14 @@ class Group(ABC):
                 f"a state is loaded before the first step, and this group has begun step {self._steps + 1}; expected "
                 "resume() or load_state_dict() right after distribute()"
             )
-        told = broadcast(
+        shared = broadcast(
             content, lambda payload: tuple(self._meet("load_state_dict", payload)), rank=self.rank
         )
-        if told is None:
+        if shared is None:
             if needed:
                 raise UsageError("load_state_dict() was given nothing on rank 0")
             return False
-        state = checked(unpacked(told, source), source)
+        state = checked(unpacked(shared, source), source)
         self._check_of_this_job(state, source)
         self._own.load_tensors(state, rank=self.rank)
         self._load_how(state)

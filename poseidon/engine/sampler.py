@@ -31,7 +31,7 @@ class SharedSampler(Sampler[int]):
         workers: number of workers.
         shuffle: whether the order is drawn anew for each epoch.
         seed: of the orders; the same on every worker.
-        on_return: told when an epoch that a saved run was in the middle of goes on, before its first record.
+        on_return: called when an epoch that a saved run was in the middle of goes on, before its first record.
 
     Attributes:
         epoch: the next epoch to begin, from 0; after `load_state_dict` the one that the saved run was in.

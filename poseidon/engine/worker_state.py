@@ -69,7 +69,7 @@ class WorkerState:
         self._kept.update(objects)
 
     def add(self, sampler: SharedSampler) -> None:
-        """A sampler of the script's: they are told apart by the order in which they are made."""
+        """A sampler of the script's: they are distinguished by the order in which they are made."""
         self._samplers.append(sampler)
         if self._waiting:
             sampler.load_state_dict(self._waiting.pop(0))

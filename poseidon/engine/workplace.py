@@ -102,7 +102,7 @@ class Workplace:
         observe: puts an observer around the exchange of a module.
         folder: where this job leaves what it makes; None: a process that is alone has no such place.
         checkpoint: what the job goes on from, on rank 0's machine; None: it begins.
-        on_saved: told of each checkpoint once it is whole.
+        on_saved: called with each checkpoint once it is whole.
         on_open: told of the exchange once it is open: what was built, and what to train with.
         on_move: told of each step that is finished, and of each meeting that begins or ends; cheap.
     """
