@@ -119,7 +119,7 @@ def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
         for kernel in Kernel:
             found = {worker.products.get(kernel.value) for worker in said}
             if len(found) == 1 and None not in found:
-                if len(groups) > 1:
+                if kernel is Kernel.PORTABLE:
                     LOGGER.warning(
                         "%s have no fast product in common: factors are multiplied slowly", unequal
                     )
@@ -131,9 +131,8 @@ def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
     if required:
         raise JobError(message)
     LOGGER.warning("%s", message)
-    return (
-        Kernel.PORTABLE if all(Kernel.FUSED.value not in worker.products for worker in said) else Kernel.FUSED
-    )
+    everyone = all(Kernel.FUSED.value in worker.products for worker in said)
+    return Kernel.FUSED if everyone else Kernel.PORTABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

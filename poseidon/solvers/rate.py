@@ -21,6 +21,7 @@ from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition
 
 Policy = Callable[[SolverParameter, int], float]
+LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 def _power(base: float, exponent: float) -> float:
@@ -98,4 +99,9 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
         raise solver.error("stepsize", f"expected a positive number, found {param.stepsize}")
     if list(param.stepvalue) != sorted(param.stepvalue):
         raise solver.error("stepvalue", "the values must not fall")
-    return lambda iteration: policy(param, iteration)
+    return lambda iteration: _held_by_float32(policy(param, iteration))
+
+
+def _held_by_float32(rate: float) -> float:
+    """Infinite where Caffe's float is, so that the loss shows it."""
+    return math.copysign(math.inf, rate) if abs(rate) > LARGEST_FLOAT32 else rate

@@ -86,6 +86,11 @@ def arithmetic(name: str, fused: str | None, portable: str, rules: str = "r") ->
     return Arithmetic(processor=name, rules=rules, products=products)
 
 
+def test_where_they_are_mended_all_use_a_kernel_that_each_has() -> None:
+    said = [arithmetic("a", "1", "2"), arithmetic("b", None, "3")]
+    assert common_kernel(said, required=False) is Kernel.PORTABLE
+
+
 def test_where_one_has_no_onednn_all_use_the_portable_kernel() -> None:
     assert (
         common_kernel([arithmetic("a", "1", "2"), arithmetic("b", None, "2")], required=True)

@@ -47,6 +47,7 @@ def test_policy_follows_its_formula(text: str, expected: list[float]) -> None:
     ("text", "iteration", "expected"),
     (
         ("lr_policy: 'exp' gamma: 10", 10**6, math.inf),
+        ("lr_policy: 'exp' gamma: 10", 60, math.inf),
         ("lr_policy: 'exp' gamma: -10", 10**6 + 1, -math.inf),
         ("lr_policy: 'poly' power: -1 max_iter: 5", 5, math.inf),
         ("lr_policy: 'inv' gamma: -1 power: 0.5", 3, math.nan),
