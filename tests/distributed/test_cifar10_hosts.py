@@ -54,8 +54,7 @@ def test_four_hosts_have_the_weights_of_four_local_clients(repository: Path, tmp
         for place in (hosts[0].outside("/root"), desk.outside("/root/out/snapshots")):
             for there, local in zip(weights(place, ITERATIONS), expected, strict=True):
                 assert np.array_equal(there, local)
-        assert sorted(path.name for path in desk.outside("/root/out/from_hosts").iterdir()) == [
-            "worker_0.log"
-        ]
+        logs = sorted(path.name for path in desk.outside("/root/out/from_hosts").iterdir())
+        assert logs == [f"worker_{rank}.log" for rank in range(4)]
         for host in hosts:
             assert host.processes() == []
