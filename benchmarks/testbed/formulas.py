@@ -22,6 +22,7 @@ from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, Tr
 from poseidon.exchange.base import Trained
 from poseidon.exchange.build import Membership, plan_exchange
 from poseidon.exchange.cost import ExchangeKind, ExchangePlan, Scheme
+from poseidon.exchange.options import ExchangeOptions
 
 ELEMENT_BYTES = 4
 
@@ -83,7 +84,11 @@ def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> 
     places = range(how.servers or workers)
     homes = tuple(-1 - place if how.servers else place for place in places for _ in range(how.shards))
     member = Membership(
-        workers=workers, shards=len(homes), kind=ExchangeKind(how.exchange), homes=homes, token=b"x"
+        workers=workers,
+        shards=len(homes),
+        homes=homes,
+        token=b"x",
+        options=ExchangeOptions(kind=ExchangeKind(how.exchange)),
     )
     return plan_exchange(_tensors(training.layers, training.batch), member)
 

@@ -29,6 +29,7 @@ from poseidon.engine.workplace import ThisWorker, Workplace, unobserved
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.traced import TracedExchange
 from poseidon.exchange.tracing_hooks import TracingHooks, named_layers
 from ps_server.trace import NO_TRACE, Trace, Tracer
@@ -65,13 +66,14 @@ def workplace(settings: WorkerSettings, rank: int, trace: Tracer) -> Workplace:
             rank=rank,
             workers=settings.workers,
             shards=len(settings.shards),
-            kind=ExchangeKind(settings.how.exchange),
             host=settings.hosts[rank],
             token=settings.token.encode(),
             homes=settings.homes,
+            options=ExchangeOptions(
+                kind=ExchangeKind(settings.how.exchange), wait_free=settings.how.wait_free, check_every=0
+            ),
         ),
         connect=lambda: settings.shards,
-        wait_free=settings.how.wait_free,
         trace=trace,
         observe=unobserved if trace is NO_TRACE else lambda built, module: Traced(built, module, trace),
         on_open=tell_plan if rank == 0 else lambda built, exchange: None,

@@ -6,7 +6,7 @@ import argparse
 
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
-from ps_server import Consistency, Precision
+from poseidon.exchange.options import ExchangeOptions
 
 KIND_OF_SVB = {
     "auto": ExchangeKind.HYBRID,
@@ -38,26 +38,20 @@ def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
     return kind
 
 
-def check_exchange(flags: argparse.Namespace, clients: int) -> None:
-    """Refuse what cannot be together.
-
-    Args:
-        flags: those of a job.
-        clients: number of clients with workers.
+def exchange_options(flags: argparse.Namespace) -> ExchangeOptions:
+    """What a command line asks of the exchange.
 
     Raises:
-        UsageError: in one sentence, what and why.
+        UsageError: two flags contradict each other.
     """
-    kind = exchange_kind(flags)
-    if kind is ExchangeKind.LOCAL and clients > 1:
+    return ExchangeOptions.from_flags(flags, kind=exchange_kind(flags))
+
+
+def check_clients(options: ExchangeOptions, clients: int) -> None:
+    """Refuse an exchange for one client in a job of several.
+
+    Raises:
+        UsageError: the exchange is local and there are several.
+    """
+    if options.kind is ExchangeKind.LOCAL and clients > 1:
         raise UsageError(f"--exchange=local is for one client; this job has {clients}")
-    if kind is ExchangeKind.ALLREDUCE and flags.table_staleness:
-        raise UsageError(
-            f"--exchange=allreduce has no staleness; expected 0, not --table_staleness={flags.table_staleness}"
-        )
-    if kind is ExchangeKind.ALLREDUCE and flags.wire_precision != Precision.FLOAT32.value:
-        raise UsageError(f"--exchange=allreduce sends float32; expected that, not {flags.wire_precision}")
-    if flags.client_bandwidth_mbps is not None and flags.consistency_model != Consistency.SSP_AGGR.value:
-        raise UsageError(
-            f"--client_bandwidth_mbps is for --consistency_model=SSPAggr, not {flags.consistency_model}"
-        )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from poseidon.cli.closing import listed, near, without_flags
 from poseidon.cli.encryption import check_encryption, new_keys, told_keys
-from poseidon.cli.exchange_flags import check_exchange, exchange_kind
+from poseidon.cli.exchange_flags import check_clients, exchange_options
 from poseidon.cli.job_flags import START_TIMEOUT_S, check_folder, patience, restart_settings
 from poseidon.cli.launching import (
     ClosingLauncher,
@@ -100,7 +100,7 @@ class Job(ABC):
             raise UsageError(
                 f"--progress_interval={flags.progress_interval:g}: expected 0 (no lines) or more seconds"
             )
-        self._kind = exchange_kind(flags)
+        self._exchange = exchange_options(flags)
         self._devices = devices
         self._site: Site | None = getattr(flags, "site", None)
         if self._site is None:
@@ -363,18 +363,10 @@ class Job(ABC):
             device=role.device,
             threads=self._threads(role),
             shards=plan.shard_count,
-            staleness=flags.table_staleness,
-            rows=flags.num_rows_per_table,
-            consistency=flags.consistency_model,
-            exchange=self._kind.value,
-            precision=flags.wire_precision,
-            bandwidth_mbps=flags.client_bandwidth_mbps or 0.0,
+            exchange=self._exchange,
             host=role.client.reached_at,
             homes=plan.homes,
             shares=plan.shares,
-            wait_free=flags.wait_free,
-            check_replicas=flags.check_replicas,
-            on_divergence=flags.on_divergence,
             trace=flags.trace,
         )
 
@@ -387,11 +379,11 @@ class Job(ABC):
         channels = flags.num_comm_channels_per_client
         clients = self._here if self._site is None else self._site.clients
         plan = plan_job(clients, devices_per_client=devices, channels=channels)
-        check_exchange(flags, plan.working_clients)
-        check_encryption(flags, self._kind, clients)
+        check_clients(self._exchange, plan.working_clients)
+        check_encryption(flags, self._exchange.kind, clients)
         # A client that is alone needs no server, unless it is asked for: it applies the update rule itself.
         asked = flags.exchange not in (None, "local") or plan.has_dedicated_servers
-        served = plan.working_clients > 1 or (asked and self._kind is not ExchangeKind.LOCAL)
+        served = plan.working_clients > 1 or (asked and self._exchange.kind is not ExchangeKind.LOCAL)
         return plan if served else replace(plan, shards=())
 
     def _spec(self, role: WorkerPlan | ShardPlan) -> ProcessSpec:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -86,7 +85,7 @@ class _ScriptJob(Job):
     def document(self, role: WorkerPlan) -> ScriptDocument:
         """See `Job`."""
         return ScriptDocument(
-            **asdict(self.worker_document(role)),
+            **self.worker_document(role).parts(),
             script=self.brought(self._script.absolute(), role),
             arguments=tuple(self._flags.arguments),
             shows_prints=self._flags.show_logs == Shown.ALL.value,

@@ -10,7 +10,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -194,7 +194,7 @@ class _TrainingJob(Job):
         """See `Job`."""
         flags = self._flags
         return JobDocument(
-            **asdict(self.worker_document(role)),
+            **self.worker_document(role).parts(),
             solver=str(Path(flags.solver).absolute()),
             definitions=self._packed,
             settings=self._overridden,

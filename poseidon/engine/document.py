@@ -6,19 +6,11 @@ Law: it is checked here, field by field; what does not fit is refused with the f
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from poseidon.errors import UsageError
-from poseidon.exchange.cost import ExchangeKind
-from ps_server import Consistency, Precision
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "consistency": tuple(member.value for member in Consistency),
-    "exchange": tuple(member.value for member in ExchangeKind),
-    "precision": tuple(member.value for member in Precision),
-    "on_divergence": ("stop", "mend"),
-}
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +34,11 @@ class WorkerDocument:
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         shards: number of server shards; 0 for a single client without a server.
-        staleness: the bound of every table.
-        rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
-        consistency: `SSP`, `SSPPush` or `SSPAggr`.
-        exchange: how gradients meet: `hybrid`, `ps`, `svb`, `allreduce` or `local`.
-        precision: of gradients and values on the wire: `float32`, `float16` or `bfloat16`.
-        bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet, megabits a second;
-            0: no limit.
+        exchange: what the job asks of its exchange.
         host: where this machine is reached by the others; an IPv6 address in brackets.
         homes: for each shard the working client on whose machine it runs, or -1 - j for the j-th machine that only
             serves; empty: spread evenly over the working ones.
         shares: relative load of each shard; empty: all alike.
-        wait_free: gradients leave while the backward pass still runs.
-        check_replicas: iterations between comparisons of all workers' weights; 0: none.
-        on_divergence: what a difference does: `stop` or `mend`.
         trace: write what this worker does when to `<output>/trace_worker_<rank>.json`.
     """
 
@@ -73,18 +56,10 @@ class WorkerDocument:
     device: str = "cpu"
     threads: int = 1
     shards: int = 0
-    staleness: int = 0
-    rows: int = 0
-    consistency: str = Consistency.SSP_PUSH.value
-    exchange: str = "hybrid"
-    precision: str = Precision.FLOAT32.value
-    bandwidth_mbps: float = 0.0
+    exchange: ExchangeOptions = DEFAULT_OPTIONS
     host: str = "127.0.0.1"
     homes: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
-    wait_free: bool = True
-    check_replicas: int = 1000
-    on_divergence: str = "stop"
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -93,20 +68,18 @@ class WorkerDocument:
                 raise UsageError(
                     f"the job document's {name} is {getattr(self, name)}; expected {least} or more"
                 )
-        for name in ("staleness", "rows", "shards", "check_replicas"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"the job document's {name} is {getattr(self, name)}; expected 0 or more")
+        if self.shards < 0:
+            raise UsageError(f"the job document's shards is {self.shards}; expected 0 or more")
         if not 0 <= self.rank < self.workers:
             raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
-        for name, legal in CHOICES.items():
-            if getattr(self, name) not in legal:
-                raise UsageError(
-                    f"the job document's {name} is '{getattr(self, name)}'; expected {' or '.join(legal)}"
-                )
 
     def to_json(self) -> bytes:
         """One line of JSON, without the line end."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps({**self.parts(), "exchange": self.exchange.to_json()}).encode()
+
+    def parts(self) -> dict[str, Any]:
+        """Its fields by name, for a document that says more."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +157,10 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
     if not isinstance(value, dict) or value.keys() - known.keys():
         extra = ", ".join(sorted(value.keys() - known.keys())) if isinstance(value, dict) else "no object"
         raise UsageError(f"the job document has fields that this version does not know: {extra}")
+    if isinstance(value.get("exchange"), dict):
+        value["exchange"] = ExchangeOptions.from_json(value["exchange"])
     for name, content in value.items():
-        expected: type = {"int": int, "str": str, "bool": bool, "float": float}.get(
+        expected: type = {"int": int, "str": str, "bool": bool, "ExchangeOptions": ExchangeOptions}.get(
             str(known[name].type), list
         )
         if type(content) is not expected:

@@ -90,6 +90,7 @@ class Group(ABC):
     def __init__(self, module: nn.Module, together: Together, workplace: Workplace) -> None:
         self._module = uncompiled(module)
         self._workplace = workplace
+        self._options = workplace.member.options
         self._together = together
         settings = ExchangeSettings(clip=together.clip)
         built = build_exchange(
@@ -101,7 +102,7 @@ class Group(ABC):
         self._hooks: Hooks | None = None
         self._outputs: OutputWatch | None = None
         self._check = ReplicaCheck(
-            workplace.member.check if self.size > 1 else NO_CHECK,
+            self._options if self.size > 1 else NO_CHECK,
             state=self._replicated,
             collect=self._gather,
             rank=self.rank,
@@ -197,9 +198,9 @@ class Group(ABC):
         if self._passes or self._in_backward:
             raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
         if not self._begun:
-            with self._meeting("settle" if self._workplace.member.staleness else ""):
+            with self._meeting("settle" if self._options.staleness else ""):
                 self._exchange.settle()
-        elif self._workplace.member.staleness:
+        elif self._options.staleness:
             raise UsageError(
                 "settle() comes after a forward pass of the next step; expected right after step()"
             )
@@ -557,7 +558,7 @@ class Group(ABC):
             together.tensors,
             self._exchange,
             passes=together.passes,
-            wait_free=self._workplace.wait_free,
+            wait_free=self._options.wait_free,
             sources=together.sources,
             entry=entry if is_compiled else None,
             in_backward=self._gradient_is_there,

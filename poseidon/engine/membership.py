@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from poseidon.engine.document import WorkerDocument
 from poseidon.exchange.build import Membership
-from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.replicas import CheckSettings
-from ps_server import Consistency, Precision
 from ps_server.keys import Keyring
 
 
@@ -18,17 +15,11 @@ def membership(document: WorkerDocument) -> Membership:
         local_rank=document.local_rank,
         local_workers=document.local_workers,
         local_address=document.local_address,
-        check=CheckSettings(every=document.check_replicas, mends=document.on_divergence == "mend"),
         shards=document.shards,
-        kind=ExchangeKind(document.exchange),
         host=document.host,
         token=bytes.fromhex(document.token),
         keys=Keyring.from_json(document.keys) if document.keys else None,
         homes=document.homes,
         shares=document.shares,
-        staleness=document.staleness,
-        rows=document.rows,
-        consistency=Consistency(document.consistency),
-        precision=Precision(document.precision),
-        bandwidth_mbps=document.bandwidth_mbps or None,
+        options=document.exchange,
     )

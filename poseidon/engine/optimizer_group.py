@@ -56,10 +56,10 @@ class OptimizerGroup(Group):
         passes: int,
         workplace: Workplace,
     ) -> None:
-        if workplace.member.staleness:
+        if workplace.member.options.staleness:
             raise UsageError(
                 f"an optimizer runs on the workers and needs every gradient at once; expected --table_staleness=0, "
-                f"not {workplace.member.staleness}, or a rule such as poseidon.SGD"
+                f"not {workplace.member.options.staleness}, or a rule such as poseidon.SGD"
             )
         self._optimizer = optimizer
         self._means: dict[nn.Parameter, nn.Parameter] = {}

@@ -97,7 +97,7 @@ class RuleGroup(Group):
     @property
     def _histories_differ(self) -> bool:
         """Whether the rule runs on each worker, on its own gradients."""
-        return self._workplace.member.staleness > 0 and not self._workplace.member.alone
+        return self._options.staleness > 0 and not self._workplace.member.alone
 
     def _save_how(self) -> dict[str, Any]:
         return {"lr": self._set_rate, **({} if self._histories_differ else self._histories())}

@@ -118,7 +118,6 @@ class ScriptWorker:
             ),
             member=membership(document),
             connect=self._control.await_connect,
-            wait_free=document.wait_free,
             trace=trace,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,

@@ -25,7 +25,8 @@ from poseidon.engine.tester import Tester
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Ask, Exchange
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.replicas import NO_CHECK, CheckSettings, ReplicaCheck
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
 from poseidon.metrics.record import TrainRecord
 from poseidon.metrics.sinks import Sink
@@ -54,7 +55,7 @@ class LoopSettings:
         prefix: of the snapshots' names.
         title: the net's name, for the log.
         on_progress: called after each iteration with (iteration, latest loss function); cheap.
-        wait_free: gradients leave while the backward pass still runs.
+        exchange: what the job asks of its exchange.
         stop_at_nan: a loss that is not finite ends training; else it is a warning.
     """
 
@@ -63,7 +64,7 @@ class LoopSettings:
     prefix: Path
     title: str
     on_progress: Callable[[int, SmoothedLoss], None]
-    wait_free: bool = True
+    exchange: ExchangeOptions = NO_CHECK
     stop_at_nan: bool = True
 
 
@@ -80,7 +81,6 @@ class Trainer:
         log: glog lines; on rank 0 of the means over all workers, on the others of their own losses, without tests.
         sinks: other places for records; used on rank 0.
         start: where to begin.
-        check: how often the workers' weights are compared, and what a difference does.
     """
 
     def __init__(
@@ -95,7 +95,6 @@ class Trainer:
         log: GlogSink,
         sinks: list[Sink],
         start: Progress,
-        check: CheckSettings = NO_CHECK,
     ) -> None:
         self._replica = replica
         self._exchange = exchange
@@ -106,7 +105,7 @@ class Trainer:
         self._log = log
         self._sinks = [log, *sinks] if settings.rank == 0 else [log]
         self._check = ReplicaCheck(
-            check if settings.workers > 1 else NO_CHECK,
+            settings.exchange if settings.workers > 1 else NO_CHECK,
             state=self._replicated,
             collect=lambda payload: exchange.gathered(exchange.gather(payload)),
             rank=settings.rank,
@@ -123,7 +122,11 @@ class Trainer:
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
         self._hooks = Hooks(
-            replica.train, replica.trained, exchange, passes=solver.iter_size, wait_free=settings.wait_free
+            replica.train,
+            replica.trained,
+            exchange,
+            passes=solver.iter_size,
+            wait_free=settings.exchange.wait_free,
         )
         for tester in testers:
             tester.skip_to(start.tests_done)

@@ -170,7 +170,7 @@ class Worker:
             settings.base_rule.kind,
             rank=rank,
             workers=document.workers,
-            worker_history=document.staleness > 0 and document.shards > 0,
+            worker_history=document.exchange.staleness > 0 and document.shards > 0,
             saving=Saving(
                 keep=document.snapshot_keep,
                 on_written=self._tell_snapshot,
@@ -252,7 +252,8 @@ class Worker:
             document.workers,
             "" if document.workers == 1 else "s",
             f" x batch {replica.batch_records}" if replica.batch_records else "",
-            f"{document.exchange}, {document.shards} shards, {document.consistency}, staleness {document.staleness}"
+            f"{document.exchange.kind.value}, {document.shards} shards, {document.exchange.consistency.value}, "
+            f"staleness {document.exchange.staleness}"
             if document.shards
             else "no server",
             document.seed,
@@ -300,7 +301,7 @@ class Worker:
                 prefix=solver.snapshot_prefix(Path(document.output)),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
-                wait_free=document.wait_free,
+                exchange=document.exchange,
                 stop_at_nan=document.stop_at_nan,
             ),
             checkpoint=checkpoint,
@@ -308,7 +309,6 @@ class Worker:
             log=self._log,
             sinks=sinks,
             start=start,
-            check=membership(document).check,
         )
         try:
             yield trainer

@@ -97,7 +97,6 @@ class Workplace:
         worker: this one.
         member: what its exchange must know.
         connect: waits for the shards' addresses.
-        wait_free: gradients leave while the backward pass still runs.
         trace: told of what is sent and received.
         observe: puts an observer around the exchange of a module.
         folder: where this job leaves what it makes; None: a process that is alone has no such place.
@@ -110,7 +109,6 @@ class Workplace:
     worker: ThisWorker = field(default_factory=ThisWorker)
     member: Membership = field(default_factory=Membership)
     connect: Connect = _alone
-    wait_free: bool = True
     trace: Tracer = NO_TRACE
     observe: Callable[[Built, nn.Module], Observed] = unobserved
     folder: Path | None = None

@@ -26,11 +26,11 @@ from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.local_follower import FollowerExchange
 from poseidon.exchange.local_group import LocalGroup
 from poseidon.exchange.local_leader import LeaderExchange
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.replicas import NO_CHECK, CheckSettings
 from poseidon.exchange.traffic import CountsTraffic
-from ps_server import Client, Consistency, Precision, StoreSpec
+from ps_server import Client, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
@@ -49,57 +49,41 @@ class Membership:
         rank: this worker's machine, 0..workers-1.
         workers: number of machines with workers: of those who push.
         shards: number of shards; 0 for a worker that is alone.
-        kind: what the job asks for.
         host: where this machine is reached by the others; an IPv6 address in brackets.
         token: the job's secret.
         keys: own pair, and those of all machines' workers and of the shards; None: all is in clear.
         homes: for each shard the working client on whose machine it runs, or -1 - j for serving machine j; empty:
             spread evenly over the working ones.
         shares: relative load of each shard; empty: all alike.
-        staleness: the bound of every table.
-        rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
-        consistency: how values travel.
-        precision: of gradients and values on the wire.
-        bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
         timeout_s: longest time that any call waits.
         local_rank: this worker among those of its machine; 0 speaks for all of them.
         local_workers: workers on each machine.
         local_address: where the workers of this machine meet (`LocalGroup`).
-        check: whether replicas that differ are mended, so that processors need not compute the same bits.
+        options: what the job asks of its exchange.
     """
 
     rank: int = 0
     workers: int = 1
     shards: int = 0
-    kind: ExchangeKind = ExchangeKind.HYBRID
     host: str = "127.0.0.1"
     token: bytes = b""
     keys: Keyring | None = None
     homes: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
-    staleness: int = 0
-    rows: int = 0
-    consistency: Consistency = Consistency.SSP_PUSH
-    precision: Precision = Precision.FLOAT32
-    bandwidth_mbps: float | None = None
     timeout_s: float = TIMEOUT_S
     local_rank: int = 0
     local_workers: int = 1
     local_address: str = ""
-    check: CheckSettings = NO_CHECK
+    options: ExchangeOptions = DEFAULT_OPTIONS
 
     def __post_init__(self) -> None:
-        if self.kind is ExchangeKind.LOCAL and self.workers > 1:
+        if self.options.kind is ExchangeKind.LOCAL and self.workers > 1:
             raise UsageError(f"--exchange=local is for one worker; this job has {self.workers}")
-        if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
-            raise UsageError(
-                f"--exchange=allreduce has no staleness; expected 0, not --table_staleness={self.staleness}"
-            )
 
     @property
     def alone(self) -> bool:
         """Whether there is no other machine to exchange anything with."""
-        return self.shards == 0 or self.kind is ExchangeKind.LOCAL
+        return self.shards == 0 or self.options.kind is ExchangeKind.LOCAL
 
     @property
     def topology(self) -> Topology:
@@ -135,8 +119,9 @@ def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePla
     Where every tensor would travel as factors, the one that loses least goes to the server: what rank 0 asks for
     (`signal`) is in step with training only where training reads from the shards.
     """
-    kind = ExchangeKind.LOCAL if member.alone else member.kind
-    wire = (member.precision, member.consistency, member.staleness)
+    options = member.options
+    kind = ExchangeKind.LOCAL if member.alone else options.kind
+    wire = (options.precision, options.consistency, options.staleness)
     plan = choose(tensors, kind, member.topology, gradients=pushed_in(*wire), values=sent_in(*wire))
     if not plan.of(Scheme.FACTORS) or plan.of(Scheme.SERVER):
         return plan
@@ -170,7 +155,7 @@ def build_exchange(
     """
     if member.local_workers > 1:
         return _build_local_group(tensors, settings, member, connect, trace)
-    settings = replace(settings, mends=member.check.mends)
+    settings = replace(settings, mends=member.options.on_divergence is OnDivergence.MEND)
     plan = plan_exchange(tensors, member)
     if member.alone:
         return Built(exchange=LocalExchange(tensors, settings), plan=plan)
@@ -186,11 +171,11 @@ def build_exchange(
         token=member.token,
         keys=member.keys,
         timeout_s=member.timeout_s,
-        bandwidth_mbps=member.bandwidth_mbps,
+        bandwidth_mbps=member.options.bandwidth_mbps,
         trace=trace,
     )
     exchange: AllReduceExchange | HybridExchange | PooledExchange | ServerExchange
-    if member.kind is ExchangeKind.ALLREDUCE:
+    if member.options.kind is ExchangeKind.ALLREDUCE:
         exchange = AllReduceExchange(
             client,
             tensors,
@@ -223,7 +208,7 @@ def _pools(
     tensors: Sequence[Trained], member: Membership, by_factors: Sequence[int]
 ) -> Sequence[Sequence[int]]:
     """Which tensors share a table: none where the workers use no tables, or tables are to be cut into so many pieces."""
-    if member.kind is ExchangeKind.ALLREDUCE or member.rows:
+    if member.options.kind is ExchangeKind.ALLREDUCE or member.options.rows:
         return [(index,) for index in range(len(tensors))]
     return pools_of(tensors, apart=by_factors)
 
@@ -247,7 +232,7 @@ def _build_local_group(
     if group.rank:
         return Built(exchange=FollowerExchange(tensors, group), plan=plan_exchange(machine, one))
     built = build_exchange(machine, settings, one, connect, trace=trace)
-    stale = member.staleness > 0 and not member.alone
+    stale = member.options.staleness > 0 and not member.alone
     leader = LeaderExchange(built.exchange, tensors, group, tells_histories=stale)
     return replace(built, exchange=leader)
 
@@ -255,17 +240,14 @@ def _build_local_group(
 def _store(
     laid: Sequence[Trained], settings: ExchangeSettings, member: Membership, by_factors: Sequence[int]
 ) -> StoreSpec:
-    if member.kind is ExchangeKind.ALLREDUCE:
+    if member.options.kind is ExchangeKind.ALLREDUCE:
         return meeting_store(settings, workers=member.workers, shards=member.shards)
     return store_spec(
         laid,
         settings,
         workers=member.workers,
         shards=member.shards,
-        staleness=member.staleness,
-        rows=member.rows,
-        consistency=member.consistency,
+        options=member.options,
         shares=member.shares,
-        precision=member.precision,
         by_factors=by_factors,
     )

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained, WholeGradients
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.exchange.side_stream import InOrder, SideStream
 from poseidon.exchange.traffic import Traffic
-from ps_server import Client, Consistency, Keeping, Precision, Signal, SignalKind, StoreSpec, TableSpec
+from ps_server import Client, Keeping, Signal, SignalKind, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
 
@@ -36,11 +37,8 @@ def store_spec(
     *,
     workers: int,
     shards: int,
-    staleness: int = 0,
-    rows: int = 0,
-    consistency: Consistency = Consistency.SSP_PUSH,
+    options: ExchangeOptions = DEFAULT_OPTIONS,
     shares: Sequence[int] = (),
-    precision: Precision = Precision.FLOAT32,
     by_factors: Collection[int] = (),
 ) -> StoreSpec:
     """The store that holds these tensors; the same on every worker.
@@ -50,36 +48,33 @@ def store_spec(
         settings: common to all tensors.
         workers: number of workers.
         shards: number of shards.
-        staleness: the bound of every table.
-        rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
-        consistency: how values travel.
+        options: what the job asks of its exchange.
         shares: relative load of each shard; empty: all alike.
-        precision: of gradients and values on the wire.
         by_factors: indices of the tensors that the workers exchange as factors; the shards keep a copy of each.
     """
     tables = tuple(
         TableSpec(
             name=trained.name,
             size=trained.tensor.numel(),
-            staleness=staleness,
-            rows=rows,
+            staleness=options.staleness,
+            rows=options.rows,
             rule=trained.rule,
             keeping=_keeping(trained, index in by_factors),
         )
         for index, trained in enumerate(tensors)
     )
-    clip = settings.clip if staleness == 0 else None
+    clip = settings.clip if options.staleness == 0 else None
     return StoreSpec(
         workers=workers,
         shards=shards,
         tables=tables,
-        consistency=consistency,
+        consistency=options.consistency,
         clip=clip,
         gradient_scale=settings.gradient_scale,
         start_clock=settings.start_clock,
         shares=tuple(shares),
         outside_norm=bool(by_factors) and clip is not None,
-        precision=precision,
+        precision=options.precision,
     )
 
 

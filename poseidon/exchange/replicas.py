@@ -26,6 +26,7 @@ from torch import Tensor
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
+from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import Rule, RuleKind
 from ps_server.numerics import processor_name
 from ps_server.rules import history_count, update
@@ -135,27 +136,14 @@ def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
     return Kernel.FUSED if everyone else Kernel.PORTABLE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSettings:
-    """How often replicas are compared, and what a difference does.
-
-    Attributes:
-        every: iterations between comparisons; 0: replicas are never compared.
-        mends: replicas that differ get rank 0's values; otherwise a difference is an error.
-    """
-
-    every: int = 1000
-    mends: bool = False
-
-
-NO_CHECK = CheckSettings(every=0)
+NO_CHECK = ExchangeOptions(check_every=0)
 
 
 class ReplicaCheck:
     """Compares the replicas of a job, and mends those that differ where that is asked for.
 
     Args:
-        settings: how often, and what a difference does.
+        options: how often, and what a difference does.
         state: what all replicas have alike, by name: live tensors.
         collect: gives the payloads of all workers, by rank; all call it together.
         rank: this worker.
@@ -164,14 +152,14 @@ class ReplicaCheck:
 
     def __init__(
         self,
-        settings: CheckSettings,
+        options: ExchangeOptions,
         *,
         state: Callable[[], Mapping[str, Tensor]],
         collect: Callable[[bytes], Sequence[bytes]],
         rank: int,
         start: int = 0,
     ) -> None:
-        self._settings = settings
+        self._options = options
         self._state = state
         self._collect = collect
         self._rank = rank
@@ -179,7 +167,7 @@ class ReplicaCheck:
 
     def is_due(self, iteration: int) -> bool:
         """Whether to compare after so many iterations."""
-        every = self._settings.every
+        every = self._options.check_every
         return every > 0 and iteration % every == 0 and iteration > self._equal_at
 
     def run(self, iteration: int) -> None:
@@ -191,7 +179,7 @@ class ReplicaCheck:
         Raises:
             JobError: replicas differ, and are not to be mended; the text names the tensors, the workers and the iterations.
         """
-        if not self._settings.every:
+        if not self._options.check_every:
             return
         state = self._state()
         own = {name: _checksum(tensor) for name, tensor in state.items()}
@@ -203,7 +191,7 @@ class ReplicaCheck:
         unequal = {name: ranks for name, ranks in unequal.items() if ranks}
         if unequal:
             message = self._message(unequal, iteration)
-            if not self._settings.mends:
+            if self._options.on_divergence is OnDivergence.STOP:
                 raise JobError(f"{message} Resume from an earlier snapshot, or use --on_divergence=mend.")
             for name in unequal:
                 self._spread(state.get(name))

@@ -23,6 +23,7 @@ from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.factor_taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 
@@ -76,7 +77,12 @@ def train(
         for n, p in module.named_parameters()
     ]
     member = Membership(
-        rank=rank, workers=WORKERS, shards=SHARDS, kind=kind, token=TOKEN, timeout_s=TIMEOUT_S
+        rank=rank,
+        workers=WORKERS,
+        shards=SHARDS,
+        token=TOKEN,
+        timeout_s=TIMEOUT_S,
+        options=ExchangeOptions(kind=kind),
     )
     settings = ExchangeSettings(clip=1.0, gradient_scale=1 / passes)
     exchange = build_exchange(tensors, settings, member, lambda: addresses).exchange

@@ -21,8 +21,9 @@ from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.replicas import NO_CHECK, CheckSettings
+from poseidon.exchange.replicas import NO_CHECK
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.record import TestRecord, TrainRecord
@@ -136,7 +137,7 @@ class Job:
 
     `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange is the one that a job
     of true processes has, over sockets; without, all tensors go to the server. `spoils` is a rank and an iteration after which
-    a weight of that rank changes by itself; the replicas are compared as `check` asks for. `stop_wanted` is asked by rank 0 in tests.
+    a weight of that rank changes by itself; the replicas are compared as `options` ask for. `stop_wanted` is asked by rank 0 in tests.
     """
 
     workers: int = 1
@@ -146,7 +147,7 @@ class Job:
     resume: Path | None = None
     at: Callable[[int, Exchange], None] | None = None
     stop_wanted: Callable[[], bool] = lambda: False
-    check: CheckSettings = NO_CHECK
+    options: ExchangeOptions = NO_CHECK
     spoils: tuple[int, int] | None = None
     saving: Saving = field(default_factory=Saving)
 
@@ -199,7 +200,11 @@ def _exchange(
         return LocalExchange(replica.trained, settings)
     if callable(connect):
         store = store_spec(
-            replica.trained, settings, workers=job.workers, shards=job.shards, staleness=job.staleness
+            replica.trained,
+            settings,
+            workers=job.workers,
+            shards=job.shards,
+            options=ExchangeOptions(staleness=job.staleness),
         )
         return ServerExchange(connect(rank, store), replica.trained, store, settings)
     assert job.kind is not None
@@ -207,10 +212,9 @@ def _exchange(
         rank=rank,
         workers=job.workers,
         shards=job.shards,
-        kind=job.kind,
-        staleness=job.staleness,
         token=TOKEN,
         timeout_s=TIMEOUT_S,
+        options=ExchangeOptions(kind=job.kind, staleness=job.staleness),
     )
     built = build_exchange(replica.trained, settings, member, lambda: connect)
     ended.by_factors = len(built.plan.of(Scheme.FACTORS))
@@ -272,6 +276,7 @@ def _run_worker(
                 prefix=solver.snapshot_prefix(),
                 title="small",
                 on_progress=after,
+                exchange=job.options,
                 stop_at_nan=job.saving.stop_at_nan,
             ),
             checkpoint=checkpoint,
@@ -291,7 +296,6 @@ def _run_worker(
             log=GlogSink(logging.getLogger("poseidon.test")),
             sinks=[ended.heard],
             start=start,
-            check=job.check,
         )
         trainer.run()
         ended.iterations[rank] = trainer.iteration

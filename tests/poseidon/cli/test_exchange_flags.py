@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from poseidon.cli.exchange_flags import check_exchange, exchange_kind
+from poseidon.cli.exchange_flags import check_clients, exchange_kind, exchange_options
 from poseidon.cli.main import parse_words
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
@@ -61,7 +61,7 @@ def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> 
 )
 def test_contradictions(words: tuple[str, ...], workers: int, staleness: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_exchange(parsed(*words, staleness=staleness), workers)
+        check_clients(exchange_options(parsed(*words, staleness=staleness)), workers)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_contradictions(words: tuple[str, ...], workers: int, staleness: int, me
     [((), 2), (("--exchange=local",), 1), (("--exchange=ps", "--consistency_model=SSP"), 3)],
 )
 def test_what_may_be_together(words: tuple[str, ...], workers: int) -> None:
-    check_exchange(parsed(*words, staleness=int("allreduce" not in words)), workers)
+    options = exchange_options(parsed(*words, staleness=int("allreduce" not in words)))
+    check_clients(options, workers)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervise import JobResult
 from poseidon.engine.checkpoint_file import packed, write_checkpoint
 from poseidon.engine.document import ScriptDocument, read_document_of
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 
 
 @pytest.fixture
@@ -47,7 +49,8 @@ def test_what_follows_the_script_is_the_scripts(folder: Path, documents: list[Sc
     first, second = documents
     assert first.script == str(folder / "train.py")
     assert first.arguments == ("--epochs=2", "--trace", "-x", "train.py")
-    assert (first.exchange, first.staleness, first.trace, first.shards) == ("ps", 2, False, 2)
+    assert first.exchange == ExchangeOptions(kind=ExchangeKind.SERVER, staleness=2)
+    assert (first.trace, first.shards) == (False, 2)
     assert (first.output, second.rank, second.workers) == (str(folder / "logs"), 1, 2)
 
 

@@ -16,6 +16,8 @@ from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervise import JobResult
 from poseidon.engine.document import JobDocument, read_document
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.snapshot.files import model_path, state_path
 from poseidon.snapshot.solverstate import RunState, write_state
 from tests.support.databases import make_pictures
@@ -100,7 +102,8 @@ def train(solver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 
 def test_workers_are_told_how_gradients_meet(train: Callable[..., Planned]) -> None:
     first, second = train("--exchange=svb", "--wait_free=false").documents
-    assert (first.exchange, first.wait_free, first.trace, first.precision) == ("svb", False, False, "float32")
+    assert first.exchange == ExchangeOptions(kind=ExchangeKind.FACTORS, wait_free=False)
+    assert not first.trace
     assert (first.host, second.host) == ("127.0.0.1", "[::1]")
     assert (first.homes, first.shares, first.shards) == ((0, 1), (), 2)
 
@@ -140,7 +143,8 @@ def test_a_wrong_setting_is_one_sentence(
 
 
 def test_the_default_is_hybrid(train: Callable[..., Planned]) -> None:
-    assert {document.exchange for document in train().documents} == {"hybrid"}
+    assert {document.exchange for document in train().documents} == {DEFAULT_OPTIONS}
+    assert DEFAULT_OPTIONS.kind is ExchangeKind.HYBRID
 
 
 def test_machines_that_only_serve_have_no_part_of_the_data(train: Callable[..., Planned]) -> None:

@@ -23,7 +23,7 @@ from poseidon.engine.workplace import Standing, Workplace
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.replicas import CheckSettings
+from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import PeerLost, ServerError, SignalKind
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
@@ -116,7 +116,7 @@ KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
 
 
 def member(kind: ExchangeKind = ExchangeKind.HYBRID, staleness: int = 0) -> Membership:
-    return Membership(kind=kind, staleness=staleness, timeout_s=TIMEOUT_S)
+    return Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness))
 
 
 def example() -> Tensor:
@@ -239,7 +239,12 @@ def test_such_a_weight_is_refused_where_only_the_batch_size_is_said() -> None:
 @pytest.mark.parametrize("mends", [False, True])
 def test_a_worker_whose_optimizer_drifts_is_found(mends: bool) -> None:
     """After step 3 the momentum of one worker changes by itself; the workers compare after every second step."""
-    member = Membership(timeout_s=TIMEOUT_S, check=CheckSettings(every=2, mends=mends))
+    member = Membership(
+        timeout_s=TIMEOUT_S,
+        options=ExchangeOptions(
+            check_every=2, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP
+        ),
+    )
     optimizers: dict[nn.Module, torch.optim.Optimizer] = {}
 
     def how(net: nn.Module) -> torch.optim.Optimizer:
@@ -367,7 +372,7 @@ def test_where_a_loop_is_can_be_heard_while_it_waits(staleness: int) -> None:
         group.mean(1.0)
         group.settle()
 
-    together(2, lambda _: Normed(), SGD(lr=0.1), body, member=replace(member(), staleness=staleness))
+    together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member(staleness=staleness))
     first = [
         Standing(steps=1, meetings=0),
         Standing(steps=1, meetings=1, meeting="mean"),

@@ -8,9 +8,17 @@ import pytest
 
 from poseidon.engine.document import JobDocument, ScriptDocument, read_document, read_document_of
 from poseidon.errors import UsageError
+from poseidon.exchange.options import ExchangeOptions
 
 DOCUMENT = JobDocument(
-    job="j", token="ab", solver="s.prototxt", output="out", rank=1, workers=2, weights=("a", "b"), staleness=3
+    job="j",
+    token="ab",
+    solver="s.prototxt",
+    output="out",
+    rank=1,
+    workers=2,
+    weights=("a", "b"),
+    exchange=ExchangeOptions(staleness=3),
 )
 
 
@@ -31,8 +39,11 @@ BROKEN = {
     "true for a number": (changed(rank=True), "rank is True; expected int"),
     "rank beyond": (changed(rank=2), "rank is 2 of 2 workers"),
     "no workers": (changed(workers=0), "workers is 0; expected 1 or more"),
-    "negative": (changed(staleness=-1), "staleness is -1; expected 0 or more"),
-    "consistency": (changed(consistency="BSP"), "consistency is 'BSP'; expected SSP or SSPPush"),
+    "negative": (changed(exchange={"staleness": -1}), "--table_staleness=-1: expected 0 or more"),
+    "consistency": (
+        changed(exchange={"consistency": "BSP"}),
+        "--consistency_model is 'BSP'; expected SSP or SSPPush",
+    ),
     "incomplete": ("{}", "incomplete"),
 }
 

@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
@@ -102,7 +103,7 @@ def test_two_workers_on_two_shards_take_caffes_steps(shared: Path, case: str) ->
 
         def run(rank: int) -> None:
             def make(trained: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-                store = store_spec(trained, settings, workers=2, shards=2, rows=2)
+                store = store_spec(trained, settings, workers=2, shards=2, options=ExchangeOptions(rows=2))
                 return ServerExchange(connect(rank, store), trained, store, settings)
 
             try:

@@ -25,6 +25,7 @@ from poseidon.engine.workplace import Workplace
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
@@ -127,7 +128,7 @@ def assert_same_bits(ends: list[dict[str, Tensor]], expected: list[dict[str, Ten
 
 
 def member(kind: ExchangeKind, staleness: int = 0) -> Membership:
-    return Membership(kind=kind, staleness=staleness, timeout_s=TIMEOUT_S)
+    return Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness))
 
 
 KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]

@@ -15,11 +15,12 @@ from poseidon.engine.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
 from tests.poseidon.engine.test_rule_group import build, build_frozen
 from tests.support.cluster import TIMEOUT_S
 from tests.support.module_groups import How, together
 
-FACTORS = Membership(kind=ExchangeKind.FACTORS, timeout_s=TIMEOUT_S)
+FACTORS = Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=ExchangeKind.FACTORS))
 Loop = Callable[[nn.Module, int, Callable[[], object]], None]
 """Trains a module on the records from a number on, every other one where that is 0 or 1; ends each step with the function."""
 
@@ -228,7 +229,7 @@ def test_a_script_may_have_another_default_dtype(default_dtype: torch.dtype, how
             net(x, group.rank).square().mean().backward()
             group.step()
 
-    member = Membership(kind=kind, timeout_s=TIMEOUT_S)
+    member = Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind))
     first, second = together(2, lambda _: Either().float(), how, body, member=member)
     for name, value in first.items():
         assert value.dtype is torch.float32

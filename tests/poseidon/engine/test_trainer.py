@@ -12,7 +12,7 @@ import pytest
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.replicas import CheckSettings
+from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
 from ps_server import SignalKind
@@ -134,14 +134,19 @@ def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Jo
 def test_a_replica_that_drifts_ends_the_job_or_is_mended(
     folder: Path, kind: ExchangeKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = Job(workers=3, shards=1, kind=kind, check=CheckSettings(every=5), spoils=(2, 7))
+    job = Job(workers=3, shards=1, kind=kind, options=ExchangeOptions(check_every=5), spoils=(2, 7))
     extra = "max_iter: 16\nsnapshot: 16"
     with pytest.raises(
         JobError, match=r"^the replicas differ: 'ip.*' on worker 2 .* 10 \(equal after iteration 5\)"
     ):
         train(folder, job, batch=5, extra=extra)
     assert not (folder / "snap_iter_16.caffemodel").exists()
-    train(folder, replace(job, check=CheckSettings(every=5, mends=True)), batch=5, extra=extra)
+    train(
+        folder,
+        replace(job, options=ExchangeOptions(check_every=5, on_divergence=OnDivergence.MEND)),
+        batch=5,
+        extra=extra,
+    )
     assert caplog.text.count("They now have the values of worker 0.") == 1
     assert (folder / "snap_iter_16.caffemodel").exists()
 

@@ -15,6 +15,7 @@ from poseidon.exchange.build import Built, Membership, build_exchange, plan_exch
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.pooled import PooledExchange
 from poseidon.exchange.ps import ServerExchange
 from ps_server import Consistency, Keeping, Precision
@@ -44,11 +45,9 @@ def test_a_kind_is_an_exchange(kind: ExchangeKind, expected: type, copies: int) 
                 rank=rank,
                 workers=2,
                 shards=2,
-                kind=kind,
                 token=TOKEN,
                 timeout_s=TIMEOUT_S,
-                precision=Precision.FLOAT32,
-                rows=1,  # tables are cut as is asked for, so that none is shared
+                options=ExchangeOptions(kind=kind, precision=Precision.FLOAT32, rows=1),
             )
             built.append(build_exchange(tensors(), ExchangeSettings(), member, lambda: addresses))
         _close(built)
@@ -74,7 +73,14 @@ def test_small_tensors_share_a_table(
     with shards_on_sockets(2, 2) as addresses:
         built = []
         for rank in range(2):
-            member = Membership(rank=rank, workers=2, shards=2, kind=kind, token=TOKEN, timeout_s=TIMEOUT_S)
+            member = Membership(
+                rank=rank,
+                workers=2,
+                shards=2,
+                token=TOKEN,
+                timeout_s=TIMEOUT_S,
+                options=ExchangeOptions(kind=kind),
+            )
             built.append(build_exchange(tensors(), ExchangeSettings(), member, lambda: addresses))
         _close(built)
     assert type(built[0].exchange) is expected
@@ -106,12 +112,11 @@ def _budgeted(rank: int, budget: float | None) -> Membership:
         rank=rank,
         workers=2,
         shards=1,
-        kind=ExchangeKind.SERVER,
         token=TOKEN,
         timeout_s=TIMEOUT_S,
-        staleness=4,
-        consistency=Consistency.SSP_AGGR,
-        bandwidth_mbps=budget,
+        options=ExchangeOptions(
+            kind=ExchangeKind.SERVER, staleness=4, consistency=Consistency.SSP_AGGR, bandwidth_mbps=budget
+        ),
     )
 
 
@@ -141,7 +146,10 @@ def test_a_worker_that_is_alone_has_no_server() -> None:
 
 
 def test_one_tensor_always_reads_from_the_server_so_that_signals_are_in_step() -> None:
-    plan = plan_exchange(tensors(bias=False), Membership(workers=2, shards=1, kind=ExchangeKind.FACTORS))
+    plan = plan_exchange(
+        tensors(bias=False),
+        Membership(workers=2, shards=1, options=ExchangeOptions(kind=ExchangeKind.FACTORS)),
+    )
     assert [choice.scheme for choice in plan.choices] == [Scheme.SERVER]
 
 
@@ -153,13 +161,6 @@ def test_dedicated_servers_change_the_plan() -> None:
     assert plan_exchange(tensors(rows=rows), apart).choices[0].scheme is Scheme.SERVER
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kind": ExchangeKind.LOCAL, "workers": 2}, "one worker; this job has 2"),
-        ({"kind": ExchangeKind.ALLREDUCE, "staleness": 1}, "no staleness"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Membership(**settings)  # type: ignore[arg-type]
+def test_a_local_exchange_is_for_one_worker() -> None:
+    with pytest.raises(UsageError, match="one worker; this job has 2"):
+        Membership(workers=2, options=ExchangeOptions(kind=ExchangeKind.LOCAL))

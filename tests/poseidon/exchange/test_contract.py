@@ -11,6 +11,7 @@ import pytest
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.transport.memory import Faults
@@ -53,9 +54,7 @@ def server(
                 settings,
                 workers=workers,
                 shards=shards,
-                staleness=staleness,
-                consistency=consistency,
-                rows=rows,
+                options=ExchangeOptions(staleness=staleness, consistency=consistency, rows=rows),
             )
             return ServerExchange(connect(rank, spec), tensors, spec, settings)
 

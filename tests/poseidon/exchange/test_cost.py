@@ -21,6 +21,7 @@ from poseidon.exchange.cost import (
     human_bytes,
     server_bytes,
 )
+from poseidon.exchange.options import ExchangeOptions
 from ps_server import Consistency, Precision
 
 MEGA_FLOATS = 4_000_000
@@ -220,7 +221,9 @@ def test_the_plan_counts_what_crosses_the_wire_in_half_precision(
     """Values that are not sent as changes, and changes that are added up, keep all their digits."""
     tensors = [tensor("fc7", 4096, 4096)]
     member = Membership(
-        workers=2, shards=1, precision=Precision.FLOAT16, consistency=consistency, staleness=staleness
+        workers=2,
+        shards=1,
+        options=ExchangeOptions(precision=Precision.FLOAT16, consistency=consistency, staleness=staleness),
     )
-    expected = choose(tensors, member.kind, member.topology, gradients=there, values=back)
+    expected = choose(tensors, member.options.kind, member.topology, gradients=there, values=back)
     assert plan_exchange(tensors, member).bytes == expected.bytes

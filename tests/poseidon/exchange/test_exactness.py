@@ -24,6 +24,7 @@ from poseidon.exchange.build import Built, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.factor_taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
 from ps_server.placement import Chunk, place
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
@@ -111,7 +112,7 @@ def train(rank: int, workers: int, case: Case, build: Callable[..., Built]) -> t
 @functools.cache
 def reference(case: Case) -> list[np.ndarray]:
     """One process with the whole batch."""
-    alone = Membership(kind=ExchangeKind.LOCAL)
+    alone = Membership(options=ExchangeOptions(kind=ExchangeKind.LOCAL))
     return train(0, 1, case, lambda tensors, settings: build_exchange(tensors, settings, alone, list))[0]
 
 
@@ -125,10 +126,9 @@ def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndar
             rank=rank,
             workers=workers,
             shards=SHARDS,
-            rows=PIECES[workers],
-            kind=kind,
             token=TOKEN,
             timeout_s=TIMEOUT_S,
+            options=ExchangeOptions(rows=PIECES[workers], kind=kind),
         )
         try:
             ends[rank] = train(

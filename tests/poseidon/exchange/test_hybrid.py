@@ -13,6 +13,7 @@ from torch import nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hybrid import HybridExchange
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.peers import Peers
 from poseidon.exchange.ps import store_spec
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
@@ -32,7 +33,12 @@ def hybrid(
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             spec = store_spec(
-                tensors, settings, workers=workers, shards=shards, staleness=staleness, by_factors=by_factors
+                tensors,
+                settings,
+                workers=workers,
+                shards=shards,
+                by_factors=by_factors,
+                options=ExchangeOptions(staleness=staleness),
             )
             return joined(connect(rank, spec), tensors, spec, settings)
 
@@ -53,7 +59,9 @@ def alone(
     tensors: Sequence[Trained], settings: ExchangeSettings, *, staleness: int = 0
 ) -> Iterator[tuple[Client, HybridExchange]]:
     """The only worker and its opened exchange, which sends the first tensor as factors."""
-    spec = store_spec(tensors, settings, workers=1, shards=1, staleness=staleness, by_factors=(0,))
+    spec = store_spec(
+        tensors, settings, workers=1, shards=1, by_factors=(0,), options=ExchangeOptions(staleness=staleness)
+    )
     with socket_store(1, 1) as connect:
         client = connect(0, spec)
         exchange = joined(client, tensors, spec, settings)

@@ -15,6 +15,7 @@ from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.local_follower import FollowerExchange
 from poseidon.exchange.local_leader import LeaderExchange
+from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
 from tests.poseidon.exchange.test_exactness import (
     CLIPS,
@@ -47,12 +48,12 @@ def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
             rank=machine,
             workers=MACHINES,
             shards=SHARDS,
-            kind=kind,
             token=TOKEN,
             timeout_s=TIMEOUT_S,
             local_rank=local_rank,
             local_workers=LOCAL,
             local_address=str(Path(folder) / f"{machine}" / "workers"),
+            options=ExchangeOptions(kind=kind),
         )
         try:
             ends[rank], built = train(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.pooled import FULL, SMALL, PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
 from ps_server import Client, Consistency, Rule, RuleKind
@@ -37,7 +38,11 @@ def over(
         pools = pools_of(tensors, apart)
         laid = lay_together(tensors, pools)
         store = store_spec(
-            laid, settings, workers=workers, shards=shards, staleness=staleness, consistency=consistency
+            laid,
+            settings,
+            workers=workers,
+            shards=shards,
+            options=ExchangeOptions(staleness=staleness, consistency=consistency),
         )
         inner = ServerExchange(connect(rank, store), laid, store, settings)
         return PooledExchange(inner, inner, tensors, pools, laid)

@@ -16,9 +16,9 @@ import torch
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
 from poseidon.exchange.factors import Kernel
+from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.exchange.replicas import (
     Arithmetic,
-    CheckSettings,
     ReplicaCheck,
     arithmetic_sample,
     common_kernel,
@@ -135,7 +135,7 @@ def compare(states: Sequence[Mapping[str, torch.Tensor]], *, mends: bool) -> lis
 
     def work(rank: int) -> None:
         check = ReplicaCheck(
-            CheckSettings(every=10, mends=mends),
+            ExchangeOptions(check_every=10, on_divergence=OnDivergence.MEND if mends else OnDivergence.STOP),
             state=lambda: states[rank],
             collect=lambda payload: collection.collect(rank, payload),
             rank=rank,
@@ -197,7 +197,7 @@ def test_a_difference_is_mended_from_worker_0(
 
 def test_when_it_is_due() -> None:
     check = ReplicaCheck(
-        CheckSettings(every=10), state=dict, collect=lambda payload: [payload], rank=0, start=20
+        ExchangeOptions(check_every=10), state=dict, collect=lambda payload: [payload], rank=0, start=20
     )
     assert [iteration for iteration in range(20, 45) if check.is_due(iteration)] == [30, 40]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
 from ps_server import Rule, RuleKind
 from tests.support.cluster import memory_store
@@ -73,7 +74,13 @@ def trained(workers: int, *, staleness: int = 0, passes: int = 1) -> list[np.nda
             try:
                 net = Counting()
                 tensors = tensors_of(net)
-                store = store_spec(tensors, SETTINGS, workers=workers, shards=2, staleness=staleness, rows=2)
+                store = store_spec(
+                    tensors,
+                    SETTINGS,
+                    workers=workers,
+                    shards=2,
+                    options=ExchangeOptions(staleness=staleness, rows=2),
+                )
                 exchange = ServerExchange(connect(rank, store), tensors, store, SETTINGS)
                 try:
                     body(exchange, net, tensors, rank, passes)

@@ -1,0 +1,121 @@
+"""What a job asks of its exchange: parsed once from the flags, checked once, and handed whole to all who need it.
+
+Law: an option is a field here and a flag in `poseidon/cli/parsers/jobs.py`, whose name the field gives. Nothing between the two
+names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from poseidon.errors import UsageError
+from poseidon.exchange.cost import ExchangeKind
+from ps_server import Consistency, Precision
+
+
+class OnDivergence(Enum):
+    """What a difference between replicas does."""
+
+    STOP = "stop"
+    """It ends the job."""
+    MEND = "mend"
+    """Rank 0's values go to all workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeOptions:
+    """The options of an exchange, the same on every worker.
+
+    Attributes:
+        kind: how gradients meet.
+        staleness: the bound of every table, in iterations; at least 0.
+        rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
+        consistency: how values travel.
+        precision: of gradients and values on the wire.
+        bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
+        wait_free: gradients leave while the backward pass still runs.
+        check_every: iterations between comparisons of the replicas; 0: they are never compared.
+        on_divergence: what a difference does.
+
+    Raises:
+        UsageError: a number is out of range, or two options exclude each other; the text names their flags.
+    """
+
+    kind: ExchangeKind = field(default=ExchangeKind.HYBRID, metadata={"flag": "exchange"})
+    staleness: int = field(default=0, metadata={"flag": "table_staleness"})
+    rows: int = field(default=0, metadata={"flag": "num_rows_per_table"})
+    consistency: Consistency = field(default=Consistency.SSP_PUSH, metadata={"flag": "consistency_model"})
+    precision: Precision = field(default=Precision.FLOAT32, metadata={"flag": "wire_precision"})
+    bandwidth_mbps: float | None = field(default=None, metadata={"flag": "client_bandwidth_mbps"})
+    wait_free: bool = field(default=True, metadata={"flag": "wait_free"})
+    check_every: int = field(default=1000, metadata={"flag": "check_replicas"})
+    on_divergence: OnDivergence = field(default=OnDivergence.STOP, metadata={"flag": "on_divergence"})
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, int) and value < 0:
+                raise UsageError(f"--{entry.metadata['flag']}={value}: expected 0 or more")
+        if self.kind is ExchangeKind.ALLREDUCE and self.staleness:
+            raise UsageError(
+                f"--exchange=allreduce has no staleness; expected 0, not --table_staleness={self.staleness}"
+            )
+        if self.kind is ExchangeKind.ALLREDUCE and self.precision is not Precision.FLOAT32:
+            raise UsageError(f"--exchange=allreduce sends float32; expected that, not {self.precision.value}")
+        if self.bandwidth_mbps is not None and self.consistency is not Consistency.SSP_AGGR:
+            raise UsageError(
+                f"--client_bandwidth_mbps is for --consistency_model=SSPAggr, not {self.consistency.value}"
+            )
+
+    @classmethod
+    def from_flags(cls, flags: argparse.Namespace, *, kind: ExchangeKind) -> ExchangeOptions:
+        """The options of a command line.
+
+        Args:
+            flags: have each field's flag by its name.
+            kind: what --exchange and --svb ask for together.
+        """
+        given = {entry.name: getattr(flags, entry.metadata["flag"]) for entry in fields(cls)}
+        return cls.from_json({**given, "kind": kind.value})
+
+    def to_json(self) -> dict[str, object]:
+        """As values for `json.dumps`, by field."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ExchangeOptions:
+        """The inverse of `to_json`; fields that are missing have their defaults.
+
+        Raises:
+            UsageError: a field is unknown, or its value is of another type or none of its choices.
+        """
+        known = {entry.name: entry for entry in fields(cls)}
+        if extra := ", ".join(sorted(values.keys() - known.keys())):
+            raise UsageError(f"the exchange has no option {extra}")
+        return cls(**{name: _read(known[name], value) for name, value in values.items()})
+
+
+DEFAULT_OPTIONS = ExchangeOptions()
+
+
+def _read(entry: Any, value: Any) -> Any:
+    """A value of JSON as one of the field's type, which is that of its default, or a number where that is None."""
+    kind = type(entry.default)
+    if isinstance(entry.default, Enum):
+        try:
+            return kind(value)
+        except ValueError as error:
+            choices = " or ".join(str(member.value) for member in type(entry.default))
+            raise UsageError(f"--{entry.metadata['flag']} is {value!r}; expected {choices}") from error
+    if entry.default is None:
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value
+        raise UsageError(f"--{entry.metadata['flag']} is {value!r:.60}; expected a number")
+    if type(value) is not kind:
+        raise UsageError(f"--{entry.metadata['flag']} is {value!r:.60}; expected {kind.__name__}")
+    return value
