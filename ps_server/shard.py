@@ -125,7 +125,8 @@ class Shard:
         self._clock = VectorClock(workers)
         self._begun = False
         self._agreed: set[int] = set()  # ranks that have created the present store
-        self._created_anew = False
+        self._generation = 0  # of the present store: workers create it anew together
+        self._created = [0] * workers  # times each rank has created a store
         self._gathering: dict[int, dict[int, bytes]] = {}
         self._next_tag = [0] * workers
         self._faults = [0] * workers
@@ -222,7 +223,11 @@ class Shard:
             raise RemoteProtocolError(
                 f"worker {rank} expects {store.shards} shards; this is shard {self.index}"
             )
-        if rank in self._agreed:
+        generation = self._created[rank] + 1
+        if generation < self._generation:
+            self._created[rank] = generation
+            return  # of the store before: this worker's next one follows
+        if generation > self._generation:
             self._forget_store(rank)
         if self._store is None:
             self._store = store
@@ -235,15 +240,23 @@ class Shard:
         elif store != self._store:
             raise RemoteProtocolError(f"worker {rank} {_difference(self._store, store)}")
         self._agreed.add(rank)
-        if self._created_anew:
+        self._created[rank] = generation
+        if self._generation > 1:
             yield Outgoing(self._peers[rank], m.Welcome(self.index))
 
     def _forget_store(self, rank: int) -> None:
-        """The first worker that creates the store anew: nobody has pushed anything to the one before."""
+        """The first worker that creates the store, or creates it anew: nobody has pushed anything to the one before.
+
+        A shard without chunks may not have heard all workers create the store before: none of them waits for it.
+        """
+        if self._generation == 0:
+            self._generation = 1
+            return
         used = any(count > cell.clock for cell in self._cells.values() for count in cell.own)
-        if not self._begun or used or self.counts.updates:
+        if (self._cells and not self._begun) or used or self.counts.updates:
             raise RemoteProtocolError(f"worker {rank} creates the store a second time, and it is in use")
-        self._store, self._begun, self._created_anew = None, False, True
+        self._store, self._begun = None, False
+        self._generation += 1
         self._cells.clear()
         self._agreed.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -316,6 +317,20 @@ def test_before_the_first_push_all_workers_may_create_the_store_anew() -> None:
     for rank in range(2):
         shard.handle(peer(rank), m.Push(0, 0, 7, 1.0, G))
     assert shard.counts.updates == 1
+
+
+def test_a_shard_without_chunks_may_hear_late_of_the_store_before() -> None:
+    """Nobody waits for it: the first store of one worker comes after the second one of another."""
+    spec = StoreSpec(workers=2, shards=2, tables=(TableSpec(name="w", size=4, rule=PLAIN),))
+    shard = Shard(1, 2, b"")
+    for rank in range(2):
+        shard.handle(peer(rank), m.Hello(rank, b""))
+    anew = replace(spec, start_clock=7)
+    assert shard.handle(peer(0), m.Create(spec)) == []
+    assert shard.handle(peer(0), m.Create(anew)) == [Outgoing(peer(0), m.Welcome(1))]
+    assert shard.handle(peer(1), m.Create(spec)) == []
+    assert shard.handle(peer(1), m.Create(anew)) == [Outgoing(peer(1), m.Welcome(1))]
+    assert shard.counts.faults == 0
 
 
 def test_every_stage_has_its_row() -> None:
