@@ -156,6 +156,9 @@ class OptimizerGroup(Group):
 
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
+        member = self._workplace.member
+        if member.local_workers > 1 and member.local_rank == 0:
+            return  # the mean of this machine's workers is computed in this worker's gradients
         gradients = (parameter.grad for parameter in reversed(self._means))
         kept = islice((gradient.detach() for gradient in gradients if gradient is not None), SAMPLED)
         self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]

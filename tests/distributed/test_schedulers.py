@@ -217,7 +217,10 @@ def test_a_mistake_in_the_job_is_told_once_and_ends_all_tasks(prepared: Path) ->
     with tasks(prepared, [job] * 2, [open_mpi(rank, 2, port) for rank in range(2)]) as started:
         ended = ends(started)
     assert [status for status, _ in ended] == [1, 1]
-    assert ended[0][1] == "poseidon worker: --snapshot: there is no file none.solverstate\n"
+    assert (
+        ended[0][1]
+        == "poseidon worker: --snapshot: there is no file none.solverstate, nor a folder or a job of that name\n"
+    )
     assert ended[1][1] == ""
 
 
