@@ -151,7 +151,7 @@ class SharedSampler(Sampler[int]):
 
 
 class SharedLoader(DataLoader[Any]):
-    """A DataLoader over a `SharedSampler`, to which it tells what its loop has had: nothing that is drawn ahead counts.
+    """A DataLoader over a `SharedSampler`, which learns from it what the loop has had: batches drawn ahead do not count.
 
     Args:
         dataset: with records by number.

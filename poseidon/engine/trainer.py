@@ -157,11 +157,11 @@ class Trainer:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
             self._step()
-            if self._check.is_due(self._iteration):
-                self._compare_replicas()
             wanted = self._wanted_now()
             if SignalKind.SNAPSHOT in wanted or (solver.snapshot and self._iteration % solver.snapshot == 0):
                 self._snapshot()
+            if self._check.is_due(self._iteration):  # not after a snapshot, which has compared
+                self._compare_replicas()
             if SignalKind.STOP in wanted:
                 return True
         return False

@@ -70,7 +70,7 @@ class ProgressTeller:
             self._untold = (start.iteration, SmoothedLoss(len(start.losses), start.losses))
 
     def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
-        """Note an iteration; tell it when the last telling is long enough ago."""
+        """Note an iteration; report it when the last report is long enough ago."""
         self._untold = (iteration, smoothed)
         now = time.monotonic()
         if now >= self._next_s:
@@ -86,7 +86,7 @@ class ProgressTeller:
         self._tell()
 
     def test(self, done: int, count: int) -> None:
-        """Note a batch of a test; tell it when the last telling is long enough ago.
+        """Note a batch of a test; report it when the last report is long enough ago.
 
         Args:
             done: batches that this worker has scored.

@@ -76,7 +76,7 @@ def test_the_server_is_exact_over_sockets(consistency: Consistency) -> None:
 
 @pytest.mark.parametrize("consistency", Consistency)
 def test_a_server_is_opened_once_more(consistency: Consistency) -> None:
-    """Adam's step count is the clock's; with a limit, norms are told by iteration."""
+    """Adam's step count is the clock's; with a limit, norms are sent by iteration."""
     scenario = Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4), clip=0.3)
     check_reopen(lambda: server(3, 2, sockets=True, consistency=consistency), 3, scenario)
 
