@@ -32,7 +32,7 @@ from by_hand import AlexNet, CifarQuick, GoogLeNet, ResNet50
 from torch import Tensor, nn
 
 from poseidon.layers.base import LayerContext
-from poseidon.layers.dropout import Dropout
+from poseidon.layers.neuron.dropout import Dropout
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TRAIN, NetState

@@ -37,15 +37,15 @@ from by_hand import CifarQuick
 from PIL import Image
 from torch import Tensor
 
-from poseidon.data.convert import write_labelled
-from poseidon.data.cursor import open_cursor
-from poseidon.data.database import Backend
+from poseidon.data.batches.partition import Share
+from poseidon.data.batches.reader import BatchReader
+from poseidon.data.batches.transform import Transform
+from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import write_database
 from poseidon.data.mean import compute_mean, write_mean
-from poseidon.data.partition import Share
-from poseidon.data.procedural import draw_pictures
-from poseidon.data.reader import BatchReader
-from poseidon.data.transform import Transform
-from poseidon.data.writer import write_database
+from poseidon.data.prepare.convert import write_labelled
+from poseidon.data.prepare.procedural import draw_pictures
 from poseidon.proto.caffe_pb2 import Datum, TransformationParameter
 
 BATCH = 100

@@ -35,14 +35,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from poseidon.data.batch import BatchMaker, BatchPlan
-from poseidon.data.cursor import open_cursor
-from poseidon.data.database import Backend
+from poseidon.data.batches.batch import BatchMaker, BatchPlan
+from poseidon.data.batches.partition import Share
+from poseidon.data.batches.transform import Transform
+from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import write_database
 from poseidon.data.datum import encode_datum
 from poseidon.data.mean import read_mean, write_mean
-from poseidon.data.partition import Share
-from poseidon.data.transform import Transform
-from poseidon.data.writer import write_database
 from poseidon.proto.caffe_pb2 import Datum, TransformationParameter
 
 BATCH = 100

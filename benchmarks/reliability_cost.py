@@ -40,16 +40,16 @@ use_environment()
 import torch
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_pictures
-from poseidon.cli.launching import child_environment
 from poseidon.engine.averages import SmoothedLoss
-from poseidon.engine.checkpoint import Checkpoint, Progress
 from poseidon.engine.control import Control
-from poseidon.engine.replica import Replica
-from poseidon.engine.trainer import LoopSettings, Trainer
+from poseidon.engine.solver.checkpoint import Checkpoint, Progress
+from poseidon.engine.solver.replica import Replica
+from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
-from poseidon.exchange.forwarding import ForwardingExchange
-from poseidon.exchange.local import LocalExchange
-from poseidon.exchange.pulse import Pulse, PulsingExchange
+from poseidon.exchange.observe.forwarding import ForwardingExchange
+from poseidon.exchange.observe.pulse import Pulse, PulsingExchange
+from poseidon.exchange.single import LocalExchange
+from poseidon.launch.site import child_environment
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.proto.caffe_pb2 import TRAIN

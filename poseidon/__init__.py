@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING
 from poseidon.errors import PoseidonError
 
 if TYPE_CHECKING:
-    from poseidon.engine.distribute import distribute, this_worker
-    from poseidon.engine.group import Group
-    from poseidon.engine.optimizer_group import OptimizerGroup
-    from poseidon.engine.rule_group import RuleGroup
-    from poseidon.engine.sampler import SharedSampler
-    from poseidon.engine.update_rules import SGD, AdaDelta, AdaGrad, Adam, Nesterov, ParameterGroup, RMSProp
-    from poseidon.engine.workplace import ThisWorker
+    from poseidon.engine.module.distribute import distribute, this_worker
+    from poseidon.engine.module.group import Group
+    from poseidon.engine.module.optimizer_group import OptimizerGroup
+    from poseidon.engine.module.rule_group import RuleGroup
+    from poseidon.engine.module.sampler import SharedSampler
+    from poseidon.engine.module.update_rules import (
+        SGD,
+        AdaDelta,
+        AdaGrad,
+        Adam,
+        Nesterov,
+        ParameterGroup,
+        RMSProp,
+    )
+    from poseidon.engine.module.workplace import ThisWorker
 
 __version__ = "0.1.0"
 
@@ -57,7 +65,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'poseidon' has no attribute '{name}'")
-        return getattr(import_module(f"poseidon.engine.{_MODULE_OF[name]}"), name)
+        return getattr(import_module(f"poseidon.engine.module.{_MODULE_OF[name]}"), name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

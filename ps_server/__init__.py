@@ -13,9 +13,8 @@ from ps_server.errors import (
     StalenessTimeout,
     TransportError,
 )
-from ps_server.messages import Signal, SignalKind
-from ps_server.server import Server
-from ps_server.settings import (
+from ps_server.protocol.messages import Signal, SignalKind
+from ps_server.protocol.settings import (
     Consistency,
     Keeping,
     Precision,
@@ -25,7 +24,8 @@ from ps_server.settings import (
     StoreSpec,
     TableSpec,
 )
-from ps_server.shard import Shard
+from ps_server.protocol.shard import Shard
+from ps_server.server import Server
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 __all__ = [

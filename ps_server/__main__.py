@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 from ps_server.errors import ServerError, SpecError
 from ps_server.keys import Keyring, read_keyring
 from ps_server.numerics import prepare_process
+from ps_server.protocol.shard import Shard
 from ps_server.server import Server
-from ps_server.shard import Shard
 from ps_server.trace import NO_TRACE, Trace, Tracer
 from ps_server.transport.zmq_sockets import ZmqServerTransport
 

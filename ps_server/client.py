@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ps_server.bandwidth import ChangeLog
 from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
 from ps_server.inquiry import Inquiry
 from ps_server.keys import Keyring
-from ps_server.messages import Array, Message, Shared, Signal, SignalKind, Value
 from ps_server.meters import ClientMeter
 from ps_server.neighbours import WorkerNeighbours
-from ps_server.precision import add
-from ps_server.schedule import PACKET_BYTES, Schedule
-from ps_server.session import Addressed, InitialValue, Session
-from ps_server.settings import StoreSpec
+from ps_server.protocol.bandwidth import ChangeLog
+from ps_server.protocol.messages import Array, Message, Shared, Signal, SignalKind, Value
+from ps_server.protocol.precision import add
+from ps_server.protocol.schedule import PACKET_BYTES, Schedule
+from ps_server.protocol.session import Addressed, InitialValue, Session
+from ps_server.protocol.settings import StoreSpec
+from ps_server.protocol.wire import decode
 from ps_server.statistics import ClientStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
-from ps_server.wire import decode
 
 POLL_S = 0.5
 TIMEOUT_S = 600.0

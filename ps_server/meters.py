@@ -13,8 +13,8 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 
-from ps_server.messages import Push, Value
-from ps_server.settings import StoreSpec
+from ps_server.protocol.messages import Push, Value
+from ps_server.protocol.settings import StoreSpec
 from ps_server.statistics import ClientStatistics, ShardStatistics, TableStatistics
 
 

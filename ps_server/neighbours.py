@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.lanes import LEAST_BYTES, Lanes, Layout, whole_pages
-from ps_server.messages import Share, Shared
-from ps_server.placement import Chunk
+from ps_server.protocol.messages import Share, Shared
+from ps_server.protocol.placement import Chunk
 from ps_server.transport.base import Frames
 
 NONCE_BYTES = 16

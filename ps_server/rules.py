@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ps_server.settings import Regularization, Rule, RuleKind
+from ps_server.protocol.settings import Regularization, Rule, RuleKind
 
 History = Sequence[Tensor]
 

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import torch
 
 from ps_server.errors import RemoteProtocolError
-from ps_server.messages import Create, Message, Share, ToWorker
 from ps_server.meters import ServerMeter
 from ps_server.neighbours import ShardNeighbours
-from ps_server.schedule import PACKET_BYTES, Schedule
-from ps_server.shard import Outgoing, Shard
+from ps_server.protocol.messages import Create, Message, Share, ToWorker
+from ps_server.protocol.schedule import PACKET_BYTES, Schedule
+from ps_server.protocol.shard import Outgoing, Shard
+from ps_server.protocol.wire import Buffer, decode
 from ps_server.statistics import ShardStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import Frames, ServerTransport
-from ps_server.wire import Buffer, decode
 
 POLL_S = 0.5
 MAX_GREETING_BYTES = 1024

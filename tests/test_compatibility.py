@@ -41,7 +41,7 @@ def test_every_field_is_read_or_said_to_have_no_effect() -> None:
     source = "\n".join(
         path.read_text(encoding="utf-8")
         for room in ("layers", "data")
-        for path in (ROOT / "poseidon" / room).glob("*.py")
+        for path in (ROOT / "poseidon" / room).rglob("*.py")
     )
     forgotten = [
         (row.kind, field.name)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from poseidon.cli.main import parse_words
-from poseidon.data.cifar10 import Request
+from poseidon.data.prepare.cifar10 import Request
 from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
 from poseidon.proto.definition import read_net, read_solver

@@ -11,7 +11,7 @@ import torch
 from google.protobuf import text_format
 
 from poseidon.layers.base import LayerContext
-from poseidon.layers.batch_norm import BatchNorm
+from poseidon.layers.neuron.batch_norm import BatchNorm
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import open_writer
 from poseidon.data.datum import encode_datum
-from poseidon.data.writer import open_writer
 
 RECORDS = 240
 NET = """

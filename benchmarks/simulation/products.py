@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from poseidon.exchange.factors import Scratch, apply_factors
+from poseidon.exchange.factors.products import Scratch, apply_factors
 from ps_server import Rule
 
 RULE = Rule(momentum=0.9, decay=0.0005)

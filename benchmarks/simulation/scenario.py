@@ -18,7 +18,7 @@ from poseidon.cluster.shares import best_shares
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
 from poseidon.exchange.pooled import FULL, SMALL
-from ps_server.placement import SMALLEST_ELEMENTS, chunk_elements
+from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
 
 MIB = 2**20
 
@@ -215,7 +215,7 @@ def _dense_sizes(layer: LayerShape, by_factors: bool) -> list[int]:
 
 
 def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
-    """As `ps_server.placement` cuts: fewer, where there is less than a chunk a shard, down to what is worth a message."""
+    """As `ps_server.protocol.placement` cuts: fewer, where there is less than a chunk a shard, down to what is worth a message."""
     part = parts(scenario.workers, scenario.servers)
     shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
     total = sum(sum(_dense_sizes(layer, index in by_factors)) for index, layer in enumerate(scenario.layers))

@@ -24,14 +24,14 @@ from benchmarks.testbed.worker_settings import (
     WorkerSettings,
     read_settings,
 )
-from poseidon.engine.distribute import at_work
-from poseidon.engine.workplace import ThisWorker, Workplace, unobserved
+from poseidon.engine.module.distribute import at_work
+from poseidon.engine.module.workplace import ThisWorker, Workplace, unobserved
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.observe.traced import TracedExchange
+from poseidon.exchange.observe.tracing_hooks import TracingHooks, named_layers
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.traced import TracedExchange
-from poseidon.exchange.tracing_hooks import TracingHooks, named_layers
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
 

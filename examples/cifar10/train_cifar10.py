@@ -28,16 +28,16 @@ if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
     # The imports take seconds, on a busy machine many.
     print("train_cifar10.py: loading torch", file=sys.stderr, flush=True)
 
-from poseidon.cli.launching import remove_unused
 from poseidon.cli.main import main as poseidon
 from poseidon.cli.main import parse_words
 from poseidon.cli.parsers.data import add_data_flags
 from poseidon.cli.prepare_cifar10 import prepare_and_tell
-from poseidon.cluster.registry import new_job_id
-from poseidon.data.cifar10 import Request
-from poseidon.data.database import Backend
-from poseidon.engine.preflight import check_nets
+from poseidon.cluster.jobs.registry import new_job_id
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.cifar10 import Request
+from poseidon.engine.tools.preflight import check_nets
 from poseidon.errors import PoseidonError, UsageError
+from poseidon.launch.site import remove_unused
 from poseidon.proto.caffe_pb2 import DataParameter
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.proto.text import to_text

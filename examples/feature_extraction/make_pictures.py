@@ -20,8 +20,8 @@ use_environment()
 
 import cv2
 
-from poseidon.data.cursor import open_cursor, records
-from poseidon.data.database import require
+from poseidon.data.databases.cursor import open_cursor, records
+from poseidon.data.databases.kinds import require
 from poseidon.data.datum import decode
 from poseidon.errors import PoseidonError
 

@@ -18,8 +18,8 @@ use_environment()
 
 import numpy as np
 
-from poseidon.data.cursor import open_cursor, records
-from poseidon.data.database import require
+from poseidon.data.databases.cursor import open_cursor, records
+from poseidon.data.databases.kinds import require
 from poseidon.errors import DataError, PoseidonError, UsageError
 from poseidon.proto.caffe_pb2 import Datum
 

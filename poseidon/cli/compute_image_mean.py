@@ -6,8 +6,8 @@ import argparse
 from contextlib import closing
 
 from poseidon.cli.progress import progress_bar
-from poseidon.data.cursor import open_cursor
-from poseidon.data.database import Backend, require
+from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.kinds import Backend, require
 from poseidon.data.mean import compute_mean, write_mean
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from poseidon.cli.prepare_cifar10 import prepare_and_tell
-from poseidon.data.cifar10 import Request
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.cifar10 import Request
 
 
 def run(arguments: argparse.Namespace) -> int:

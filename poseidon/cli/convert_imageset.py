@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from poseidon.cli.progress import progress_bar
-from poseidon.data.database import Backend
-from poseidon.data.imageset import Conversion, convert_imageset
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.imageset import Conversion, convert_imageset
 
 
 def run(arguments: argparse.Namespace) -> int:

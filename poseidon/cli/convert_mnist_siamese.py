@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from poseidon.cli.progress import progress_bar
-from poseidon.data.convert import convert_mnist_siamese
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.convert import convert_mnist_siamese
 from poseidon.proto.paths import repository_root
 
 

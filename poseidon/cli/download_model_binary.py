@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from poseidon.cli.progress import progress_bar
-from poseidon.data.model_folder import fetch_model, is_complete, read_model_folder
+from poseidon.data.prepare.model_folder import fetch_model, is_complete, read_model_folder
 
 
 def run(arguments: argparse.Namespace) -> int:

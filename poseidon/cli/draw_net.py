@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from poseidon.engine.preflight import runs_users_code
+from poseidon.engine.tools.preflight import runs_users_code
 from poseidon.errors import UsageError
 from poseidon.layers.base import LayerContext, Shape
 from poseidon.net.compile import phase_shapes

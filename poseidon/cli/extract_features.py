@@ -19,26 +19,26 @@ from pathlib import Path
 import torch
 
 from poseidon import log
-from poseidon.cli.closing import near
-from poseidon.cli.job import counted
-from poseidon.cli.job_flags import START_TIMEOUT_S
-from poseidon.cli.launching import child_environment, read_clients, register_job, require_near
 from poseidon.cli.net_flags import one_device, weight_files
 from poseidon.cli.progress import progress_bar
-from poseidon.cli.terminal import Terminal
+from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.registry import EXTRACTION, new_job_id
-from poseidon.cluster.settings import SupervisionSettings
-from poseidon.cluster.supervise import run_job
-from poseidon.data.database import Backend
-from poseidon.data.leveldb import require_leveldb
-from poseidon.data.writer import refuse_existing
-from poseidon.engine.extraction import Extraction
-from poseidon.engine.extractor import run_extraction
-from poseidon.engine.preflight import obstacle_to
+from poseidon.cluster.supervision.loop import run_job
+from poseidon.cluster.supervision.settings import SupervisionSettings
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.leveldb import require_leveldb
+from poseidon.data.databases.writer import refuse_existing
+from poseidon.engine.tools.extraction import Extraction
+from poseidon.engine.tools.extractor import run_extraction
+from poseidon.engine.tools.preflight import obstacle_to
 from poseidon.errors import DataError, JobError, UsageError
+from poseidon.launch.closing import near
+from poseidon.launch.job import counted
+from poseidon.launch.job_flags import START_TIMEOUT_S
+from poseidon.launch.site import child_environment, read_clients, register_job, require_near
+from poseidon.launch.terminal import Terminal
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.net.compile import plan_phase
 from poseidon.proto.caffe_pb2 import TEST, NetState
@@ -181,7 +181,7 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
             argv=(
                 sys.executable,
                 "-m",
-                "poseidon.engine.extractor",
+                "poseidon.engine.tools.extractor",
                 "--job",
                 first.job,
                 "--rank",

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from poseidon.cli.stopping import Wanted, here_records, jobs_by_id, jobs_of, over_ssh, stop_jobs
-from poseidon.cluster.far_jobs import Ask
-from poseidon.cluster.kill import KillPatience, job_processes, owner_of
+from poseidon.cluster.jobs.kill import KillPatience, job_processes, owner_of
+from poseidon.cluster.jobs.other_hosts import Ask
+from poseidon.cluster.jobs.registry import EXTRACTION, Registry, check_job_id
 from poseidon.cluster.machinefile import read_machinefile
-from poseidon.cluster.registry import EXTRACTION, Registry, check_job_id
 from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.launch.stopping import Wanted, here_records, jobs_by_id, jobs_of, over_ssh, stop_jobs
 from poseidon.settings import read_settings
 
 _SSH_CONFIG = "--ssh_config="

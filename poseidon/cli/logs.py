@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from poseidon.cli.log_files import FOLDER
-from poseidon.cli.stats import job_folder
-from poseidon.cluster.jobs_here import readable_records
-from poseidon.cluster.kill import live_process
-from poseidon.cluster.registry import Registry
+from poseidon.cluster.jobs.kill import live_process
+from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.errors import JobError, UsageError
+from poseidon.launch.log_files import FOLDER
+from poseidon.launch.stopping import job_folder
 from poseidon.metrics.log_merge import merge_logs
 from poseidon.settings import read_settings
 

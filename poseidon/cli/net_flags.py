@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from poseidon.cluster.plan import devices_from_flag
-from poseidon.engine.solo import NetRequest
+from poseidon.engine.tools.solo import NetRequest
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import Phase

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 
 from poseidon.cli.logs import log_paths
-from poseidon.cli.stats import job_folder
 from poseidon.errors import DataError, JobError, UsageError
+from poseidon.launch.stopping import job_folder
 from poseidon.metrics.training_log import TrainingLog, as_csv, parse_log
 from poseidon.snapshot.files import make_folder, write_atomically
 

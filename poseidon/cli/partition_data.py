@@ -9,15 +9,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.distribution import distribute
 from poseidon.cli.progress import progress_bar
 from poseidon.cluster.machinefile import Client, read_machinefile
-from poseidon.cluster.ssh_config import SshSettings
-from poseidon.data.database import Backend, require_kind
-from poseidon.data.part_files import is_divided
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.data.databases.kinds import Backend, require_kind
+from poseidon.data.prepare.part_files import is_divided
+from poseidon.data.prepare.split import partition_data
 from poseidon.data.progress import Report
-from poseidon.data.split import partition_data
 from poseidon.errors import UsageError
+from poseidon.launch.distribution import distribute
 
 DEFAULT_PARTS = 2
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from poseidon.cli.progress import progress_bar
-from poseidon.data.cifar10 import Prepared, Request, fetch, prepare
-from poseidon.data.cifar10_source import URL, URL_MD5
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.cifar10 import Prepared, Request, fetch, prepare
+from poseidon.data.prepare.cifar10_source import URL, URL_MD5
 from poseidon.errors import DataError
 from poseidon.proto.paths import repository_root
 from poseidon.settings import read_settings

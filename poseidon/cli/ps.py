@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cli.stopping import over_ssh
-from poseidon.cluster.far_jobs import FarJob, far_hosts, list_far
-from poseidon.cluster.jobs_here import HostJob, jobs_here
+from poseidon.cluster.jobs.other_hosts import FarJob, far_hosts, list_far
+from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
-from poseidon.cluster.registry import Registry
 from poseidon.errors import JobError, shown
+from poseidon.launch.stopping import over_ssh
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.progress import JobProgress
 from poseidon.settings import read_settings

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import torch
 
-from poseidon.cli.closing import near, resume_command, without_flags
-from poseidon.cli.job import Job, run_from_flags
-from poseidon.cli.job_flags import leaves_this_machine
-from poseidon.cli.snapshot_ledger import snapshot_of
-from poseidon.cli.ssh_site import Shipment
-from poseidon.cli.terminal import Shown
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
-from poseidon.cluster.restarts import StartingPoint
-from poseidon.cluster.supervise import JobResult
-from poseidon.engine.checkpoint_file import ENDING, steps_of
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import ScriptDocument
+from poseidon.engine.module.checkpoint_file import ENDING, steps_of
 from poseidon.errors import UsageError
+from poseidon.launch.closing import near, resume_command, without_flags
+from poseidon.launch.job import Job, run_from_flags
+from poseidon.launch.job_flags import leaves_this_machine
+from poseidon.launch.snapshot_ledger import snapshot_of
+from poseidon.launch.ssh_site import Shipment
+from poseidon.launch.terminal import Shown
 from poseidon.snapshot.checksums import sums_path
 
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 class _ScriptJob(Job):
     """A job that runs a script; see `Job`."""
 
-    worker_module = "poseidon.engine.script"
+    worker_module = "poseidon.engine.module.script"
     resumes = True
 
     def __init__(self, flags: argparse.Namespace) -> None:

@@ -11,20 +11,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from poseidon.cli.stopping import here_records
-from poseidon.cluster.registry import JobRecord, Registry
 from poseidon.errors import JobError, UsageError
+from poseidon.launch.stopping import job_folder
 from poseidon.metrics.curves import KINDS
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.statistics_tables import job_tables
 from poseidon.metrics.trace_iteration import view_iteration
 from poseidon.metrics.trace_merge import merge, read_trace, trace_files
 from poseidon.metrics.trace_picture import draw_iteration
-from poseidon.settings import read_settings
 from poseidon.snapshot.files import write_atomically
-
-OUTPUT = Path("output")
-"""Where `poseidon train` puts jobs' folders unless it is told otherwise."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,39 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
     statistics = read_statistics(path)
     print(path.read_text(encoding="utf-8") if arguments.json else "\n".join(job_tables(statistics)))
     return 0
-
-
-def job_folder(job: str | None) -> Path:
-    """The output folder of the job that is meant.
-
-    Args:
-        job: its id or its output folder; None: the one that was started last.
-
-    Raises:
-        JobError: there is no such job.
-    """
-    records = here_records(Registry(read_settings().state_folder))
-    if job is None:
-        return _newest(records)
-    for record in records:
-        if record.job == job:
-            return Path(record.output)
-    for folder in (Path(job), OUTPUT / job):
-        if folder.is_dir():
-            return folder
-    raise JobError(f"'{job}' is neither a running job, nor a folder, nor a job in {OUTPUT}/")
-
-
-def _newest(records: list[JobRecord]) -> Path:
-    running = [record for record in records if (Path(record.output) / FILE_NAME).exists()]
-    if running:
-        return Path(max(running, key=lambda record: record.started_s).output)
-    ended = [(path.stat().st_mtime, path.parent) for path in OUTPUT.glob(f"*/{FILE_NAME}")]
-    if not ended:
-        raise JobError(
-            f"no job is running, and {OUTPUT}/ holds none that has ended; expected a job's id or its output folder"
-        )
-    return max(ended)[1]
 
 
 def _draw(folder: Path, target: Path, rank: int, iteration: int | None) -> None:

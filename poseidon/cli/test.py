@@ -10,8 +10,8 @@ import torch
 
 from poseidon import log
 from poseidon.cli.net_flags import net_request
-from poseidon.engine.scoring import score
-from poseidon.engine.solo import open_net
+from poseidon.engine.tools.scoring import score
+from poseidon.engine.tools.solo import open_net
 from poseidon.errors import UsageError
 from poseidon.metrics.caffe_lines import running, using
 from poseidon.metrics.glog_lines import GlogSink

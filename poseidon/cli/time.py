@@ -10,8 +10,8 @@ import torch
 
 from poseidon import log
 from poseidon.cli.net_flags import net_request
-from poseidon.engine.benchmark import time_net
-from poseidon.engine.solo import open_net
+from poseidon.engine.tools.benchmark import time_net
+from poseidon.engine.tools.solo import open_net
 from poseidon.metrics.caffe_lines import using
 from poseidon.metrics.glog_lines import GlogSink
 from ps_server.numerics import prepare_process

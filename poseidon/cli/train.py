@@ -15,21 +15,21 @@ from pathlib import Path
 
 import torch
 
-from poseidon.cli.closing import model_of, near, resume_command, test_commands
-from poseidon.cli.far_needs import needed_files, snapshot_files, written_prefixes
-from poseidon.cli.job import Job, run_from_flags
-from poseidon.cli.job_flags import check_folder, leaves_this_machine
-from poseidon.cli.snapshot_ledger import snapshot_of
-from poseidon.cli.ssh_site import Shipment
 from poseidon.cluster.host_checks import ClientNeeds
-from poseidon.cluster.job_steps import Outcome
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
-from poseidon.cluster.restarts import StartingPoint
-from poseidon.cluster.supervise import JobResult
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.cluster.supervision.steps import Outcome
 from poseidon.engine.document import JobDocument
-from poseidon.engine.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
+from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
 from poseidon.errors import SnapshotError, UsageError
+from poseidon.launch.closing import model_of, near, resume_command, test_commands
+from poseidon.launch.job import Job, run_from_flags
+from poseidon.launch.job_flags import check_folder, leaves_this_machine
+from poseidon.launch.requirements import needed_files, snapshot_files, written_prefixes
+from poseidon.launch.snapshot_ledger import snapshot_of
+from poseidon.launch.ssh_site import Shipment
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, module_names
 from poseidon.proto.caffe_pb2 import TRAIN, SolverParameter
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 class _TrainingJob(Job):
     """A job that trains one of Caffe's nets; see `Job`."""
 
-    worker_module = "poseidon.engine.worker"
+    worker_module = "poseidon.engine.solver.worker"
     resumes = True
 
     def __init__(self, flags: argparse.Namespace) -> None:

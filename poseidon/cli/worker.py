@@ -19,18 +19,18 @@ from pathlib import Path
 from types import FrameType
 
 from poseidon import __version__
-from poseidon.cli.launching import child_environment
 from poseidon.cli.main import parse_words, run_command
-from poseidon.cli.met_site import MetSite, share_out_devices
 from poseidon.cli.own_signals import OwnSignals
-from poseidon.cluster.attendance import AttendanceSettings, attend
 from poseidon.cluster.machinefile import socket_host
-from poseidon.cluster.meeting import Meeting
-from poseidon.cluster.meeting_key import keys_of_host, keys_of_task, read_key, write_new_key
-from poseidon.cluster.meeting_wire import Arrival
-from poseidon.cluster.own_address import address_for_all, address_of, own_address_towards
-from poseidon.cluster.schedulers import Task, task_from
+from poseidon.cluster.rendezvous.address import address_for_all, address_of, own_address_towards
+from poseidon.cluster.rendezvous.key import keys_of_host, keys_of_task, read_key, write_new_key
+from poseidon.cluster.rendezvous.schedulers import Task, task_from
+from poseidon.cluster.rendezvous.server import Meeting
+from poseidon.cluster.rendezvous.task import AttendanceSettings, attend
+from poseidon.cluster.rendezvous.wire import Arrival
 from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.launch.rendezvous_site import MetSite, share_out_devices
+from poseidon.launch.site import child_environment
 from poseidon.settings import inherited_environment
 
 LEAVE_S = 30.0

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from poseidon import __version__
 from poseidon.cluster import host_probe
 from poseidon.cluster.all_at_once import all_at_once
-from poseidon.cluster.receiving import START
-from poseidon.cluster.ssh import listed
-from poseidon.cluster.ssh_channel import Finished
+from poseidon.cluster.ssh.channel import Finished
+from poseidon.cluster.ssh.connections import listed
+from poseidon.cluster.ssh.receiving import START
 from poseidon.errors import JobError, shown
 
 PROBE_S = 60.0

@@ -117,7 +117,7 @@ def taken_words(address: str, port: int, with_job: bool) -> str | None:
 
 def _job_at(address: str, port: int) -> str | None:
     try:
-        jobs_here = importlib.import_module("poseidon.cluster.jobs_here")
+        jobs_here = importlib.import_module("poseidon.cluster.jobs.this_host")
         found = jobs_here.job_at(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0], port)
     except Exception:  # noqa: BLE001 - that the port is taken is told without it
         return None

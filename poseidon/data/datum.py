@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from poseidon.data.claimed_size import check_claim
+from poseidon.data.batches.claimed_size import check_claim
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
 

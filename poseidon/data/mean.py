@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from poseidon.data.cursor import Cursor, records
+from poseidon.data.databases.cursor import Cursor, records
 from poseidon.data.datum import decode
 from poseidon.data.progress import Report, silent
 from poseidon.errors import DataError

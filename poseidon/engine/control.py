@@ -12,13 +12,13 @@ import threading
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from poseidon.engine.workplace import Standing
+from poseidon.engine.module.workplace import Standing
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
-from poseidon.exchange.pulse import Pulse
+from poseidon.exchange.observe.pulse import Pulse
 from ps_server import ServerError, SignalKind
 
-LOGGER = logging.getLogger("poseidon.engine.worker")
+LOGGER = logging.getLogger("poseidon.engine.solver.worker")
 ALIVE_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0

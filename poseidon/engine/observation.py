@@ -17,10 +17,10 @@ from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
-from poseidon.exchange.measured import MeasuredExchange
-from poseidon.exchange.traced import TracedExchange
-from poseidon.exchange.tracing_hooks import TracingHooks
-from poseidon.exchange.traffic import Traffic
+from poseidon.exchange.observe.measured import MeasuredExchange
+from poseidon.exchange.observe.traced import TracedExchange
+from poseidon.exchange.observe.tracing_hooks import TracingHooks
+from poseidon.exchange.observe.traffic import Traffic
 from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer
 

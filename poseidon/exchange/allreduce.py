@@ -6,7 +6,7 @@ address of torch's own meeting place.
 
 What rank 0 asks for (`signal`) travels with the training itself: each iteration sums two numbers that are zero except on
 rank 0. So all replicas hear of it at the end of the same iteration, and it is done at the end of the next one: a
-replica that passes values on to other processes (`local_group.py`) can tell them in time.
+replica that passes values on to other processes (`local/group.py`) can tell them in time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained, WholeGradients
 from poseidon.exchange.buckets import BUCKET_BYTES, Buckets, Flight
+from poseidon.exchange.observe.traffic import Traffic
 from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
-from poseidon.exchange.traffic import Traffic
 from ps_server import Client, LocalProtocolError, Signal, SignalKind, StoreSpec
 from ps_server.client import TIMEOUT_S
 from ps_server.rules import clip_factor, history_count, sum_of_squares, update

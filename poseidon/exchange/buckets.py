@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.traffic import Flights, Traffic
+from poseidon.exchange.observe.traffic import Flights, Traffic
 
 BUCKET_BYTES = 25 * 2**20
 """Large enough that a bucket's latency does not count; torch's DistributedDataParallel has the same."""

@@ -22,17 +22,17 @@ from poseidon.exchange.allreduce import AllReduceExchange, meeting_store
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
-from poseidon.exchange.local import LocalExchange
-from poseidon.exchange.local_follower import FollowerExchange
-from poseidon.exchange.local_group import LocalGroup
-from poseidon.exchange.local_leader import LeaderExchange
+from poseidon.exchange.local.follower import FollowerExchange
+from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.observe.traffic import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.traffic import CountsTraffic
+from poseidon.exchange.single import LocalExchange
 from ps_server import Client, StoreSpec
 from ps_server.keys import Keyring
-from ps_server.precision import pushed_in, sent_in
+from ps_server.protocol.precision import pushed_in, sent_in
 from ps_server.trace import NO_TRACE, Tracer
 
 TIMEOUT_S = 600.0

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from poseidon.errors import UsageError
 from poseidon.exchange.base import Exchange, Trained
-from poseidon.exchange.factor_taps import FactorTap, layers_with_factors
+from poseidon.exchange.factors.taps import FactorTap, layers_with_factors
 from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 
 

@@ -18,11 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
-from poseidon.exchange.factors import Kernel
+from poseidon.exchange.factors.channel import FactorChannel
+from poseidon.exchange.factors.products import Kernel
+from poseidon.exchange.observe.traffic import Traffic
 from poseidon.exchange.ps import ServerExchange
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
-from poseidon.exchange.svb import FactorChannel
-from poseidon.exchange.traffic import Traffic
 from ps_server import Client, Keeping, RemoteProtocolError, Signal, SignalKind, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Exchange, History, Trained
-from poseidon.exchange.forwarding import ForwardingExchange
-from poseidon.exchange.traffic import CountsTraffic, Traffic
+from poseidon.exchange.observe.forwarding import ForwardingExchange
+from poseidon.exchange.observe.traffic import CountsTraffic, Traffic
 
 SMALL = 4 * 1024
 """Most elements of a tensor that shares a table: 16 KiB."""

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained, WholeGradients
+from poseidon.exchange.observe.traffic import Traffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.exchange.side_stream import InOrder, SideStream
-from poseidon.exchange.traffic import Traffic
 from ps_server import Client, Keeping, Signal, SignalKind, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.factors import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
+from poseidon.exchange.factors.products import ONEDNN_LINEAR, Kernel, Scratch, apply_factors
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from ps_server import Rule, RuleKind
 from ps_server.numerics import processor_name

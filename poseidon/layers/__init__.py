@@ -1,43 +1,54 @@
 """Caffe's layer types as torch modules, by family; importing this package registers them all."""
 
-from poseidon.layers.accuracy import Accuracy
-from poseidon.layers.activation import BNLL, ELU, Clip, PReLU, ReLU, ReLU6, Sigmoid, Swish, TanH, Threshold
-from poseidon.layers.affine import Axpy, Bias, Parameter, Scale
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError
-from poseidon.layers.batch_norm import BatchNorm
-from poseidon.layers.classification_loss import (
+from poseidon.layers.common.combine import Concat, Eltwise, Slice, Split
+from poseidon.layers.common.embed import Embed
+from poseidon.layers.common.inner_product import InnerProduct
+from poseidon.layers.common.rearrange import BatchReindex, Crop, Filter, ShuffleChannel, Tile
+from poseidon.layers.common.recurrent import LSTM, RNN, LSTMUnit
+from poseidon.layers.common.reduction import ArgMax, Reduction
+from poseidon.layers.common.reshape import Flatten, Reshape
+from poseidon.layers.common.softmax import Softmax, SoftmaxWithLoss
+from poseidon.layers.inputs.data import Data
+from poseidon.layers.inputs.hdf5_data import HDF5Data, HDF5Output
+from poseidon.layers.inputs.image_data import ImageData
+from poseidon.layers.inputs.memory_data import MemoryData
+from poseidon.layers.inputs.sources import DummyData, Input
+from poseidon.layers.inputs.window_data import WindowData
+from poseidon.layers.loss.accuracy import Accuracy
+from poseidon.layers.loss.classification_loss import (
     HingeLoss,
     InfogainLoss,
     MultinomialLogisticLoss,
     SigmoidCrossEntropyLoss,
 )
-from poseidon.layers.combine import Concat, Eltwise, Slice, Split
-from poseidon.layers.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
-from poseidon.layers.data import Data
-from poseidon.layers.deconvolution import Deconvolution, Im2col
-from poseidon.layers.detection import Permute, PriorBox, ROIPooling
-from poseidon.layers.distance_loss import ContrastiveLoss, EuclideanLoss, SmoothL1Loss
-from poseidon.layers.dropout import Dropout
-from poseidon.layers.embed import Embed
-from poseidon.layers.hdf5_data import HDF5Data, HDF5Output
-from poseidon.layers.image_data import ImageData
-from poseidon.layers.inner_product import InnerProduct
-from poseidon.layers.memory_data import MemoryData
-from poseidon.layers.normalization import LRN, MVN, Normalize
-from poseidon.layers.pointwise import AbsVal, Exp, Log, Power
-from poseidon.layers.pooling import Pooling
+from poseidon.layers.loss.distance_loss import ContrastiveLoss, EuclideanLoss, SmoothL1Loss
+from poseidon.layers.loss.sinks import Silence
+from poseidon.layers.neuron.activation import (
+    BNLL,
+    ELU,
+    Clip,
+    PReLU,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    Swish,
+    TanH,
+    Threshold,
+)
+from poseidon.layers.neuron.affine import Axpy, Bias, Parameter, Scale
+from poseidon.layers.neuron.batch_norm import BatchNorm
+from poseidon.layers.neuron.dropout import Dropout
+from poseidon.layers.neuron.normalization import LRN, MVN, Normalize
+from poseidon.layers.neuron.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.python_layer import Python
-from poseidon.layers.rearrange import BatchReindex, Crop, Filter, ShuffleChannel, Tile
-from poseidon.layers.recurrent import LSTM, RNN, LSTMUnit
-from poseidon.layers.reduction import ArgMax, Reduction
 from poseidon.layers.registry import create, known_types, register
-from poseidon.layers.reshape import Flatten, Reshape
-from poseidon.layers.resize import Interp
-from poseidon.layers.sinks import Silence
-from poseidon.layers.softmax import Softmax, SoftmaxWithLoss
-from poseidon.layers.sources import DummyData, Input
-from poseidon.layers.spp import SPP
-from poseidon.layers.window_data import WindowData
+from poseidon.layers.vision.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
+from poseidon.layers.vision.deconvolution import Deconvolution, Im2col
+from poseidon.layers.vision.detection import Permute, PriorBox, ROIPooling
+from poseidon.layers.vision.pooling import Pooling
+from poseidon.layers.vision.resize import Interp
+from poseidon.layers.vision.spp import SPP
 
 __all__ = [
     "BNLL",

@@ -17,10 +17,10 @@ from functools import partial
 
 from torch import Tensor
 
-from poseidon.layers.affine import Scale
 from poseidon.layers.base import Layer
-from poseidon.layers.batch_norm import BatchNorm
-from poseidon.layers.combine import Eltwise
+from poseidon.layers.common.combine import Eltwise
+from poseidon.layers.neuron.affine import Scale
+from poseidon.layers.neuron.batch_norm import BatchNorm
 from poseidon.net.plan import NetPlan, Step
 
 Run = Callable[..., Tensor | tuple[Tensor, ...]]

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from poseidon.layers.base import Layer
 from poseidon.layers.blob import Blob, Blobs
-from poseidon.layers.combine import Split
+from poseidon.layers.common.combine import Split
+from poseidon.layers.inputs.sources import DummyData, Input
 from poseidon.layers.python_layer import Python
-from poseidon.layers.sources import DummyData, Input
 from poseidon.pycaffe.need import Need
 
 

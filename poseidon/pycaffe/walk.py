@@ -13,8 +13,8 @@ from typing import Any
 from poseidon.errors import PoseidonError
 from poseidon.layers.base import LayerError
 from poseidon.layers.blob import Blob, Blobs
+from poseidon.layers.inputs.sources import Input
 from poseidon.layers.python_layer import CaffeLayer, Python, PythonLayerError
-from poseidon.layers.sources import Input
 from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import NetDefinition
 from poseidon.pycaffe.batches import Array, batches

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from poseidon.cli.main import main
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from poseidon.data.mean import read_mean
 from poseidon.layers.base import LayerContext

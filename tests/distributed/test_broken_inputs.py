@@ -21,7 +21,7 @@ import torch
 
 from poseidon.cli.main import main
 from poseidon.cluster.local import LocalLauncher
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from poseidon.data.mean import write_mean
 from poseidon.proto.blob import from_array
@@ -716,7 +716,7 @@ def test_worker_refuses(
     case: Broken, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker finds it before or in the first iteration."""
-    monkeypatch.setattr("poseidon.cli.job.LocalLauncher", ThreadLauncher)
+    monkeypatch.setattr("poseidon.launch.job.LocalLauncher", ThreadLauncher)
     check_job(case, folder, capsys)
 
 

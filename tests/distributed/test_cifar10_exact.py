@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.data.convert import write_labelled
-from poseidon.data.database import Backend
-from poseidon.data.labelled import Labelled
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.convert import write_labelled
+from poseidon.data.prepare.labelled import Labelled
 from tests.support.cifar10 import make_pictures, shipped_solver
 from tests.support.training import Job, largest_difference, run, weights
 

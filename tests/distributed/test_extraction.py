@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.data.cursor import open_cursor, records
-from poseidon.data.database import Backend
+from poseidon.data.databases.cursor import open_cursor, records
+from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import decode
-from poseidon.engine.solo import NetRequest, open_net
+from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.proto.caffe_pb2 import TEST
 from poseidon.snapshot.caffemodel import write_model
 from tests.support.databases import make_pictures

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.cluster.registry import Registry
+from poseidon.cluster.jobs.registry import Registry
 from poseidon.metrics.glog_lines import number
 from tests.support.living import none_left
 from tests.support.training import endless, largest_difference, weights, write_definitions

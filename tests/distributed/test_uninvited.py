@@ -19,7 +19,7 @@ import psutil
 import pytest
 import zmq
 
-from poseidon.cluster.meeting_key import write_new_key
+from poseidon.cluster.rendezvous.key import write_new_key
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 from tests.support.strangers import another_user, turned_away
 from tests.support.training import Job, endless, largest_difference, run, weights, write_definitions

@@ -25,18 +25,18 @@ import msgpack
 import numpy as np
 import psutil
 
-from poseidon.exchange.factor_session import FactorSession, FactorTable, Pair
-from poseidon.exchange.factor_wire import Join
-from poseidon.exchange.factor_wire import encode as encode_factors
-from poseidon.exchange.peers import Peers
-from ps_server import messages as m
+from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.factors.session import FactorSession, FactorTable, Pair
+from poseidon.exchange.factors.wire import Join
+from poseidon.exchange.factors.wire import encode as encode_factors
 from ps_server.errors import PeerLost, RemoteProtocolError
+from ps_server.protocol import messages as m
+from ps_server.protocol.session import Session
+from ps_server.protocol.settings import Keeping, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.protocol.shard import Shard
+from ps_server.protocol.wire import decode, encode
 from ps_server.server import Server
-from ps_server.session import Session
-from ps_server.settings import Keeping, Rule, RuleKind, StoreSpec, TableSpec
-from ps_server.shard import Shard
 from ps_server.transport.base import Frames
-from ps_server.wire import decode, encode
 from tests.fuzz.mutation import BINARY, spoil
 from tests.support.fingerprint import fingerprint
 from tests.support.held_memory import held_bytes

@@ -32,7 +32,7 @@ def test_stream_and_file_get_the_same_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     with setup(stream=stream, file=tmp_path / "logs" / "worker.log") as outputs:
         logging.getLogger("poseidon.solver").info("Iteration %d", 100, extra=at("solver.cpp", 294))
-        logging.getLogger("ps_server.shard").warning("late")
+        logging.getLogger("ps_server.protocol.shard").warning("late")
         logging.getLogger("poseidon.solver").debug("hidden")
     outputs.close()
     logging.getLogger("poseidon.solver").info("after the end")

@@ -23,10 +23,10 @@ from ps_server import (
     StoreSpec,
     TableSpec,
 )
-from ps_server.messages import Push
+from ps_server.protocol.messages import Push
+from ps_server.protocol.wire import decode
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import Faults, MemoryClientTransport, MemoryNetwork
-from ps_server.wire import decode
 from tests.support.cluster import TIMEOUT_S, TOKEN, Connect, memory_store, run_workers, socket_store, zeros
 
 STORES = {"memory": memory_store, "sockets": socket_store}

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps_server.messages import Clock, Initial, Push, Value
 from ps_server.meters import ClientMeter, ServerMeter, payload_bytes
-from ps_server.settings import StoreSpec, TableSpec
+from ps_server.protocol.messages import Clock, Initial, Push, Value
+from ps_server.protocol.settings import StoreSpec, TableSpec
 from ps_server.statistics import TableStatistics
 
 STORE = StoreSpec(

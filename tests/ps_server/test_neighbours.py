@@ -24,13 +24,13 @@ from ps_server import (
     StoreSpec,
     TableSpec,
 )
-from ps_server import messages as m
 from ps_server.lanes import LEAST_BYTES, Layout
 from ps_server.neighbours import NONCE_BYTES, ShardNeighbours, WorkerNeighbours, is_here, new_memory
+from ps_server.protocol import messages as m
+from ps_server.protocol.wire import decode, encode
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
 from ps_server.transport.zmq_sockets import ZmqClientTransport
-from ps_server.wire import decode, encode
 from tests.support.cluster import TIMEOUT_S, TOKEN, run_workers, socket_store, zeros
 
 SIZE = 3 * LEAST_BYTES // 4

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ps_server.protocol.settings import Regularization, Rule, RuleKind
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares, update
-from ps_server.settings import Regularization, Rule, RuleKind
 
 Floats = np.ndarray
 M, M2, EPS, RMS = 0.9, 0.99, 1e-3, 0.98

@@ -11,10 +11,10 @@ import pytest
 import zmq
 
 from ps_server import Client, Server, Shard, StoreSpec, TableSpec, ZmqServerTransport
-from ps_server import messages as m
 from ps_server.keys import JobKeys, KeyPair, Keyring
+from ps_server.protocol import messages as m
+from ps_server.protocol.wire import encode
 from ps_server.transport.zmq_sockets import ZmqClientTransport
-from ps_server.wire import encode
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
 from tests.support.shard_requests import every_request
 from tests.support.waiting import until

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from poseidon.data.convert import write_labelled
-from poseidon.data.cursor import open_cursor
-from poseidon.data.database import Backend
-from poseidon.data.labelled import Labelled
+from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.kinds import Backend
 from poseidon.data.mean import compute_mean, write_mean
-from poseidon.data.procedural import draw_pictures
+from poseidon.data.prepare.convert import write_labelled
+from poseidon.data.prepare.labelled import Labelled
+from poseidon.data.prepare.procedural import draw_pictures
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.proto.text import to_text
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
-from ps_server.messages import Array
+from ps_server.protocol.messages import Array
 from ps_server.transport.memory import Faults, MemoryNetwork
 
 TOKEN = b"the job's secret"

@@ -124,8 +124,10 @@ def tests_that_name(word: str, among: dict[str, str]) -> tuple[str, ...]:
 
 def test_texts() -> dict[str, str]:
     """Every test file of the rooms that know layers, with its text."""
-    paths = [path for room in ROOMS for path in sorted((ROOT / "tests/poseidon" / room).glob("test_*.py"))]
-    return {f"{path.parent.name}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
+    paths = [path for room in ROOMS for path in sorted((ROOT / "tests/poseidon" / room).rglob("test_*.py"))]
+    return {
+        str(path.relative_to(ROOT / "tests/poseidon")): path.read_text(encoding="utf-8") for path in paths
+    }
 
 
 def cases_by_field() -> dict[tuple[str, str], list[str]]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import open_writer
 from poseidon.data.datum import encode_datum
-from poseidon.data.writer import open_writer
 
 BACKENDS = tuple(Backend)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, History, Trained
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.single import LocalExchange
 from ps_server import Rule
 
 BATCH = 12

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import psutil
 
-from poseidon.cluster.background import StartReport
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import has_other_machines, read_machinefile
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
-from poseidon.cluster.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
 from poseidon.cluster.remote_python import OwnPlaces
-from poseidon.cluster.settings import SupervisionSettings
-from poseidon.cluster.ssh import connect_all
-from poseidon.cluster.ssh_config import SshSettings
-from poseidon.cluster.ssh_launcher import Place, open_agents
-from poseidon.cluster.supervise import run_job
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.connections import connect_all
+from poseidon.cluster.ssh.launcher import Place, open_agents
+from poseidon.cluster.supervision.background import StartReport
+from poseidon.cluster.supervision.loop import run_job
+from poseidon.cluster.supervision.settings import SupervisionSettings
 from poseidon.errors import JobError
 from poseidon.settings import read_settings
 from tests.support.job_child import ENDLESS_WORKER, SHARD, child

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.local_follower import FollowerExchange
-from poseidon.exchange.local_group import LocalGroup
-from poseidon.exchange.local_leader import LeaderExchange
-from poseidon.exchange.reduction import Means
+from poseidon.exchange.local.follower import FollowerExchange
+from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local.reduction import Means
 from tests.support.exchange_contract import Make
 
 TIMEOUT_S = 20.0

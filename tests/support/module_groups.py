@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.distribute import Options, join
-from poseidon.engine.group import Group
-from poseidon.engine.update_rules import UpdateRule
-from poseidon.engine.workplace import ThisWorker, Workplace
+from poseidon.engine.module.distribute import Options, join
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.update_rules import UpdateRule
+from poseidon.engine.module.workplace import ThisWorker, Workplace
 from poseidon.exchange.build import Membership
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import torch
 
-from poseidon.exchange.factors import Scratch, apply_factors
+from poseidon.exchange.factors.products import Scratch, apply_factors
 from ps_server import Rule, RuleKind
 
 WARM_UP, SHAPES = 200, ((64, 512), (10, 64))

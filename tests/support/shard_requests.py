@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 
 from ps_server import StoreSpec
-from ps_server import messages as m
+from ps_server.protocol import messages as m
 
 
 def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:

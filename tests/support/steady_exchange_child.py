@@ -21,7 +21,7 @@ from torch import nn
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.factor_taps import layers_with_factors
+from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule

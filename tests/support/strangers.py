@@ -15,11 +15,11 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from poseidon import __version__
-from poseidon.cluster import meeting_wire as meeting
-from poseidon.exchange import factor_wire as factors
-from poseidon.exchange.factor_session import Factors, Pair
+from poseidon.cluster.rendezvous import wire as meeting
+from poseidon.exchange.factors import wire as factors
+from poseidon.exchange.factors.session import Factors, Pair
 from ps_server import StoreSpec, TableSpec
-from ps_server.wire import encode
+from ps_server.protocol.wire import encode
 from tests.support.shard_requests import every_request
 
 WAIT_S = 30.0

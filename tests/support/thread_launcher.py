@@ -14,7 +14,7 @@ from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.engine.control import Control
 from poseidon.engine.document import read_document
-from poseidon.engine.worker import run_worker
+from poseidon.engine.solver.worker import run_worker
 from poseidon.exchange.base import Exchange
 
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.engine.checkpoint import Checkpoint, Progress
-from poseidon.engine.replica import Replica
 from poseidon.engine.saving import Saving
-from poseidon.engine.tester import Tester
-from poseidon.engine.trainer import LoopSettings, Trainer
+from poseidon.engine.solver.checkpoint import Checkpoint, Progress
+from poseidon.engine.solver.replica import Replica
+from poseidon.engine.solver.tester import Tester
+from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
-from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.replicas import NO_CHECK
+from poseidon.exchange.single import LocalExchange
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.record import TestRecord, TrainRecord

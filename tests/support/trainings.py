@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from tests.support.databases import make_database, picture
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from poseidon.cli.main import parse_words, run_command
-from poseidon.data import cifar10, cifar10_source
-from poseidon.data.cifar10_source import TEST_BATCH, TRAIN_BATCHES
-from poseidon.data.convert import MNIST_FILES
-from poseidon.data.database import Backend, detect
+from poseidon.data.databases.kinds import Backend, detect
 from poseidon.data.mean import read_mean
+from poseidon.data.prepare import cifar10, cifar10_source
+from poseidon.data.prepare.cifar10_source import TEST_BATCH, TRAIN_BATCHES
+from poseidon.data.prepare.convert import MNIST_FILES
 from poseidon.errors import DataError
 from tests.support.databases import BACKENDS, make_pictures, picture
 

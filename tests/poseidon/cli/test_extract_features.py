@@ -8,9 +8,9 @@ import pytest
 
 from poseidon.cli.extract_features import from_words
 from poseidon.cli.main import main
-from poseidon.data.cursor import open_cursor
-from poseidon.data.database import Backend, detect
-from poseidon.engine.solo import NetRequest, open_net
+from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.kinds import Backend, detect
+from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.errors import UsageError
 from poseidon.proto.caffe_pb2 import TEST
 from poseidon.snapshot.caffemodel import write_model

@@ -9,7 +9,7 @@ import pytest
 
 from poseidon.cli.init import projects
 from poseidon.cli.main import main
-from poseidon.engine.preflight import check_nets
+from poseidon.engine.tools.preflight import check_nets
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.solvers.settings import solver_settings
 

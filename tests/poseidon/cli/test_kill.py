@@ -15,8 +15,8 @@ import pytest
 
 from poseidon.cli import kill
 from poseidon.cli.main import parse_words, run_command
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.machinefile import Client
-from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
 from poseidon.errors import JobError, MachinefileError, UsageError
 from tests.support.jobs import ROOT, environment, job_that_listens, running_job
 from tests.support.living import living, none_left

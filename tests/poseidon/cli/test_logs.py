@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.launching import register_job
 from poseidon.cli.main import parse_words, run_command
-from poseidon.cluster.registry import Registry
+from poseidon.cluster.jobs.registry import Registry
 from poseidon.errors import JobError, UsageError
+from poseidon.launch.site import register_job
 
 HEAD = "1126 20:40:{:02d}.731869 29444 solver.cpp:294] "
 

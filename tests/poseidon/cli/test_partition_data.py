@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import parse_words, run_command
-from poseidon.data.database import Backend
+from poseidon.data.databases.kinds import Backend
 from poseidon.errors import DataError, UsageError
 from tests.support.databases import make_pictures
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from poseidon.cli.ps import _fields, _row, table
-from poseidon.cluster.jobs_here import HostJob
-from poseidon.cluster.registry import JobRecord, RecordedProcess
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
+from poseidon.cluster.jobs.this_host import HostJob
 from poseidon.metrics.job_statistics import FILE_NAME, JobStatistics, encode_statistics
 from poseidon.metrics.progress import JobProgress
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.cluster.job_steps import Outcome
 from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.supervise import JobResult
-from poseidon.engine.checkpoint_file import packed, write_checkpoint
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.steps import Outcome
 from poseidon.engine.document import ScriptDocument, read_document_of
+from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
 
@@ -35,11 +35,11 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
 
     def run_job(plan: JobPlan, spec: Callable[..., ProcessSpec], *_: object, **__: object) -> JobResult:
         specs = [spec(worker) for worker in plan.workers]
-        assert all(spec.argv[1:3] == ("-m", "poseidon.engine.script") for spec in specs)
+        assert all(spec.argv[1:3] == ("-m", "poseidon.engine.module.script") for spec in specs)
         found.extend(read_document_of(ScriptDocument, spec.first_line) for spec in specs)
         return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
 
-    monkeypatch.setattr("poseidon.cli.job.run_job", run_job)
+    monkeypatch.setattr("poseidon.launch.job.run_job", run_job)
     return found
 
 
@@ -88,7 +88,7 @@ def test_the_background_gets_the_words_of_job_and_script(
         started.append(argv)
         return 123
 
-    monkeypatch.setattr("poseidon.cli.job.run_in_background", start)
+    monkeypatch.setattr("poseidon.launch.job.run_in_background", start)
     assert main(["run", "-background", "--job=j", "--output=logs", "train.py", "--background", "1"]) == 0
     (argv,) = started
     assert list(argv) == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import main
-from poseidon.cluster.registry import JobRecord, RecordedProcess, Registry
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.metrics.job_statistics import (
     FILE_NAME,
     JobStatistics,

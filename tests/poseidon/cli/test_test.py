@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from poseidon.cli.main import main
-from poseidon.engine.solo import NetRequest, open_net
+from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.snapshot import hdf5
 from poseidon.snapshot.caffemodel import write_model

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import parse_words, run_command
-from poseidon.cluster.schedulers import task_from
+from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
 from poseidon.settings import read_settings
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from poseidon.cluster.machinefile import Client
-from poseidon.cluster.ssh import SshHost, connect
-from poseidon.cluster.ssh_config import SshSettings
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.connections import SshHost, connect
 from tests.support.loopback_sshd import LoopbackSshd
 
 

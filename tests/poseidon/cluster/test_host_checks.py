@@ -17,8 +17,8 @@ from poseidon import __version__
 from poseidon.cluster import host_checks
 from poseidon.cluster.host_checks import ClientNeeds, NeededFile, Question, check_hosts
 from poseidon.cluster.host_probe import PORT_REMEDY, answer, taken_words
-from poseidon.cluster.registry import Registry
-from poseidon.cluster.ssh_channel import Finished
+from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.ssh.channel import Finished
 from poseidon.errors import JobError
 from tests.support.jobs import job_that_listens
 

@@ -10,9 +10,9 @@ import pytest
 
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.name_lookup import NameTimeoutError, addresses_of, dial, look_up
-from poseidon.cluster.own_address import address_of
-from poseidon.cluster.ssh import connect_all
-from poseidon.cluster.ssh_config import SshSettings
+from poseidon.cluster.rendezvous.address import address_of
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.connections import connect_all
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd
 

@@ -12,7 +12,7 @@ import pytest
 
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.remote_python import OwnPlaces, module_words
-from poseidon.cluster.shell_words import shell_words
+from poseidon.cluster.ssh.quoting import shell_words
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[0] and os.environ.get('MARK'), os.getcwd(), sys.argv[1:]]))"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.data.cursor import open_cursor
-from poseidon.data.database import Backend
+from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import encode_datum
 from poseidon.data.mean import compute_mean, mean_blob, read_mean
 from poseidon.errors import DataError

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import poseidon
-from poseidon.engine.group import Group
-from poseidon.engine.update_rules import SGD
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.update_rules import SGD
 from poseidon.exchange.build import Membership
 from poseidon.exchange.module_hooks import uncompiled
 from tests.support.cluster import TIMEOUT_S

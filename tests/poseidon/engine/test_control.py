@@ -8,7 +8,7 @@ import json
 import pytest
 
 from poseidon.engine.control import Control
-from poseidon.engine.workplace import Standing
+from poseidon.engine.module.workplace import Standing
 from poseidon.errors import JobError
 
 

@@ -13,9 +13,9 @@ from google.protobuf import text_format
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.single import LocalExchange
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net

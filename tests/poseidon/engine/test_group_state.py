@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import poseidon
-from poseidon.engine.checkpoint_file import packed, unpacked
-from poseidon.engine.distribute import Options, join
-from poseidon.engine.group import Group
-from poseidon.engine.module_tensors import Buffers
-from poseidon.engine.optimizer_group import OptimizerGroup
-from poseidon.engine.update_rules import SGD, Adam
-from poseidon.engine.workplace import Workplace
+from poseidon.engine.module.checkpoint_file import packed, unpacked
+from poseidon.engine.module.distribute import Options, join
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.optimizer_group import OptimizerGroup
+from poseidon.engine.module.tensors import Buffers
+from poseidon.engine.module.update_rules import SGD, Adam
+from poseidon.engine.module.workplace import Workplace
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind

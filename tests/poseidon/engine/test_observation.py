@@ -14,8 +14,8 @@ from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
-from poseidon.exchange.local import LocalExchange
-from poseidon.exchange.traffic import Traffic
+from poseidon.exchange.observe.traffic import Traffic
+from poseidon.exchange.single import LocalExchange
 from poseidon.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from poseidon.engine.checkpoint_file import packed, unpacked
+from poseidon.engine.module.checkpoint_file import packed, unpacked
 from poseidon.engine.random_state import random_state, set_random_state
 
 CPU = torch.device("cpu")

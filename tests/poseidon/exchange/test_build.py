@@ -14,10 +14,10 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built, Membership, build_exchange, plan_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.hybrid import HybridExchange
-from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.pooled import PooledExchange
 from poseidon.exchange.ps import ServerExchange
+from poseidon.exchange.single import LocalExchange
 from ps_server import Consistency, Keeping, Precision
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.single import LocalExchange
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, socket_store

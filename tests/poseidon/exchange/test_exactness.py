@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
-from poseidon.exchange.factor_taps import layers_with_factors
+from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
-from ps_server.placement import Chunk, place
+from ps_server.protocol.placement import Chunk, place
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 from tests.support.sampling import sample_of_pairs
 

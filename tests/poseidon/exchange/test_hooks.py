@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.local import LocalExchange
+from poseidon.exchange.single import LocalExchange
 
 
 class Recorder(LocalExchange):

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.peers import Peers
 from poseidon.exchange.ps import store_spec
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
 from tests.poseidon.exchange.test_contract import SCENARIOS

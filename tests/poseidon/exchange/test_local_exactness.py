@@ -13,8 +13,8 @@ import pytest
 
 from poseidon.exchange.build import Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.local_follower import FollowerExchange
-from poseidon.exchange.local_leader import LeaderExchange
+from poseidon.exchange.local.follower import FollowerExchange
+from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import RuleKind
 from tests.poseidon.exchange.test_exactness import (

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields
 
 import pytest
 
-from poseidon.cli.exchange_flags import exchange_options
 from poseidon.cli.main import parse_words
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
+from poseidon.launch.exchange_flags import exchange_options
 from ps_server import Consistency, Precision
 
 ALL = ExchangeOptions(

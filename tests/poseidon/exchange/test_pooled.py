@@ -15,7 +15,7 @@ from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.pooled import FULL, SMALL, PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
 from ps_server import Client, Consistency, Rule, RuleKind
-from ps_server.messages import Array
+from ps_server.protocol.messages import Array
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.support.cluster import Connect, memory_store, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, train

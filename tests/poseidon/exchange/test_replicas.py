@@ -15,7 +15,7 @@ import torch
 
 from poseidon.errors import JobError
 from poseidon.exchange.base import Trained
-from poseidon.exchange.factors import Kernel
+from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
 from poseidon.exchange.replicas import (
     Arithmetic,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.local import LocalExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
+from poseidon.exchange.single import LocalExchange
 from ps_server import Rule, RuleKind
 from tests.support.cluster import memory_store
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from poseidon.errors import DefinitionError, UsageError
 from poseidon.layers import registry
 from poseidon.layers.base import Shape
-from poseidon.layers.sources import Source
+from poseidon.layers.inputs.sources import Source
 from poseidon.net.net import Net
 from tests.support.nets import build, inputs, layer, noise
 

@@ -6,15 +6,15 @@ from enum import Enum
 
 import pytest
 
-from poseidon.cli.encryption import Encrypt
-from poseidon.cli.exchange_flags import KIND_OF_SVB
 from poseidon.cli.parsers import jobs, nets
-from poseidon.cli.ssh_site import LauncherKind
-from poseidon.cli.terminal import Shown
-from poseidon.cluster.restarts import RETURN_TIMEOUT_S
-from poseidon.cluster.settings import SignalEffect
-from poseidon.data.database import Backend
+from poseidon.cluster.supervision.restarts import RETURN_TIMEOUT_S
+from poseidon.cluster.supervision.settings import SignalEffect
+from poseidon.data.databases.kinds import Backend
 from poseidon.exchange.cost import ExchangeKind
+from poseidon.launch.encryption import Encrypt
+from poseidon.launch.exchange_flags import KIND_OF_SVB
+from poseidon.launch.ssh_site import LauncherKind
+from poseidon.launch.terminal import Shown
 from poseidon.metrics.curves import CHARTS, Against
 from poseidon.proto.caffe_pb2 import Phase
 from poseidon.pycaffe.draw import RANKDIRS

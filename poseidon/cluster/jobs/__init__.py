@@ -1,0 +1,1 @@
+"""The jobs of a user: records of them, and listing and stopping them on this host and on others."""

@@ -1,0 +1,130 @@
+"""Jobs on other hosts: listed and stopped by asking each host, all at once.
+
+Law: a host that cannot be asked does not keep the others from being asked; what is in its way is told. How a host is
+asked is handed in (`Ask`): over SSH it is `poseidon.cluster.jobs.over_ssh`. Nothing that a host says reaches a terminal as anything but text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from poseidon.cluster.all_at_once import all_at_once
+from poseidon.cluster.jobs.kill import KillPatience
+from poseidon.cluster.jobs.this_host import Answer, HostJob
+from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.errors import JobError, shown
+
+MOST_AT_ONCE = 64
+
+Ask = Callable[[Client, Mapping[str, object]], Sequence[Answer]]
+"""Asks the host of a client a request of `poseidon.cluster.jobs.this_host`: the answers, or a JobError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarJob:
+    """A job on another host.
+
+    Attributes:
+        client: a client of that host.
+        seen: the job as that host sees it.
+    """
+
+    client: Client
+    seen: HostJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """What came of stopping jobs on other hosts.
+
+    Attributes:
+        counts: how many processes were stopped on each host that was reached.
+        problems: what could not be done, a sentence each.
+    """
+
+    counts: Mapping[Client, int]
+    problems: tuple[str, ...]
+
+
+def far_hosts(clients: Iterable[Client]) -> tuple[Client, ...]:
+    """One client for each account on another machine, in the order given."""
+    found: dict[tuple[str, str | None, int | None], Client] = {}
+    for client in clients:
+        if not is_loopback(client.host):
+            found.setdefault((client.host.lower(), client.user, client.ssh_port), client)
+    return tuple(found.values())
+
+
+def list_far(hosts: Sequence[Client], ask: Ask) -> tuple[list[FarJob], list[str]]:
+    """The jobs of this user on other hosts.
+
+    Args:
+        hosts: see `far_hosts`.
+        ask: how to ask one.
+
+    Returns:
+        The jobs host by host, and what could not be learnt, a sentence each.
+    """
+    jobs: list[FarJob] = []
+    problems: list[str] = []
+    for client, answers in _ask_all(hosts, ask, {"do": "list"}, problems):
+        for answer in answers:
+            if "job" not in answer:
+                continue
+            try:
+                jobs.append(FarJob(client=client, seen=HostJob.from_fields(answer)))
+            except JobError as error:
+                problems.append(f"{client.host}: {error}")
+    return jobs, problems
+
+
+def kill_far(
+    jobs: Sequence[str],
+    hosts: Sequence[Client],
+    ask: Ask,
+    *,
+    patience: KillPatience,
+    report: Callable[[str], None],
+) -> Killed:
+    """Stop all processes of jobs on other hosts.
+
+    Args:
+        jobs: their ids.
+        hosts: see `far_hosts`.
+        ask: how to ask one.
+        patience: how long to wait, on each host.
+        report: hears one line for each process that was stopped.
+    """
+    request = {
+        "do": "kill",
+        "jobs": list(jobs),
+        "launcher_s": patience.launcher_s,
+        "grace_s": patience.grace_s,
+    }
+    problems: list[str] = []
+    counts = {}
+    for client, answers in _ask_all(hosts, ask, request, problems):
+        stopped = [words for answer in answers if isinstance(words := answer.get("stopped"), str)]
+        counts[client] = len(stopped)
+        for words in stopped:
+            report(f"{client.host}: stopped {shown(words).removeprefix('stopped ')}")
+    return Killed(counts=counts, problems=tuple(problems))
+
+
+def _ask_all(
+    hosts: Sequence[Client], ask: Ask, request: Mapping[str, object], problems: list[str]
+) -> list[tuple[Client, Sequence[Answer]]]:
+    """The answers of those that answered; problems get what the others met and what all of them told of."""
+    outcomes = all_at_once(lambda client: ask(client, request), hosts, name="poseidon ask", most=MOST_AT_ONCE)
+    answered = []
+    for client, outcome in zip(hosts, outcomes, strict=True):
+        if isinstance(outcome, JobError):
+            problems.append(str(outcome))
+            continue
+        told = (answer.get("problem") for answer in outcome)
+        problems += [f"{client.host}: {shown(words)}" for words in told if isinstance(words, str)]
+        if not any(answer.get("end") for answer in outcome):
+            problems.append(f"{client.host}: it broke off in the middle of its answer")
+        answered.append((client, outcome))
+    return answered

@@ -1,0 +1,81 @@
+"""Asks hosts about their jobs over SSH: runs `poseidon.cluster.jobs.this_host` there.
+
+    with SshAsk(SshSettings(), own) as ask:
+        jobs, problems = list_far(far_hosts(clients), ask)
+
+Law: one connection a host for as long as the block lasts; thread-safe, for different hosts are asked at once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from poseidon.cluster.jobs.this_host import Answer
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.remote_python import OwnPlaces, module_words
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.connections import SshHost, close_all, connect
+from poseidon.errors import JobError, shown
+
+ANSWER_TIMEOUT_S = 120.0
+_LAST_WORDS = 300
+
+
+class SshAsk:
+    """See the module's head.
+
+    Args:
+        settings: of the connections.
+        own: where this process runs.
+    """
+
+    def __init__(self, settings: SshSettings, own: OwnPlaces) -> None:
+        self._settings = settings
+        self._own = own
+        self._hosts: dict[Client, SshHost] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> SshAsk:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        close_all(self._hosts.values())
+        self._hosts.clear()
+
+    def __call__(self, client: Client, request: Mapping[str, object]) -> Sequence[Answer]:
+        """Ask a client's host.
+
+        Raises:
+            JobError: it cannot be reached, or has no Poseidon that answers.
+        """
+        host = self._host(client)
+        argv = module_words(client, self._own, "poseidon.cluster.jobs.this_host")
+        done = host.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
+        if done.status != 0:
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no word why"]
+            raise JobError(f"{host.words}: it cannot say which jobs it has: {shown(last[0][:_LAST_WORDS])}")
+        return [answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None]
+
+    def _host(self, client: Client) -> SshHost:
+        with self._lock:
+            host = self._hosts.get(client)
+        if host is not None and host.alive:
+            return host
+        host = connect(client, self._settings)
+        with self._lock:
+            self._hosts[client] = host
+        return host
+
+
+def _decode(line: bytes) -> Answer | None:
+    """A line of the answer; None for what a login script may have written."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None

@@ -1,0 +1,208 @@
+"""What one host says of its jobs, and does to them: `python -m poseidon.cluster.jobs.this_host`.
+
+It reads one JSON object on standard input and writes JSON lines, of which the last says that it came to its end:
+
+    {"do": "list"}
+        {"job": {...record...}, "launcher": true, "living": 4}          for each job
+    {"do": "kill", "jobs": ["lenet-..."], "launcher_s": 10, "grace_s": 3}
+        {"stopped": "worker 1 (client 1, node3, pid 77) with SIGTERM"}  for each process
+        {"killed": "lenet-...", "count": 4}                             for each job
+        {"problem": "job lenet-...: ..."}                               what could not be done
+    {"end": true}
+
+Law: only this user's jobs, and of these only processes that `poseidon.cluster.jobs.kill` finds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from poseidon.cluster.jobs.kill import KillPatience, job_processes, kill_job, live_process
+from poseidon.cluster.jobs.registry import (
+    NO_RECORD,
+    JobRecord,
+    Registry,
+    check_job_id,
+    record_fields,
+    record_from_fields,
+)
+from poseidon.cluster.machinefile import is_loopback
+from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.settings import read_settings
+
+Answer = Mapping[str, object]
+MOST_JOBS = 10_000
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostJob:
+    """A job as one host sees it.
+
+    Attributes:
+        record: what that host has on record.
+        launcher: whether the process that started it there lives.
+        living: how many other processes of it live there.
+    """
+
+    record: JobRecord
+    launcher: bool
+    living: int
+
+    def to_fields(self) -> Answer:
+        """As a line of the answer."""
+        return {"job": record_fields(self.record), "launcher": self.launcher, "living": self.living}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, object]) -> HostJob:
+        """The job in a line of the answer.
+
+        Raises:
+            JobError: the line is something else.
+        """
+        record, launcher, living = (fields.get(name) for name in ("job", "launcher", "living"))
+        if not isinstance(record, dict) or not isinstance(launcher, bool) or not isinstance(living, int):
+            raise JobError("it answered something that is no job")
+        try:
+            return cls(record=record_from_fields(record), launcher=launcher, living=living)
+        except NO_RECORD as error:
+            raise JobError(f"it answered a job that cannot be read: {error}") from error
+
+
+def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
+    """The jobs of this user on this host. A record whose processes have all gone is removed.
+
+    Args:
+        registry: where they are on record.
+        warn: hears of a record that cannot be read, or not be removed.
+
+    Raises:
+        JobError: the folder of records cannot be read.
+    """
+    found = []
+    for record in readable_records(registry, warn):
+        launcher = live_process(record.launcher) is not None
+        living = len(job_processes(record.job, record))
+        if launcher or living or may_live_elsewhere(record):
+            found.append(HostJob(record=record, launcher=launcher, living=living))
+            continue
+        try:
+            registry.remove(record.job)
+        except JobError as error:
+            warn(str(error))
+    return found
+
+
+def readable_records(registry: Registry, warn: Callable[[str], None]) -> list[JobRecord]:
+    """All records, save those that cannot be read, of which `warn` hears."""
+    records = []
+    for job in registry.jobs():
+        try:
+            record = registry.read(job)
+        except JobError as error:
+            warn(str(error))
+            continue
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def job_at(address: str, port: int) -> str | None:
+    """The running job of this user that listens at an address of this host; None where none that is on record does.
+
+    Raises:
+        JobError: the folder of records cannot be read.
+    """
+    registry = Registry(read_settings().state_folder)
+    for record in readable_records(registry, lambda _: None):
+        launcher = live_process(record.launcher)
+        processes = [*([launcher] if launcher is not None else []), *job_processes(record.job, record)]
+        if any(_listens(process, address.partition("%")[0], port) for process in processes):
+            return record.job
+    return None
+
+
+def _listens(process: psutil.Process, address: str, port: int) -> bool:
+    try:
+        lines = process.net_connections(kind="tcp")
+    except psutil.Error:
+        return False
+    own = [line.laddr for line in lines if line.status == psutil.CONN_LISTEN]
+    return any(place.port == port and place.ip in (address, *_EVERYWHERE) for place in own)
+
+
+def may_live_elsewhere(record: JobRecord) -> bool:
+    """Whether processes were started on other hosts, of which this one knows nothing."""
+    return any(not is_loopback(process.host) for process in record.processes)
+
+
+def answers(request: Mapping[str, object], registry: Registry) -> Iterable[Answer]:
+    """Do what a request says, line by line.
+
+    Args:
+        request: see the module's head; it came from another machine.
+        registry: of this host.
+    """
+    problems: list[str] = []
+    try:
+        if request.get("do") == "list":
+            yield from (job.to_fields() for job in jobs_here(registry, problems.append))
+        elif request.get("do") == "kill":
+            patience = KillPatience(
+                launcher_s=_seconds(request, "launcher_s"), grace_s=_seconds(request, "grace_s")
+            )
+            for job in _job_ids(request):
+                yield from _kill(job, registry, patience)
+        else:
+            problems.append("expected the request 'list' or 'kill'; is it another version of Poseidon?")
+    except PoseidonError as error:
+        problems.append(str(error))
+    yield from ({"problem": problem} for problem in problems)
+    yield {"end": True}
+
+
+def _kill(job: str, registry: Registry, patience: KillPatience) -> Iterable[Answer]:
+    stopped: list[str] = []
+    try:
+        count = kill_job(job, registry, patience=patience, report=stopped.append)
+    except PoseidonError as error:
+        yield from ({"stopped": words} for words in stopped)
+        yield {"problem": str(error)}
+        return
+    yield from ({"stopped": words} for words in stopped)
+    yield {"killed": job, "count": count}
+
+
+def _job_ids(request: Mapping[str, object]) -> list[str]:
+    jobs = request.get("jobs")
+    if not isinstance(jobs, list) or len(jobs) > MOST_JOBS or not all(isinstance(job, str) for job in jobs):
+        raise UsageError("expected a list of job ids")
+    return [check_job_id(job) for job in jobs]
+
+
+def _seconds(request: Mapping[str, object], name: str) -> float:
+    value = request.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
+        raise UsageError(f"expected {name} from 0 to 3600 seconds, not {value!r:.80}")
+    return float(value)
+
+
+def main() -> int:
+    """Answer one request."""
+    try:
+        request = json.loads(sys.stdin.buffer.readline(1 << 20))
+    except ValueError:
+        request = None
+    registry = Registry(read_settings().state_folder)
+    for answer in answers(request if isinstance(request, dict) else {}, registry):
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""How a host is reached over SSH: the machinefile's words, then ~/.ssh/config, then OpenSSH's defaults.
+
+Obeyed of ~/.ssh/config (and of /etc/ssh/ssh_config after it): Host, Match, Include, HostName, User, Port,
+IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias, UserKnownHostsFile and GlobalKnownHostsFile.
+
+Law: nothing here can switch the check of host keys off; StrictHostKeyChecking is not obeyed.
+"""
+
+from __future__ import annotations
+
+import getpass
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.ssh.known_hosts import SSH_PORT
+from poseidon.errors import JobError
+
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+SYSTEM_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
+DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+DEEPEST = 8
+
+_INCLUDE = re.compile(r"\s*include[\s=]+(.*\S)\s*", re.IGNORECASE)
+_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshSettings:
+    """What is the same for all hosts.
+
+    Attributes:
+        config: read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
+        connect_timeout_s: limit of each host, from the question what its name means to the accepted key.
+    """
+
+    config: Path | None = None
+    connect_timeout_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A host as it is dialled; equal endpoints share a connection.
+
+    Attributes:
+        name: what the machinefile calls it.
+        host: what is dialled.
+        port: of its sshd.
+        user: who logs in.
+        identities: private keys to try, in order.
+        with_agent: whether the SSH agent's keys are tried, too.
+        alias: the name under which its host key is known, `host` in most cases.
+        known_hosts: files to look it up in; the first is the user's own.
+        jumps: hosts to go through, nearest first, `user@host:port` each.
+        proxy_command: a program of the user's own that makes the connection; empty in most cases.
+    """
+
+    name: str
+    host: str
+    port: int
+    user: str
+    identities: tuple[Path, ...]
+    with_agent: bool
+    alias: str
+    known_hosts: tuple[Path, ...]
+    jumps: tuple[str, ...] = ()
+    proxy_command: str = ""
+
+    @property
+    def words(self) -> str:
+        """`ml@node3`, with the port where it is not 22."""
+        host = f"[{self.host}]" if ":" in self.host and self.port != SSH_PORT else self.host
+        return f"{self.user}@{host}" + ("" if self.port == SSH_PORT else f":{self.port}")
+
+
+class SshConfig:
+    """The user's SSH configuration.
+
+    Args:
+        settings: says which file.
+
+    Raises:
+        JobError: the file cannot be read or holds what is no configuration.
+    """
+
+    def __init__(self, settings: SshSettings) -> None:
+        files = (settings.config,) if settings.config else (_folder() / "config", SYSTEM_CONFIG)
+        lines: list[str] = []
+        for file in files:
+            if settings.config is not None and not file.is_file():
+                raise JobError(f"there is no SSH configuration {file}")
+            lines += ["Host *", *_lines(file, DEEPEST)]
+        self._words = ", ".join(str(file) for file in files)
+        try:
+            self._config = paramiko.SSHConfig.from_file(io.StringIO("\n".join(lines) + "\n"))
+        except (paramiko.SSHException, ValueError) as error:
+            raise JobError(f"{self._words}: {error}") from error
+
+    def endpoint(self, client: Client) -> Endpoint:
+        """How a client's host is reached.
+
+        Raises:
+            JobError: the configuration says something impossible about it.
+        """
+        return self._endpoint(client.host, client.user, client.ssh_port)
+
+    def jump(self, words: str) -> Endpoint:
+        """How a host of a ProxyJump is reached.
+
+        Raises:
+            JobError: the words are not `user@host:port`.
+        """
+        match = _JUMP.fullmatch(words.strip())
+        if match is None or match["host"].startswith("-"):
+            raise JobError(f"{self._words}: ProxyJump '{words}' is not [user@]host[:port]")
+        port = int(match["port"]) if match["port"] else None
+        return self._endpoint(match["host"].strip("[]"), match["user"], port)
+
+    def _endpoint(self, name: str, user: str | None, port: int | None) -> Endpoint:
+        try:
+            found = self._config.lookup(name)
+            dialled = port or int(found.get("port", SSH_PORT))
+        except (paramiko.SSHException, ImportError, ValueError) as error:
+            raise JobError(f"{self._words}: nothing sensible is said about {name}: {error}") from error
+        identities = [Path(path).expanduser() for path in found.get("identityfile", [])]
+        own = [Path(word).expanduser() for word in found.get("userknownhostsfile", "").split()]
+        system = [Path(word).expanduser() for word in found.get("globalknownhostsfile", "").split()]
+        jumps = found.get("proxyjump", "none")
+        command = found.get("proxycommand") or "none"
+        return Endpoint(
+            name=name,
+            host=found.get("hostname", name),
+            port=dialled,
+            user=user or found.get("user") or getpass.getuser(),
+            identities=tuple(identities or [_folder() / key for key in DEFAULT_KEYS]),
+            with_agent=found.get("identitiesonly", "no").lower() not in ("yes", "true"),
+            alias=found.get("hostkeyalias") or found.get("hostname", name),
+            known_hosts=tuple((own or [_folder() / "known_hosts"]) + (system or list(SYSTEM_KNOWN_HOSTS))),
+            jumps=() if jumps.lower() == "none" else tuple(jumps.split(",")),
+            proxy_command="" if command.lower() == "none" else command,
+        )
+
+
+def _folder() -> Path:
+    return Path.home() / ".ssh"
+
+
+def _lines(file: Path, depth: int) -> Iterator[str]:
+    """The lines of a configuration, those that it includes in their places."""
+    if not file.is_file() or not depth:
+        return
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise JobError(f"cannot read the SSH configuration {file}: {error.strerror}") from error
+    for line in text.splitlines():
+        match = _INCLUDE.fullmatch(line)
+        if match is None:
+            yield line
+            continue
+        for word in match[1].split():
+            pattern = Path(word.strip('"')).expanduser()
+            base = Path("/etc/ssh") if file == SYSTEM_CONFIG else _folder()
+            whole = pattern if pattern.is_absolute() else base / pattern
+            for found in sorted(whole.parent.glob(whole.name)):
+                yield from _lines(found, depth - 1)

@@ -1,0 +1,192 @@
+"""Batches of rows of HDF5 files, which a list names.
+
+Law: the rows of all files, in the list's order, are the records; a batch is a pure function of its number (and of list, share and
+seed). One file is in memory at a time.
+
+Source: caffe's HDF5DataLayer. Shuffled, the files change places and the rows within each, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from poseidon.data.batches.numbered import NumberedReader
+from poseidon.data.batches.order import Order
+from poseidon.data.batches.partition import Share
+from poseidon.errors import DataError
+
+Floats = npt.NDArray[np.float32]
+# The best that HDF5's own compression does is 1032 bytes from one; a dataset of so many bytes is taken at its word.
+MOST_PACKED, ALWAYS_BYTES = 1032, 1 << 26
+NUMBERS = "fiu"  # numpy's kinds: float, signed, unsigned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlan:
+    """What to read.
+
+    Attributes:
+        batch_size: N.
+        names: datasets, one a top.
+        share: which rows.
+        seed: of the job.
+        shuffle: each pass in an order of its own.
+    """
+
+    batch_size: int
+    names: tuple[str, ...]
+    share: Share
+    seed: int
+    shuffle: bool = False
+
+
+def read_file_list(source: Path) -> list[str]:
+    """The paths that a list of HDF5 files names, one a line.
+
+    Raises:
+        DataError: the file cannot be read, or names none.
+    """
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise DataError(f"cannot read the list of HDF5 files {source}: {why}") from error
+    paths = [line.strip() for line in lines if line.strip()]
+    if not paths:
+        raise DataError(f"the list of HDF5 files {source} names none")
+    return paths
+
+
+class RowMaker:
+    """Makes batches of rows.
+
+    Args:
+        files: HDF5 files, one or more.
+        plan: what to read.
+
+    Raises:
+        DataError: a file is missing or broken, lacks a dataset, or its datasets differ in rows or in the shape of a row.
+    """
+
+    def __init__(self, files: Sequence[Path], plan: RowPlan) -> None:
+        self._files = list(files)
+        self._plan = plan
+        self._rows, self.row_shapes = self._measure()
+        self._order = Order(self._rows, shuffle=plan.shuffle, seed=plan.seed)
+        self._loaded: int | None = None
+        self._arrays: list[Floats] = []
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of each tensor of every batch."""
+        return tuple((self._plan.batch_size, *shape) for shape in self.row_shapes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first tensor of every batch."""
+        return self.shapes[0]
+
+    def tensors(self, number: int) -> tuple[Tensor, ...]:
+        """Batch `number` >= 0: N rows of each dataset."""
+        plan = self._plan
+        batch = [np.empty(shape, np.float32) for shape in self.shapes]
+        for place, stream in enumerate(
+            plan.share.records(number * plan.batch_size, plan.batch_size).tolist()
+        ):
+            group, row = self._order.group(self._order.record(stream))
+            self._load(group)
+            for target, array in zip(batch, self._arrays, strict=True):
+                target[place] = array[row]
+        return tuple(torch.from_numpy(array) for array in batch)
+
+    def fresh_records(self, number: int) -> int:
+        """How many rows of batch `number`, from its front, belong to the first pass through the files."""
+        size = self._plan.batch_size
+        return int((self._plan.share.records(number * size, size) < len(self._order)).sum())
+
+    def close(self) -> None:
+        """Let go of the file in memory."""
+        self._arrays, self._loaded = [], None
+
+    def _measure(self) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Rows of each file, and the shape of a row of each dataset."""
+        rows: list[int] = []
+        shapes: list[tuple[int, ...]] = []
+        for path in self._files:
+            found = [(name, shape) for name, shape, _ in _datasets(path, self._plan.names)]
+            rows.append(_equal_rows(path, found))
+            mine = [shape[1:] for _, shape in found]
+            shapes = shapes or mine
+            for name, shape, expected in zip(self._plan.names, mine, shapes, strict=True):
+                if shape != expected:
+                    raise DataError(
+                        f"{path}: rows of '{name}' have shape {shape}, expected {expected} as in {self._files[0]}"
+                    )
+        return rows, shapes
+
+    def _load(self, group: int) -> None:
+        if group == self._loaded:
+            return
+        path = self._files[group]
+        self._arrays = [array for _, _, array in _datasets(path, self._plan.names, load=True)]
+        self._loaded = group
+
+
+def _datasets(
+    path: Path, names: Sequence[str], *, load: bool = False
+) -> list[tuple[str, tuple[int, ...], Floats]]:
+    """Name, shape and, if asked for, values of each dataset."""
+    if not path.is_file():
+        raise DataError(f"there is no HDF5 file {path}")
+    try:
+        with h5py.File(path, "r") as file:
+            return [(name, *_dataset(path, file, name, load=load)) for name in names]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as HDF5: it is damaged, or of another format") from error
+
+
+def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tuple[int, ...], Floats]:
+    found = file.get(name)
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(
+            f"{path} has no dataset '{name}', the name of a top; it has: {', '.join(file) or 'none'}"
+        )
+    if found.dtype.kind not in NUMBERS or not found.shape or not found.shape[0]:
+        raise DataError(
+            f"{path}: dataset '{name}' is {found.dtype} of shape {found.shape}, expected rows of numbers"
+        )
+    # What a file claims and never stored reads as zeros, and would take memory without end.
+    if found.nbytes > max(ALWAYS_BYTES, MOST_PACKED * found.id.get_storage_size()):
+        raise DataError(f"{path}: dataset '{name}' claims shape {found.shape}, more than its file can hold")
+    values = np.asarray(found[()], np.float32) if load else np.empty(0, np.float32)
+    return tuple(found.shape), values
+
+
+def _equal_rows(path: Path, found: Sequence[tuple[str, tuple[int, ...]]]) -> int:
+    """The number of rows, the same in all datasets of a file."""
+    first, rows = found[0][0], found[0][1][0]
+    for name, shape in found:
+        if shape[0] != rows:
+            raise DataError(f"{path}: '{first}' has {rows} rows and '{name}' {shape[0]}, expected as many")
+    return rows
+
+
+class RowReader(NumberedReader):
+    """Reads one worker's share of the rows of HDF5 files, batch by batch, for ever.
+
+    Args:
+        source: the list, for messages.
+        maker: makes the batches.
+    """
+
+    def __init__(self, source: Path, maker: RowMaker) -> None:
+        super().__init__(source, maker, prefetch=2)
+        self.shapes = maker.shapes

@@ -1,0 +1,1 @@
+"""Databases of records: LMDB and LevelDB, read by cursors and written in batches."""

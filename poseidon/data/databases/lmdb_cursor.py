@@ -1,0 +1,114 @@
+"""Cursor on an LMDB database.
+
+Law: reading changes nothing. The database is opened read-only, so it may lie in a folder that cannot be
+written, and any number of processes may read it at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import lmdb
+
+from poseidon.data.databases.handles import SharedHandles
+from poseidon.data.databases.stepping import SteppingCursor
+from poseidon.errors import DataError
+
+# Processes reading one database on one machine; a slot of the lock file costs 64 bytes.
+MAX_READERS = 1024
+
+
+def _close(environment: Any) -> None:
+    environment.close()
+
+
+_ENVIRONMENTS: SharedHandles[Any] = SharedHandles(_close)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except lmdb.Error as error:
+        raise DataError(f"the LMDB database {path} cannot be read: {error}") from error
+
+
+def _lockable(path: Path) -> bool:
+    """Whether LMDB can register this reader in the lock file."""
+    lock = path / "lock.mdb"
+    return os.access(lock, os.R_OK | os.W_OK) if lock.exists() else os.access(path, os.W_OK)
+
+
+def _open(path: Path) -> Any:
+    """An environment whose file is known to hold every page that its header promises."""
+    environment = lmdb.open(
+        str(path),
+        readonly=True,
+        lock=_lockable(path),
+        # Records are read in key order, which is the order that they were written in.
+        readahead=True,
+        max_readers=MAX_READERS,
+        create=False,
+    )
+    size = (path / "data.mdb").stat().st_size
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if size < needed:
+        # Touching a page beyond the file's end would kill the process (SIGBUS).
+        environment.close()
+        raise DataError(f"the LMDB database {path} is cut short: data.mdb has {size} of {needed} bytes")
+    return environment
+
+
+class LmdbCursor(SteppingCursor):
+    """See `poseidon.data.databases.cursor.Cursor`. Values are views into the memory map, copied by nobody here.
+
+    Args:
+        path: a folder that holds data.mdb.
+
+    Raises:
+        DataError: not LMDB, cut short, damaged or empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._closed = True
+        with _translated(path):
+            environment = _ENVIRONMENTS.acquire(path, lambda: _open(path))
+            self._closed = False
+            self._transaction = environment.begin(buffers=True)
+            self._cursor = self._transaction.cursor()
+            super().__init__(path, environment.stat()["entries"])
+            if not self._cursor.first():
+                self.close()
+                raise DataError(f"the LMDB database {path} is empty")
+
+    def key(self) -> bytes:
+        return bytes(self._cursor.key())
+
+    def value(self) -> memoryview:
+        return cast(memoryview, self._cursor.value())
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._cursor.close()
+            self._transaction.abort()
+            _ENVIRONMENTS.release(self.path)
+
+    def _first(self) -> None:
+        with _translated(self.path):
+            self._cursor.first()
+
+    def _advance(self, count: int) -> int:
+        step = self._cursor.next
+        with _translated(self.path):
+            for made in range(count):
+                if not step():
+                    return made
+        return count
+
+    def _count(self) -> int:
+        return len(self)

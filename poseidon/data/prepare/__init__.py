@@ -1,0 +1,1 @@
+"""Data sets made ready: downloaded, converted, and divided among clients."""

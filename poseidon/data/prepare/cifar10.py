@@ -1,0 +1,252 @@
+"""The CIFAR-10 example's databases, from whatever data there is.
+
+Law: real data wins. In this order: databases made earlier; CIFAR-10 that is found; CIFAR-10 that can be fetched;
+and last the built-in pictures, which are never passed off as CIFAR-10: a marker beside the databases says what
+they were made of, and they make way as soon as real data is found. Nothing half-made is ever left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from poseidon.data.databases.cursor import open_cursor, records
+from poseidon.data.databases.kinds import Backend, detect
+from poseidon.data.databases.leveldb import require_leveldb
+from poseidon.data.databases.writer import open_writer, translated_writes
+from poseidon.data.mean import compute_mean, write_mean
+from poseidon.data.prepare.cifar10_source import URL, URL_MD5, Cifar10, find_cifar10, read_cifar10
+from poseidon.data.prepare.convert import write_labelled
+from poseidon.data.prepare.download import download
+from poseidon.data.prepare.procedural import draw_pictures
+from poseidon.data.prepare.split import existing_parts, partition_data
+from poseidon.data.progress import Report, silent
+from poseidon.data.staging import Staging, recover, staging
+from poseidon.errors import DataError
+
+MEAN_NAME = "mean.binaryproto"
+MARKER_NAME = "SOURCE.txt"
+BUILT_IN = "built-in pictures"
+BUILT_IN_TRAIN, BUILT_IN_TEST = 10_000, 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is ready to be trained on.
+
+    Args:
+        train: database of the training set.
+        test: database of the test set.
+        mean: mean file of the training set.
+        origin: what they were made of, in words; empty for databases that this project did not make.
+        reason: why no real data was used, when none was.
+    """
+
+    train: Path
+    test: Path
+    mean: Path
+    origin: str
+    reason: str = ""
+
+    @property
+    def built_in(self) -> bool:
+        """Whether these are the project's own pictures and not CIFAR-10."""
+        return _is_built_in(self.origin)
+
+    @property
+    def warning(self) -> str | None:
+        """The line that a user of the built-in pictures must see, else None."""
+        if not self.built_in:
+            return None
+        because = f" ({self.reason})" if self.reason else ""
+        return (
+            f"*** THIS IS NOT CIFAR-10 *** training on {BUILT_IN}, drawn by Poseidon{because}: accuracies mean nothing "
+            "beside published ones; give the real data with --data DIR or $POSEIDON_DATA, or run "
+            "examples/cifar10/get_cifar10.sh ***"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is wanted.
+
+    Args:
+        folder: where the databases go, examples/cifar10 of the checkout by default.
+        backend: kind of the databases.
+        clients: with LevelDB, which cannot be shared, this many parts are made as well; 1 makes none.
+        data: where the user says that CIFAR-10 is: an archive, or a folder that holds it, also in `cifar10/`.
+        hint: a folder that may hold it as well ($POSEIDON_DATA).
+        url: where to fetch it; empty fetches nothing.
+        url_md5: checksum of what is fetched.
+    """
+
+    folder: Path
+    backend: Backend = Backend.LMDB
+    clients: int = 1
+    data: Path | None = None
+    hint: Path | None = None
+    url: str = URL
+    url_md5: str = URL_MD5
+
+    @property
+    def downloads(self) -> Path:
+        """Where fetched archives are kept."""
+        return self.folder / "data"
+
+    def database(self, part: str, backend: Backend | None = None) -> Path:
+        """The database of `train` or `test`."""
+        # Not `backend or`: the number of LevelDB is 0.
+        kind = self.backend if backend is None else backend
+        return self.folder / f"cifar10_{part}_{kind.suffix}"
+
+
+def prepare(request: Request, *, report: Report = silent) -> Prepared:
+    """Make what is missing of databases, mean file and parts.
+
+    Raises:
+        DataError: `data` holds no CIFAR-10, what was found is damaged, another process is preparing the same
+            folder, the disk refuses, or LevelDB is not installed.
+    """
+    if request.backend is Backend.LEVELDB:
+        require_leveldb()
+    recover(_stage_name(request))
+    found = _find(request)
+    reason = ""
+    if not _complete(request, request.backend) or (
+        found is not None and _read_marker(request).startswith(BUILT_IN)
+    ):
+        reason = _make_databases(request, found, report)
+    if not (request.folder / MEAN_NAME).exists():
+        _make_mean(request)
+    if request.backend is Backend.LEVELDB and request.clients > 1:
+        for part in ("train", "test"):
+            if len(existing_parts(request.database(part))) != request.clients:
+                partition_data(request.database(part), request.clients, replace=True, report=report)
+    return Prepared(
+        train=request.database("train"),
+        test=request.database("test"),
+        mean=request.folder / MEAN_NAME,
+        origin=_read_marker(request),
+        reason=reason,
+    )
+
+
+def fetch(request: Request, *, report: Report = silent) -> Path:
+    """Fetch the published archive, if it is not there yet; returns where it lies.
+
+    Raises:
+        ConnectionError: the network or the server is not there.
+    """
+    archive = request.downloads / Path(request.url).name
+    if not archive.exists():
+        download(request.url, archive, md5=request.url_md5, report=report)
+    return archive
+
+
+def _find(request: Request) -> Path | None:
+    """Real data on this machine, or None.
+
+    Raises:
+        DataError: the user named a place, it holds none, and no real data was prepared earlier.
+    """
+    made_earlier = _complete(request, request.backend) and not _is_built_in(_read_marker(request))
+    for place in (request.data, request.hint, request.downloads, request.folder):
+        found = find_cifar10(place) if place is not None else None
+        if found is not None:
+            return found
+        if place is not None and place is request.data and not made_earlier:
+            raise DataError(
+                f"no CIFAR-10 at {place}: expected an archive like cifar-10-binary.tar.gz or an unpacked folder like "
+                "cifar-10-batches-bin, there or in its folder cifar10/"
+            )
+    return None
+
+
+def _complete(request: Request, backend: Backend) -> bool:
+    """Whether both databases of this kind are there; they are only ever there complete."""
+    return all(detect(request.database(part, backend)) is backend for part in ("train", "test"))
+
+
+def _read_marker(request: Request) -> str:
+    marker = request.folder / MARKER_NAME
+    return marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
+
+
+def _is_built_in(origin: str) -> bool:
+    return origin.startswith(BUILT_IN)
+
+
+def _stage_name(request: Request) -> Path:
+    return request.folder / "cifar10"
+
+
+def _make_databases(request: Request, found: Path | None, report: Report) -> str:
+    """Make both databases; returns why they are not real, or nothing."""
+    reason = ""
+    with translated_writes(request.folder), staging(_stage_name(request)) as stage:
+        other = Backend(1 - request.backend)
+        stale = found is not None and _is_built_in(_read_marker(request))
+        if _complete(request, other) and not stale:
+            _copy(request, other, stage, report)
+            stage.publish(_names(request))
+            return ""
+        data, reason = _obtain(request, found, report)
+        for part, labelled in (("train", data.train), ("test", data.test)):
+            target = stage.folder / request.database(part).name
+            write_labelled(
+                target, request.backend, labelled, key_digits=5, report=report, activity=f"writing {part}"
+            )
+        (stage.folder / MARKER_NAME).write_text(data.origin + "\n", encoding="utf-8")
+        # What was made of other data goes together with it.
+        stage.publish([*_names(request), MARKER_NAME], remove=list(_outdated(request)))
+    return reason
+
+
+def _names(request: Request) -> list[str]:
+    return [request.database(part).name for part in ("train", "test")]
+
+
+def _outdated(request: Request) -> Iterator[str]:
+    """Everything of either kind that this module may have made."""
+    yield MEAN_NAME
+    for backend in Backend:
+        for part in ("train", "test"):
+            database = request.database(part, backend)
+            yield database.name
+            yield from (path.name for path in existing_parts(database))
+
+
+def _copy(request: Request, other: Backend, stage: Staging, report: Report) -> None:
+    """Copy databases made earlier into the other kind, record by record."""
+    for part in ("train", "test"):
+        target = stage.folder / request.database(part).name
+        with closing(open_cursor(request.database(part, other), other)) as cursor:
+            length = len(cursor)
+            with closing(open_writer(target, request.backend)) as writer:
+                for number, (key, value) in enumerate(records(cursor)):
+                    writer.put(key, bytes(value))
+                    report(f"copying {part}", number + 1, length)
+
+
+def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar10, str]:
+    """The data to make databases of, and why it is not real, if it is not."""
+    if found is not None:
+        return read_cifar10(found), ""
+    reason = "none was found"
+    if request.url:
+        try:
+            return read_cifar10(fetch(request, report=report)), ""
+        except ConnectionError as error:
+            reason = f"none was found, and {error}"
+    train = draw_pictures(BUILT_IN_TRAIN, seed=1, report=report)
+    return Cifar10(
+        train=train, test=draw_pictures(BUILT_IN_TEST, seed=2), origin=f"{BUILT_IN}, not CIFAR-10"
+    ), reason
+
+
+def _make_mean(request: Request) -> None:
+    with closing(open_cursor(request.database("train"), request.backend)) as cursor:
+        mean = compute_mean(cursor)
+    write_mean(request.folder / MEAN_NAME, mean)

@@ -1,0 +1,176 @@
+"""Data sets in memory into databases, as Caffe's converters write them.
+
+Law: record i has key i in decimal, padded with zeros, so that key order is the order of the data set.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import open_writer, refuse_existing, translated_writes
+from poseidon.data.datum import encode_datum
+from poseidon.data.prepare.labelled import Labelled
+from poseidon.data.progress import Report, silent
+from poseidon.data.staging import staging
+from poseidon.errors import DataError
+
+MNIST_KEY_DIGITS = 8
+# Part -> its pictures and labels.
+MNIST_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+# The first four bytes of an idx file: two zeros, the type (unsigned byte), the number of dimensions.
+IDX_MAGIC = {3: 0x803, 1: 0x801}
+
+
+def write_labelled(
+    path: Path,
+    backend: Backend,
+    labelled: Labelled,
+    *,
+    key_digits: int,
+    report: Report = silent,
+    activity: str = "writing",
+) -> None:
+    """Write a new database at `path`, where it is visible at once: for use in a staging folder.
+
+    Args:
+        key_digits: digits of a key: Caffe uses 5 for CIFAR-10 and 8 for MNIST.
+        activity: what to tell `report`.
+    """
+    with closing(open_writer(path, backend)) as writer:
+        for number, (image, label) in enumerate(zip(labelled.images, labelled.labels, strict=True)):
+            writer.put(b"%0*d" % (key_digits, number), encode_datum(image, int(label)))
+            report(activity, number + 1, len(labelled))
+
+
+def convert_mnist(
+    source: Path, folder: Path, backend: Backend, *, report: Report = silent
+) -> tuple[Path, Path]:
+    """Databases `mnist_train_<kind>` and `mnist_test_<kind>` in `folder`, both or none.
+
+    Args:
+        source: holds the four published files, gzipped or not, directly or in `mnist/`.
+
+    Returns:
+        paths of the training and the test database.
+
+    Raises:
+        DataError: a file is missing or damaged, or a database exists already.
+    """
+    return _convert_mnist(source, folder, "mnist", backend, _as_published, report)
+
+
+def convert_mnist_siamese(
+    source: Path, folder: Path, backend: Backend, *, seed: int = 0, report: Report = silent
+) -> tuple[Path, Path]:
+    """Databases `mnist_siamese_train_<kind>` and `mnist_siamese_test_<kind>` of pairs in `folder`, both or none.
+
+    Args:
+        source: as for `convert_mnist`.
+        seed: of the random pairs.
+
+    Returns:
+        paths of the training and the test database.
+
+    Raises:
+        DataError: as for `convert_mnist`.
+    """
+    pair = partial(random_pairs, seed=seed)
+    return _convert_mnist(source, folder, "mnist_siamese", backend, pair, report)
+
+
+def random_pairs(labelled: Labelled, *, seed: int) -> Labelled:
+    """As many pairs as there are pictures: two random pictures as channels; the label is 1 where their labels agree.
+
+    Raises:
+        DataError: there is no picture.
+    """
+    if not len(labelled):
+        raise DataError("there is no picture to make pairs of")
+    first, second = np.random.default_rng(seed).integers(0, len(labelled), (2, len(labelled)))
+    images, labels = labelled.images, labelled.labels
+    return Labelled(
+        images=np.concatenate([images[first], images[second]], axis=1),
+        labels=(labels[first] == labels[second]).astype(np.uint8),
+    )
+
+
+def _convert_mnist(
+    source: Path,
+    folder: Path,
+    name: str,
+    backend: Backend,
+    change: Callable[[Labelled], Labelled],
+    report: Report,
+) -> tuple[Path, Path]:
+    """Databases `<name>_<part>_<kind>` of what `change` makes of the training and the test set."""
+    targets = [folder / f"{name}_{part}_{backend.suffix}" for part in MNIST_FILES]
+    for target in targets:
+        refuse_existing(target)
+    sets = [
+        change(read_mnist(*(_mnist_file(source, file) for file in files))) for files in MNIST_FILES.values()
+    ]
+    with translated_writes(folder), staging(folder / name) as stage:
+        for part, target, labelled in zip(MNIST_FILES, targets, sets, strict=True):
+            write_labelled(
+                stage.folder / target.name,
+                backend,
+                labelled,
+                key_digits=MNIST_KEY_DIGITS,
+                report=report,
+                activity=f"writing {part}",
+            )
+        stage.publish([target.name for target in targets])
+    return targets[0], targets[1]
+
+
+def _as_published(labelled: Labelled) -> Labelled:
+    return labelled
+
+
+def _mnist_file(source: Path, name: str) -> Path:
+    """Where the file lies; the plain place when it lies nowhere, for the error to name."""
+    places = [folder / f"{name}{ending}" for folder in (source, source / "mnist") for ending in ("", ".gz")]
+    return next((place for place in places if place.is_file()), source / f"{name}.gz")
+
+
+def read_mnist(images: Path, labels: Path) -> Labelled:
+    """Pictures (N, 1, H, W) and labels from two idx files, plain or gzipped.
+
+    Raises:
+        DataError: a file is missing or damaged, or the two do not belong together.
+    """
+    pictures, digits = _read_idx(images, 3), _read_idx(labels, 1)
+    if len(pictures) != len(digits):
+        raise DataError(f"{images} has {len(pictures)} pictures, but {labels} has {len(digits)} labels")
+    return Labelled(images=pictures[:, np.newaxis], labels=digits)
+
+
+def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    start = 4 * (1 + dimensions)
+    if len(content) < start or struct.unpack(">I", content[:4])[0] != IDX_MAGIC[dimensions]:
+        raise DataError(f"{path} is not an idx file of {dimensions} dimensions of bytes")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    if len(content) - start != int(np.prod(shape)):
+        raise DataError(f"{path} says shape {shape} and holds {len(content) - start} bytes")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

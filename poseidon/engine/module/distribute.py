@@ -1,0 +1,204 @@
+"""`poseidon.distribute`: any torch module, trained by all workers of a job.
+
+    import poseidon
+
+    with poseidon.distribute(model, poseidon.SGD(lr=0.1, momentum=0.9)) as group:
+        for x, y in DataLoader(dataset, sampler=group.sampler(dataset), batch_size=32):
+            criterion(model(x), y).backward()
+            group.step()
+
+`poseidon run` starts a script on every worker; under plain `python` the same script trains alone.
+
+Law: this module's `_PROCESS` is the one place of this library with state of the process: a process is one worker, and
+a script that the user wrote cannot be handed its place as an argument. `poseidon.engine.module.script` sets it, once.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+from torch import nn
+
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.optimizer_group import OptimizerGroup
+from poseidon.engine.module.rule_group import RuleGroup
+from poseidon.engine.module.tensors import (
+    Buffers,
+    Example,
+    module_tensors,
+    rows_by_batch_size,
+    rows_by_example,
+)
+from poseidon.engine.module.update_rules import UpdateRule
+from poseidon.engine.module.workplace import ThisWorker, Workplace
+from poseidon.errors import UsageError
+from poseidon.exchange.module_hooks import uncompiled
+
+
+class _Process:
+    """What this process is in its job, and the group it has joined."""
+
+    workplace: Workplace | None = None
+    group: Group | None = None
+
+
+_PROCESS = _Process()
+
+
+@contextmanager
+def at_work(workplace: Workplace) -> Iterator[None]:
+    """Make this process one worker of a job; a group that is open at the end is closed."""
+    _PROCESS.workplace = workplace
+    try:
+        yield
+    finally:
+        group, _PROCESS.workplace, _PROCESS.group = _PROCESS.group, None, None
+        if group is not None:
+            group.close()
+
+
+def this_worker() -> ThisWorker:
+    """Rank, number of workers and device of this process; may be asked before `distribute`."""
+    return ThisWorker() if _PROCESS.workplace is None else _PROCESS.workplace.worker
+
+
+@overload
+def distribute(
+    module: nn.Module,
+    how: UpdateRule,
+    *,
+    clip: float | None = None,
+    passes: int = 1,
+    buffers: str = "average",
+    example: Example | None = None,
+    batch_size: int = 0,
+) -> RuleGroup: ...
+
+
+@overload
+def distribute(
+    module: nn.Module,
+    how: torch.optim.Optimizer,
+    *,
+    clip: float | None = None,
+    passes: int = 1,
+    buffers: str = "average",
+    example: Example | None = None,
+    batch_size: int = 0,
+) -> OptimizerGroup: ...
+
+
+def distribute(
+    module: nn.Module,
+    how: UpdateRule | torch.optim.Optimizer,
+    *,
+    clip: float | None = None,
+    passes: int = 1,
+    buffers: str = "average",
+    example: Example | None = None,
+    batch_size: int = 0,
+) -> Group:
+    """Train a module on all workers of this job; returns once all begin with rank 0's tensors.
+
+    Every worker calls it once, with the same arguments and a module of the same shape, already on its device.
+
+    Args:
+        module: or `torch.compile(module)`. Its parameters are float32. Its `state_dict` stays what it is.
+        how: a rule that the shards apply, `poseidon.SGD` and its like; or a torch.optim optimizer, which runs on
+            every worker on mean gradients.
+        clip: largest L2 norm of all mean gradients together; None: no limit.
+        passes: backward passes that a step adds up; gradients leave in the last one.
+        buffers: `average`: after each step, running means and variances are the mean over the workers; `own`: each
+            worker keeps its own.
+        example: an input, its positional arguments as a tuple, or its arguments by name. The module is run on it once, without
+            gradients, to see which fully-connected weights may travel as factors, and of how many rows.
+        batch_size: in place of an example, where every fully-connected layer runs once, on one row a record. With neither,
+            whole gradients travel.
+
+    Raises:
+        UsageError: an argument or the module cannot be meant so.
+        ServerError: the others did not come, or have another module.
+    """
+    options = Options(
+        clip=clip, passes=passes, buffers=_buffers(buffers), example=example, batch_size=batch_size
+    )
+    group = join(module, how, options, _workplace())
+    if _PROCESS.workplace is not None:
+        _PROCESS.group = group
+        gc.collect()
+        gc.freeze()  # the module, and all that was imported, stay to the end: collections need not look through them
+    return group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments of `distribute`."""
+
+    clip: float | None = None
+    passes: int = 1
+    buffers: Buffers = Buffers.AVERAGE
+    example: Example | None = None
+    batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.passes < 1:
+            raise UsageError(f"passes is {self.passes}; expected 1 or more")
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip is {self.clip}; expected a number above 0, or None")
+        if self.example is not None and self.batch_size:
+            raise UsageError("give an example or a batch_size, not both")
+
+
+def join(
+    module: nn.Module, how: UpdateRule | torch.optim.Optimizer, options: Options, workplace: Workplace
+) -> Group:
+    """`distribute` for a worker whose place is given.
+
+    Raises:
+        UsageError: an argument or the module cannot be meant so.
+        ServerError: the others did not come, or have another module.
+    """
+    inner = uncompiled(module)
+    tensors = module_tensors(inner, options.buffers)
+    rows: dict[
+        nn.Parameter, int
+    ] = {}  # of a compiled module: its layers do not run, so there are no factors to take
+    if inner is module and options.example is not None:
+        rows = rows_by_example(module, options.example)
+    elif inner is module:
+        rows = rows_by_batch_size(module, options.batch_size)
+    if isinstance(how, UpdateRule):
+        return RuleGroup(
+            module, how, tensors, rows, clip=options.clip, passes=options.passes, workplace=workplace
+        )
+    if isinstance(how, torch.optim.Optimizer):
+        return OptimizerGroup(
+            module, how, tensors, rows, clip=options.clip, passes=options.passes, workplace=workplace
+        )
+    raise UsageError(
+        f"distribute() was given a {type(how).__name__}; expected a rule such as poseidon.SGD(lr=0.1), or a "
+        "torch.optim optimizer"
+    )
+
+
+def _workplace() -> Workplace:
+    if _PROCESS.workplace is None:
+        return Workplace()
+    if _PROCESS.group is not None:
+        raise UsageError(
+            "distribute() was called a second time; expected one call a job, with one module that holds all parts"
+        )
+    return _PROCESS.workplace
+
+
+def _buffers(name: str) -> Buffers:
+    try:
+        return Buffers(name)
+    except ValueError as error:
+        names = " or ".join(f"'{member.value}'" for member in Buffers)
+        raise UsageError(f"buffers is {name!r}; expected {names}") from error

@@ -1,0 +1,222 @@
+"""The second way: a torch.optim optimizer runs on every worker, on gradients that are the mean over all workers.
+
+Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch; as all workers begin
+alike and it is deterministic, all stay alike.
+
+What is exchanged is not the parameter but a tensor of its shape, whose next value is the mean gradient (`RuleKind.MEAN`).
+Its first value is the parameter itself: so rank 0's parameters reach all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.module.checkpoint_file import on_host
+from poseidon.engine.module.group import Group, Together
+from poseidon.engine.module.tensors import ModuleTensors
+from poseidon.engine.module.workplace import Workplace
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.base import Trained
+from ps_server import Rule, RuleKind
+
+SAMPLED = 2
+SAMPLED_VALUES = 64
+UNSCALED = (
+    "gradients were changed after backward() had sent them, or a GradScaler has looked at this worker's alone; expected "
+    "average_gradients() between backward() and GradScaler's unscale_() or step()"
+)
+
+
+class OptimizerGroup(Group):
+    """See `Group`.
+
+    Args:
+        module: the module.
+        optimizer: of some or all of its parameters.
+        tensors: what of it is kept together.
+        rows: of the factors of each weight that may travel so.
+        clip: largest L2 norm of all mean gradients together.
+        passes: backward passes a step.
+        workplace: this worker.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        tensors: ModuleTensors,
+        rows: Mapping[nn.Parameter, int],
+        *,
+        clip: float | None,
+        passes: int,
+        workplace: Workplace,
+    ) -> None:
+        if workplace.member.options.staleness:
+            raise UsageError(
+                f"an optimizer runs on the workers and needs every gradient at once; expected --table_staleness=0, "
+                f"not {workplace.member.options.staleness}, or a rule such as poseidon.SGD"
+            )
+        self._optimizer = optimizer
+        self._means: dict[nn.Parameter, nn.Parameter] = {}
+        self._averaged = False
+        self._sent: list[
+            tuple[Tensor, Tensor]
+        ] = []  # a few gradients of this step, with their first values as sent
+        together = self._plan(tensors, rows, clip, passes)
+        super().__init__(module, together, workplace)
+        self._take_first()
+        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+        self._handles.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _plan(
+        self, tensors: ModuleTensors, rows: Mapping[nn.Parameter, int], clip: float | None, passes: int
+    ) -> Together:
+        wanted = _parameters(self._optimizer, tensors)
+        moving, sources = [], []
+        rest = dict(tensors.rest)
+        for name, tensor in tensors.moving.items():
+            if not isinstance(tensor, nn.Parameter):
+                moving.append(Trained(name=name, tensor=tensor, statistics=True))
+                sources.append(tensor)
+            elif tensor in wanted:
+                mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
+                rule = Rule(kind=RuleKind.MEAN)
+                factor_rows = rows.get(tensor, 0) * passes
+                moving.append(Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows))
+                sources.append(tensor)
+            else:
+                rest[name] = tensor
+        return Together(tensors=moving, sources=sources, rest=rest, clip=clip, passes=passes)
+
+    def _take_first(self) -> None:
+        """The means' first values are the parameters of rank 0."""
+        with torch.no_grad():
+            for parameter, mean in self._means.items():
+                parameter.copy_(mean)
+        self._versions = {p: p._version for p in self._together.rest.values() if isinstance(p, nn.Parameter)}
+
+    def _save_how(self) -> dict[str, Any]:
+        return {"optimizer": on_host(self._optimizer.state_dict())}
+
+    def _replicated(self) -> dict[str, Tensor]:
+        names = {parameter: name for name, parameter in self._module.named_parameters()}
+        found: dict[str, Tensor] = {}
+        for parameter in self._means:
+            found[names[parameter]] = parameter
+            state = self._optimizer.state.get(parameter, {})
+            found |= {f"{names[parameter]}, {key}": v for key, v in state.items() if isinstance(v, Tensor)}
+        return found
+
+    def _load_how(self, state: Mapping[str, Any]) -> None:
+        try:
+            self._optimizer.load_state_dict(state["optimizer"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SnapshotError(f"the checkpoint is of another optimizer: {error}") from error
+        # It has made steps: else a scheduler that comes first, at an epoch's end, warns of a wrong order.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        with torch.no_grad():
+            for parameter, mean in self._means.items():
+                mean.copy_(parameter)
+        self._exchange.reopen(None, state["steps"])
+        self._take_first()
+
+    @property
+    def _how(self) -> str:
+        return f"torch.optim.{type(self._optimizer).__name__}"
+
+    def step(self) -> None:
+        """See `Group`: the optimizer's own `step`, which may be called as well."""
+        self._optimizer.step()
+
+    def drop(self) -> None:
+        """See `Group`."""
+        super().drop()
+        self._sent.clear()
+
+    def average_gradients(self) -> None:
+        """Make every `grad` the mean over all workers now, for a loop that reads them before the optimizer does.
+
+        Raises:
+            UsageError: there was no backward pass.
+        """
+        self._check_sent()
+        self._end_iteration()
+        self._begin()
+        assert self._hooks is not None
+        self._hooks.wait()
+        self._settled = self._averaged = True
+        for parameter, mean in self._means.items():
+            # A parameter that has been frozen since is left alone, as in one process.
+            parameter.grad = mean.data if parameter.requires_grad else None
+
+    def _backward_is_over(self) -> None:
+        super()._backward_is_over()
+        member = self._workplace.member
+        if member.local_workers > 1 and member.local_rank == 0:
+            return  # the mean of this machine's workers is computed in this worker's gradients
+        gradients = (parameter.grad for parameter in reversed(self._means))
+        kept = islice((gradient.detach() for gradient in gradients if gradient is not None), SAMPLED)
+        self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
+
+    def _check_sent(self) -> None:
+        """Refuse what no version of a tensor shows: GradScaler unscales gradients behind autograd's back."""
+        for gradient, sent in self._sent:
+            if not torch.equal(_first(gradient), sent):
+                raise UsageError(UNSCALED)
+        self._sent.clear()
+
+    def _check_strangers(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse to train what is not kept together: each worker would go its own way."""
+        own = (p for group in optimizer.param_groups for p in group["params"] if p not in self._means)
+        moved = (p for p, version in self._versions.items() if p._version != version)
+        for parameter in (*own, *moved):
+            if parameter.requires_grad and parameter.grad is not None:
+                raise UsageError(
+                    f"{self._name(parameter)} is trained, but when distribute() was called it wanted no gradient, or the "
+                    "optimizer did not have it, so each worker would train its own; expected one optimizer with all "
+                    "parameters that are ever trained, which may be frozen after distribute()"
+                )
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        if any(given is not None for given in (*arguments[1:], named.get("closure"))):
+            raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
+        self._check_strangers(optimizer)
+        if self._passes or not self._averaged:
+            if getattr(optimizer, "found_inf", None) is not None:  # set by GradScaler, of this worker alone
+                raise UsageError(UNSCALED)
+            self.average_gradients()
+
+    def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._averaged = False
+        if self._check.is_due(self._steps):
+            self._check.run(self._steps)
+
+
+def _parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:
+    """Those of an optimizer, all of which must be the module's."""
+    found = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    strange = found - set(tensors.moving.values()) - set(tensors.rest.values())
+    if strange:
+        raise UsageError(
+            f"{len(strange)} of the optimizer's {len(found)} parameters are not the module's; expected one module that "
+            "holds all of them"
+        )
+    if not found & set(tensors.moving.values()):
+        raise UsageError("the optimizer has no parameter that wants a gradient: nothing to train")
+    return found
+
+
+def _first(gradient: Tensor) -> Tensor:
+    """The bits of its first values: NaN equals itself."""
+    return gradient.reshape(-1)[:SAMPLED_VALUES].view(torch.int32)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,202 @@
+"""What of a torch module the workers keep together, and which weights may travel as factors.
+
+    trained     parameters that want a gradient: float32
+    statistics  running mean and variance of normalization layers: averaged after every step
+    rest        frozen parameters and all other buffers: made alike once, then each worker's own
+
+Law: every worker finds the same tensors in the same order, that of the module's layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from poseidon.errors import UsageError
+from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
+
+RUNNING = ("running_mean", "running_var")
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
+"""The module's input, its positional arguments, or its arguments by name."""
+
+
+class Buffers(Enum):
+    """What happens to running statistics of normalization layers."""
+
+    AVERAGE = "average"
+    """After every step they are the mean over the workers."""
+    OWN = "own"
+    """Each worker keeps its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTensors:
+    """Tensors by name; those in `moving` are kept together from step to step, in this order."""
+
+    moving: dict[str, Tensor]
+    rest: dict[str, Tensor]
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Those of `moving` that want a gradient."""
+        return {name: t for name, t in self.moving.items() if isinstance(t, nn.Parameter)}
+
+
+def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
+    """Find them.
+
+    Raises:
+        UsageError: there is nothing to train, or a parameter that cannot be kept together.
+    """
+    found = ModuleTensors(moving={}, rest={})
+    seen: set[Tensor] = set()
+    for name, tensor, statistics in _tensors(module):
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        if is_lazy(tensor):
+            raise UsageError(f"'{name}' has no shape yet: run the module once before it is distributed")
+        if tensor.requires_grad:
+            if tensor.dtype is not torch.float32:
+                raise UsageError(f"'{name}' is {tensor.dtype}; expected parameters of torch.float32")
+            found.moving[name] = tensor
+        elif statistics and buffers is Buffers.AVERAGE and tensor.dtype is torch.float32:
+            found.moving[name] = tensor
+        else:
+            found.rest[name] = tensor
+    if not found.trained:
+        raise UsageError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
+    devices = sorted({str(tensor.device) for tensor in found.moving.values()})
+    if len(devices) > 1:
+        raise UsageError(f"the module lies on {' and '.join(devices)}; expected one device a worker")
+    return found
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """(name, tensor, whether it is a running statistic), layer by layer."""
+    for path, child in module.named_modules():
+        for name, parameter in child.named_parameters(recurse=False):
+            yield _joined(path, name), parameter, False
+        for name, buffer in child.named_buffers(recurse=False):
+            yield _joined(path, name), buffer, isinstance(child, _NormBase) and name in RUNNING
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def rows_by_batch_size(module: nn.Module, batch_size: int) -> dict[nn.Parameter, int]:
+    """Rows of the factors of each fully-connected weight, if all layers see one row a record.
+
+    A layer whose own forward pass does not run (inside torch.nn.MultiheadAttention) is a subclass, and left out.
+    """
+    return {weight: batch_size for weight, layer in _layers(module).items() if type(layer) is nn.Linear}
+
+
+def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, int]:
+    """Rows of the factors of each fully-connected weight, found by running the module once without gradients.
+
+    Weights whose layer runs never or more than once are left out, and those that are used beside it. Dropout, statistics
+    and random numbers are left as they were.
+    """
+    uses = [_Use(weight, layer) for weight, layer in _layers(module).items()]
+    try:
+        with _NotingUses(uses):
+            _run(module, example)
+    finally:
+        for use in uses:
+            use.close()
+    return {use.weight: use.rows[0] for use in uses if len(use.rows) == 1 and not use.beside}
+
+
+def _layers(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
+    """Those whose weights may travel as factors; a hook of the user's on a weight needs its whole gradient."""
+    found = layers_with_factors(module)
+    return {weight: layer for weight, layer in found.items() if not hooks_on(weight)}
+
+
+class _Use:
+    """How one weight is used while its module runs on an example.
+
+    Attributes:
+        rows: of each run of its own layer.
+        beside: whether anything is computed of it outside of these runs.
+    """
+
+    def __init__(self, weight: nn.Parameter, layer: nn.Module) -> None:
+        self.weight = weight
+        self.rows: list[int] = []
+        self.beside = False
+        self._running = False
+        self._handles = [
+            layer.register_forward_pre_hook(self._enter),
+            layer.register_forward_hook(self._leave),
+        ]
+
+    def note(self) -> None:
+        """Something is computed of it."""
+        self.beside = self.beside or not self._running
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self._running = True
+        self.rows.append(arguments[0].numel() // max(1, arguments[0].shape[-1]))
+
+    def _leave(self, *_: object) -> None:
+        self._running = False
+
+
+class _NotingUses(TorchFunctionMode):
+    """Tells each weight's `_Use` of all functions that make a tensor of it."""
+
+    def __init__(self, uses: Sequence[_Use]) -> None:
+        super().__init__()
+        self._uses: dict[Tensor, _Use] = {use.weight: use for use in uses}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if any(True for _ in _tensors_in(result)):
+            for tensor in _tensors_in((args, kwargs)):
+                if tensor in self._uses:
+                    self._uses[tensor].note()
+        return result
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors_in(part)
+
+
+def _run(module: nn.Module, example: Example) -> None:
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            if isinstance(example, Mapping):
+                module(**example)
+            elif isinstance(example, Tensor):
+                module(example)
+            else:
+                module(*example)
+    finally:
+        for child, training in modes:
+            child.training = training

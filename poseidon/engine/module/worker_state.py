@@ -1,0 +1,171 @@
+"""What a checkpoint holds beside a rule's history or an optimizer: the module, and what each worker has of its own.
+
+    model     the module's own `state_dict`, the same on all workers: it can be loaded without a group
+    kept      the states of what the script has handed to `keep`; rank 0's count
+    own       for each worker: random states, places in samplers, buffers that differ from rank 0's
+
+Law: all workers load the same bytes, so what does not fit is refused by all of them alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.module.checkpoint_file import on_host
+from poseidon.engine.module.sampler import SharedSampler
+from poseidon.engine.random_state import random_state, set_random_state
+from poseidon.errors import SnapshotError, UsageError
+
+_DIGEST_BYTES = 32
+
+
+class Kept(Protocol):
+    """Whatever has a state: a scheduler, a GradScaler, a running average."""
+
+    def state_dict(self) -> Any:
+        """Its state, of what `torch.load(weights_only=True)` reads."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take a state."""
+
+
+class WorkerState:
+    """One worker's.
+
+    Args:
+        module: the module.
+        rest: its tensors that are not kept together from step to step, by name.
+        device: where this worker computes.
+    """
+
+    def __init__(self, module: nn.Module, rest: Mapping[str, Tensor], device: torch.device) -> None:
+        self._module = module
+        self._rest = rest
+        self._device = device
+        self._kept: dict[str, Kept] = {}
+        self._samplers: list[SharedSampler] = []
+        self._waiting: list[Mapping[str, Any]] = []  # states of samplers that the script has not made yet
+        self._random: Mapping[str, Any] | None = None
+
+    def keep(self, objects: Mapping[str, Kept]) -> None:
+        """Save and load these too.
+
+        Raises:
+            UsageError: one has no state, or its name is taken.
+        """
+        for name, kept in objects.items():
+            if name in self._kept:
+                raise UsageError(f"keep() already has something of the name '{name}'")
+            if not (hasattr(kept, "state_dict") and hasattr(kept, "load_state_dict")):
+                raise UsageError(
+                    f"keep() was given a {type(kept).__name__} as '{name}'; expected something with state_dict() and "
+                    "load_state_dict()"
+                )
+        self._kept.update(objects)
+
+    def add(self, sampler: SharedSampler) -> None:
+        """A sampler of the script's: they are distinguished by the order in which they are made."""
+        self._samplers.append(sampler)
+        if self._waiting:
+            sampler.load_state_dict(self._waiting.pop(0))
+
+    def return_random(self) -> None:
+        """Put the random states back once more: a DataLoader has drawn a number to go on within an epoch."""
+        if self._random is not None:
+            set_random_state(self._random, self._device)
+
+    # -- saving --------------------------------------------------------------------------------------------
+
+    def shared(self) -> dict[str, Any]:
+        """What counts for all workers."""
+        return {
+            "model": on_host(self._module.state_dict()),
+            "kept": {name: on_host(kept.state_dict()) for name, kept in self._kept.items()},
+        }
+
+    def digests(self) -> bytes:
+        """What tells apart whether workers have the same in `rest`."""
+        return b"".join(hashlib.sha256(_bytes(tensor)).digest() for tensor in self._rest.values())
+
+    def own(self, first: bytes, *, rank: int) -> dict[str, Any]:
+        """What only this worker has.
+
+        Args:
+            first: the digests of rank 0.
+            rank: this worker.
+        """
+        mine = self.digests()
+        saved = self._module.state_dict() if rank == 0 else {}
+        differs = {
+            name: on_host(tensor)
+            for place, (name, tensor) in enumerate(self._rest.items())
+            if (rank == 0 and name not in saved) or _at(mine, place) != _at(first, place)
+        }
+        return {
+            "random": random_state(self._device),
+            "samplers": [sampler.state_dict() for sampler in self._samplers],
+            "buffers": differs,
+        }
+
+    # -- loading -------------------------------------------------------------------------------------------
+
+    def load_tensors(self, state: Mapping[str, Any], *, rank: int) -> None:
+        """Write the module's tensors.
+
+        Raises:
+            SnapshotError: they are those of another module.
+        """
+        try:
+            self._module.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise SnapshotError(f"the checkpoint is of another module: {_in_a_line(error)}") from error
+        with torch.no_grad():
+            for owner in (0, rank):
+                for name, value in state["own"][owner]["buffers"].items():
+                    if name not in self._rest or self._rest[name].shape != value.shape:
+                        raise SnapshotError(f"the checkpoint is of another module: it has a buffer '{name}'")
+                    self._rest[name].copy_(value)
+
+    def load_rest(self, state: Mapping[str, Any], *, rank: int) -> None:
+        """Take everything else: samplers' places, what is kept, and at last the random states.
+
+        Raises:
+            SnapshotError: the script keeps other things.
+            UsageError: a sampler has another order.
+        """
+        if state["kept"].keys() != self._kept.keys():
+            names = [", ".join(sorted(part)) or "nothing" for part in (state["kept"], self._kept)]
+            raise SnapshotError(
+                f"the checkpoint keeps {names[0]}; this script has handed {names[1]} to keep()"
+            )
+        for name, kept in self._kept.items():
+            try:
+                kept.load_state_dict(state["kept"][name])
+            except (ValueError, RuntimeError, KeyError, TypeError) as error:
+                raise SnapshotError(
+                    f"'{name}' does not take what the checkpoint has: {_in_a_line(error)}"
+                ) from error
+        own = state["own"][rank]
+        self._waiting = list(own["samplers"])
+        for sampler in self._samplers:
+            if self._waiting:
+                sampler.load_state_dict(self._waiting.pop(0))
+        self._random = own["random"]
+        self.return_random()
+
+
+def _at(digests: bytes, place: int) -> bytes:
+    return digests[place * _DIGEST_BYTES : (place + 1) * _DIGEST_BYTES]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

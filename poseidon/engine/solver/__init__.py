@@ -1,0 +1,1 @@
+"""Caffe's solver: a worker's process, its replica, its training loop and its snapshots."""

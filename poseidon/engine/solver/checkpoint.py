@@ -1,0 +1,323 @@
+"""Snapshots of a running job, and going on from one.
+
+Law: a snapshot is the state after one iteration that all workers have finished, and a run that goes on from it ends, at
+staleness 0, with the same bits as one that never stopped: weights, history, every reader's place, random states
+and the losses in the average all travel.
+
+What a snapshot holds is copied while training waits; making files of it is `BackgroundWriter`'s, and a snapshot counts
+once its checksums are there (`poseidon.snapshot.checksums`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from poseidon.engine.background_writer import BackgroundWriter
+from poseidon.engine.finite import REMEDY, not_finite
+from poseidon.engine.saving import Saving, Written
+from poseidon.engine.solver.replica import Replica, Values
+from poseidon.errors import JobError, SnapshotError
+from poseidon.exchange.base import Exchange, History
+from poseidon.metrics.glog_lines import GlogSink, snapshotting
+from poseidon.proto.blob import from_array, to_array
+from poseidon.proto.caffe_pb2 import PoseidonState, PoseidonWorkerState, SolverParameter
+from poseidon.snapshot import hdf5
+from poseidon.snapshot.caffemodel import NamedBlobs, write_model
+from poseidon.snapshot.checksums import check, seal
+from poseidon.snapshot.files import make_folder, model_path, state_path
+from poseidon.snapshot.rotation import remove_older
+from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
+from ps_server.numerics import Computation
+from ps_server.protocol.settings import RuleKind
+from ps_server.rules import history_count
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the loop knows beyond the nets.
+
+    Attributes:
+        iteration: iterations finished.
+        tests_done: test passes made.
+        losses: losses in the average, oldest first, of this worker.
+    """
+
+    iteration: int
+    tests_done: int = 0
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where a job goes on from.
+
+    Attributes:
+        progress: where the loop stood.
+        model: the weights' file.
+        histories: one per trained tensor.
+    """
+
+    progress: Progress
+    model: Path
+    histories: list[History]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """What a snapshot holds: copies, which training no longer touches."""
+
+    state_path: Path
+    run: RunState
+    blobs: NamedBlobs
+    diffs: NamedBlobs | None
+
+
+class Checkpoint:
+    """Saves and restores one worker's part of a job; rank 0 writes the files.
+
+    Args:
+        replica: the nets.
+        solver: the solver, for snapshot_format and stepvalues.
+        kind: the update rule, which fixes the number of history arrays.
+        rank: this worker.
+        workers: number of workers.
+        worker_history: the update rule runs on the workers (staleness > 0).
+        saving: how snapshots are kept.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        solver: SolverParameter,
+        kind: RuleKind,
+        *,
+        rank: int,
+        workers: int,
+        worker_history: bool,
+        saving: Saving | None = None,
+    ) -> None:
+        self._replica = replica
+        self._solver = solver
+        self._arrays_per_blob = history_count(kind)
+        self._rank = rank
+        self._workers = workers
+        self._worker_history = worker_history
+        self._saving = saving or Saving()
+        self._writer = BackgroundWriter(self._saving.on_wait)
+
+    def save(
+        self,
+        prefix: Path,
+        progress: Progress,
+        exchange: Exchange,
+        log: GlogSink,
+        *,
+        before: Values | None = None,
+    ) -> None:
+        """Begin to write a snapshot. Every worker calls this after the same iteration.
+
+        It is whole once `finish` has returned; if it cannot be written, that is a warning, and the error of `finish`
+        when no later one was written. One whose numbers are not all finite is not written, and no older one removed for it.
+
+        Args:
+            prefix: of the files' names.
+            progress: where the loop stands.
+            exchange: to meet the other workers.
+            log: where Caffe's lines about it go.
+            before: the blobs before the last iteration, whose changes the model gets as diffs; None: no diffs.
+
+        Raises:
+            JobError: a number in it is not finite, and `Saving.stop_at_nan`.
+        """
+        exchange.settle()
+        own = self._worker_state(progress, exchange)
+        payloads = exchange.gathered(exchange.gather(own.SerializeToString()))
+        if self._rank != 0:
+            return
+        states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
+        histories = self._averaged(states) if self._worker_history else exchange.histories()
+        diffs = None if before is None else self._replica.changes_since(before)
+        contents = self._contents(prefix, progress, states, histories, diffs)
+        if not self._is_finite(contents):
+            return
+        log.write(*snapshotting(contents.run.model, str(contents.state_path)))
+        self._writer.submit(lambda: self._write(contents))
+
+    def _is_finite(self, contents: _Contents) -> bool:
+        infos = self._replica.train.parameters_info
+        histories = [
+            (f"the history of {i.name}", h) for i, h in zip(infos, contents.run.histories, strict=True)
+        ]
+        name = not_finite([*((f"layer '{layer}'", blobs) for layer, _, blobs in contents.blobs), *histories])
+        if not name:
+            return True
+        words = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
+        if self._saving.stop_at_nan:
+            raise JobError(f"worker {self._rank}: {words}; {REMEDY}")
+        LOGGER.warning("%s, and earlier ones stay", words)
+        return False
+
+    def finish(self) -> None:
+        """Wait until the last snapshot is whole.
+
+        Raises:
+            SnapshotError: it could not be written; earlier snapshots are untouched.
+        """
+        self._writer.wait()
+
+    def _worker_state(self, progress: Progress, exchange: Exchange) -> PoseidonWorkerState:
+        state = PoseidonWorkerState(
+            rank=self._rank, torch_rng=self._replica.train.random_state(), **asdict(self._computation())
+        )
+        state.smoothed_loss.extend(progress.losses)
+        for name, reader in self._replica.train.readers():
+            state.reader.add(layer=name, batches=reader.batches_done)
+        if self._worker_history:
+            for history in exchange.histories():
+                state.history.extend(from_array(array) for array in history)
+        return state
+
+    def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
+        """What Caffe may go on with when every worker has a history of its own: their mean."""
+        columns = zip(*([to_array(blob) for blob in state.history] for state in states), strict=True)
+        means = [np.asarray(np.mean(column, axis=0), dtype=np.float32) for column in columns]
+        n = self._arrays_per_blob
+        return [means[i : i + n] for i in range(0, len(means), n)]
+
+    def _contents(
+        self,
+        prefix: Path,
+        progress: Progress,
+        states: Sequence[PoseidonWorkerState],
+        histories: Sequence[History],
+        diffs: NamedBlobs | None,
+    ) -> _Contents:
+        in_hdf5 = self._solver.snapshot_format == SolverParameter.HDF5
+        extra = PoseidonState(
+            workers=self._workers,
+            worker=states,
+            tests_done=progress.tests_done,
+            random_seed=self._replica.context.seed,
+        )
+        run = RunState(
+            iteration=progress.iteration,
+            model=str(model_path(prefix, progress.iteration, hdf5=in_hdf5)),
+            histories=tuple(tuple(map(np.array, arrays)) for arrays in self._for_all_blobs(histories)),
+            current_step=sum(progress.iteration >= value for value in self._solver.stepvalue),
+            poseidon=extra,
+        )
+        return _Contents(
+            state_path=state_path(prefix, progress.iteration, hdf5=in_hdf5),
+            run=run,
+            blobs=self._replica.train.layer_blobs(),
+            diffs=diffs,
+        )
+
+    def _write(self, contents: _Contents) -> None:
+        """Bring a snapshot to disk: the weights, the state that names them, their checksums; then drop an old one."""
+        began_s = time.monotonic()
+        train, model, state = self._replica.train, Path(contents.run.model), contents.state_path
+        make_folder(state.parent)
+        if self._solver.snapshot_format == SolverParameter.HDF5:
+            hdf5.write_model(model, contents.blobs, owned=train.owned_blobs(), diffs=contents.diffs)
+        else:
+            write_model(model, train.definition.param, contents.blobs, diffs=contents.diffs)
+        write_state(state, contents.run)
+        seal(state, model)
+        seconds = time.monotonic() - began_s
+        self._saving.on_written(Written(state=state, iteration=contents.run.iteration, seconds=seconds))
+        remove_older(state, self._saving.keep)
+
+    def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
+        """Caffe keeps a history for frozen blobs too; theirs is zero."""
+        given = dict(zip((info.name for info in self._replica.moving), histories, strict=True))
+        return [
+            given.get(info.name, [np.zeros(info.shape, np.float32)] * self._arrays_per_blob)
+            for info in self._replica.train.parameters_info
+        ]
+
+    def restore(self, path: Path) -> Resumed:
+        """Put the readers and random states back where the snapshot had them.
+
+        Args:
+            path: the `.solverstate`.
+
+        Raises:
+            SnapshotError: the file, or the weights it names, is missing, broken, or of another net.
+        """
+        check(path)
+        infos = self._replica.train.parameters_info
+        state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
+        moving = {info.name for info in self._replica.moving}
+        histories: list[History] = [
+            history for info, history in zip(infos, state.histories, strict=True) if info.name in moving
+        ]
+        own = self._own_state(path, state)
+        if own is not None:
+            self._restore_place(own, state)
+            if self._worker_history and own.history:
+                histories = self._own_history(path, own)
+        progress = Progress(
+            iteration=state.iteration,
+            tests_done=state.poseidon.tests_done,
+            losses=tuple(own.smoothed_loss) if own is not None else (),
+        )
+        return Resumed(progress=progress, model=learned_net(state, path), histories=histories)
+
+    def _own_state(self, path: Path, state: RunState) -> PoseidonWorkerState | None:
+        if state.poseidon.workers == self._workers:
+            if len(state.poseidon.worker) != self._workers:
+                raise SnapshotError(
+                    f"{path} is damaged: it has the places of {len(state.poseidon.worker)} of {self._workers} workers"
+                )
+            own = state.poseidon.worker[self._rank]
+            self._compare_computation(path, own)
+            return own
+        # Written by Caffe, or by another number of workers: go on after as many records as were read then.
+        if self._rank == 0:
+            writer = f"{state.poseidon.workers} workers" if state.poseidon.workers else "Caffe"
+            LOGGER.warning(
+                "%s was written by %s and this job has %d workers: each goes on at iteration %d of its own "
+                "share of the data, so the records differ from those of an uninterrupted run",
+                path, writer, self._workers, state.iteration,
+            )  # fmt: skip
+        for _, reader in self._replica.train.readers():
+            reader.skip_to(state.iteration * self._solver.iter_size)
+        return None
+
+    def _computation(self) -> Computation:
+        return Computation.here(self._replica.context.device)
+
+    def _compare_computation(self, path: Path, own: PoseidonWorkerState) -> None:
+        """Warn where this run cannot have the bits of one that was never interrupted."""
+        now = self._computation()
+        then = Computation(threads=own.threads, processor=own.processor, torch_version=own.torch_version)
+        if own.threads and then != now:
+            LOGGER.warning(
+                "worker %d computed with %s when %s was written, and now with %s: the run goes on correctly, but not with the "
+                "bits of an uninterrupted one", self._rank, then, path.name, now,
+            )  # fmt: skip
+
+    def _restore_place(self, own: PoseidonWorkerState, state: RunState) -> None:
+        places = {reader.layer: reader.batches for reader in own.reader}
+        for name, reader in self._replica.train.readers():
+            reader.skip_to(places.get(name, state.iteration * self._solver.iter_size))
+        self._replica.train.set_random_state(own.torch_rng)
+
+    def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
+        n = self._arrays_per_blob
+        try:
+            arrays = [to_array(blob) for blob in own.history]
+        except ValueError as error:
+            raise SnapshotError(f"{path}: the history of worker {self._rank} is damaged: {error}") from error
+        if len(arrays) != n * len(self._replica.moving):
+            raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
+        return [arrays[i : i + n] for i in range(0, len(arrays), n)]

@@ -1,0 +1,123 @@
+"""One worker's nets: the train net, the test nets that share its weights, and the tensors to keep together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from poseidon.engine.tools.preflight import require_loss
+from poseidon.engine.tools.solo import load_models
+from poseidon.exchange.base import Trained
+from poseidon.layers.base import LayerContext
+from poseidon.net.compile import compile_net
+from poseidon.net.net import Net
+from poseidon.net.params import ParamInfo
+from poseidon.proto.definition import SolverDefinition, TestNet
+from poseidon.solvers.settings import SolverSettings
+
+Values = Mapping[nn.Parameter, Tensor]
+
+
+class Replica:
+    """The nets of one worker, built and filled.
+
+    Args:
+        solver: the solver definition.
+        settings: the same, checked.
+        context: rank, device, seed and the rest; the phase is set by the nets.
+    """
+
+    def __init__(self, solver: SolverDefinition, settings: SolverSettings, context: LayerContext) -> None:
+        self.context = context
+        definition = solver.net_definition()
+        self.train = compile_net(definition, context, state=solver.train_state(definition))
+        self.tests: list[tuple[TestNet, Net]] = []
+        try:
+            for test in solver.test_nets():
+                net = compile_net(test.definition, context, state=test.state, share_with=self.train)
+                self.tests.append((test, net))
+            self.moving = [
+                info for info in self.train.parameters_info if info.parameter.requires_grad or info.statistics
+            ]
+            require_loss(definition, self.train.plan, settings)
+            rows = self.batch_records * settings.iter_size
+            self.trained = [_trained(info, settings, rows) for info in self.moving]
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, models: Sequence[Path]) -> list[str]:
+        """Take over the weights of models by layer name, later ones over earlier ones.
+
+        Returns:
+            What was and was not taken over, as sentences.
+
+        Raises:
+            SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
+        """
+        return [f"{path}: {report.in_words()}" for path, report in load_models(self.train, models)]
+
+    def forward_backward(
+        self, passes: int, after_pass: Callable[[], None], see_loss: Callable[[Tensor], None]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward and backward, `passes` times; gradients add up. `see_loss` comes between the two.
+
+        Returns:
+            The mean loss, detached, and the last pass's outputs.
+        """
+        total: Tensor | None = None
+        outputs: dict[str, Tensor] = {}
+        for _ in range(passes):
+            outputs = self.train()
+            loss = self.train.loss
+            see_loss(loss.detach())
+            if loss.requires_grad:  # not where nothing below the loss learns
+                loss.backward()
+            self.train.tell_backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            after_pass()
+        assert total is not None
+        return total / passes, outputs
+
+    def values(self) -> Values:
+        """Copies of all blobs."""
+        return {info.parameter: info.parameter.detach().clone() for info in self.train.parameters_info}
+
+    def changes_since(self, before: Values) -> list[tuple[str, str, list[NDArray[Any]]]]:
+        """What came off each blob of each layer since; what Caffe calls its diff. All zero since nothing."""
+        return [
+            (
+                name,
+                layer.param.type,
+                [
+                    (before.get(source, source) - source).detach().cpu().numpy().reshape(spec.shape)
+                    for source, spec in zip(layer.sources(), layer.blob_specs, strict=True)
+                ],
+            )
+            for name, layer in self.train.layer_modules
+        ]
+
+    @property
+    def batch_records(self) -> int:
+        """Records that one pass of this worker reads; 0 when the net has no data layer."""
+        shapes = [reader.shape for _, reader in self.train.readers()]
+        return shapes[0][0] if shapes else 0
+
+    def close(self) -> None:
+        """Stop reading data."""
+        for net in (self.train, *(net for _, net in self.tests)):
+            net.close()
+
+
+def _trained(info: ParamInfo, settings: SolverSettings, rows: int) -> Trained:
+    return Trained(
+        name=info.name,
+        tensor=info.parameter,
+        rule=settings.rule(info.lr_mult, info.decay_mult),
+        factor_rows=rows if info.factors else 0,
+        statistics=info.statistics,
+    )

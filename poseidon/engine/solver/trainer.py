@@ -1,0 +1,305 @@
+"""The training loop: Caffe's Solver::Solve and Step, on many workers at once.
+
+Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop), because every decision
+follows from the solver, the iteration and rank 0's signals, which name an iteration that all reach together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from poseidon.engine.averages import SmoothedLoss, as_outputs, output_sizes, pack, total
+from poseidon.engine.finite import LossWatch
+from poseidon.engine.solver.checkpoint import Checkpoint, Progress
+from poseidon.engine.solver.replica import Replica, Values
+from poseidon.engine.solver.tester import Tester
+from poseidon.errors import JobError, SnapshotError
+from poseidon.exchange.base import Ask, Exchange
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
+from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
+from poseidon.metrics.record import TrainRecord
+from poseidon.metrics.sinks import Sink
+from poseidon.solvers.settings import SolverSettings
+from ps_server import SignalKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displayed:
+    """An iteration to be shown once every worker's numbers are here; `sizes` is how many each output has."""
+
+    iteration: int
+    elapsed_s: float
+    rate: float
+    sizes: dict[str, int]
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """What the loop needs beyond the solver.
+
+    Attributes:
+        rank: this worker.
+        workers: number of workers.
+        prefix: of the snapshots' names.
+        title: the net's name, for the log.
+        on_progress: called after each iteration with (iteration, latest loss function); cheap.
+        exchange: what the job asks of its exchange.
+        stop_at_nan: a loss that is not finite ends training; else it is a warning.
+    """
+
+    rank: int
+    workers: int
+    prefix: Path
+    title: str
+    on_progress: Callable[[int, SmoothedLoss], None]
+    exchange: ExchangeOptions = NO_CHECK
+    stop_at_nan: bool = True
+
+
+class Trainer:
+    """Trains one worker's replica.
+
+    Args:
+        replica: its nets.
+        exchange: opened; the trainer does not close it.
+        solver: the checked solver.
+        settings: rank, names and so on.
+        checkpoint: writes snapshots.
+        testers: one per test net.
+        log: glog lines; on rank 0 of the means over all workers, on the others of their own losses, without tests.
+        sinks: other places for records; used on rank 0.
+        start: where to begin.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        exchange: Exchange,
+        solver: SolverSettings,
+        settings: LoopSettings,
+        *,
+        checkpoint: Checkpoint,
+        testers: list[Tester],
+        log: GlogSink,
+        sinks: list[Sink],
+        start: Progress,
+    ) -> None:
+        self._replica = replica
+        self._exchange = exchange
+        self._solver = solver
+        self._settings = settings
+        self._checkpoint = checkpoint
+        self._testers = testers
+        self._log = log
+        self._sinks = [log, *sinks] if settings.rank == 0 else [log]
+        self._check = ReplicaCheck(
+            settings.exchange if settings.workers > 1 else NO_CHECK,
+            state=self._replicated,
+            collect=lambda payload: exchange.gathered(exchange.gather(payload)),
+            rank=settings.rank,
+            start=start.iteration,
+        )
+        self._iteration = start.iteration
+        self._tests_done = start.tests_done
+        self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
+        on_gpu = replica.context.device.type != "cpu"
+        self._losses = LossWatch(
+            replica.train, rank=settings.rank, stop=settings.stop_at_nan, deferred=on_gpu
+        )
+        self._before: Values = {}
+        self._displayed: deque[Displayed] = deque()
+        self._began_s = time.monotonic()
+        self._hooks = Hooks(
+            replica.train,
+            replica.trained,
+            exchange,
+            passes=solver.iter_size,
+            wait_free=settings.exchange.wait_free,
+        )
+        for tester in testers:
+            tester.skip_to(start.tests_done)
+
+    @property
+    def iteration(self) -> int:
+        """Iterations finished."""
+        return self._iteration
+
+    def run(self) -> None:
+        """Train to the end, or until a signal says stop."""
+        self._say(solving(self._settings.title))
+        try:
+            self._end(stopped=self._loop())
+            self._checkpoint.finish()
+        except JobError:  # of a loss that is not finite; the snapshot before it is worth waiting for
+            with suppress(SnapshotError):
+                self._checkpoint.finish()
+            raise
+        finally:
+            self._hooks.close()
+            for sink in self._sinks:
+                sink.close()
+
+    def _loop(self) -> bool:
+        solver = self._solver
+        while self._iteration < solver.max_iter:
+            if self._test_is_due(first=solver.test_initialization) and not self._test():
+                return True
+            self._step()
+            wanted = self._wanted_now()
+            if SignalKind.SNAPSHOT in wanted or (solver.snapshot and self._iteration % solver.snapshot == 0):
+                self._snapshot()
+            if self._check.is_due(self._iteration):  # not after a snapshot, which has compared
+                self._compare_replicas()
+            if SignalKind.STOP in wanted:
+                return True
+        return False
+
+    def _step(self) -> None:
+        solver, exchange = self._solver, self._exchange
+        rate = solver.rate(self._iteration)
+        if solver.snapshot_diff:
+            exchange.settle()
+            self._before = self._replica.values()
+        exchange.start(self._iteration, rate)
+        self._hooks.start()
+        if solver.debug_info:
+            self._replica.train.set_debug_info(bool(solver.display) and self._iteration % solver.display == 0)
+        loss, outputs = self._replica.forward_backward(
+            solver.iter_size, self._hooks.next_pass, partial(self._losses.see, self._iteration)
+        )
+        self._hooks.finish()
+        exchange.finish()
+        self._smoothed.add(loss)
+        if solver.display and self._iteration % solver.display == 0:
+            self._display(rate, outputs)
+        self._show_displayed(wait=False)
+        self._iteration += 1
+        self._settings.on_progress(self._iteration, self._smoothed)
+
+    def _wanted_now(self) -> set[SignalKind]:
+        return {signal.kind for signal in self._exchange.signals if signal.clock == self._iteration}
+
+    def _test_is_due(self, *, first: bool) -> bool:
+        interval = self._solver.test_interval
+        due = bool(interval) and bool(self._testers) and self._iteration % interval == 0
+        return due and (self._iteration > 0 or first)
+
+    # -- showing -------------------------------------------------------------------------------------------
+
+    def _display(self, rate: float, outputs: dict[str, Tensor]) -> None:
+        """Ask all workers for this iteration's numbers; they are shown when the last has come."""
+        ask = self._exchange.gather(pack(self._smoothed.value, outputs))
+        self._displayed.append(
+            Displayed(
+                iteration=self._iteration,
+                elapsed_s=self._elapsed_s(),
+                rate=rate,
+                sizes=output_sizes(self._replica.train),
+                ask=ask,
+            )
+        )
+
+    def _show_displayed(self, *, wait: bool) -> None:
+        while self._displayed:
+            shown = self._displayed[0]
+            payloads = self._exchange.gathered(shown.ask) if wait else shown.ask()
+            if payloads is None:
+                return
+            self._displayed.popleft()
+            first, workers = self._settings.rank == 0, self._settings.workers
+            numbers = total(payloads) / workers if first else total([payloads[self._settings.rank]])
+            record = TrainRecord(
+                iteration=shown.iteration,
+                loss=float(numbers[0]),
+                elapsed_s=shown.elapsed_s,
+                outputs=as_outputs(numbers[1:].tolist(), shown.sizes, self._replica.train.loss_weights),
+                rate=shown.rate,
+            )
+            for sink in self._sinks:
+                sink.on_train(record)
+
+    def _test(self) -> bool:
+        """Score all test nets; False where all workers break off, since the job was asked to stop."""
+        self._exchange.settle()
+        self._show_displayed(wait=True)
+        for index, tester in enumerate(self._testers):
+            if self._settings.rank == 0:
+                self._log.begin_test(self._iteration, index)
+            record = tester.run(self._tests_done, self._iteration, self._elapsed_s())
+            if record is None:
+                self._say(test_interrupted())
+                return False
+            for sink in self._sinks if self._settings.rank == 0 else ():
+                sink.on_test(record)
+        self._tests_done += 1
+        return True
+
+    def _say(self, line: GlogLine) -> None:
+        self._log.write(line)
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    # -- ending --------------------------------------------------------------------------------------------
+
+    def _compare_replicas(self) -> None:
+        self._exchange.settle()
+        self._check.run(self._iteration)
+
+    def _replicated(self) -> dict[str, Tensor]:
+        values = {trained.name: trained.tensor for trained in self._replica.trained}
+        return {**values, **self._exchange.replicated_state()}
+
+    def _snapshot(self) -> None:
+        self._losses.look()
+        self._compare_replicas()
+        self._show_displayed(wait=True)
+        progress = Progress(
+            iteration=self._iteration, tests_done=self._tests_done, losses=tuple(self._smoothed.losses)
+        )
+        before = self._before if self._solver.snapshot_diff else None
+        self._checkpoint.save(self._settings.prefix, progress, self._exchange, self._log, before=before)
+
+    def _end(self, *, stopped: bool) -> None:
+        solver = self._solver
+        self._show_displayed(wait=True)
+        self._exchange.settle()
+        if solver.snapshot_after_train and not (solver.snapshot and self._iteration % solver.snapshot == 0):
+            self._snapshot()
+        if stopped:
+            self._say(GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224))
+            return
+        if solver.display and self._iteration % solver.display == 0:
+            self._last_loss()
+        if solver.test_interval and self._testers:  # Caffe: only where the last iteration is one to be tested
+            self._test()
+        self._say(done())
+
+    def _last_loss(self) -> None:
+        """Caffe shows the loss of one more forward pass, with the final weights.
+
+        The pass moves statistics once more, and the test that follows reads them: all workers take the mean.
+        """
+        self._replica.train()
+        self._losses.see(self._iteration, self._replica.train.loss)
+        self._losses.look()
+        statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
+        numbers = [self._replica.train.loss.detach().view(1).double(), *(s.double() for s in statistics)]
+        payload = torch.cat(numbers).cpu().numpy().tobytes()
+        means = total(self._exchange.gathered(self._exchange.gather(payload))) / self._settings.workers
+        sizes = [tensor.numel() for tensor in statistics]
+        for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
+            tensor.copy_(mean)
+        self._say(last(self._iteration, float(means[0]), self._elapsed_s()))

@@ -1,0 +1,365 @@
+"""`python -m poseidon.engine.solver.worker`: one worker's process.
+
+Started by the launcher with the job document on its first line of standard input; then takes commands there and tells
+events on standard output, JSON lines both (`poseidon.cluster.events` has the list). The log goes to standard error and
+to `<output>/worker_<rank>.log`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from poseidon import log
+from poseidon.engine.averages import SmoothedLoss
+from poseidon.engine.control import Control
+from poseidon.engine.document import JobDocument, read_document
+from poseidon.engine.membership import membership
+from poseidon.engine.observation import Observation, open_trace, tell_plan
+from poseidon.engine.saving import Saving, Written
+from poseidon.engine.solver.checkpoint import Checkpoint, Progress
+from poseidon.engine.solver.replica import Replica
+from poseidon.engine.solver.summary import net_table
+from poseidon.engine.solver.tester import Tester
+from poseidon.engine.solver.trainer import LoopSettings, Trainer
+from poseidon.engine.tools.preflight import weight_files
+from poseidon.errors import PoseidonError
+from poseidon.exchange.base import Exchange, ExchangeSettings, History
+from poseidon.exchange.build import Built, build_exchange
+from poseidon.exchange.observe.pulse import PulsingExchange
+from poseidon.layers.base import LayerContext
+from poseidon.layers.user_modules import import_modules
+from poseidon.metrics.glog_lines import GlogSink, number
+from poseidon.metrics.netoutputs import NetOutputs
+from poseidon.metrics.record import TestRecord, TrainRecord
+from poseidon.metrics.sinks import Sink
+from poseidon.proto.caffe_pb2 import TRAIN
+from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.proto.shipped import unpack_solver
+from poseidon.solvers.settings import SolverSettings, solver_settings
+from ps_server import PeerLost, ServerError, StalenessTimeout
+from ps_server.numerics import prepare_process
+from ps_server.trace import NO_TRACE
+
+LOGGER = logging.getLogger("poseidon.engine.solver.worker")
+PROGRESS_S = 0.25
+
+
+class ProgressTeller:
+    """Tells the launcher where training stands, a few times a second; at its end also where it began, if it went nowhere."""
+
+    def __init__(self, control: Control, max_iter: int, images_per_iteration: int, start: Progress) -> None:
+        self._control = control
+        self._max_iter = max_iter
+        self._images = images_per_iteration
+        self._next_s = 0.0
+        self._iteration = start.iteration
+        self._loss: float | None = None
+        self._untold: tuple[int, SmoothedLoss] | None = None
+        if start.losses:
+            self._untold = (start.iteration, SmoothedLoss(len(start.losses), start.losses))
+
+    def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
+        """Note an iteration; report it when the last report is long enough ago."""
+        self._untold = (iteration, smoothed)
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell the latest iteration, unless that is told already."""
+        if self._untold is None:
+            return
+        (self._iteration, smoothed), self._untold = self._untold, None
+        self._loss = smoothed.value
+        self._tell()
+
+    def test(self, done: int, count: int) -> None:
+        """Note a batch of a test; report it when the last report is long enough ago.
+
+        Args:
+            done: batches that this worker has scored.
+            count: those that it will score.
+        """
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + PROGRESS_S
+            self.tell()
+            self._tell(tested=done, to_test=count)
+
+    def _tell(self, **test: int) -> None:
+        self._control.tell(
+            "progress",
+            iteration=self._iteration,
+            max_iter=self._max_iter,
+            images=self._iteration * self._images,
+            loss=self._loss,
+            **test,
+        )
+
+
+class ScoreTeller:
+    """Tells the launcher the scores of each test. See `Sink`."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def on_train(self, record: TrainRecord) -> None:
+        """See `Sink`."""
+
+    def on_test(self, record: TestRecord) -> None:
+        """See `Sink`."""
+        scores = [[output.name, number(output.value)] for output in record.outputs]
+        self._control.tell("tested", iteration=record.iteration, net=record.net, scores=scores)
+
+    def close(self) -> None:
+        """See `Sink`."""
+
+
+class Worker:
+    """One worker, from its document to the end of training."""
+
+    def __init__(self, document: JobDocument, control: Control) -> None:
+        self._document = document
+        self._control = control
+        self._log = GlogSink(logging.getLogger("poseidon.solver"))
+
+    def run(self) -> None:
+        """Build, train, leave."""
+        document = self._document
+        import_modules(document.imports)
+        packed = document.definitions
+        solver = unpack_solver(packed) if packed else read_solver(document.solver)
+        solver = solver.with_settings(document.settings).with_train_state(
+            level=int(document.level) if document.level else None, stages=document.stages
+        )
+        settings = solver_settings(solver)
+        context = LayerContext(
+            phase=TRAIN,
+            seed=document.seed,
+            rank=document.rank,
+            workers=document.workers,
+            client=document.client,
+            clients=document.clients,
+            local_rank=document.local_rank,
+            local_workers=document.local_workers,
+            device=torch.device(document.device),
+        )
+        replica = Replica(solver, settings, context)
+        try:
+            self._train(solver, settings, replica)
+        finally:
+            replica.close()
+
+    def _train(self, solver: SolverDefinition, settings: SolverSettings, replica: Replica) -> None:
+        document, rank = self._document, self._document.rank
+        checkpoint = Checkpoint(
+            replica,
+            solver.param,
+            settings.base_rule.kind,
+            rank=rank,
+            workers=document.workers,
+            worker_history=document.exchange.staleness > 0 and document.shards > 0,
+            saving=Saving(
+                keep=document.snapshot_keep,
+                on_written=self._tell_snapshot,
+                on_wait=self._control.pulse.beat,
+                stop_at_nan=document.stop_at_nan,
+            ),
+        )
+        start, histories = self._starting_point(solver, replica, checkpoint)
+        trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
+        self._control.tell("ready")
+        pulse = self._control.pulse
+        pulse.start()
+        with pulse.waiting():
+            built = build_exchange(
+                replica.trained,
+                ExchangeSettings(
+                    clip=settings.clip,
+                    gradient_scale=1.0 / settings.iter_size,
+                    start_clock=start.iteration,
+                ),
+                membership(document),
+                self._control.await_connect,
+                trace=trace,
+            )
+        layers = replica.train.layer_modules
+        seen = Observation(built, layers, trace, self._control.tell)
+        exchange = PulsingExchange(seen.exchange, pulse)
+        for net in (replica.train, *(test for _, test in replica.tests)):
+            net.register_forward_pre_hook(lambda *_: pulse.beat())
+        try:
+            exchange.open(histories)
+            gc.collect()
+            gc.freeze()  # what is there now stays to the end: the collector need not look through it in every pass
+            self._control.obey(exchange, rank)
+            if rank == 0:
+                self._introduce(replica, built)
+            with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
+                seen.watch()
+                trainer.run()
+        finally:
+            pulse.stop()
+            seen.close()
+
+    def _starting_point(
+        self, solver: SolverDefinition, replica: Replica, checkpoint: Checkpoint
+    ) -> tuple[Progress, list[History] | None]:
+        document = self._document
+        if not document.snapshot:
+            self._note(replica.load(weight_files(solver, document.weights)))
+            return Progress(iteration=0), None
+        resumed = checkpoint.restore(Path(document.snapshot))
+        self._note(replica.load([resumed.model]))
+        if self._document.rank == 0:
+            LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
+        return resumed.progress, resumed.histories
+
+    def _tell_snapshot(self, written: Written) -> None:
+        self._control.tell(
+            "snapshot",
+            state=str(written.state.absolute()),
+            iteration=written.iteration,
+            seconds=round(written.seconds, 3),
+        )
+
+    def _note(self, notes: list[str]) -> None:
+        if self._document.rank == 0:
+            for note in notes:
+                LOGGER.info("%s", note)
+
+    def _introduce(self, replica: Replica, built: Built) -> None:
+        document = self._document
+        tables = [[replica.trained[index].name for index in table] for table in built.tables]
+        for line in net_table(replica.train, tables, built.store):
+            LOGGER.info("%s", line)
+        if built.store is not None:
+            tell_plan(built.plan, Path(document.output))
+        LOGGER.info(
+            "%d worker%s%s, %s, seed %d",
+            document.workers,
+            "" if document.workers == 1 else "s",
+            f" x batch {replica.batch_records}" if replica.batch_records else "",
+            f"{document.exchange.kind.value}, {document.shards} shards, {document.exchange.consistency.value}, "
+            f"staleness {document.exchange.staleness}"
+            if document.shards
+            else "no server",
+            document.seed,
+        )
+
+    @contextlib.contextmanager
+    def _trainer(
+        self,
+        solver: SolverDefinition,
+        settings: SolverSettings,
+        replica: Replica,
+        exchange: Exchange,
+        checkpoint: Checkpoint,
+        start: Progress,
+    ) -> Iterator[Trainer]:
+        document = self._document
+        images = replica.batch_records * document.workers * settings.iter_size
+        progress = ProgressTeller(self._control, settings.max_iter, images, start)
+        testers = [
+            Tester(
+                index,
+                test,
+                net,
+                exchange,
+                rank=document.rank,
+                workers=document.workers,
+                with_loss=solver.param.test_compute_loss,
+                stop_wanted=self._control.stopping.is_set,
+                on_batch=progress.test,
+            )
+            for index, (test, net) in enumerate(replica.tests)
+        ]
+        sinks: list[Sink] = [ScoreTeller(self._control)]
+        if document.net_outputs and document.rank == 0:
+            sinks.append(
+                NetOutputs(Path(document.net_outputs), goes_on_at=start.iteration if document.goes_on else 0)
+            )
+        trainer = Trainer(
+            replica,
+            exchange,
+            settings,
+            LoopSettings(
+                rank=document.rank,
+                workers=document.workers,
+                prefix=solver.snapshot_prefix(Path(document.output)),
+                title=replica.train.definition.param.name or Path(document.solver).stem,
+                on_progress=progress,
+                exchange=document.exchange,
+                stop_at_nan=document.stop_at_nan,
+            ),
+            checkpoint=checkpoint,
+            testers=testers,
+            log=self._log,
+            sinks=sinks,
+            start=start,
+        )
+        try:
+            yield trainer
+        finally:
+            progress.tell()  # also of a job that has lost a part: its launcher says what will be repeated
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a worker; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m poseidon.engine.solver.worker",
+        description="One worker of a job; started by `poseidon train`, which writes its document to standard input.",
+    )
+    parser.add_argument("--job", help="marks the process as part of a job")
+    parser.add_argument("--rank", help="marks the process for people")
+    parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
+    logging.raiseExceptions = False  # a terminal that has gone must not end training
+    control = Control()
+    try:
+        document = read_document(sys.stdin.readline())
+        prepare_process(document.threads)
+        outputs = log.setup(stream=sys.stderr, file=Path(document.output) / f"worker_{document.rank}.log")
+    except (PoseidonError, OSError) as error:
+        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
+        return 1
+    with outputs:
+        return run_worker(document, control)
+
+
+def run_worker(document: JobDocument, control: Control) -> int:
+    """Run a worker to its end, telling how it ended; returns the exit code."""
+    control.start()
+    try:
+        Worker(document, control).run()
+    except (PoseidonError, ServerError) as error:
+        LOGGER.critical("%s", error)
+        lost = isinstance(error, PeerLost | StalenessTimeout)
+        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
+        return 1
+    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
+        where = Path(document.output) / f"worker_{document.rank}.log"
+        with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
+            traceback.print_exc(file=log_file)
+        control.tell("error", message=f"{type(error).__name__}: {error} (details in {where})", exit_code=1)
+        return 1
+    finally:
+        control.close()
+    control.tell("done")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""Timing a net layer by layer: what `caffe time` measures and says.
+
+Law: the net runs as it does in training, save that layers which would run as one run apart, so that each has its time.
+A layer's backward time is that of the autograd nodes which its forward pass made, wherever they run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poseidon.engine.tools.solo import zero_inputs
+from poseidon.metrics import caffe_lines as lines
+from poseidon.metrics.glog_lines import GlogLine
+from poseidon.net.net import Net
+
+Clock = Callable[[], float]
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Seconds, read when the device has done all it was given."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+def time_net(
+    net: Net, iterations: int, say: Callable[[GlogLine], None], *, clock: Clock | None = None
+) -> lines.NetTime:
+    """Run a net forward and backward and measure its layers.
+
+    Args:
+        net: of any phase; one with inputs gets zeros.
+        iterations: 1 or more, after one that is not measured.
+        say: gets the log lines of `caffe time`.
+        clock: seconds; the device's when not given.
+    """
+    now = clock or clock_of(net.context.device)
+    inputs = zero_inputs(net)
+    say(lines.performing_forward())
+    outputs = net(inputs)
+    for line in lines.performing_backward(float(net.loss.detach())):
+        say(line)
+    backward(net, outputs)
+    for line in lines.benchmark_begins(iterations):
+        say(line)
+    stopwatch = Stopwatch(now)
+    forward_s = backward_s = 0.0
+    began = now()
+    with stopwatch.watching(net):
+        for iteration in range(iterations):
+            start = now()
+            outputs = net(inputs)
+            middle = now()
+            backward(net, outputs)
+            end = now()
+            stopwatch.forget()
+            forward_s, backward_s = forward_s + middle - start, backward_s + end - middle
+            say(lines.iteration_time(iteration + 1, 1000 * (end - start)))
+    times = lines.NetTime(
+        layers=tuple(
+            lines.LayerTime(
+                name=layer.param.name,
+                forward_ms=1000 * stopwatch.forward_s.get(layer, 0.0) / iterations,
+                backward_ms=1000 * stopwatch.backward_s.get(layer, 0.0) / iterations,
+            )
+            for _, layer in net.layer_modules
+        ),
+        forward_ms=1000 * forward_s / iterations,
+        backward_ms=1000 * backward_s / iterations,
+        total_ms=1000 * (now() - began),
+        iterations=iterations,
+    )
+    for line in lines.benchmark_ends(times):
+        say(line)
+    return times
+
+
+def backward(net: Net, outputs: Mapping[str, Tensor]) -> None:
+    """One backward pass; a net without a loss gets zeros at its outputs, as Caffe's blobs start."""
+    net.zero_grad(set_to_none=True)
+    if net.loss.requires_grad:
+        net.loss.backward()
+        return
+    learned = [value for value in outputs.values() if value.requires_grad]
+    if learned:
+        torch.autograd.backward(learned, [torch.zeros_like(value) for value in learned])
+
+
+class Stopwatch:
+    """Measures each layer's forward pass, and the backward nodes that it left behind.
+
+    Attributes:
+        forward_s: seconds by layer, added up.
+        backward_s: seconds by layer, added up.
+    """
+
+    def __init__(self, now: Clock) -> None:
+        self._now = now
+        self._began_s = 0.0
+        self._seen: set[Any] = set()
+        self.forward_s: dict[torch.nn.Module, float] = {}
+        self.backward_s: dict[torch.nn.Module, float] = {}
+
+    @contextmanager
+    def watching(self, net: Net) -> Iterator[None]:
+        """Measure the net's passes inside the block."""
+        handles = []
+        keeping, net.keep_blobs = net.keep_blobs, True  # or layers would be joined
+        for _, layer in net.layer_modules:
+            handles.append(layer.register_forward_pre_hook(self._before))
+            handles.append(layer.register_forward_hook(self._after))
+        try:
+            yield
+        finally:
+            net.keep_blobs = keeping
+            for handle in handles:
+                handle.remove()
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of the nodes of the last pass."""
+        self._seen.clear()
+
+    def _before(self, layer: torch.nn.Module, bottoms: object) -> None:
+        self._began_s = self._now()
+
+    def _after(self, layer: torch.nn.Module, bottoms: object, tops: Tensor | tuple[Tensor, ...]) -> None:
+        took_s = self._now() - self._began_s
+        self.forward_s[layer] = self.forward_s.get(layer, 0.0) + took_s
+        self._watch_nodes(layer, (tops,) if isinstance(tops, Tensor) else tops)
+
+    def _watch_nodes(self, layer: torch.nn.Module, tops: tuple[Tensor, ...]) -> None:
+        """Every node between the tops and what layers before this one have made."""
+        waiting: list[Any] = [top.grad_fn for top in tops]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in self._seen:
+                continue
+            self._seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+            self._watch(layer, node)
+
+    def _watch(self, layer: torch.nn.Module, node: Any) -> None:
+        began: list[float] = []
+
+        def before(gradients: object) -> None:
+            began.append(self._now())
+
+        def after(inputs: object, outputs: object) -> None:
+            took_s = self._now() - began.pop()
+            self.backward_s[layer] = self.backward_s.get(layer, 0.0) + took_s
+
+        node.register_prehook(before)
+        node.register_hook(after)

@@ -1,0 +1,152 @@
+"""Checks of a job before any of its processes starts. Nothing is written.
+
+Law: a check here repeats none of the workers' rules; it calls the same functions earlier, so that a mistake is reported
+in a second, on the user's own terminal, and in the same words. Three things are left to the workers:
+
+* code of the user's: a Python layer, or a layer type of an imported module, may open files, start threads or count its
+  instances when it is created. It runs once, in the worker. Neither such a layer nor one above it is set up here.
+* files of other hosts: those hosts are asked (`poseidon.cluster.host_checks`).
+* what only reading all of the data shows: a damaged record, a label outside the classes; and the shapes in a model or state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.leveldb_cursor import ONE_OWNER
+from poseidon.errors import DataError, DefinitionError
+from poseidon.layers.base import Layer, LayerContext
+from poseidon.layers.inputs.data import Data
+from poseidon.layers.python_layer import Python
+from poseidon.net.compile import checked_layers, plan_phase
+from poseidon.net.plan import NetPlan
+from poseidon.proto.definition import NetDefinition, SolverDefinition
+from poseidon.solvers.settings import SolverSettings
+
+
+def check_nets(solver: SolverDefinition, settings: SolverSettings) -> NetDefinition:
+    """Join the layers of the train net and of every test net, without their shapes.
+
+    Returns:
+        The train net, all phases.
+
+    Raises:
+        DefinitionError: a net is missing, a layer's type or a bottom is unknown, there is no loss to train on, ...
+    """
+    definition = solver.net_definition()
+    plan = plan_phase(definition, solver.train_state(definition))
+    require_loss(definition, plan, settings)
+    for test in solver.test_nets():
+        plan_phase(test.definition, test.state)
+    return definition
+
+
+def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, files_are_here: bool) -> None:
+    """Set up the layers of all nets on torch's meta device: shapes, fillers, databases, lists and mean files.
+
+    Args:
+        solver: the definition.
+        contexts: of the workers to check for, one at a time.
+        files_are_here: the workers run on this machine. Otherwise layers that open files are left out.
+
+    Raises:
+        DefinitionError: a mistake in a net.
+        DataError: a database, list or mean file is missing or broken.
+    """
+    left_out = runs_users_code if files_are_here else _left_out_elsewhere
+    for context in contexts:
+        with ExitStack() as opened:
+            definition = solver.net_definition()
+            nets = [(definition, solver.train_state(definition))]
+            nets += [(test.definition, test.state) for test in solver.test_nets()]
+            train: Mapping[str, Layer] = {}
+            for net, state in nets:
+                checked = checked_layers(net, context, state=state, share_with=train, leave_out=left_out)
+                layers = opened.enter_context(checked)
+                train = train or layers
+                _check_owners(net, layers.values())
+
+
+def runs_users_code(kind: type[Layer]) -> bool:
+    """Whether creating a layer of this class runs code of the user's."""
+    return issubclass(kind, Python) or not kind.__module__.startswith("poseidon.layers.")
+
+
+def _left_out_elsewhere(kind: type[Layer]) -> bool:
+    return kind.OPENS_FILES or runs_users_code(kind)
+
+
+def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
+    """Refuse workers of one machine that would open the same LevelDB database.
+
+    Raises:
+        DataError: there are several.
+    """
+    for layer in layers:
+        param = layer.param.data_param
+        if (
+            not isinstance(layer, Data)
+            or layer.reader is None
+            or Backend(param.backend) is not Backend.LEVELDB
+        ):
+            continue
+        readers = layer.share(shared_file_system=param.shared_file_system, batch=1).step
+        if readers > 1:
+            text = f"the LevelDB database {layer.reader.source} would be opened by {readers} workers, {ONE_OWNER}"
+            raise DataError(str(net.error(layer.param.name, text)))
+
+
+def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:
+    """The models that a run starts from: those of the solver, then those of the flag.
+
+    Args:
+        solver: its `weights` may name several in one text, parted by commas.
+        given: likewise.
+    """
+    names = [part.strip() for names in (*solver.param.weights, *given) for part in names.split(",")]
+    return [Path(name) if Path(name).exists() else solver.resolve(name) for name in names]
+
+
+def require_loss(definition: NetDefinition, plan: NetPlan, settings: SolverSettings) -> None:
+    """Check that training has something to lower.
+
+    Raises:
+        DefinitionError: no top of the train net weighs in a loss.
+    """
+    if not plan.losses and settings.max_iter > 0:
+        raise DefinitionError(
+            "the net has no loss to train on; expected a loss layer or a loss_weight",
+            source=definition.source,
+        )
+
+
+def check_snapshot_prefix(solver: SolverDefinition) -> None:
+    """Check that a prefix of the solver's is a place for snapshots: a failure at the last iteration would cost the whole run.
+
+    Raises:
+        DefinitionError: their folder cannot be made or written, or what it lies in is missing, as after a typing mistake.
+    """
+    if not solver.param.snapshot_prefix:
+        return
+    folder = solver.snapshot_prefix().parent
+    obstacle = obstacle_to(folder)
+    if not obstacle and not folder.exists() and not folder.parent.exists():
+        obstacle = (
+            f"there is no folder {folder.parent} to make {folder.name} in; make it, or correct the prefix"
+        )
+    if obstacle:
+        raise solver.error("snapshot_prefix", f"snapshots cannot be written to {folder}: {obstacle}")
+
+
+def obstacle_to(folder: Path) -> str | None:
+    """Why files cannot be written to a folder, which need not exist yet; None when they can."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        return f"{there} is not a folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} may not be written by this user"
+    return None

@@ -1,0 +1,59 @@
+"""Scoring a trained net: what `caffe test` computes and says.
+
+Law: a score is the mean over batches of each number of each output, in double precision as in a training job's tests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from poseidon.engine.averages import as_outputs, output_sizes
+from poseidon.engine.tools.solo import zero_inputs
+from poseidon.metrics.caffe_lines import batch_line, score_lines
+from poseidon.metrics.glog_lines import GlogLine
+from poseidon.metrics.record import Output
+from poseidon.net.net import Net
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Means over the batches: the loss, and every number of every output in Caffe's order."""
+
+    loss: float
+    outputs: tuple[Output, ...]
+
+
+def score(net: Net, iterations: int, say: Callable[[GlogLine], None]) -> Scores:
+    """Run batches through a net and average what comes out.
+
+    Args:
+        net: one that reads its own data; one with inputs gets zeros.
+        iterations: batches, 1 or more.
+        say: gets the log lines of `caffe test`, those of a batch as soon as it is done.
+    """
+    sizes, weights = output_sizes(net), net.loss_weights
+    inputs = zero_inputs(net)
+    if inputs:
+        LOGGER.warning(
+            "the net has inputs that nothing fills (%s): they are zeros, as in Caffe", ", ".join(inputs)
+        )
+    sums: list[float] = []
+    loss = 0.0
+    for batch in range(iterations):
+        with torch.no_grad():
+            outputs = net(inputs)
+        loss += float(net.loss)
+        numbers = [float(x) for value in outputs.values() for x in value.double().reshape(-1).tolist()]
+        sums = [a + b for a, b in zip(sums or [0.0] * len(numbers), numbers, strict=True)]
+        for output in as_outputs(numbers, sizes, weights):
+            say(batch_line(batch, output))
+    means = as_outputs([total / iterations for total in sums], sizes, weights)
+    for line in score_lines(loss / iterations, means):
+        say(line)
+    return Scores(loss=loss / iterations, outputs=means)

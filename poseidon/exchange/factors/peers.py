@@ -1,0 +1,305 @@
+"""A worker's line to every other worker: one thread that moves factors between sockets and `FactorSession`.
+
+Each worker listens on an address of its own and is connected to every other's; pairs are sent to the others in the
+order rank + 1, rank + 2, ..., so that no worker is everybody's first. Law: a greeting with the job's secret comes before
+anything else from a peer; whatever does not validate is dropped and counted, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from poseidon.exchange.factors.outbox import GOODBYE, GREETING, Outbox
+from poseidon.exchange.factors.session import Factors, FactorSession, Pair, Round
+from poseidon.exchange.factors.wire import Buffer, Join, Leave, decode, encode
+from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
+from ps_server.keys import Keyring
+from ps_server.trace import NO_TRACE, Tracer, Track
+from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+
+POLL_S = 0.5
+RETRY_S = 0.002
+"""How soon a message is offered again to a peer whose queue was full, and how often it is looked whether the last have left."""
+GOODBYE_S = 1.0
+"""How long after the end of a connection its last message may be looked at."""
+LAST_WORDS_S = 2.0
+"""How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
+SEND_BUFFER_BYTES = 512 * 1024
+"""What the kernel holds for each other worker, four times what it holds for a shard, so that factors get most of a link
+which the shards' values want as well; pushes give way to them (`busy`)."""
+
+T = TypeVar("T")
+
+
+class Peers:
+    """The connection of one worker to all others.
+
+    Args:
+        session: what has come and gone.
+        listen: `tcp://host:port` to listen on; port 0 takes a free one.
+        token: the job's secret.
+        keys: own pair, and those of all workers by rank; None: all is in clear.
+        timeout_s: longest time that any call waits.
+        trace: told of each pair sent and received.
+    """
+
+    def __init__(
+        self,
+        session: FactorSession,
+        *,
+        listen: str,
+        token: bytes = b"",
+        keys: Keyring | None = None,
+        timeout_s: float = 600.0,
+        trace: Tracer = NO_TRACE,
+    ) -> None:
+        self.session = session
+        self.changed = threading.Condition()
+        self.dropped = 0
+        self.bytes_out = [0] * len(session.tables)
+        self.bytes_in = [0] * len(session.tables)
+        self.when_idle: Callable[[], object] = lambda: None
+        """Called, on this line's thread, whenever `busy` has become false."""
+        self._trace = trace
+        self._token = token
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._listening = ZmqServerTransport(listen, keys)
+        self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
+        self._sending: ZmqClientTransport | None = None
+        self._outboxes = [Outbox() for _ in self._others]
+        self._unsent = [0] * len(self._others)
+        self._ranks: dict[bytes, int] = {}
+        self._left: set[int] = set()
+        self._lost_s: dict[int, float] = {}
+        self._failure: ServerError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._pump, name=f"factors-{session.rank}", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where the others reach this worker."""
+        return self._listening.address
+
+    @property
+    def refused(self) -> int:
+        """How many have tried to connect and were not admitted."""
+        return self._listening.refused
+
+    def connect(self, addresses: Sequence[str]) -> None:
+        """Greet every other worker; from now on factors move.
+
+        Args:
+            addresses: of all workers, by rank.
+        """
+        keys = self._keys and replace(self._keys, expect=tuple(self._keys.admit[i] for i in self._others))
+        self._sending = ZmqClientTransport(
+            [addresses[rank] for rank in self._others],
+            keys,
+            send_buffer_bytes=SEND_BUFFER_BYTES,
+            tracked=True,
+        )
+        greeting = encode(Join(self.session.rank, self._token))
+        for outbox in self._outboxes:
+            outbox.add(GREETING, greeting)
+        self._thread.start()
+
+    def broadcast(self, table: int, pair: Pair) -> None:
+        """Send this worker's next pair of a table to every other; returns at once.
+
+        The pair must not be written to until every other worker is known to have it: see `FactorSession`.
+        """
+        with self.changed:
+            self.check()
+            frames = encode(self.session.send(table, pair))
+            for peer, outbox in enumerate(self._outboxes):
+                outbox.add(table, frames)
+                self._unsent[peer] += 1
+                self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
+            self.changed.notify_all()
+        self._listening.wake()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything has still to leave this host: is not yet all with the kernel. Any thread may ask."""
+        return self._failure is None and any(self._unsent)
+
+    def take(self, table: int) -> Round | None:
+        """The next complete round of a table."""
+        with self.changed:
+            return self.session.take(table)
+
+    def wait(self, found: Callable[[], T | None], otherwise: str, *, table: int) -> T:
+        """Wait until `found`, called under the lock whenever something has changed, gives something.
+
+        Args:
+            found: see above.
+            otherwise: how the sentence begins that says that it did not.
+            table: whose factors are waited for.
+
+        Raises:
+            StalenessTimeout: it did not in time; the text names the workers whose factors are missing.
+            PeerLost: the connection failed.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        with self.changed:
+            while True:
+                result = found()
+                if result is not None:
+                    return result  # even where another worker has left since: it had nothing more to say
+                self.check()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    lagging = ", ".join(f"worker {rank}" for rank in self.session.lagging(table))
+                    raise StalenessTimeout(
+                        f"{otherwise} within {self._timeout_s:g} s; missing: {lagging or 'none, they are not applied'}"
+                    )
+                self.changed.wait(left)
+
+    def fail(self, error: ServerError) -> None:
+        """Make every waiting and later call raise `error`."""
+        with self.changed:
+            self._failure = self._failure or error
+            self.changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what has failed."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closing:
+            raise LocalProtocolError("the line to the other workers is closed")
+
+    def close(self) -> None:
+        """Send what is queued, and disconnect. Safe to call twice."""
+        if self._closing:
+            return
+        with self.changed:
+            for outbox in self._outboxes:
+                outbox.add(GOODBYE, encode(Leave()))
+            self._closing = True
+        self._listening.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._sending is not None:
+            self._sending.close()
+        self._listening.close()
+        with self.changed:
+            self.changed.notify_all()
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        assert self._sending is not None
+        try:
+            give_up_s = float("inf")
+            while True:
+                closing = self._closing
+                if closing:
+                    give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
+                gone = self._sending.lost
+                blocked = self._send(gone)
+                busy = self._see_off(gone)
+                self._see_losses(gone, time.monotonic())
+                if closing and (not blocked or time.monotonic() > give_up_s):
+                    return
+                self._receive(RETRY_S if blocked or busy else POLL_S)
+        except ServerError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
+            lost = PeerLost(f"the line of worker {self.session.rank} to the others failed: {error!r}")
+            lost.__cause__ = error
+            self.fail(lost)
+
+    def _send(self, lost: Collection[int]) -> bool:
+        """Send what the peers' queues take; returns whether anything is left."""
+        blocked = False
+        for peer, outbox in enumerate(self._outboxes):
+            if peer in lost:
+                outbox.clear()  # ZeroMQ would keep it for a peer that comes back
+            blocked = not self._send_to(peer, outbox) or blocked
+        return blocked
+
+    def _send_to(self, peer: int, outbox: Outbox) -> bool:
+        """Send a peer what its queue takes; returns whether that was all."""
+        assert self._sending is not None
+        while True:
+            with self.changed:  # whoever broadcasts adds to it
+                if not outbox:
+                    return True
+                waiting, began_ns = outbox.take(), self._trace.now()
+            if not self._sending.send(peer, waiting.frames):
+                with self.changed:
+                    outbox.put_back(waiting)
+                return False
+            if 0 <= waiting.table < GOODBYE:
+                name = self.session.tables[waiting.table].name
+                self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
+
+    def _see_off(self, lost: Collection[int]) -> bool:
+        """Note what has left this host; returns whether anything still has to."""
+        assert self._sending is not None
+        with self.changed:  # whoever broadcasts adds to it
+            was_busy = self.busy
+            for peer, outbox in enumerate(self._outboxes):
+                self._unsent[peer] = 0 if peer in lost else len(outbox) + self._sending.unsent(peer)
+            busy = self.busy
+        if was_busy and not busy:
+            self.when_idle()
+        return busy
+
+    def _see_losses(self, lost: Collection[int], now: float) -> None:
+        """Fail once a connection has ended without a goodbye.
+
+        Raises:
+            PeerLost: names the worker.
+        """
+        assert self._sending is not None
+        for peer in lost:
+            rank = self._others[peer]
+            if rank not in self._left and now - self._lost_s.setdefault(rank, now) >= GOODBYE_S:
+                raise PeerLost(
+                    f"worker {self.session.rank} lost {self._sending.loss_words(peer)} (worker {rank})"
+                )
+
+    def _receive(self, timeout_s: float) -> None:
+        batch = self._listening.receive(timeout_s)
+        if not batch:
+            return
+        with self.changed:
+            for peer, frames in batch:
+                try:
+                    self._take_in(peer, frames)
+                except RemoteProtocolError:
+                    self.dropped += 1
+            self.changed.notify_all()
+
+    def _take_in(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+        began_ns = self._trace.now()
+        if peer not in self._ranks and len(frames) != 1:
+            raise RemoteProtocolError("a stranger sent more than a greeting")
+        message = decode(frames, self.session.tables)
+        if isinstance(message, Factors):
+            if peer not in self._ranks:
+                raise RemoteProtocolError("a stranger sent factors")
+            self.session.receive(self._ranks[peer], message)
+            self.bytes_in[message.table] += message.pair.u.nbytes + message.pair.v.nbytes
+            name, sender = self.session.tables[message.table].name, self._ranks[peer]
+            self._trace.span(Track.FACTORS, "receive", name, began_ns, worker=sender, clock=message.clock)
+            return
+        if isinstance(message, Leave):
+            if peer not in self._ranks:
+                raise RemoteProtocolError("a stranger said goodbye")
+            self._left.add(self._ranks[peer])
+            return
+        if not hmac.compare_digest(message.token, self._token):
+            raise RemoteProtocolError("a peer's token is not this job's")
+        if message.rank not in self._others or message.rank in self._ranks.values():
+            raise RemoteProtocolError(f"a peer says that it is worker {message.rank}")
+        self._ranks[peer] = message.rank
+        if len(self._ranks) == len(self._others):
+            self._listening.admit_no_more()

@@ -1,0 +1,265 @@
+"""The thread that speaks for a machine: it alone uses the inner exchange's tensors (`leader.py` says why).
+
+Law: it calls the inner exchange in the order in which a loop of one worker would: start, wait for each tensor and
+publish it, begin each as soon as all parts are here, finish.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import Exchange, Trained
+from poseidon.exchange.local.contributions import Contributions, FactorStack
+from poseidon.exchange.local.group import pack_signals
+from poseidon.exchange.local.line import Kind, Line, tell
+from poseidon.exchange.local.reduction import Reduction
+from poseidon.exchange.local.siblings import Siblings
+from poseidon.exchange.side_stream import Event, SideStream
+from ps_server import PeerLost, ServerError, Signal, SignalKind
+
+LEAVE_S = 2.0
+"""How long it has, when the exchange closes, to end an iteration that the others have not finished yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a worker of the machine hands in.
+
+    Args:
+        kind: PART, FACTORS, RELEASED, TAKEN or LEAVE.
+        worker: its local rank.
+        index: the tensor.
+        rows: of the factors.
+        packed: the factors of another worker; None: the leader's, which are in their stack.
+        part: the leader's part.
+        event: after which the leader's part or factors may be read.
+    """
+
+    kind: Kind
+    worker: int
+    index: int = 0
+    rows: int = 0
+    packed: bytearray | None = None
+    part: Tensor | None = None
+    event: Event = None
+
+
+class Engine:
+    """The engine and what it is told.
+
+    Args:
+        inner: joins the machines.
+        tensors: what to keep together.
+        by_factors: for each tensor whether it travels as factors.
+        lines: of the other workers.
+        reduction: how tensors move within the machine.
+        siblings: the shared state.
+        failed: told why it cannot go on.
+    """
+
+    def __init__(
+        self,
+        inner: Exchange,
+        tensors: Sequence[Trained],
+        *,
+        by_factors: Sequence[bool],
+        lines: Sequence[Line],
+        reduction: Reduction,
+        siblings: Siblings,
+        failed: Callable[[ServerError], None],
+    ) -> None:
+        self._inner = inner
+        self._tensors = tensors
+        self._lines = lines
+        self._reduction = reduction
+        self._siblings = siblings
+        self._failed = failed
+        self._workers = len(lines) + 1
+        device = tensors[0].tensor.device if tensors else torch.device("cpu")
+        self.side = SideStream(device)
+        self._contributions = Contributions(by_factors, self._workers)
+        self.stacks = {
+            index: FactorStack(shape[0], shape[1], workers=self._workers, device=device)
+            for index, shape in enumerate(trained.tensor.shape for trained in tensors)
+            if by_factors[index]
+        }
+        """Where the leader puts its own factors before it gives them."""
+        self._own: dict[int, Tensor] = {}
+        self._published = [0] * len(tensors)
+        self._marks: list[Event] = [None] * len(tensors)
+        self._told: tuple[Signal, ...] = ()
+        self._given: deque[Given] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wishes: deque[SignalKind] = deque()
+        self._left: set[int] = set()
+        self._settled = 0
+        self._leaving = False
+        self._thread = threading.Thread(target=self._run, name="local-engine", daemon=True)
+        self._thread.start()
+
+    # -- calls of other threads ----------------------------------------------------------------------------
+
+    def give(self, given: Given) -> None:
+        """Something that a worker hands in."""
+        with self._siblings.changed:
+            self._given.append(given)
+            self._siblings.changed.notify_all()
+
+    def iterate(self, iteration: int, rate: float) -> None:
+        """Begin an iteration once the last one has ended; returns at once."""
+        self._command(lambda: self._iterate(iteration, rate))
+
+    def signal(self, kind: SignalKind) -> None:
+        """Rank 0 asks all replicas for something: passed on when the next iteration starts, before its values."""
+        with self._siblings.changed:
+            self._wishes.append(kind)
+
+    def together(self, step: Callable[[], None]) -> None:
+        """Do `step`, publish what every tensor has become; return once all workers have taken it."""
+        settled = self._settled + 1
+        self._command(lambda: self._settle(step))
+        self._siblings.until(
+            lambda: True if self._settled == settled else None, "the workers of this machine did not settle"
+        )
+
+    def wait(self, index: int, publication: int) -> None:
+        """Wait until a tensor has been published so many times, and may be used by the current stream."""
+        self._siblings.until(
+            lambda: True if self._published[index] >= publication else None,
+            f"tensor '{self._tensors[index].name}' did not come",
+        )
+        self.side.join(self._marks[index])
+
+    def leave(self) -> None:
+        """End what can be ended without the others, and stop."""
+        with self._siblings.changed:
+            self._leaving = True
+            self._siblings.changed.notify_all()
+        self._thread.join(LEAVE_S)
+        self._siblings.close()
+        self._thread.join(LEAVE_S)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._siblings.changed:
+            self._siblings.check()
+            self._commands.append(command)
+            self._siblings.changed.notify_all()
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self.side.after(None):
+                while (command := self._next_command()) is not None:
+                    command()
+        except ServerError as error:
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the loop must hear of it
+            lost = PeerLost(f"the worker that leads its machine failed: {error!r}")
+            lost.__cause__ = error
+            self._failed(lost)
+
+    def _next_command(self) -> Callable[[], None] | None:
+        with self._siblings.changed:
+            while not (self._commands or self._leaving or self._siblings.failure):
+                self._siblings.changed.wait()
+            return self._commands.popleft() if self._commands else None
+
+    def _next_given(self, owes: Callable[[int], bool]) -> Given | None:
+        """What comes next; None where nothing can, as this worker leaves and owes its own part."""
+        while True:
+            for worker in sorted(self._left):
+                if owes(worker) and not owes(0):  # the leader may be about to leave as well
+                    raise PeerLost(f"worker {worker} of this machine has left before the end")
+            self._siblings.until(
+                lambda: True if self._given or (self._leaving and owes(0)) else None,
+                "not every worker of this machine has finished the iteration",
+                limited=not owes(0),  # the loop of this worker may take its time
+            )
+            if not self._given:
+                return None
+            given = self._given.popleft()
+            if given.kind is not Kind.LEAVE:
+                return given
+            self._left.add(given.worker)
+
+    def _iterate(self, iteration: int, rate: float) -> None:
+        self._inner.start(iteration, rate)
+        while self._wishes:
+            self._inner.signal(self._wishes.popleft())
+        self._publish_all()
+        self._contributions.start()
+        while not self._contributions.complete:
+            given = self._next_given(self._contributions.owes)
+            if given is None:
+                return
+            with self.side.after(given.event):
+                self._take(given)
+        self._inner.finish()
+
+    def _settle(self, step: Callable[[], None]) -> None:
+        step()
+        self._publish_all()
+        owing = set(range(1, self._workers))
+        while owing:
+            given = self._next_given(owing.__contains__)
+            assert given is not None, "the leader takes nothing"
+            owing.discard(given.worker)  # nothing but TAKEN can come now
+        with self._siblings.changed:
+            self._settled += 1
+            self._siblings.changed.notify_all()
+
+    def _publish_all(self) -> None:
+        for index in range(len(self._tensors)):
+            self._inner.wait(index)
+            self._reduction.publish(index)
+            signals = self._inner.signals
+            if signals != self._told:
+                tell(self._lines, Kind.SIGNALS, pack_signals(signals))
+                self._told = signals
+            tell(self._lines, Kind.VALUE, index=index)
+            with self._siblings.changed:
+                self._published[index] += 1
+                self._marks[index] = self.side.mark()
+                self._siblings.changed.notify_all()
+
+    def _take(self, given: Given) -> None:
+        index = given.index
+        match given.kind:
+            case Kind.PART:
+                if given.part is not None:
+                    self._own[index] = given.part
+                    self._reduction.give(index, given.part)
+                if self._contributions.give(index, given.worker):
+                    for due in self._reduction.due(index):
+                        self._begin_inner(due)
+            case Kind.FACTORS:
+                if given.packed is not None:
+                    self.stacks[index].add(given.worker, given.rows, given.packed)
+                if self._contributions.give(index, given.worker):
+                    self._begin_inner_factors(index)
+            case Kind.RELEASED:
+                if self._contributions.release(index, given.worker):
+                    self._inner.release(index)
+            case _:
+                raise PeerLost(f"worker {given.worker} sent an unexpected {given.kind.name}")
+
+    def _begin_inner(self, index: int) -> None:
+        mean = self._reduction.mean(index, self._own.pop(index))
+        if mean.is_cuda:
+            mean.record_stream(torch.cuda.current_stream(mean.device))
+        if self._tensors[index].statistics:
+            assert mean.data_ptr() == self._tensors[index].tensor.data_ptr(), "summed where they are"
+        else:
+            self._inner.begin(index, mean.view(self._tensors[index].tensor.shape))
+
+    def _begin_inner_factors(self, index: int) -> None:
+        u_RN, v_RM = self.stacks[index].take()
+        if u_RN.shape[0]:
+            self._inner.begin_factors(index, u_RN, v_RM)

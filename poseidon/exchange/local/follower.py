@@ -1,0 +1,238 @@
+"""A worker that another one on its machine speaks for (`group.py` has the laws)."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from poseidon.exchange.base import Ask, History, Trained
+from poseidon.exchange.local.group import LocalGroup, unpack, unpack_signals
+from poseidon.exchange.local.line import Buffer, Kind, Message, connect
+from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, follow
+from poseidon.exchange.local.siblings import Siblings
+from ps_server import LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
+from ps_server.rules import history_count
+
+
+class FollowerExchange:
+    """See `Exchange`.
+
+    Args:
+        tensors: the same on all workers.
+        group: this worker's place.
+    """
+
+    def __init__(self, tensors: Sequence[Trained], group: LocalGroup) -> None:
+        self._tensors = tensors
+        self._group = group
+        self._siblings = Siblings(group.timeout_s)
+        self._line = connect(group.address, group.timeout_s)
+        try:
+            self._reduction = self._introduce()
+        except ServerError:
+            self._line.close()
+            raise
+        self._published = [0] * len(tensors)
+        self._taken = [0] * len(tensors)
+        self._round = 0
+        self._begun: set[int] = set()
+        self._released: set[int] = set()
+        self._asked = 0
+        self._gathered: dict[int, tuple[bytes, ...]] = {}
+        self._histories: list[bytearray] = []
+        self._signals: tuple[Signal, ...] = ()
+        self._thread = threading.Thread(target=self._listen, name=f"local-{group.rank}", daemon=True)
+        self._thread.start()
+
+    def _introduce(self) -> Reduction:
+        self._line.send(Kind.HELLO, Hello.of(self._tensors).pack(), number=self._group.rank)
+        message, files = self._line.receive_files(self._group.timeout_s)
+        if message.kind is Kind.FAILED:
+            raise PeerLost(message.payload.decode())
+        welcome = Welcome.unpack(message.payload)
+        self._by_factors = welcome.by_factors
+        return follow(self._tensors, self._group, welcome, files)
+
+    # -- the contract --------------------------------------------------------------------------------------
+
+    def open(self, histories: Sequence[History] | None) -> None:
+        """See `Exchange`. The leader's history counts."""
+        self._take_all()
+
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`. What the leader has counts."""
+        self._take_all()
+
+    def start(self, iteration: int, rate: float) -> None:
+        """See `Exchange`. The leader's rate counts."""
+        self._round += 1
+        self._begun.clear()
+        self._released.clear()
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """See `Exchange`."""
+        self._give(index, gradient.detach().reshape(-1))
+
+    def takes_factors(self, index: int) -> bool:
+        """See `Exchange`."""
+        return self._by_factors[index]
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """See `Exchange`."""
+        if not self._by_factors[index]:
+            self.begin(index, u_KN.detach().t() @ v_KM.detach())
+            return
+        self.wait(index)
+        self._begun.add(index)
+        pieces = [factor.detach().cpu().contiguous().numpy().data for factor in (u_KN, v_KM)]
+        self._tell(Kind.FACTORS, *pieces, index=index, number=u_KN.shape[0])
+
+    def release(self, index: int) -> None:
+        """See `Exchange`."""
+        if self._by_factors[index] and index not in self._released:
+            self._released.add(index)
+            self._tell(Kind.RELEASED, index=index)
+
+    def wait(self, index: int) -> None:
+        """See `Exchange`."""
+        if self._taken[index] == self._round:
+            return
+        self._await_value(index)
+        self._reduction.receive(index)
+        self._taken[index] = self._round
+
+    def finish(self) -> None:
+        """See `Exchange`."""
+        for index, trained in enumerate(self._tensors):
+            self.wait(index)
+            if trained.statistics:
+                self._give(index, trained.tensor.detach().reshape(-1))
+            elif self._by_factors[index]:
+                if index not in self._begun:
+                    self._tell(Kind.FACTORS, index=index)
+                self.release(index)
+            elif index not in self._begun:
+                self._give(index, None)
+
+    def settle(self) -> None:
+        """See `Exchange`."""
+        self._take_all()
+
+    def histories(self) -> list[History]:
+        """See `Exchange`. Only where the leader tells its own (`LeaderExchange`)."""
+        told = self._siblings.until(
+            lambda: self._histories.pop(0) if self._histories else None,
+            "the leading worker told no histories",
+        )
+        flat, found, place = np.frombuffer(told, np.float32), list[History](), 0
+        for trained in self._tensors:
+            size, count = trained.tensor.numel(), history_count(trained.rule.kind)
+            rows = flat[place : place + count * size].reshape(count, *trained.tensor.shape)
+            found.append([row.copy() for row in rows])
+            place += count * size
+        return found
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return {}
+
+    def gather(self, payload: bytes) -> Ask:
+        """See `Exchange`."""
+        tag = self._asked
+        self._asked += 1
+        self._tell(Kind.GATHER, payload, number=tag)
+        kept: list[tuple[bytes, ...]] = []
+
+        def collected() -> tuple[bytes, ...] | None:
+            with self._siblings.changed:
+                if tag in self._gathered:
+                    kept.append(self._gathered.pop(tag))
+                if not kept:
+                    self._siblings.check()
+                return kept[0] if kept else None
+
+        return collected
+
+    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
+        """See `Exchange`."""
+        return self._siblings.until(ask, "not every worker has come to a meeting")
+
+    def signal(self, kind: SignalKind) -> None:
+        """See `Exchange`."""
+        raise LocalProtocolError("a worker that does not lead its machine signals; only worker 0 may")
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """See `Exchange`."""
+        return self._signals
+
+    def close(self) -> None:
+        """See `Exchange`."""
+        if self._siblings.closing:
+            return
+        self._siblings.close()
+        with contextlib.suppress(PeerLost):  # the leader has left already
+            self._line.send(Kind.LEAVE)
+        self._line.close()
+        self._thread.join()
+        self._reduction.close()
+
+    # -- within --------------------------------------------------------------------------------------------
+
+    def _give(self, index: int, part: Tensor | None) -> None:
+        self.wait(index)  # whoever gives a part before it has the value would write over the part before
+        self._begun.add(index)
+        self._reduction.give(index, part)
+        self._tell(Kind.PART, index=index)
+
+    def _take_all(self) -> None:
+        """Take every value of a round in which nothing begins."""
+        self._round += 1
+        for index in range(len(self._tensors)):
+            self.wait(index)
+        self._tell(Kind.TAKEN)
+
+    def _tell(self, kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
+        try:
+            self._line.send(kind, *payload, index=index, number=number)
+        except PeerLost:
+            self._thread.join(self._group.timeout_s)  # it may have said why before it went
+            self._siblings.check()
+            raise
+
+    def _await_value(self, index: int) -> None:
+        self._siblings.until(
+            lambda: True if self._published[index] >= self._round else None,
+            f"tensor '{self._tensors[index].name}' did not come from the leading worker",
+        )
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._line.receive()
+                with self._siblings.changed:
+                    self._hear(message)
+                    self._siblings.changed.notify_all()
+        except ServerError as error:
+            self._siblings.fail(error)
+
+    def _hear(self, message: Message) -> None:
+        match message.kind:
+            case Kind.VALUE:
+                self._published[message.index] += 1
+            case Kind.SIGNALS:
+                self._signals = unpack_signals(message.payload)
+            case Kind.GATHERED:
+                self._gathered[message.number] = unpack(message.payload)
+            case Kind.HISTORIES:
+                self._histories.append(message.payload)
+            case Kind.FAILED:
+                raise PeerLost(message.payload.decode())
+            case Kind.LEAVE:
+                raise PeerLost("the leading worker of this machine has left")
+            case _:
+                raise PeerLost(f"the leading worker sent an unexpected {message.kind.name}")

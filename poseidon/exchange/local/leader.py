@@ -1,0 +1,253 @@
+"""The worker that speaks for all workers of its machine (`group.py` has the laws).
+
+Threads: the loop's own; one that listens to each other worker; one for collections (`collections.py`); and the engine
+(`engine.py`), which calls the inner exchange. Tensors belong to the exchange while the engine waits for them, so
+the leader's loop needs no copy: it waits until the engine has published.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import Ask, Exchange, History, Trained
+from poseidon.exchange.local.collections import Meetings
+from poseidon.exchange.local.engine import Engine, Given
+from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.line import Kind, Line, Message, accept, refuse, tell
+from poseidon.exchange.local.reduction import Hello, Means, offer, usual_means
+from poseidon.exchange.local.siblings import Siblings
+from ps_server import PeerLost, ServerError, Signal, SignalKind
+
+
+class LeaderExchange:
+    """See `Exchange`.
+
+    Args:
+        inner: joins the machines; its replicas are machines. This exchange closes it.
+        tensors: what to keep together, the same on all workers.
+        group: this worker's place.
+        means: how tensors move within the machine; None: the usual one for their devices.
+        tells_histories: the other workers call `histories` too, and hear the leader's (staleness > 0, where every
+            worker brings a history to a snapshot).
+    """
+
+    def __init__(
+        self,
+        inner: Exchange,
+        tensors: Sequence[Trained],
+        group: LocalGroup,
+        *,
+        means: Means | None = None,
+        tells_histories: bool = False,
+    ) -> None:
+        self._inner = inner
+        self._tensors = tensors
+        self._tells_histories = tells_histories
+        self._siblings = Siblings(group.timeout_s)
+        self._by_factors = [not t.statistics and inner.takes_factors(i) for i, t in enumerate(tensors)]
+        try:
+            self._welcome(group, means)
+        except ServerError:
+            inner.close()
+            raise
+        self._failed = False
+        self._round = 0
+        self._used = [0] * len(tensors)
+        self._begun: set[int] = set()
+        self._released: set[int] = set()
+        self._meetings = Meetings(inner, self._lines, self._siblings, self._fail)
+        self._engine = Engine(
+            inner,
+            tensors,
+            by_factors=self._by_factors,
+            lines=self._lines,
+            reduction=self._reduction,
+            siblings=self._siblings,
+            failed=self._fail,
+        )
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(worker, line), name=f"local-{worker}", daemon=True)
+            for worker, line in enumerate(self._lines, start=1)
+        ]
+        for listener in self._listeners:
+            listener.start()
+
+    def _welcome(self, group: LocalGroup, means: Means | None) -> None:
+        own = Hello.of(self._tensors)
+        devices = [own.device]
+
+        def check(message: Message) -> None:
+            hello = Hello.unpack(message.payload)
+            devices.append(hello.device)
+            if hello.sizes != own.sizes:
+                raise PeerLost(f"worker {message.number} of this machine has other tensors than its leader")
+
+        self._lines = accept(group.address, group.workers - 1, group.timeout_s, check)
+        try:
+            offered = offer(self._tensors, group, means or usual_means(devices), self._by_factors)
+            for line in self._lines:
+                line.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)
+            self._reduction = offered.accepted()
+        except ServerError as error:
+            refuse(self._lines, error)
+            raise
+
+    # -- the contract --------------------------------------------------------------------------------------
+
+    def open(self, histories: Sequence[History] | None) -> None:
+        """See `Exchange`."""
+        self._together(lambda: self._inner.open(histories))
+
+    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
+        """See `Exchange`."""
+        self._together(lambda: self._inner.reopen(histories, clock))
+
+    def start(self, iteration: int, rate: float) -> None:
+        """See `Exchange`."""
+        self._begun.clear()
+        self._released.clear()
+        self._round += 1
+        self._engine.iterate(iteration, rate)
+
+    def begin(self, index: int, gradient: Tensor) -> None:
+        """See `Exchange`."""
+        self._begin(index, gradient.detach().reshape(-1))
+
+    def takes_factors(self, index: int) -> bool:
+        """See `Exchange`."""
+        return self._by_factors[index]
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        """See `Exchange`."""
+        if not self._by_factors[index]:
+            self.begin(index, u_KN.detach().t() @ v_KM.detach())
+            return
+        self.wait(index)
+        self._begun.add(index)
+        self._engine.stacks[index].own(u_KN.detach(), v_KM.detach())
+        self._give(Given(kind=Kind.FACTORS, worker=0, index=index, event=self._engine.side.mark()))
+
+    def release(self, index: int) -> None:
+        """See `Exchange`."""
+        if self._by_factors[index] and index not in self._released:
+            self._released.add(index)
+            self._give(Given(kind=Kind.RELEASED, worker=0, index=index, event=self._engine.side.mark()))
+
+    def wait(self, index: int) -> None:
+        """See `Exchange`."""
+        if self._used[index] == self._round:
+            return
+        self._engine.wait(index, self._round)
+        self._used[index] = self._round
+        self._reduction.published(index)
+
+    def finish(self) -> None:
+        """See `Exchange`."""
+        for index, trained in enumerate(self._tensors):
+            if trained.statistics:
+                self._begin(index, trained.tensor.detach().view(-1))
+            elif self._by_factors[index]:
+                if index not in self._begun:
+                    self._give(Given(kind=Kind.FACTORS, worker=0, index=index))
+                self.release(index)
+            elif index not in self._begun:
+                self._begin(index, torch.zeros_like(trained.tensor.detach().view(-1)))
+
+    def settle(self) -> None:
+        """See `Exchange`."""
+        self._together(self._inner.settle)
+
+    def histories(self) -> list[History]:
+        """See `Exchange`."""
+        found = self._inner.histories()
+        if self._tells_histories:
+            arrays = [array.reshape(-1).data for history in found for array in history]
+            tell(self._lines, Kind.HISTORIES, *arrays)
+        return found
+
+    def replicated_state(self) -> Mapping[str, Tensor]:
+        """See `Exchange`."""
+        return self._inner.replicated_state()
+
+    def gather(self, payload: bytes) -> Ask:
+        """See `Exchange`."""
+        return self._meetings.ask(payload)
+
+    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
+        """See `Exchange`."""
+        return self._siblings.until(ask, "not every worker has come to a meeting")
+
+    def signal(self, kind: SignalKind) -> None:
+        """See `Exchange`."""
+        self._engine.signal(kind)
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """See `Exchange`."""
+        return self._inner.signals
+
+    def close(self) -> None:
+        """See `Exchange`."""
+        if self._siblings.closing:
+            return
+        self._engine.leave()
+        self._meetings.close()
+        tell(self._lines, Kind.LEAVE)
+        for line in self._lines:
+            line.close()
+        for listener in self._listeners:
+            listener.join()
+        self._reduction.close()
+        self._inner.close()
+
+    # -- the loop's thread ---------------------------------------------------------------------------------
+
+    def _begin(self, index: int, part: Tensor) -> None:
+        self.wait(index)
+        self._begun.add(index)
+        self._give(Given(kind=Kind.PART, worker=0, index=index, part=part, event=self._engine.side.mark()))
+
+    def _give(self, given: Given) -> None:
+        self._siblings.check()
+        self._engine.give(given)
+
+    def _together(self, step: Callable[[], None]) -> None:
+        self._round += 1
+        self._engine.together(step)
+        for index in range(len(self._tensors)):
+            self.wait(index)
+
+    # -- the listeners -------------------------------------------------------------------------------------
+
+    def _listen(self, worker: int, line: Line) -> None:
+        try:
+            while True:
+                message = line.receive()
+                if message.kind is Kind.GATHER:
+                    self._meetings.contribute(worker, message.number, message.payload)
+                    continue
+                given = Given(
+                    kind=message.kind,
+                    worker=worker,
+                    index=message.index,
+                    rows=message.number,
+                    packed=message.payload,
+                )
+                self._engine.give(given)
+                if message.kind is Kind.LEAVE:
+                    self._meetings.leave(worker)
+                    return
+        except ServerError as error:
+            if not self._siblings.closing:
+                self._fail(error)
+
+    def _fail(self, error: ServerError) -> None:
+        with self._siblings.changed:
+            first, self._failed = not self._failed, True
+        if first:  # before this worker's loop hears of it, which then closes the lines
+            tell(self._lines, Kind.FAILED, str(error).encode())
+        self._siblings.fail(error)

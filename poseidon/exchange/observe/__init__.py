@@ -1,0 +1,1 @@
+"""Observers of an exchange: waits, traffic, traces, and the watchdog."""

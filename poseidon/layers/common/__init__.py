@@ -1,0 +1,1 @@
+"""Layers that combine, reshape and multiply blobs."""

@@ -1,0 +1,1 @@
+"""Layers that bring data into a net."""

@@ -1,0 +1,60 @@
+"""Data: batches of a database of Datum records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from poseidon.data.batches.reader import BatchReader
+from poseidon.data.batches.transform import Transform
+from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import TRAIN
+
+# Fields that today's grammar keeps in transform_param; a value here would be without effect.
+MOVED_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
+
+
+@register("Data")
+class Data(ReadingSource):
+    """Pictures and labels from an LMDB or LevelDB database, read ahead in the background.
+
+    Tops: data N x C x H x W, cropped and transformed; optionally label N.
+
+    Fields (data_param): source, batch_size N of one worker, backend, rand_skip, prefetch, shared_file_system (true:
+    all clients share the records of one database; false: client k has `<source>_k`); transform_param.
+    """
+
+    MAX_TOPS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.data_param
+        if self.reader is None:
+            self.reader = self._open()
+        shape = tuple(int(extent) for extent in self.reader.shape)
+        return [shape, (param.batch_size,)][: len(self.param.top)]
+
+    def _open(self) -> BatchReader:
+        param, context = self.param.data_param, self.context
+        if not param.source:
+            raise LayerError("missing source")
+        if param.batch_size < 1:
+            raise LayerError("missing batch_size, expected at least 1")
+        for name in MOVED_FIELDS:
+            if param.HasField(name):
+                raise LayerError(f"data_param has {name}, which belongs in transform_param")
+        return BatchReader(
+            source=self.source(param.source, shared_file_system=param.shared_file_system),
+            backend=param.backend,
+            batch_size=param.batch_size,
+            transform=Transform(
+                self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
+            ),
+            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
+            seed=context.seed,
+            prefetch=param.prefetch,
+            rand_skip=param.rand_skip,
+            label=len(self.param.top) > 1,
+            force_color=param.force_encoded_color,
+        )

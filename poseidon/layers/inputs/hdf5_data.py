@@ -1,0 +1,117 @@
+"""HDF5Data: batches of rows of HDF5 files; HDF5Output: what a net computed, as such a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import h5py
+from torch import Tensor
+
+from poseidon.data.batches.hdf5_rows import RowMaker, RowPlan, RowReader, read_file_list
+from poseidon.errors import DataError
+from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.layers.registry import register
+
+
+@register("HDF5Data")
+class HDF5Data(ReadingSource):
+    """Rows of the datasets that have the names of the tops, from the files of a list; read ahead in the background.
+
+    Tops: one or more, N x ... as the rows of its dataset are; any numbers, as floats.
+
+    Fields (hdf5_data_param): source, the list, a path a line; batch_size N of one worker; shuffle, anew in each pass (the
+    files change places, and the rows within each); shared_file_system (true: all clients share the rows; false: client
+    k has the list `<source>_k`).
+    """
+
+    MIN_TOPS: ClassVar[int] = 1
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        if self.reader is None:
+            self.reader = self._open()
+        assert isinstance(self.reader, RowReader)
+        return list(self.reader.shapes)
+
+    def _open(self) -> RowReader:
+        param, context = self.param.hdf5_data_param, self.context
+        if param.batch_size < 1:
+            raise LayerError("missing batch_size, expected at least 1")
+        if self.param.HasField("transform_param"):
+            raise LayerError("has transform_param, but does not transform its data")
+        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        plan = RowPlan(
+            batch_size=param.batch_size,
+            names=tuple(self.param.top),
+            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
+            seed=context.seed,
+            shuffle=param.shuffle,
+        )
+        return RowReader(
+            source, RowMaker([self._file(source, path) for path in read_file_list(source)], plan)
+        )
+
+    def _file(self, source: Path, path: str) -> Path:
+        """What a line of the list means: as any path of the definition, or beside the list."""
+        found = self.context.resolve(path)
+        beside = source.parent / path
+        return beside if not found.exists() and beside.exists() else found
+
+
+@register("HDF5Output")
+class HDF5Output(Layer):
+    """Writes its bottoms to the datasets `data` and `label` of a new HDF5 file, batch after batch.
+
+    Bottoms: data, N x ...; label, N x ... . No tops. Caffe can write one batch only; here every pass adds its rows.
+
+    Fields (hdf5_output_param): file_name; worker g of several writes `<file_name>_g`.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+    MIN_TOPS: ClassVar[int] = 0
+    MAX_TOPS: ClassVar[int | None] = 0
+    OPENS_FILES: ClassVar[bool] = True
+    NAMES: ClassVar[tuple[str, str]] = ("data", "label")
+    _file: h5py.File | None = None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        name = self.param.hdf5_output_param.file_name
+        if not name:
+            raise LayerError("missing file_name")
+        data, label = bottoms
+        if not data or not label or data[0] != label[0]:
+            raise LayerError(f"bottoms have shapes {times(data)} and {times(label)}, expected as many rows")
+        path = self.context.resolve(name)
+        self.path = path.with_name(f"{path.name}_{self.context.rank}") if self.context.workers > 1 else path
+        if not self.path.parent.is_dir():
+            raise LayerError(f"cannot write {self.path}: there is no folder {self.path.parent}")
+        return []
+
+    def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:
+        if self._file is None:
+            try:
+                self._file = h5py.File(self.path, "w")
+            except OSError as error:
+                raise DataError(f"cannot write {self.path}: {error}") from error
+        for name, bottom in zip(self.NAMES, bottoms, strict=True):
+            self._append(self._file, name, bottom.detach().cpu())
+        self._file.flush()
+        return ()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @staticmethod
+    def _append(file: h5py.File, name: str, rows: Tensor) -> None:
+        values = rows.numpy()
+        if name not in file:
+            file.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]))
+            return
+        dataset = file[name]
+        dataset.resize(len(dataset) + len(values), axis=0)
+        dataset[-len(values) :] = values

@@ -1,0 +1,70 @@
+"""ImageData: batches of picture files that a list names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from poseidon.data.batches.pictures import PicturePlan, PictureReader, read_list
+from poseidon.data.batches.transform import Transform
+from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import TRAIN
+
+
+@register("ImageData")
+class ImageData(ReadingSource):
+    """Pictures and labels, each line of a list a path and a whole number; read ahead in the background.
+
+    Tops: data N x C x H x W, cropped and transformed; label N. Where neither new_height and new_width nor a crop make the
+    pictures alike, those of one batch must be, and the tops have their size.
+
+    Fields (image_data_param): source, the list; root_folder, put before each path; batch_size N of one worker; new_height
+    and new_width; is_color; shuffle, anew in each pass and the same on all workers; rand_skip; shared_file_system (true:
+    all clients share the lines of one list; false: client k has `<source>_k`); transform_param.
+    """
+
+    MIN_TOPS: ClassVar[int] = 2
+    MAX_TOPS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.image_data_param
+        if self.reader is None:
+            self.reader = self._open()
+            fixed = bool(param.new_height) or bool(self.param.transform_param.crop_size)
+            self.tops_may_change_shape = not fixed
+        return [self.reader.shape, (param.batch_size,)]
+
+    def _open(self) -> PictureReader:
+        param, context = self.param.image_data_param, self.context
+        if param.batch_size < 1:
+            raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
+        if bool(param.new_height) != bool(param.new_width):
+            raise LayerError("has only one of new_height and new_width, expected both or none")
+        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        plan = PicturePlan(
+            batch_size=param.batch_size,
+            transform=Transform(
+                self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
+            ),
+            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
+            seed=context.seed,
+            size=(param.new_height, param.new_width) if param.new_height else None,
+            color=param.is_color,
+            shuffle=param.shuffle,
+            rand_skip=param.rand_skip,
+        )
+        return PictureReader(source, self._root(source), plan)
+
+    def _root(self, source: Path) -> str:
+        """root_folder; and before it, where the list's first picture is not found, the folder in which it is."""
+        root = self.param.image_data_param.root_folder
+        first = root + read_list(source, "", most=1)[0].path
+        if Path(first).is_absolute():
+            return root
+        for found in (self.context.resolve(first), source.parent / first):
+            if found.exists():
+                return str(found).removesuffix(first) + root
+        return root

@@ -1,0 +1,91 @@
+"""WindowData: batches of windows of pictures, foreground and background."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from poseidon.data.batches.window_file import read_windows
+from poseidon.data.batches.windows import CHANNELS, CropMode, Floats, Sampling, WindowReader
+from poseidon.data.mean import read_mean
+from poseidon.layers.base import LayerError, Shape, times
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.layers.registry import register
+
+MODES = {"warp": CropMode.WARP, "square": CropMode.SQUARE}
+
+
+@register("WindowData")
+class WindowData(ReadingSource):
+    """Windows drawn at random from a window file (R-CNN, Girshick et al., 2014); see `poseidon.data.batches.windows`.
+
+    Tops: data N x 3 x crop x crop; label N, 0 for background. The first N - floor(N fg_fraction) items are background.
+
+    Fields: window_data_param: source; root_folder, put before each path; batch_size N of one worker; fg_threshold,
+    bg_threshold, fg_fraction; context_pad; crop_mode, warp or square; cache_images; shared_file_system.
+    transform_param: crop_size, mirror, scale, mean_file or mean_value.
+    """
+
+    MIN_TOPS: ClassVar[int] = 2
+    MAX_TOPS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        if self.reader is None:
+            self.reader = self._open()
+        return [self.reader.shape, self.reader.shape[:1]]
+
+    def _open(self) -> WindowReader:
+        param, transform = self.param.window_data_param, self.param.transform_param
+        if param.batch_size < 1:
+            raise LayerError("missing batch_size, expected at least 1")
+        if transform.crop_size < 1:
+            raise LayerError("missing crop_size in transform_param, expected at least 1")
+        if 2 * param.context_pad >= transform.crop_size:
+            raise LayerError(
+                f"context_pad {param.context_pad} leaves nothing of crop_size {transform.crop_size}"
+            )
+        if param.crop_mode not in MODES:
+            raise LayerError(f"crop_mode is '{param.crop_mode}', expected {' or '.join(MODES)}")
+        if not 0 <= param.fg_fraction <= 1:
+            raise LayerError(f"fg_fraction is {param.fg_fraction:g}, expected 0 to 1")
+        shared = param.shared_file_system
+        file = read_windows(
+            self.source(param.source, shared_file_system=shared),
+            param.root_folder,
+            fg_threshold=param.fg_threshold,
+            bg_threshold=param.bg_threshold,
+        )
+        sampling = Sampling(
+            batch_size=param.batch_size,
+            crop=transform.crop_size,
+            # In single precision, as Caffe multiplies.
+            foreground=int(np.float32(param.batch_size) * np.float32(param.fg_fraction)),
+            context_pad=param.context_pad,
+            mode=MODES[param.crop_mode],
+            mirror=transform.mirror,
+            scale=transform.scale,
+            mean=self._mean(),
+            cache=param.cache_images,
+            share=self.share(shared_file_system=shared, batch=param.batch_size),
+            seed=self.context.seed,
+        )
+        return WindowReader(file, sampling)
+
+    def _mean(self) -> Floats | None:
+        param = self.param.transform_param
+        if param.HasField("mean_file") and param.mean_value:
+            raise LayerError("transform_param has both mean_file and mean_value, expected one of them")
+        if param.HasField("mean_file"):
+            mean = read_mean(self.context.resolve(param.mean_file))
+            if mean.shape[0] != CHANNELS or mean.shape[1] != mean.shape[2] or mean.shape[1] < param.crop_size:
+                raise LayerError(
+                    f"mean_file is {times(mean.shape)}, expected a square of {CHANNELS} channels and at least {param.crop_size}"
+                )
+            return mean
+        if not param.mean_value:
+            return None
+        if len(param.mean_value) not in (1, CHANNELS):
+            raise LayerError(f"mean_value is given {len(param.mean_value)} times, expected 1 or {CHANNELS}")
+        return np.broadcast_to(np.array(param.mean_value, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1))

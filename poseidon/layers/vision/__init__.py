@@ -1,0 +1,1 @@
+"""Layers over the height and width of an image."""

@@ -1,0 +1,93 @@
+"""Deconvolution, the transpose of Convolution; and Im2col, the matrix that a convolution multiplies with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
+from poseidon.layers.registry import register
+from poseidon.layers.vision.convolution import POINT, Convolve, Filters, window
+
+TRANSPOSED: dict[int, Convolve] = {
+    0: functional.conv_transpose1d,
+    1: functional.conv_transpose1d,
+    2: functional.conv_transpose2d,
+    3: functional.conv_transpose3d,
+}
+
+
+@register("Deconvolution")
+class Deconvolution(Filters):
+    """Each value of the bottom adds its multiple of a learned kernel to the top: the backward pass of Convolution.
+
+    Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = stride (S - 1) + reach - 2 pad with
+    reach = dilation (kernel - 1) + 1.
+
+    Fields (convolution_param): those of Convolution.
+
+    Blobs: weight C x O/G x K; bias O unless bias_term is false.
+    """
+
+    def extents(self, spatial: Shape) -> Shape:
+        return self.window.spread(spatial)
+
+    def weight_shape(self, channels: int, outputs: int) -> Shape:
+        return (channels, outputs // self.group, *self.window.kernel)
+
+    def torch_call(self, axes: int) -> Convolve:
+        made = self.window if axes else POINT
+        return partial(
+            TRANSPOSED[axes],
+            stride=made.stride,
+            padding=made.pad,
+            dilation=made.dilation,
+            groups=self.group,
+        )
+
+
+@register("Im2col")
+class Im2col(Layer):
+    """Each window of the bottom laid out along the channels.
+
+    Bottom: N x C x S. Top: N x (C K) x S', with the channel slowest, then the place in the kernel; S' is Convolution's.
+
+    Fields (convolution_param): kernel_size | kernel_h/kernel_w, stride, pad, dilation, axis.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.convolution_param, bottoms[0]
+        self.axis = canonical_axis(param.axis, shape)
+        spatial = shape[self.axis + 1 :]
+        if not spatial:
+            raise LayerError(
+                f"bottom of shape {times(shape)} has no axis after {self.axis}, expected 1 or more"
+            )
+        self.window = window(param, len(spatial))
+        self.extents = self.window.extents(spatial)
+        rows = shape[self.axis] * math.prod(self.window.kernel)
+        return [(*shape[: self.axis], rows, *self.extents)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        lead = bottom.shape[: self.axis]
+        folded = bottom.reshape(math.prod(lead), *bottom.shape[self.axis :])
+        padding = [side for pad in reversed(self.window.pad) for side in (pad, pad)]
+        folded = functional.pad(folded, padding)
+        places = [self._shifted(folded, place) for place in product(*map(range, self.window.kernel))]
+        return torch.stack(places, 2).reshape(*lead, -1, *self.extents)
+
+    def _shifted(self, padded: Tensor, place: Shape) -> Tensor:
+        """What lies under one place of the kernel in every window."""
+        cut = tuple(
+            slice(at * dilation, at * dilation + (extent - 1) * stride + 1, stride)
+            for at, dilation, extent, stride in zip(
+                place, self.window.dilation, self.extents, self.window.stride, strict=True
+            )
+        )
+        return padded[(slice(None), slice(None), *cut)]

@@ -1,0 +1,205 @@
+"""Layers of detection nets: Permute and PriorBox of SSD (Liu et al., 2016), ROIPooling of Fast R-CNN (Girshick, 2015)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.common.rearrange import check_range
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import PriorBoxParameter
+
+Box = tuple[float, float]
+# Values of a region: index of the picture, and two corners.
+REGION = 5
+
+
+@register("Permute")
+class Permute(Layer):
+    """The bottom's axes in another order.
+
+    Bottom: any shape. Top: the same values. Fields (permute_param): order; axes that it leaves out follow in theirs.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        shape, order = bottoms[0], list(self.param.permute_param.order)
+        if len(set(order)) < len(order) or max(order, default=0) >= len(shape):
+            raise LayerError(f"order is {order}, expected different axes of a bottom of shape {times(shape)}")
+        self.order = (*order, *(axis for axis in range(len(shape)) if axis not in order))
+        return [tuple(shape[axis] for axis in self.order)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.permute(self.order).contiguous()
+
+
+@register("PriorBox")
+class PriorBox(Layer):
+    """Boxes of several sizes and shapes around the centre of each cell of a feature map.
+
+    Cell (y, x) has its centre at ((x + offset) step_w, (y + offset) step_h) in pixels of the picture. For each min_size m
+    there is a square of side m, one of side sqrt(m M) with the max_size M of the same place, and for each aspect ratio
+    a (and 1/a with `flip`) other than 1 a box of m sqrt(a) x m / sqrt(a).
+
+    Bottoms: the feature map N x C x H x W; the picture N x C x H' x W'. Only their extents count. Top: 1 x 2 x
+    (4 H W boxes): xmin, ymin, xmax, ymax of each box as parts of the picture; then the variances. No gradient.
+
+    Fields (prior_box_param): min_size, max_size, aspect_ratio, flip, clip, variance, img_size | img_h and img_w,
+    step | step_h and step_w, offset.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.prior_box_param
+        for name, shape in zip(self.param.bottom, bottoms, strict=True):
+            if len(shape) != 4:
+                raise LayerError(f"bottom '{name}' has shape {times(shape)}, expected 4 axes (NxCxHxW)")
+        _check_sizes(param)
+        cells, picture = bottoms[0][2:], bottoms[1][2:]
+        image = _given_pair(param, "img_size", "img_h", "img_w") or (float(picture[0]), float(picture[1]))
+        step = _given_pair(param, "step", "step_h", "step_w") or (image[0] / cells[0], image[1] / cells[1])
+        boxes = self._boxes(param, (cells[0], cells[1]), step, image)
+        variances = torch.tensor(_variances(param)).expand(boxes.shape)
+        self.top = torch.stack((boxes.flatten(), variances.flatten())).unsqueeze(0).to(self.context.device)
+        return [tuple(self.top.shape)]
+
+    def _boxes(self, param: PriorBoxParameter, cells: tuple[int, int], step: Box, image: Box) -> Tensor:
+        """H x W x boxes x 4."""
+        (high, wide), sides = cells, torch.tensor(list(_sides(param)))
+        y = ((torch.arange(high) + param.offset) * step[0]).view(-1, 1, 1).expand(high, wide, len(sides))
+        x = ((torch.arange(wide) + param.offset) * step[1]).view(1, -1, 1).expand(high, wide, len(sides))
+        half_w, half_h = sides[:, 0] / 2, sides[:, 1] / 2
+        boxes = torch.stack((x - half_w, y - half_h, x + half_w, y + half_h), -1)
+        boxes = boxes / torch.tensor((image[1], image[0], image[1], image[0]))
+        return boxes.clamp(0, 1) if param.clip else boxes
+
+    def forward(self, feature: Tensor, picture: Tensor) -> Tensor:
+        return self.top
+
+
+def _check_sizes(param: PriorBoxParameter) -> None:
+    if not param.min_size or min(param.min_size) <= 0:
+        raise LayerError(f"min_size is {list(param.min_size)}, expected one or more positive sizes")
+    if param.max_size and len(param.max_size) != len(param.min_size):
+        raise LayerError(f"max_size is given {len(param.max_size)} times, expected {len(param.min_size)}")
+    for least, most in zip(param.min_size, param.max_size, strict=False):
+        if most <= least:
+            raise LayerError(f"max_size {most:g} is not larger than min_size {least:g}")
+    if len(param.variance) not in (0, 1, 4) or min(param.variance, default=1) <= 0:
+        raise LayerError(f"variance is {list(param.variance)}, expected one or four positive numbers")
+
+
+def _ratios(param: PriorBoxParameter) -> list[float]:
+    """The aspect ratios besides 1, each once, and their inverses with `flip`."""
+    ratios = [1.0]
+    for ratio in param.aspect_ratio:
+        if ratio <= 0:
+            raise LayerError(f"aspect_ratio is {ratio:g}, expected a positive number")
+        if all(abs(ratio - known) >= 1e-6 for known in ratios):
+            ratios += [ratio, 1 / ratio] if param.flip else [ratio]
+    return ratios[1:]
+
+
+def _sides(param: PriorBoxParameter) -> Iterator[Box]:
+    """Width and height of each box of a cell, in order."""
+    ratios = _ratios(param)
+    for place, least in enumerate(param.min_size):
+        yield least, least
+        if param.max_size:
+            side = math.sqrt(least * param.max_size[place])
+            yield side, side
+        for ratio in ratios:
+            yield least * math.sqrt(ratio), least / math.sqrt(ratio)
+
+
+def _given_pair(param: PriorBoxParameter, both: str, high: str, wide: str) -> Box | None:
+    """Height and width by one field or by two; None if absent."""
+    sides = [param.HasField(high), param.HasField(wide)]
+    if param.HasField(both):
+        if any(sides):
+            raise LayerError(f"has both {both} and {high}/{wide}, expected one of them")
+        pair = (getattr(param, both), getattr(param, both))
+    elif any(sides):
+        pair = (getattr(param, high), getattr(param, wide))
+    else:
+        return None
+    if min(pair) <= 0:
+        raise LayerError(f"{both} is {pair[0]:g} x {pair[1]:g}, expected positive numbers")
+    return float(pair[0]), float(pair[1])
+
+
+def _variances(param: PriorBoxParameter) -> list[float]:
+    given = list(param.variance) or [0.1]
+    return given * 4 if len(given) == 1 else given
+
+
+@register("ROIPooling")
+class ROIPooling(Layer):
+    """The maximum of each of pooled_h x pooled_w parts of a region of a feature map, region by region.
+
+    A region from x1, y1 to x2, y2, both included, is scaled by spatial_scale and rounded; its part (i, j) reaches from
+    floor(i h / pooled_h) to ceil((i + 1) h / pooled_h) of its height h, as far as it lies inside the map. A part
+    wholly outside gives 0.
+
+    Bottoms: the feature map N x C x H x W; regions R x 5 (x 1 x 1): index of the picture, x1, y1, x2, y2, without a
+    gradient. Top: R x C x pooled_h x pooled_w. Fields (roi_pooling_param): pooled_h, pooled_w, spatial_scale.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, (shape, regions) = self.param.roi_pooling_param, bottoms
+        if len(shape) != 4:
+            raise LayerError(f"bottom 0 has shape {times(shape)}, expected 4 axes (NxCxHxW)")
+        if len(regions) < 2 or math.prod(regions[1:]) != REGION:
+            raise LayerError(f"bottom 1 has shape {times(regions)}, expected {REGION} values for each region")
+        if min(param.pooled_h, param.pooled_w) < 1:
+            raise LayerError("missing pooled_h or pooled_w, expected at least 1 each")
+        self.parts, self.scale = (param.pooled_h, param.pooled_w), param.spatial_scale
+        return [(regions[0], shape[1], *self.parts)]
+
+    def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
+        rows = regions.detach().reshape(-1, REGION)
+        corners = (rows[:, 1:] * self.scale + 0.5).floor().long().tolist()
+        pictures = rows[:, 0].long()
+        check_range(pictures, feature.shape[0])
+        pooled = [
+            self._pool(feature[picture], corner)
+            for picture, corner in zip(pictures.tolist(), corners, strict=True)
+        ]
+        return torch.stack(pooled) if pooled else feature.new_zeros((0, feature.shape[1], *self.parts))
+
+    def _pool(self, picture: Tensor, corner: list[int]) -> Tensor:
+        x1, y1, x2, y2 = corner
+        rows = _parts(y1, y2, self.parts[0], picture.shape[1])
+        columns = _parts(x1, x2, self.parts[1], picture.shape[2])
+        nothing = picture.new_zeros(picture.shape[0])
+        return torch.stack(
+            [
+                torch.stack(
+                    [
+                        picture[:, top:end, left:right].amax((1, 2))
+                        if end > top and right > left
+                        else nothing
+                        for left, right in columns
+                    ],
+                    -1,
+                )
+                for top, end in rows
+            ],
+            1,
+        )
+
+
+def _parts(first: int, last: int, count: int, extent: int) -> list[tuple[int, int]]:
+    """Begin and end of each part of a side, inside the map."""
+    size = max(last - first + 1, 1)
+    edges = [(first + part * size // count, first - (-(part + 1) * size // count)) for part in range(count)]
+    return [(min(max(begin, 0), extent), min(max(end, 0), extent)) for begin, end in edges]

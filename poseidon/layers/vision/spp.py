@@ -1,0 +1,72 @@
+"""SPP: spatial pyramid pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.registry import register
+from poseidon.layers.vision.pooling import Pooling
+from poseidon.proto.caffe_pb2 import LayerParameter, PoolingParameter, SPPParameter
+
+POOLS = {
+    SPPParameter.MAX: PoolingParameter.MAX,
+    SPPParameter.AVE: PoolingParameter.AVE,
+    SPPParameter.STOCHASTIC: PoolingParameter.STOCHASTIC,
+}
+
+
+@register("SPP")
+class SPP(Layer):
+    """Level l of the pyramid pools the picture in 2^l x 2^l windows; all results side by side (He et al., 2014).
+
+    Bottom: N x C x H x W. Top: N x C (4^pyramid_height - 1)/3, level after level, each flattened; with one level
+    N x C x 1 x 1, as Caffe gives it.
+
+    Fields (spp_param): pyramid_height, pool. `engine` changes nothing here.
+    """
+
+    IS_RANDOM: ClassVar[bool] = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.spp_param, bottoms[0]
+        if len(shape) != 4:
+            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)")
+        if param.pyramid_height < 1:
+            raise LayerError("missing pyramid_height, expected at least 1")
+        self.levels = [self._level(level, shape) for level in range(param.pyramid_height)]
+        if len(self.levels) == 1:
+            return [(*shape[:2], 1, 1)]
+        bins = sum(4**level for level in range(param.pyramid_height))
+        return [(shape[0], shape[1] * bins)]
+
+    def _level(self, level: int, shape: Shape) -> Pooling:
+        """The pooling of one level, its windows as wide as their number asks and padded evenly."""
+        bins = 2**level
+        kernel = [-(-extent // bins) for extent in shape[2:]]
+        pad = [(k * bins - extent + 1) // 2 for k, extent in zip(kernel, shape[2:], strict=True)]
+        param = PoolingParameter(pool=POOLS[self.param.spp_param.pool])
+        param.kernel_h, param.kernel_w = kernel
+        param.stride_h, param.stride_w = kernel
+        param.pad_h, param.pad_w = pad
+        pooling = Pooling(LayerParameter(type="Pooling", top=["pooled"], pooling_param=param), self.context)
+        try:
+            pooled = pooling.setup([shape])[0]
+        except LayerError as error:
+            raise LayerError(f"pyramid level {level} of {bins}x{bins} windows: {error}") from error
+        if pooled[2:] != (bins, bins):
+            raise LayerError(
+                f"pyramid level {level} gives {times(pooled[2:])} windows of a {times(shape[2:])} picture, expected {bins}x{bins}"
+            )
+        return pooling
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        pooled = []
+        for level in self.levels:
+            level.generator = self.generator
+            pooled.append(level(bottom))
+        return pooled[0] if len(pooled) == 1 else torch.cat([level.flatten(1) for level in pooled], 1)

@@ -1,0 +1,1 @@
+"""The protocol of the store without I/O: messages and their frames, a shard, a worker's session."""

@@ -1,0 +1,113 @@
+"""One chunk on its shard: its value, its history, and what has come of the present iteration.
+
+Law: memory is taken when the chunk is made and when its first value comes; what an iteration needs beside that is the
+memory that its messages came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ps_server.errors import RemoteProtocolError
+from ps_server.protocol import messages as m
+from ps_server.protocol.placement import Chunk
+from ps_server.protocol.precision import Replica, as_tensor
+from ps_server.protocol.settings import TableSpec
+from ps_server.rules import history_count, update
+
+TILE = 128 * 1024
+"""Elements that a rule is applied to at a time: gradient, value and history together stay in a cache of some MB."""
+EMPTY = torch.empty(0)
+
+
+class Cell:
+    """One chunk: its value, history, and what has come of the present iteration."""
+
+    __slots__ = (
+        "adds_changes",
+        "arrived",
+        "chunk",
+        "clock",
+        "complete",
+        "eager",
+        "history",
+        "own",
+        "push_type",
+        "rate",
+        "replica",
+        "spec",
+        "stale",
+        "sum",
+        "summed",
+        "value",
+        "waiting",
+    )
+
+    def __init__(
+        self, chunk: Chunk, spec: TableSpec, workers: int, clock: int, push_type: np.dtype[np.generic]
+    ) -> None:
+        self.chunk = chunk
+        self.spec = spec
+        self.adds_changes = spec.adds_changes
+        self.push_type = push_type
+        self.value: Tensor | None = None
+        count = history_count(spec.rule.kind) if spec.follows_gradients else 0
+        self.history = [torch.zeros(chunk.size) for _ in range(count)]
+        self.clock = clock
+        self.own = [clock] * workers
+        self.sum = (
+            EMPTY  # of this iteration's gradients, at last their average, in memory that one of them came in
+        )
+        self.summed = 0
+        self.arrived: dict[int, m.Payload] = {}
+        self.replica: Replica | None = None  # where values travel as changes of 16 bits
+        self.complete = False
+        self.rate = 0.0
+        self.stale: set[int] = set()  # workers that lack a change of another worker
+        self.eager = set(range(workers))  # workers that may be sent one value before the slowest clock moves
+        self.waiting: list[tuple[int, int]] = []
+
+    @property
+    def name(self) -> str:
+        return f"table '{self.spec.name}' chunk {self.chunk.index}"
+
+    def check_size(self, array: m.Payload) -> None:
+        """Refuse an array of another size.
+
+        Raises:
+            RemoteProtocolError: it is of another size.
+        """
+        if array.size != self.chunk.size:
+            raise RemoteProtocolError(f"{self.name} has {self.chunk.size} elements; {array.size} came")
+
+    def add(self, array: m.Payload, *, last: bool) -> None:
+        """Add the next worker's gradient to the sum; the last one's makes the average of it."""
+        if not self.summed:
+            self.sum = own_tensor(array)
+            return
+        for total, more in self._tiles(self.sum, as_tensor(array)):
+            total.add_(more)
+            if last:
+                total.div_(len(self.own))
+
+    def update(self, scale: float) -> None:
+        """Apply the rule to the sum times `scale`, tile by tile: what one operation leaves in the cache the next finds."""
+        assert self.value is not None
+        for gradient, value, *history in self._tiles(self.sum, self.value, *self.history):
+            if scale != 1.0:
+                gradient.mul_(scale)
+            update(self.spec.rule, gradient, history, value, rate=self.rate, step=self.clock)
+
+    def _tiles(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        if self.chunk.size <= TILE:
+            return iter((tensors,))
+        return zip(*(tensor.split(TILE) for tensor in tensors), strict=True)
+
+
+def own_tensor(array: m.Payload) -> Tensor:
+    """A float32 tensor to write to, where possible over the array: nobody else has memory that a message came in."""
+    return as_tensor(array).float()

@@ -1,0 +1,269 @@
+"""The messages between a worker's session and a shard: frozen values, no behaviour.
+
+A worker speaks in this order:
+
+    Hello -> Create [-> Initial, rank 0 only] -> { Push, Clock, Get, ... } -> Leave
+
+and a shard answers `Welcome`, then `Value`s as the consistency model says. Anything illegal is answered
+with `Fault` and changes no state. Arrays are flat float32; `wire` carries them as raw frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, unique
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps_server.protocol.settings import StoreSpec
+
+Array = NDArray[np.float32]
+Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
+"""An array as it crosses the wire; uint16 holds bfloat16 (`precision.py`)."""
+
+
+@unique
+class SignalKind(Enum):
+    """What rank 0 asks of every worker, at an iteration that all of them reach together."""
+
+    STOP = 1
+    """Stop after that iteration, with a snapshot."""
+    SNAPSHOT = 2
+    """Write a snapshot after that iteration and go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Worker -> shard: who I am. `token` is the job's secret; empty where none is used."""
+
+    worker: int
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Shard -> worker: you are known; `shard` is my index."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Worker -> shard: the store, the same from every worker. The shard computes its own part of it."""
+
+    store: StoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Worker -> shard of its own machine: memory for large arrays (`neighbours.py`), as an open file of a process.
+
+    It begins with `nonce`; `places` in each direction hold an array of up to `place_bytes` each.
+    """
+
+    process: int
+    file: int
+    nonce: bytes
+    places: int
+    place_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Shard -> worker: whether I have the memory that you offered."""
+
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Rank 0 -> shard: first value of a chunk, with its history when a run is resumed (else none)."""
+
+    table: int
+    chunk: int
+    arrays: Sequence[Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Worker -> shard: one chunk's gradient (staleness 0) or change (staleness > 0) of iteration `clock`.
+
+    Under `SSPAggr` it may be the sum of `count` iterations' changes, from `clock` on.
+    """
+
+    table: int
+    chunk: int
+    clock: int
+    rate: float
+    array: Payload
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Rank 0 -> shard: what a chunk of a table that is a copy has become after `clock` iterations."""
+
+    table: int
+    chunk: int
+    clock: int
+    array: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Worker -> shard: I have finished `clock` iterations, and have sent all their pushes; counted without a gap."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Worker -> shard: answer with the chunk's `Value` once it has reached `clock`."""
+
+    table: int
+    chunk: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Shard -> worker: a chunk with every update of the first `clock` iterations (and maybe later ones).
+
+    `own` of the receiver's own pushes are in it. An array of 16 bits is what the value has changed by since the one
+    before, which had one clock less.
+    """
+
+    table: int
+    chunk: int
+    clock: int
+    own: int
+    array: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Shard -> worker: every chunk of staleness > 0 that I have not sent anew is good for `clock` too."""
+
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartialNorm:
+    """Shard -> rank 0: sums of squares of my chunks' average gradients of iteration `clock`.
+
+    `sums` is (table, chunk, sum) in that order.
+    """
+
+    clock: int
+    sums: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TotalNorm:
+    """Rank 0 -> shard: the sum of squares over all gradients; apply iteration `clock`.
+
+    Where gradients outside the store count too, shard 0 passes it on to the other workers.
+    """
+
+    clock: int
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class GetHistory:
+    """Worker -> shard: send this chunk's history (staleness 0)."""
+
+    table: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Shard -> worker: the chunk's history tensors after `clock` updates."""
+
+    table: int
+    chunk: int
+    clock: int
+    arrays: Sequence[Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Worker -> shard 0: my part of collection `tag` (0, 1, 2, ...)."""
+
+    tag: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Shard 0 -> every worker: all workers' parts of collection `tag`, by rank."""
+
+    tag: int
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Rank 0 -> shard -> every other worker: do `kind` once `clock` iterations are finished."""
+
+    kind: SignalKind
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Worker -> shard: I have finished; forget me."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Shard -> worker: your message was refused, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Shard -> worker: a worker has left after fewer iterations, or meetings, than this one has begun."""
+
+    worker: int
+    iterations: int
+
+
+ToShard = (
+    Hello
+    | Create
+    | Share
+    | Initial
+    | Push
+    | Store
+    | Clock
+    | Get
+    | TotalNorm
+    | GetHistory
+    | Gather
+    | Signal
+    | Leave
+)
+ToWorker = (
+    Welcome | Shared | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault | Gone
+)
+Message = ToShard | ToWorker
+
+
+def payload_bytes(message: Message) -> int:
+    """The bytes of a message's arrays or payloads: all but its header."""
+    match message:
+        case Push() | Value() | Store():
+            return message.array.nbytes
+        case Initial() | History():
+            return sum(array.nbytes for array in message.arrays)
+        case Gather():
+            return len(message.payload)
+        case Gathered():
+            return sum(map(len, message.payloads))
+        case _:
+            return 0

@@ -1,0 +1,160 @@
+"""Which chunk lives on which shard: a pure function of sizes, so that no two parties can disagree.
+
+Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its share.
+Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where that would break the law, the
+largest ones are halved and dealt again. With fewer chunks the same is done as far as it is worth it, save to tables
+whose rows were given. Tables that are copies move no bytes in training; they are dealt by themselves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ps_server.errors import SpecError
+from ps_server.protocol.settings import CHUNK_ELEMENTS, Keeping, TableSpec
+
+BALANCE = 1.05
+CHUNKS_FOR_BALANCE = 10
+CHUNKS_A_SHARD = 48
+LEAST_CHUNK_ELEMENTS = 64 * 1024
+SMALLEST_ELEMENTS = 8 * 1024
+"""Of few chunks only those from here on (32 KiB) are halved: a chunk's message must be worth its header."""
+
+Piece = tuple[int, int, int]
+"""(table, start, stop)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Elements `start` to `stop` (exclusive) of one table: one key of one shard."""
+
+    table: int
+    index: int
+    start: int
+    stop: int
+    shard: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+class Placement:
+    """The map from tables to chunks to shards.
+
+    Attributes:
+        chunks: by table, in element order: `chunks[table][index]`.
+        shards: number of shards.
+    """
+
+    __slots__ = ("chunks", "shards")
+
+    def __init__(self, chunks: Sequence[Sequence[Chunk]], shards: int) -> None:
+        self.chunks = tuple(tuple(row) for row in chunks)
+        self.shards = shards
+
+    def of_shard(self, shard: int) -> tuple[Chunk, ...]:
+        """The chunks that `shard` holds, by table and index."""
+        return tuple(chunk for row in self.chunks for chunk in row if chunk.shard == shard)
+
+    def elements(self) -> tuple[int, ...]:
+        """Number of elements on each shard."""
+        load = [0] * self.shards
+        for row in self.chunks:
+            for chunk in row:
+                load[chunk.shard] += chunk.size
+        return tuple(load)
+
+
+def place(tables: Sequence[TableSpec], shards: int, shares: Sequence[int] = ()) -> Placement:
+    """Cut tables into chunks and deal the chunks to shards.
+
+    Args:
+        tables: the tables, by id.
+        shards: number of shards; >= 1.
+        shares: relative load that each shard is to carry, > 0; empty: all alike.
+
+    Returns:
+        The placement: the same for the same arguments, on every machine.
+    """
+    if shards < 1:
+        raise SpecError(f"shards is {shards}; expected 1 or more")
+    weights = tuple(shares) or (1,) * shards
+    copies = {table for table, spec in enumerate(tables) if spec.keeping is Keeping.COPY}
+    dealt = _deal_evenly([t for t in range(len(tables)) if t not in copies], tables, weights)
+    dealt += _deal_evenly(sorted(copies), tables, weights)
+    chunks: list[list[Chunk]] = [[] for _ in tables]
+    for (table, start, stop), shard in dealt:
+        chunks[table].append(
+            Chunk(table=table, index=len(chunks[table]), start=start, stop=stop, shard=shard)
+        )
+    return Placement(chunks, shards)
+
+
+def _deal_evenly(
+    chosen: Sequence[int], tables: Sequence[TableSpec], shares: Sequence[int]
+) -> list[tuple[Piece, int]]:
+    """Cut these tables into pieces, small enough for an even load, with the shard of each."""
+    step = chunk_elements(sum(tables[table].size for table in chosen), len(shares))
+    pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
+    homes = _deal(pieces, shares)
+    while not _balanced(pieces, homes, shares):
+        few = len(pieces) < CHUNKS_FOR_BALANCE * len(shares)
+        sizes = [stop - start for table, start, stop in pieces if not (few and tables[table].rows)]
+        largest = max(sizes, default=0)
+        if largest < (SMALLEST_ELEMENTS if few else 2):
+            break
+        pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]], few)]
+        homes = _deal(pieces, shares)
+    return list(zip(pieces, homes, strict=True))
+
+
+def chunk_elements(elements: int, shards: int) -> int:
+    """Elements of a chunk of tables whose rows are not given: a power of two, 256 KiB to 2 MiB of float32.
+
+    A shard can send a chunk's new value only when the last worker's gradient of it has come, so its link stands idle for
+    about a chunk of every worker at the beginning of an iteration, and the workers' at the end. Some tens of chunks a
+    shard make that little; more would only be more messages.
+    """
+    step = CHUNK_ELEMENTS
+    while step > LEAST_CHUNK_ELEMENTS and elements < CHUNKS_A_SHARD * shards * step:
+        step //= 2
+    return step
+
+
+def _cut(spec: TableSpec, step: int) -> list[tuple[int, int]]:
+    if spec.rows:
+        step = -(-spec.size // min(spec.rows, spec.size))
+    return [(start, min(start + step, spec.size)) for start in range(0, spec.size, step)]
+
+
+def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece]:
+    table, start, stop = piece
+    if stop - start != largest or (few and spec.rows):
+        return [piece]
+    middle = (start + stop + 1) // 2
+    return [(table, start, middle), (table, middle, stop)]
+
+
+def _deal(pieces: Sequence[Piece], shares: Sequence[int]) -> list[int]:
+    """The shard of each piece: largest first, each to the shard that is least full for its share."""
+    order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
+    lightest = [(Fraction(0), shard) for shard in range(len(shares))]
+    homes = [0] * len(pieces)
+    for i in order:
+        load, shard = heapq.heappop(lightest)
+        homes[i] = shard
+        heapq.heappush(lightest, (load + Fraction(pieces[i][2] - pieces[i][1], shares[shard]), shard))
+    return homes
+
+
+def _balanced(pieces: Sequence[Piece], homes: Sequence[int], shares: Sequence[int]) -> bool:
+    load = [0] * len(shares)
+    for (_, start, stop), shard in zip(pieces, homes, strict=True):
+        load[shard] += stop - start
+    fullest = max(part / share for part, share in zip(load, shares, strict=True))
+    return fullest * sum(shares) <= BALANCE * sum(load)

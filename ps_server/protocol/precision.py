@@ -1,0 +1,153 @@
+"""Sixteen bits on the wire, float32 everywhere else, and nothing lost on the way but time.
+
+Laws, where a store's precision is float16 or bfloat16:
+
+* Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding left over, and adds that to what it
+  sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). So after any number of
+  iterations the shards have received the sum of what was pushed, but for one rounding.
+* Values of staleness 0 (`Value`): the first is float32. After it the shard sends what the value has changed by since the
+  last one, rounded, and adds the same rounded number to a copy that it keeps of what the workers have. The next change
+  is taken from that copy, which is the same feedback: the workers' value never drifts from the shard's, is as close to
+  it as one rounding of one change, not of the value, and has the same bits on every worker.
+* In float32 stay: first values and history, values of staleness > 0 (each worker meets them at another moment), values
+  that are asked for (`SSP`: changes that nobody asked for would be missed), changes that are kept back and added up
+  (`SSPAggr`), averaged tables, and copies.
+* float16 ends at 65,504: what is larger is sent as that, and the rest with what comes next.
+
+On the wire and in messages a bfloat16 array is numpy's uint16, as numpy has no such type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ps_server.protocol.messages import Array, Payload
+from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
+
+TILE = 64 * 1024
+LARGEST_FLOAT16 = 65_504.0
+
+NUMPY_TYPES: dict[Precision, np.dtype[np.generic]] = {
+    Precision.FLOAT32: np.dtype("<f4"),
+    Precision.FLOAT16: np.dtype("<f2"),
+    Precision.BFLOAT16: np.dtype("<u2"),
+}
+_TORCH_TYPES = {
+    Precision.FLOAT32: torch.float32,
+    Precision.FLOAT16: torch.float16,
+    Precision.BFLOAT16: torch.bfloat16,
+}
+
+
+def pushed_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
+    """How gradients or changes cross the wire; changes that are added up before they leave need all their digits."""
+    added_up = staleness > 0 and consistency is Consistency.SSP_AGGR
+    return Precision.FLOAT32 if added_up else precision
+
+
+def sent_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
+    """How values cross the wire, after the first: as changes of the last ones unless this is float32."""
+    changes = staleness == 0 and consistency is not Consistency.SSP
+    return precision if changes else Precision.FLOAT32
+
+
+def of_pushes(store: StoreSpec, table: TableSpec) -> Precision:
+    """How a table's gradients or changes cross the wire."""
+    if table.keeping is not Keeping.GRADIENTS:
+        return Precision.FLOAT32
+    return pushed_in(store.precision, store.consistency, table.staleness)
+
+
+def of_values(store: StoreSpec, table: TableSpec) -> Precision:
+    """How a table's values cross the wire, after the first: as changes unless this is float32."""
+    if not table.follows_gradients:
+        return Precision.FLOAT32
+    return sent_in(store.precision, store.consistency, table.staleness)
+
+
+def as_tensor(array: Payload) -> Tensor:
+    """A tensor of the type that an array has on the wire, over its memory; over a copy where that is read-only.
+
+    torch warns about read-only memory. Arrays that came through a socket are writable.
+    """
+    if not array.flags.writeable:
+        array = array.copy()
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def as_array(tensor: Tensor) -> Payload:
+    """The other way round."""
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(tensor.view(torch.int16).numpy().view(np.uint16))
+    return np.asarray(tensor.numpy())
+
+
+def empty(size: int, precision: Precision) -> Tensor:
+    """Memory for so many numbers as they cross the wire."""
+    return torch.empty(size, dtype=_TORCH_TYPES[precision])
+
+
+def add(out: Array, change: Payload) -> None:
+    """Add a change to an array of float32, in float32: the same bits wherever it is done."""
+    torch.from_numpy(out).add_(as_tensor(change))
+
+
+def round_into(out: Tensor, exact: Tensor) -> None:
+    """Round float32 to the type of `out`, of the same size."""
+    if out.dtype == torch.float16:
+        exact = exact.clamp(-LARGEST_FLOAT16, LARGEST_FLOAT16)
+    out.copy_(exact)
+
+
+class Feedback:
+    """Rounds one table's pushes, and carries on what rounding leaves over.
+
+    Args:
+        size: elements of the table.
+        precision: of the wire; not FLOAT32.
+        reuse: whether the memory of one push may be used for the next: nobody holds it then any more.
+    """
+
+    __slots__ = ("_left", "_precision", "_rounded")
+
+    def __init__(self, size: int, precision: Precision, *, reuse: bool) -> None:
+        self._left = torch.zeros(size, dtype=torch.float32, device="cpu")
+        self._precision = precision
+        self._rounded = empty(size, precision) if reuse else None
+
+    def round(self, array: Array) -> Payload:
+        """What to send in place of `array`."""
+        rounded = self._rounded if self._rounded is not None else empty(array.size, self._precision)
+        tiles = (tensor.split(TILE) for tensor in (torch.from_numpy(array), self._left, rounded))
+        for exact, left, out in zip(*tiles, strict=True):
+            left.add_(exact)
+            round_into(out, left)
+            left.sub_(out)
+        return as_array(rounded)
+
+
+class Replica:
+    """What the workers have of one chunk, on the shard; makes the changes that bring it on.
+
+    Args:
+        value: the first value, which the workers get in float32.
+        precision: of the wire; not FLOAT32.
+    """
+
+    __slots__ = ("change", "value")
+
+    def __init__(self, value: Tensor, precision: Precision) -> None:
+        self.value = value.clone()
+        self.change = empty(value.numel(), precision)
+        """The last change, as it is sent; its memory is used for the next."""
+
+    def follow(self, value: Tensor) -> None:
+        """Make the change towards `value`, and take it."""
+        tiles = (tensor.split(TILE) for tensor in (value, self.value, self.change))
+        for exact, own, change in zip(*tiles, strict=True):
+            round_into(change, exact - own)
+            own.add_(change)

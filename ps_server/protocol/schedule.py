@@ -1,0 +1,184 @@
+"""In which order the messages for one peer leave. A pure queue: messages in, packets of messages out.
+
+Laws:
+
+* What the next forward pass needs first leaves first: of the arrays that wait, the one with the lowest table id, then
+  the lowest chunk. A table's id is its place in the forward order. An array that comes late overtakes what waits.
+* `Order` says what may overtake what; two messages of the same urgency keep their order.
+* A value that still waits is replaced by a newer one of the same chunk: the receiver has no use for the older.
+* Nothing is lost: every message but a replaced one is taken exactly once, unless it was put back.
+
+A packet is one or more messages that travel together: small ones share the cost of a message on the wire, and no
+packet of more than one message is larger than the caller allows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from enum import Enum
+
+from ps_server.protocol import messages as m
+from ps_server.protocol.wire import Buffer, encode
+
+
+class Order(Enum):
+    """What a message may overtake."""
+
+    AT_ONCE = "at once"
+    """Everything but others of its kind: small, and somebody waits for it."""
+    BY_URGENCY = "by urgency"
+    """Arrays that are less urgent, but nothing that leaves in turn."""
+    IN_TURN = "in turn"
+    """Nothing; and nothing overtakes it: it speaks of what was sent before it."""
+
+
+ORDERS: dict[type, Order] = {
+    m.Hello: Order.AT_ONCE,
+    m.Create: Order.AT_ONCE,
+    m.Share: Order.AT_ONCE,
+    m.Initial: Order.AT_ONCE,
+    m.Push: Order.BY_URGENCY,
+    m.Store: Order.BY_URGENCY,
+    m.Clock: Order.IN_TURN,  # "I have sent all their pushes"
+    m.Get: Order.AT_ONCE,
+    m.TotalNorm: Order.AT_ONCE,
+    m.GetHistory: Order.AT_ONCE,
+    m.Gather: Order.AT_ONCE,
+    m.Signal: Order.AT_ONCE,  # before the pushes, and so before the values, of a later clock
+    m.Leave: Order.IN_TURN,
+    m.Welcome: Order.AT_ONCE,
+    m.Shared: Order.AT_ONCE,
+    m.Value: Order.BY_URGENCY,
+    m.Fresh: Order.IN_TURN,  # "every chunk that I have not sent anew"
+    m.PartialNorm: Order.AT_ONCE,
+    m.History: Order.BY_URGENCY,
+    m.Gathered: Order.AT_ONCE,
+    m.Fault: Order.AT_ONCE,
+    m.Gone: Order.AT_ONCE,
+}
+
+PACKET_BYTES = 256 * 1024
+"""Small against a chunk, so that packets delay nothing; large against what a message costs by itself."""
+_AFTER_STORES = (m.Get, m.Gather)
+"""A worker that stores a copy and then meets the others, or asks for it, means the copy that it stored."""
+_FIRST_EPOCH = 0
+_AT_ONCE_EPOCH = -1
+_LAST = 2**62
+
+Key = tuple[int, int, int, int]
+
+
+class Waiting:
+    """A message with its place: (epoch, table, chunk, number). In-turn messages end an epoch.
+
+    Attributes:
+        frames: what the message is on the wire; empty until one of its senders has made that.
+    """
+
+    __slots__ = ("frames", "key", "message")
+
+    def __init__(self, key: Key, message: m.Message, frames: list[Buffer]) -> None:
+        self.key = key
+        self.message = message
+        self.frames = frames
+
+    def on_the_wire(self) -> list[Buffer]:
+        """The message's frames, made once for all that share them."""
+        if not self.frames:
+            self.frames.extend(encode(self.message))
+        return self.frames
+
+    def __lt__(self, other: Waiting) -> bool:
+        return self.key < other.key
+
+
+class Schedule:
+    """The messages that wait for one peer.
+
+    Args:
+        prioritized: False keeps the order of arrival throughout.
+    """
+
+    def __init__(self, *, prioritized: bool = True) -> None:
+        self._prioritized = prioritized
+        self._heap: list[Waiting] = []
+        self._values: dict[tuple[int, int], Waiting] = {}
+        self._epoch = _FIRST_EPOCH
+        self._number = 0
+        self._stores = 0  # Stores that have not left, and what waits for them
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, message: m.Message, frames: list[Buffer] | None = None) -> None:
+        """A message to be sent.
+
+        Args:
+            message: what is to be sent.
+            frames: of a message for several peers, the same list for all, empty until the first of them is sent it.
+        """
+        frames = [] if frames is None else frames
+        if isinstance(message, m.Value):
+            older = self._values.get((message.table, message.chunk))
+            if older is not None:
+                older.message = message
+                older.frames = frames
+                return
+        waiting = Waiting(self._place(message), message, frames)
+        self._number += 1
+        if isinstance(message, m.Value):
+            self._values[message.table, message.chunk] = waiting
+        self._stores += _concerns_stores(waiting)
+        heapq.heappush(self._heap, waiting)
+
+    def take(self, most_bytes: int, *, pushes: bool = True) -> list[Waiting]:
+        """The next packet, empty when nothing waits; afterwards call `sent` or `put_back`.
+
+        Args:
+            most_bytes: of a packet of more than one message.
+            pushes: False: pushes wait, and what may not overtake them.
+        """
+        packet: list[Waiting] = []
+        left = most_bytes
+        while self._heap and (pushes or not isinstance(self._heap[0].message, m.Push)):
+            left -= m.payload_bytes(self._heap[0].message)
+            if packet and left < 0:
+                break
+            waiting = heapq.heappop(self._heap)
+            if isinstance(waiting.message, m.Value):
+                del self._values[waiting.message.table, waiting.message.chunk]
+            packet.append(waiting)
+        return packet
+
+    def sent(self, packet: Sequence[Waiting]) -> None:
+        """A packet is on its way."""
+        self._stores -= sum(_concerns_stores(waiting) for waiting in packet)
+
+    def put_back(self, packet: Sequence[Waiting]) -> None:
+        """A packet could not be sent: its messages wait again where they were."""
+        for waiting in packet:
+            if isinstance(waiting.message, m.Value):
+                self._values[waiting.message.table, waiting.message.chunk] = waiting
+            heapq.heappush(self._heap, waiting)
+
+    def _place(self, message: m.Message) -> Key:
+        order = ORDERS[type(message)]
+        if order is Order.AT_ONCE and self._stores and isinstance(message, _AFTER_STORES):
+            order = Order.IN_TURN
+        if not self._prioritized:
+            return (self._epoch, 0, 0, self._number)
+        if order is Order.AT_ONCE:
+            return (_AT_ONCE_EPOCH, 0, 0, self._number)
+        if order is Order.BY_URGENCY:
+            assert isinstance(message, m.Push | m.Store | m.Value | m.History)
+            return (self._epoch, message.table, message.chunk, self._number)
+        self._epoch += 1
+        return (self._epoch - 1, _LAST, 0, self._number)
+
+
+def _concerns_stores(waiting: Waiting) -> bool:
+    """Whether it is a Store, or waits for one."""
+    if isinstance(waiting.message, m.Store):
+        return True
+    return isinstance(waiting.message, _AFTER_STORES) and waiting.key[0] != _AT_ONCE_EPOCH

@@ -1,0 +1,521 @@
+"""A worker's side of the store. A state machine without I/O: calls and messages in, messages out.
+
+Laws:
+
+* Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
+* Read my writes: at staleness > 0 a value holds the worker's own changes too; those that the shard had not
+  yet added when it sent the value are added again here, from the log of own changes.
+* Under `SSPAggr` with a budget, changes may be kept back and leave added up (`bandwidth.py`). At clock c everything of
+  iterations < c + 1 - s has left, so no worker that has finished as much as this one waits for it; and `Clock` tells
+  the shards how many iterations they have all changes of, so the bound holds whatever is kept back.
+* A session that is begun anew (`renewed`) hears no shard's `Signal` before that shard's `Welcome`: until then it may be one
+  of the session before.
+* A pushed array is held, and must not be written to, until the shard has it (staleness 0: until the next
+  value of its chunk arrives; staleness > 0: until a value that includes it arrives).
+* A table of staleness 0 may be bound to its reader's array: values are then written where they belong as they come,
+  which is between a push and the next read, when nobody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
+from ps_server.protocol import messages as m
+from ps_server.protocol.bandwidth import ChangeLog
+from ps_server.protocol.chunk_copy import ChunkCopy, Held, Piece, feedback_for
+from ps_server.protocol.clock import needed_clock
+from ps_server.protocol.placement import Chunk, place
+from ps_server.protocol.precision import NUMPY_TYPES, add, of_pushes, of_values
+from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
+from ps_server.rules import history_count
+
+
+class Addressed(NamedTuple):
+    """A message for one shard."""
+
+    shard: int
+    message: m.ToShard
+
+
+InitialValue = Callable[[int], Sequence[m.Array]]
+"""Table id -> [first value, history, ...], flat float32."""
+
+
+class Session:
+    """One worker's view of all shards.
+
+    Args:
+        rank: this worker's rank.
+        store: the store, the same on every worker.
+        token: the job's secret.
+        log: under `SSPAggr`, what keeps changes back (`bandwidth.py`); None: everything leaves at once.
+    """
+
+    def __init__(
+        self, rank: int, store: StoreSpec, token: bytes = b"", *, log: ChangeLog | None = None
+    ) -> None:
+        if not 0 <= rank < store.workers:
+            raise SpecError(f"rank is {rank}; expected 0 to {store.workers - 1}")
+        self.rank = rank
+        self.store = store
+        self.clock = store.start_clock
+        self.signals: list[m.Signal] = []
+        self._token = token
+        self._log = log if store.consistency is Consistency.SSP_AGGR else None
+        self._told_clock = store.start_clock
+        self._placement = place(store.tables, store.shards, store.shares)
+        self._copies = tuple(
+            tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
+        )
+        self._bound: list[m.Array | None] = [
+            None if of_values(store, table) is Precision.FLOAT32 else np.zeros(table.size, np.float32)
+            for table in store.tables
+        ]
+        self._feedback = [feedback_for(store, table) for table in store.tables]
+        self._bound_outside = [False] * len(store.tables)
+        self._fresh = [-1] * store.shards
+        self._norms: dict[int, dict[int, m.PartialNorm]] = {}
+        self._outside: dict[int, float] = {}
+        self._totals: dict[int, float] = {}
+        self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
+        self._gathered: dict[int, tuple[bytes, ...]] = {}
+        self._awaited: set[int] = set()  # tags of collections that this worker is part of
+        self._next_tag = 0
+        self._joins = True  # whether `start` says who this is
+        self._unwelcome: set[int] = set()  # shards whose signals may be those of the session before
+        self._next_norm = store.start_clock  # the iteration whose norm rank 0 is told next
+        bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
+        self._norm_shards = frozenset(bulk)
+        self._clocked = sorted({c.shard for row, t in self._rows() if t.adds_changes for c in row})
+
+    def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
+        return list(zip(self._placement.chunks, self.store.tables, strict=True))
+
+    def chunks_on(self, shard: int) -> Sequence[Chunk]:
+        """The chunks that live on a shard."""
+        return self._placement.of_shard(shard)
+
+    # -- speaking ------------------------------------------------------------------------------------------
+
+    def start(self, initial: InitialValue) -> list[Addressed]:
+        """Join every shard and agree on the store; rank 0 brings the first values.
+
+        Args:
+            initial: gives a table's first value, and its history when a run is resumed; called by rank 0.
+        """
+        outgoing: list[Addressed] = []
+        for shard in range(self.store.shards):
+            if self._joins:
+                outgoing.append(Addressed(shard, m.Hello(self.rank, self._token)))
+            outgoing.append(Addressed(shard, m.Create(self.store)))
+        if self.rank == 0:
+            for table, row in enumerate(self._placement.chunks):
+                arrays = self._checked_initial(table, initial(table))
+                for chunk in row:
+                    parts = [array[chunk.start : chunk.stop] for array in arrays]
+                    outgoing.append(Addressed(chunk.shard, m.Initial(table, chunk.index, parts)))
+        return outgoing
+
+    def renewed(self, start_clock: int) -> Session:
+        """A session to go on with on the same connections, whose store begins anew at another clock.
+
+        Every worker has met the others since its last message, and none has pushed anything. What rank 0 has asked for
+        (`signal`) is forgotten: it asks anew once the session has started.
+        """
+        if any(copy.pushed != self.store.start_clock for row in self._copies for copy in row):
+            raise LocalProtocolError("a store begins anew only before its first push")
+        store = replace(self.store, start_clock=start_clock)
+        session = Session(self.rank, store, self._token, log=self._log)
+        session._next_tag, session._joins = self._next_tag, False
+        session._unwelcome = set(range(store.shards))
+        return session
+
+    def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
+        spec = self.store.tables[table]
+        allowed = {1, 1 + history_count(spec.rule.kind)} if spec.follows_gradients else {1}
+        if len(arrays) not in allowed:
+            raise LocalProtocolError(
+                f"table '{spec.name}' got {len(arrays)} initial arrays; expected {allowed}"
+            )
+        for array in arrays:
+            self._check_array(table, array)
+        return arrays
+
+    def _check_array(self, table: int, array: m.Payload, precision: Precision = Precision.FLOAT32) -> None:
+        spec = self.store.tables[table]
+        if array.shape != (spec.size,) or array.dtype != NUMPY_TYPES[precision]:
+            raise LocalProtocolError(
+                f"table '{spec.name}' takes {spec.size} flat {precision.value}, "
+                f"not {array.dtype} of shape {array.shape}"
+            )
+
+    def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
+        """What to `push` in place of this iteration's gradient or change: at 16 bits the rounded one; once each.
+
+        Only whoever pushes the table may call it, beside any other method.
+        """
+        self._check_array(table, array)
+        feedback = self._feedback[table]
+        return array if feedback is None else feedback.round(array)
+
+    def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
+        """Send what `on_the_wire` gave for this iteration's gradient or change of a table, once."""
+        self._check_array(table, array, of_pushes(self.store, self.store.tables[table]))
+        if self.store.tables[table].keeping is Keeping.COPY:
+            raise LocalProtocolError(
+                f"table '{self.store.tables[table].name}' is a copy: nobody pushes to it"
+            )
+        outgoing = []
+        for copy in self._copies[table]:
+            if copy.pushed != self.clock:
+                raise LocalProtocolError(
+                    f"table '{self.store.tables[table].name}' was already pushed in iteration {self.clock}"
+                )
+        for copy in self._copies[table]:
+            chunk = copy.chunk
+            part = array[chunk.start : chunk.stop]
+            copy.pushed += 1
+            if self._log is not None and self.store.tables[table].adds_changes:
+                self._log.add((table, chunk.index), self.clock, np.asarray(part, np.float32))
+            else:
+                copy.sent += 1
+                copy.held.append(Held(part, 1))
+                outgoing.append(Addressed(chunk.shard, m.Push(table, chunk.index, self.clock, rate, part)))
+        return outgoing
+
+    def release(self, now_s: float) -> list[Addressed]:
+        """Send early what the budget allows of the changes that are kept back."""
+        if self._log is None:
+            return []
+        outgoing = [self._send_kept(key) for key in self._log.affordable(now_s)]
+        return [*outgoing, *self._tell_clock()] if outgoing else []
+
+    def release_in_s(self, now_s: float) -> float | None:
+        """Seconds until `release` has something to send; None when nothing is kept back."""
+        return None if self._log is None else self._log.wait_s(now_s)
+
+    def _send_kept(self, key: tuple[int, int]) -> Addressed:
+        assert self._log is not None
+        first, count, array = self._log.take(key)
+        copy = self._copies[key[0]][key[1]]
+        copy.held.append(Held(array, count))
+        copy.sent = first + count
+        return Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
+
+    def _send_due(self, before: Callable[[TableSpec], int]) -> list[Addressed]:
+        """Send what is kept back of iterations before `before(table)`, and tell the clock that this makes true."""
+        if self._log is None:
+            return []
+        due = [
+            key for table, spec in enumerate(self.store.tables) for key in self._log.due(table, before(spec))
+        ]
+        return [*(self._send_kept(key) for key in due), *self._tell_clock()]
+
+    def _tell_clock(self) -> list[Addressed]:
+        """Tell the shards how many iterations they have all changes of."""
+        sent = [
+            c.sent
+            for (row, t) in zip(self._copies, self.store.tables, strict=True)
+            if t.adds_changes
+            for c in row
+        ]
+        reached = min([self.clock, *sent])
+        clocks = range(self._told_clock + 1, reached + 1)
+        self._told_clock = max(self._told_clock, reached)
+        return [Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
+
+    def tick(self) -> list[Addressed]:
+        """Finish an iteration. Every table must have been pushed."""
+        for spec, row in zip(self.store.tables, self._copies, strict=True):
+            if spec.keeping is not Keeping.COPY and row[0].pushed != self.clock + 1:
+                raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
+        self.clock += 1
+        if self._log is None:
+            return self._tell_clock()
+        # Another worker that has finished as much as this one does not wait for what is kept back.
+        return self._send_due(lambda table: needed_clock(self.clock + 1, table.staleness))
+
+    def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
+        """Under `SSP`: ask for the chunks that are too old to be read. Under `SSPPush` they come unasked.
+
+        Under `SSPAggr` with a bound of the reader's own: all workers read so, and need what this one keeps back.
+        """
+        spec = self.store.tables[table]
+        if staleness is not None and self._log is not None and spec.adds_changes:
+            return self._send_due(lambda other: self.clock - staleness)
+        if self.store.consistency is not Consistency.SSP or spec.keeping is Keeping.COPY:
+            return []
+        needed = self._needed(table, staleness)
+        outgoing = []
+        for copy in self._copies[table]:
+            if copy.clock < needed and copy.asked < needed and copy.clock >= 0:
+                copy.asked = needed
+                outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, needed)))
+        return outgoing
+
+    def ask_history(self, table: int) -> list[Addressed]:
+        """Ask for the history of a table of staleness 0."""
+        if not self.store.tables[table].follows_gradients:
+            raise LocalProtocolError(
+                f"table '{self.store.tables[table].name}' has its history on the workers"
+            )
+        return [Addressed(c.shard, m.GetHistory(table, c.index)) for c in self._placement.chunks[table]]
+
+    def store_copy(self, table: int, array: m.Array) -> list[Addressed]:
+        """Rank 0: bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock."""
+        self._check_array(table, array)
+        return [
+            Addressed(c.shard, m.Store(table, c.index, self.clock, array[c.start : c.stop].copy()))
+            for c in self._placement.chunks[table]
+        ]
+
+    def ask_copy(self, table: int) -> list[Addressed]:
+        """Ask for what was last stored of a table of `Keeping.COPY`."""
+        outgoing = []
+        for copy in self._copies[table]:
+            copy.clock = -1
+            outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, 0)))
+        return outgoing
+
+    def add_norm(self, clock: int, squares: float) -> list[Addressed]:
+        """Rank 0, where the store has an outside norm: the sum of squares of the gradients outside it."""
+        if self.rank != 0 or not self.store.outside_norm:
+            raise LocalProtocolError("only worker 0 of a store with an outside norm adds to the norm")
+        self._outside[clock] = squares
+        return self._total_norm(clock)
+
+    def total_norm(self, clock: int) -> float | None:
+        """The sum of squares over all gradients of iteration `clock`, once it is known; handed out once."""
+        return self._totals.pop(clock, None)
+
+    def gather(self, payload: bytes) -> tuple[int, list[Addressed]]:
+        """Contribute to the next collection; returns its number."""
+        tag = self._next_tag
+        self._next_tag += 1
+        self._awaited.add(tag)
+        return tag, [Addressed(0, m.Gather(tag, payload))]
+
+    def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
+        """Rank 0: ask every worker, this one too, to do `kind` after an iteration all can still reach.
+
+        What this worker pushes in iteration `clock` may have left already, though the iteration has not ended. So
+        another worker can have read its tables for iteration clock + s + 1, and finished it, before it hears of this;
+        for the one after it needs this worker's next push, and each shard passes the signal on before any value with
+        that. So the end of iteration clock + s + 2 is the first one that all can meet at: clock + s + 3 are finished then.
+        """
+        if self.rank != 0:
+            raise LocalProtocolError(f"worker {self.rank} signals; only worker 0 may")
+        lead = max((table.staleness for table in self.store.tables), default=0)
+        signal = m.Signal(kind, self.clock + lead + 3)
+        self.signals.append(signal)
+        return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
+
+    def leave(self) -> list[Addressed]:
+        """Say goodbye to every shard."""
+        rest = self._send_due(lambda table: self.clock + 1)
+        return [*rest, *(Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
+
+    def bind(self, table: int, out: m.Array) -> None:
+        """Let `land` write the values of a table of staleness 0 to `out`."""
+        self._check_array(table, out)
+        spec = self.store.tables[table]
+        if (
+            spec.staleness > 0
+            or spec.keeping is Keeping.COPY
+            or any(c.clock >= 0 for c in self._copies[table])
+        ):
+            raise LocalProtocolError(
+                f"table '{spec.name}' cannot be bound: only tables of staleness 0 can, before their first value"
+            )
+        self._bound[table] = out
+        self._bound_outside[table] = True
+
+    # -- listening -----------------------------------------------------------------------------------------
+
+    def land(self, shard: int, value: m.Value) -> None:
+        """Write a value that has come to where its table is bound; then call `receive` with it.
+
+        Whoever reads the table waits until `receive` was called, so this alone may run beside any other method.
+
+        Raises:
+            RemoteProtocolError: the value is not one that the shard may send now; nothing is written.
+        """
+        out = self._bound[value.table] if value.table < len(self._bound) else None
+        if out is None:
+            return
+        copy = self._fitting(shard, value)
+        if value.clock <= copy.clock:
+            return
+        view = out[copy.chunk.start : copy.chunk.stop]
+        if value.array.dtype == np.float32:
+            np.copyto(view, value.array)
+        else:
+            add(view, value.array)
+
+    def receive(self, shard: int, message: m.Message) -> list[Addressed]:
+        """Take one message of a shard; return what to answer.
+
+        Raises:
+            RemoteProtocolError: the shard refused something of ours, or broke the protocol.
+            PeerLost: another worker has left before this one's work is done.
+        """
+        match message:
+            case m.Value():
+                self._receive_value(shard, message)
+            case m.Fresh(clock):
+                self._fresh[shard] = max(self._fresh[shard], clock)
+            case m.Welcome(index) if index == shard:
+                self._unwelcome.discard(shard)  # all else is sent without waiting for it
+            case m.PartialNorm(clock, _) if self._awaits_norm(shard, clock):
+                self._norms.setdefault(clock, {})[shard] = message
+                return self._total_norm(clock)
+            case m.TotalNorm(clock, total) if self._awaits_total(shard, clock):
+                self._totals[clock] = total
+            case m.History(table, chunk, _, arrays):
+                self._check_history(self._known(shard, table, chunk), arrays)
+                self._histories[table, chunk] = arrays
+            case m.Gathered(tag, payloads) if tag in self._awaited and len(payloads) == self.store.workers:
+                self._awaited.remove(tag)
+                self._gathered[tag] = payloads
+            case m.Signal() if self.rank != 0:
+                if shard not in self._unwelcome and message not in self.signals:  # every shard passes it on
+                    self.signals.append(message)
+            case m.Fault(reason):
+                raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")
+            case m.Gone(worker, iterations) if worker != self.rank and worker < self.store.workers:
+                raise PeerLost(
+                    f"worker {worker} has left after {iterations} iterations, and worker {self.rank} goes on: "
+                    "every worker must make the same number of them"
+                )
+            case _:
+                raise RemoteProtocolError(f"shard {shard} sent an unexpected {type(message).__name__}")
+        return []
+
+    def _receive_value(self, shard: int, value: m.Value) -> None:
+        copy = self._fitting(shard, value)
+        if value.clock < copy.clock:
+            return
+        while copy.own < value.own:
+            copy.own += copy.held.popleft().iterations
+        if self._log is not None and self.store.tables[value.table].adds_changes:
+            self._log.value((value.table, value.chunk), np.asarray(value.array, np.float32))
+        copy.clock = value.clock
+        bound = self._bound[value.table]
+        if bound is None:
+            copy.unread = value.array
+        elif not self._bound_outside[value.table]:
+            copy.unread = bound[copy.chunk.start : copy.chunk.stop]
+
+    def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
+        copy = self._known(shard, value.table, value.chunk)
+        if value.array.size != copy.chunk.size or not copy.includes(value.own):
+            raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
+        if value.array.dtype != np.float32:
+            kind = NUMPY_TYPES[of_values(self.store, self.store.tables[value.table])]
+            if value.array.dtype != kind or copy.clock < 0 or value.clock > copy.clock + 1:
+                raise RemoteProtocolError(
+                    f"shard {shard} sent a change that does not fit chunk {value.chunk}"
+                )
+        return copy
+
+    def _total_norm(self, clock: int) -> list[Addressed]:
+        """Rank 0: once all parts of a norm are here, tell the shards."""
+        parts = self._norms.get(clock, {})
+        outside = self.store.outside_norm
+        if parts.keys() != self._norm_shards or (outside and clock not in self._outside):
+            return []
+        self._norms.pop(clock, None)
+        self._next_norm = clock + 1
+        # In table and chunk order, whichever shard answered first.
+        sums = sorted(entry for part in parts.values() for entry in part.sums)
+        total = sum(value for _, _, value in sums) + self._outside.pop(clock, 0.0)
+        if outside:
+            self._totals[clock] = total
+        told = self._norm_shards | ({0} if outside else set())
+        return [Addressed(to, m.TotalNorm(clock, total)) for to in sorted(told)]
+
+    def _awaits_norm(self, shard: int, clock: int) -> bool:
+        """Whether this is rank 0, and the shard's part of the next norm is missing."""
+        said = self._norms.get(clock, {})
+        return self.rank == 0 and shard in self._norm_shards - said.keys() and clock == self._next_norm
+
+    def _awaits_total(self, shard: int, clock: int) -> bool:
+        """Whether rank 0 may have told shard 0 a norm of this iteration that this worker must hear of."""
+        told = self.store.outside_norm and self.rank != 0 and shard == 0
+        return told and self.clock - 1 <= clock <= self.clock and clock not in self._totals
+
+    def _check_history(self, copy: ChunkCopy, arrays: Sequence[m.Array]) -> None:
+        chunk, spec = copy.chunk, self.store.tables[copy.chunk.table]
+        expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
+        if len(arrays) != expected or any(array.size != chunk.size for array in arrays):
+            raise RemoteProtocolError(
+                f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"
+            )
+
+    def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:
+        if table < len(self._copies) and chunk < len(self._copies[table]):
+            copy = self._copies[table][chunk]
+            if copy.chunk.shard == shard:
+                return copy
+        raise RemoteProtocolError(
+            f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def _needed(self, table: int, staleness: int | None) -> int:
+        spec = self.store.tables[table]
+        if spec.keeping is Keeping.COPY:
+            return 0
+        return max(needed_clock(self.clock, spec.staleness if staleness is None else staleness), 0)
+
+    def missing(self, table: int, staleness: int | None = None, *, first: int = 0) -> Chunk | None:
+        """The first chunk that is too old to be read now, or None.
+
+        Args:
+            table: the table.
+            staleness: a bound to use in place of the table's own; 0 reads what all workers have finished.
+            first: the chunk to begin with, where those before it are known to be fresh enough.
+        """
+        needed = self._needed(table, staleness)
+        for copy in islice(self._copies[table], first, None):
+            clock = copy.clock
+            if self.store.tables[table].adds_changes and clock >= 0:
+                clock = max(clock, self._fresh[copy.chunk.shard])
+            if clock < needed:
+                return copy.chunk
+        return None
+
+    def take(self, table: int) -> list[Piece]:
+        """What has come since the last call, to be written over the reader's copy of the table."""
+        pieces = []
+        for copy in self._copies[table]:
+            if copy.unread is not None:
+                changes = self._own_changes(copy) if self.store.tables[table].adds_changes else ()
+                pieces.append(Piece(copy.chunk.start, copy.chunk.stop, copy.unread, changes))
+                copy.unread = None
+        return pieces
+
+    def _own_changes(self, copy: ChunkCopy) -> tuple[m.Payload, ...]:
+        """What this worker has changed and the last value does not include."""
+        kept = None if self._log is None else self._log.peek((copy.chunk.table, copy.chunk.index))
+        sent = tuple(push.array for push in copy.held)
+        return sent if kept is None else (*sent, kept)
+
+    def history(self, table: int) -> list[m.Array] | None:
+        """The history asked for, put together, or None while parts are missing."""
+        row = self._placement.chunks[table]
+        if not all((table, chunk.index) in self._histories for chunk in row):
+            return None
+        parts = [self._histories.pop((table, chunk.index)) for chunk in row]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def gathered(self, tag: int) -> tuple[bytes, ...] | None:
+        """Collection `tag`, by rank, once every worker has contributed; handed out once."""
+        return self._gathered.pop(tag, None)

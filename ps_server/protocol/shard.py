@@ -1,0 +1,523 @@
+"""The shard: holds some chunks of every table and keeps the consistency model. A state machine without I/O.
+
+Laws:
+
+* A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration `clock` from
+  every worker, adds them in worker order (so that the sum has the same bits in every run), applies the rule
+  once to their average, and only then becomes `clock + 1`. A chunk of an averaged table takes values in their place.
+* A chunk of a table that is a copy changes only when rank 0 stores what it has become.
+* A chunk of staleness > 0 is a sum. Changes are added as they arrive; what a worker may read is bounded by
+  the vector clock (`clock.py`). Under `SSPPush` a worker gets what the others changed when the slowest clock
+  moves, and also, once between two pushes of its own, as soon as it is there: values are then mostly fresher than
+  the bound asks for, which is what keeps stale training close to exact training, at no more than twice the bytes.
+* Nothing illegal changes state: it is answered with `Fault` and counted.
+* A worker that leaves before the others have finished can be waited for by nobody: those who go on are told (`Gone`).
+* Until the first push all workers together may create the store anew, with other first values at another clock (a state is
+  loaded). Each hears `Welcome` once it has: what it is sent after that is of the new store.
+
+    stranger --Hello--> known --Create--> joined --Leave--> left
+
+* Memory is taken when the store is made; an iteration takes none but what its messages lie in. The gradient that
+  came for worker 0 becomes the sum, in the memory that it arrived in. A value's memory is handed to the transport
+  without a copy: at staleness 0 the next change of the chunk needs a push from every worker, which each sends only
+  after it has the value in hand.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ps_server.errors import RemoteProtocolError
+from ps_server.protocol import messages as m
+from ps_server.protocol.cell import EMPTY, Cell
+from ps_server.protocol.clock import VectorClock
+from ps_server.protocol.placement import place
+from ps_server.protocol.precision import NUMPY_TYPES, Replica, as_array, as_tensor, of_pushes, of_values
+from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec
+from ps_server.rules import clip_factor, sum_of_squares
+
+
+class Outgoing(NamedTuple):
+    """A message for the peer of that transport name."""
+
+    peer: bytes
+    message: m.ToWorker
+
+
+class Stage(Enum):
+    """How far a peer has come."""
+
+    STRANGER = "stranger"
+    """Has said nothing yet."""
+    KNOWN = "known"
+    """Has a rank."""
+    JOINED = "joined"
+    """Has agreed on the store."""
+    LEFT = "left"
+    """Has finished."""
+
+
+LEGAL: dict[Stage, dict[type, Stage]] = {
+    Stage.STRANGER: {m.Hello: Stage.KNOWN},
+    Stage.KNOWN: {m.Create: Stage.JOINED},
+    Stage.JOINED: {
+        **dict.fromkeys(
+            (
+                m.Create,
+                m.Initial,
+                m.Push,
+                m.Store,
+                m.Clock,
+                m.Get,
+                m.TotalNorm,
+                m.GetHistory,
+                m.Gather,
+                m.Signal,
+            ),
+            Stage.JOINED,
+        ),
+        m.Leave: Stage.LEFT,
+    },
+    Stage.LEFT: {},
+}
+
+
+MAX_ANSWERED_FAULTS = 100
+"""Of each worker; one ends a worker that is in its right mind."""
+MAX_OPEN_GATHERS = 1024
+"""Collections that some workers may be ahead of others."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a shard has seen since it started."""
+
+    messages: int = 0
+    faults: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    updates: int = 0
+
+
+class Shard:
+    """One shard of the store.
+
+    Args:
+        index: this shard's number.
+        workers: number of workers that will come.
+        token: the job's secret, which every `Hello` must carry.
+    """
+
+    def __init__(self, index: int, workers: int, token: bytes = b"") -> None:
+        self.index = index
+        self.counts = Counts()
+        self._workers = workers
+        self._token = token
+        self._stages: dict[bytes, Stage] = {}
+        self._ranks: dict[bytes, int] = {}
+        self._peers: dict[int, bytes] = {}
+        self._store: StoreSpec | None = None
+        self._cells: dict[tuple[int, int], Cell] = {}
+        self._clock = VectorClock(workers)
+        self._begun = False
+        self._agreed: set[int] = set()  # ranks that have created the present store
+        self._generation = 0  # of the present store: workers create it anew together
+        self._created = [0] * workers  # times each rank has created a store
+        self._gathering: dict[int, dict[int, bytes]] = {}
+        self._next_tag = [0] * workers
+        self._faults = [0] * workers
+        self._left: list[int] = []
+        self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
+            m.Create: self._create,
+            m.Initial: self._initial,
+            m.Push: self._push,
+            m.Store: self._store_copy,
+            m.Clock: self._tick,
+            m.Get: self._get,
+            m.TotalNorm: self._total_norm,
+            m.GetHistory: self._get_history,
+            m.Gather: self._gather,
+            m.Signal: self._signal,
+            m.Leave: self._leave,
+        }
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has come and left."""
+        stages = [self._stages[peer] for peer in self._peers.values()]
+        return len(stages) == self._workers and all(stage is Stage.LEFT for stage in stages)
+
+    @property
+    def all_here(self) -> bool:
+        """Whether every worker has come: nobody else ever may."""
+        return len(self._peers) == self._workers
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all values and histories. Any thread may ask."""
+        return sum(4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values()))
+
+    def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
+        """Take one message; return what to send, in order."""
+        self.counts.messages += 1
+        try:
+            return self._handle(sender, message)
+        except RemoteProtocolError as error:
+            return self.refuse(sender, str(error))
+
+    def _handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
+        stage = self._stages.get(sender, Stage.STRANGER)
+        after = LEGAL[stage].get(type(message))
+        if after is None:
+            raise RemoteProtocolError(
+                f"{type(message).__name__} is not legal from a peer that is {stage.value}"
+            )
+        if isinstance(message, m.Hello):
+            outgoing = self._hello(sender, message)
+        else:
+            outgoing = list(self._handlers[type(message)](self._ranks[sender], message))
+        self._stages[sender] = after
+        if self._left and isinstance(message, m.Push):
+            outgoing.extend(self._miss_the_left(self._ranks[sender]))
+        if isinstance(message, m.Create):
+            outgoing.extend(self._begin())
+        return outgoing
+
+    def refuse(self, sender: bytes, reason: str) -> list[Outgoing]:
+        """Count something that is not a legal message, and answer it: a known peer, and not without end."""
+        self.counts.faults += 1
+        rank = self._ranks.get(sender)
+        if rank is None or self._faults[rank] >= MAX_ANSWERED_FAULTS:
+            return []
+        self._faults[rank] += 1
+        return [Outgoing(sender, m.Fault(reason))]
+
+    def knows(self, peer: bytes) -> bool:
+        """Whether a peer has said who it is."""
+        return peer in self._ranks
+
+    # -- joining -------------------------------------------------------------------------------------
+
+    def _hello(self, sender: bytes, hello: m.Hello) -> list[Outgoing]:
+        if not hmac.compare_digest(hello.token, self._token):
+            raise RemoteProtocolError("the token is not this job's")
+        if not 0 <= hello.worker < self._workers:
+            raise RemoteProtocolError(f"worker {hello.worker} is not one of {self._workers}")
+        if hello.worker in self._peers:
+            raise RemoteProtocolError(f"worker {hello.worker} is already here")
+        self._peers[hello.worker] = sender
+        self._ranks[sender] = hello.worker
+        return [Outgoing(sender, m.Welcome(self.index))]
+
+    def _create(self, rank: int, create: m.Create) -> Iterator[Outgoing]:
+        store = create.store
+        if store.workers != self._workers:
+            raise RemoteProtocolError(
+                f"worker {rank} expects {store.workers} workers; this job has {self._workers}"
+            )
+        if store.shards <= self.index:
+            raise RemoteProtocolError(
+                f"worker {rank} expects {store.shards} shards; this is shard {self.index}"
+            )
+        generation = self._created[rank] + 1
+        if generation < self._generation:
+            self._created[rank] = generation
+            return  # of the store before: this worker's next one follows
+        if generation > self._generation:
+            self._forget_store(rank)
+        if self._store is None:
+            self._store = store
+            self._clock = VectorClock(self._workers, store.start_clock)
+            for chunk in place(store.tables, store.shards, store.shares).of_shard(self.index):
+                spec = store.tables[chunk.table]
+                push_type = NUMPY_TYPES[of_pushes(store, spec)]
+                cell = Cell(chunk, spec, self._workers, store.start_clock, push_type)
+                self._cells[chunk.table, chunk.index] = cell
+        elif store != self._store:
+            raise RemoteProtocolError(f"worker {rank} {_difference(self._store, store)}")
+        self._agreed.add(rank)
+        self._created[rank] = generation
+        if self._generation > 1:
+            yield Outgoing(self._peers[rank], m.Welcome(self.index))
+
+    def _forget_store(self, rank: int) -> None:
+        """The first worker that creates the store, or creates it anew: nobody has pushed anything to the one before.
+
+        A shard without chunks may not have heard all workers create the store before: none of them waits for it.
+        """
+        if self._generation == 0:
+            self._generation = 1
+            return
+        used = any(count > cell.clock for cell in self._cells.values() for count in cell.own)
+        if (self._cells and not self._begun) or used or self.counts.updates:
+            raise RemoteProtocolError(f"worker {rank} creates the store a second time, and it is in use")
+        self._store, self._begun = None, False
+        self._generation += 1
+        self._cells.clear()
+        self._agreed.clear()
+
+    def _initial(self, rank: int, initial: m.Initial) -> Iterator[Outgoing]:
+        cell = self._cell(initial.table, initial.chunk)
+        if rank != 0 or cell.value is not None:
+            raise RemoteProtocolError(f"{cell.name} gets one initial value, from worker 0")
+        if len(initial.arrays) not in (1, 1 + len(cell.history)):
+            raise RemoteProtocolError(f"{cell.name} got {len(initial.arrays) - 1} history arrays")
+        for array in initial.arrays:
+            cell.check_size(array)
+        cell.value = as_tensor(initial.arrays[0]).clone()
+        for tensor, array in zip(cell.history, initial.arrays[1:], strict=False):
+            tensor.copy_(as_tensor(array))
+        yield from self._begin()
+
+    def _begin(self) -> Iterator[Outgoing]:
+        """Once everything and everyone is here: send the first values."""
+        ready = len(self._agreed) == self._workers and all(
+            cell.value is not None for cell in self._cells.values()
+        )
+        if ready and not self._begun:
+            self._begun = True
+            assert self._store is not None
+            for cell in self._cells.values():
+                yield from self._send_value(cell, cell.clock, range(self._workers))
+                precision = of_values(self._store, cell.spec)
+                if precision is not Precision.FLOAT32 and cell.value is not None:
+                    cell.replica = Replica(cell.value, precision)
+
+    # -- staleness 0: the rule runs here -----------------------------------------------------------------
+
+    def _push(self, rank: int, push: m.Push) -> Iterator[Outgoing]:
+        cell = self._cell(push.table, push.chunk)
+        cell.check_size(push.array)
+        if not self._begun:
+            raise RemoteProtocolError(f"{cell.name} has no value yet")
+        if cell.spec.keeping is Keeping.COPY:
+            raise RemoteProtocolError(f"{cell.name} is a copy; worker {rank} may not push to it")
+        assert self._store is not None
+        if push.array.dtype != cell.push_type:
+            raise RemoteProtocolError(f"worker {rank} pushes {cell.name} as {push.array.dtype}")
+        if push.clock != cell.own[rank]:
+            raise RemoteProtocolError(
+                f"worker {rank} pushes iteration {push.clock} of {cell.name}; expected {cell.own[rank]}"
+            )
+        if cell.adds_changes:
+            yield from self._add(rank, cell, push)
+            return
+        if push.count != 1:
+            raise RemoteProtocolError(f"worker {rank} pushes {push.count} iterations of {cell.name} at once")
+        if push.clock != cell.clock:
+            raise RemoteProtocolError(f"worker {rank} pushes {cell.name} again before its new value came")
+        if push.rate != cell.rate and any(count > cell.clock for count in cell.own):
+            raise RemoteProtocolError(
+                f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have {cell.rate}"
+            )
+        cell.rate = push.rate
+        cell.own[rank] += 1
+        cell.arrived[rank] = push.array
+        self.counts.bytes_in += push.array.nbytes
+        self._sum_in_worker_order(cell)
+        if cell.complete:
+            yield from self._complete(cell)
+
+    def _sum_in_worker_order(self, cell: Cell) -> None:
+        """Add what has come, as far as worker order allows; the last makes it their average."""
+        while cell.summed in cell.arrived:
+            array = cell.arrived.pop(cell.summed)
+            cell.add(array, last=cell.summed == self._workers - 1)
+            cell.summed += 1
+        cell.complete = cell.summed == self._workers
+
+    def _complete(self, cell: Cell) -> Iterator[Outgoing]:
+        assert self._store is not None
+        if self._store.clip is None or not cell.spec.follows_gradients:
+            yield from self._apply(cell, 1.0)
+            return
+        cells = [other for other in self._cells.values() if other.spec.follows_gradients]
+        if all(other.complete for other in cells):
+            sums = tuple((other.chunk.table, other.chunk.index, sum_of_squares(other.sum)) for other in cells)
+            yield Outgoing(self._peers[0], m.PartialNorm(cell.clock, sums))
+
+    def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
+        cells = [cell for cell in self._cells.values() if cell.spec.follows_gradients]
+        if rank != 0 or not all(cell.complete and cell.clock == norm.clock for cell in cells):
+            raise RemoteProtocolError(f"a norm of iteration {norm.clock} is not awaited from worker {rank}")
+        assert self._store is not None
+        factor = clip_factor(norm.total, self._store.clip)
+        for cell in cells:
+            yield from self._apply(cell, factor)
+        if self._store.outside_norm and self.index == 0:
+            yield from (Outgoing(peer, norm) for other, peer in self._peers.items() if other != 0)
+
+    def _apply(self, cell: Cell, factor: float) -> Iterator[Outgoing]:
+        assert self._store is not None
+        assert cell.value is not None
+        if cell.spec.keeping is Keeping.AVERAGE:
+            cell.value = cell.sum  # the memory it arrived in becomes the chunk's own
+        else:
+            cell.update(factor * self._store.gradient_scale)
+        cell.sum = EMPTY
+        cell.clock += 1
+        cell.summed = 0
+        cell.complete = False
+        self.counts.updates += 1
+        if cell.replica is not None:
+            cell.replica.follow(cell.value)
+            yield from self._send(cell, cell.clock, range(self._workers), as_array(cell.replica.change))
+        elif self._store.consistency is not Consistency.SSP:
+            yield from self._send_value(cell, cell.clock, range(self._workers))
+        else:
+            yield from self._answer_waiting(cell, cell.clock)
+
+    def _store_copy(self, rank: int, store: m.Store) -> Iterator[Outgoing]:
+        cell = self._cell(store.table, store.chunk)
+        cell.check_size(store.array)
+        if rank != 0 or cell.spec.keeping is not Keeping.COPY or not self._begun:
+            raise RemoteProtocolError(f"{cell.name} is not for worker {rank} to store")
+        if store.clock < cell.clock:
+            raise RemoteProtocolError(f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored")
+        assert cell.value is not None
+        cell.value = as_tensor(store.array).clone()  # the value it had may still be on its way to somebody
+        cell.clock = store.clock
+        self.counts.bytes_in += store.array.nbytes
+        yield from self._answer_waiting(cell, cell.clock)
+
+    # -- staleness > 0: changes are added, the vector clock bounds reads -----------------------------------
+
+    def _add(self, rank: int, cell: Cell, push: m.Push) -> Iterator[Outgoing]:
+        assert self._store is not None
+        assert cell.value is not None
+        cell.value.add_(as_tensor(push.array))
+        cell.own[rank] += push.count
+        self.counts.bytes_in += push.array.nbytes
+        self.counts.updates += 1
+        cell.stale.update(worker for worker in range(self._workers) if worker != rank)
+        cell.eager.add(rank)
+        if self._store.consistency is not Consistency.SSP:
+            ready = cell.stale & cell.eager
+            cell.eager -= ready
+            yield from self._send_changes(cell, ready)
+
+    def _send_changes(self, cell: Cell, workers: set[int]) -> Iterator[Outgoing]:
+        cell.stale -= workers
+        if workers:
+            yield from self._send_value(cell, cell.clock, sorted(workers))
+
+    def _tick(self, rank: int, tick: m.Clock) -> Iterator[Outgoing]:
+        assert self._store is not None
+        early = (
+            self._store.consistency is Consistency.SSP_AGGR
+        )  # pushes may come before the clock that they belong to
+        for cell in self._cells.values():
+            own = cell.own[rank]
+            if cell.adds_changes and (own < tick.clock or (own > tick.clock and not early)):
+                raise RemoteProtocolError(
+                    f"worker {rank} ends iteration {tick.clock} without its push of {cell.name}"
+                )
+        if not self._clock.tick(rank, tick.clock):
+            return
+        slowest = self._clock.slowest
+        push = self._store.consistency is not Consistency.SSP
+        for cell in self._cells.values():
+            if not cell.adds_changes:
+                continue
+            cell.clock = slowest
+            if push:
+                yield from self._send_changes(cell, set(cell.stale))
+            else:
+                yield from self._answer_waiting(cell, slowest)
+        if push:
+            yield from (Outgoing(peer, m.Fresh(slowest)) for peer in self._peers.values())
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def _get(self, rank: int, get: m.Get) -> Iterator[Outgoing]:
+        cell = self._cell(get.table, get.chunk)
+        if any(waiting == rank for waiting, _ in cell.waiting):
+            raise RemoteProtocolError(f"worker {rank} already waits for {cell.name}")
+        cell.waiting.append((rank, get.clock))
+        if self._begun:
+            yield from self._answer_waiting(cell, cell.clock)
+
+    def _answer_waiting(self, cell: Cell, clock: int) -> Iterator[Outgoing]:
+        ready = [rank for rank, wanted in cell.waiting if wanted <= clock]
+        cell.waiting = [(rank, wanted) for rank, wanted in cell.waiting if wanted > clock]
+        if ready:
+            yield from self._send_value(cell, clock, ready)
+
+    def _send_value(self, cell: Cell, clock: int, ranks: Iterable[int]) -> Iterator[Outgoing]:
+        assert cell.value is not None
+        array = (cell.value if cell.replica is None else cell.replica.value).numpy()
+        if cell.adds_changes:
+            array = array.copy()  # the next change may come before the transport has read this one
+        yield from self._send(cell, clock, ranks, array)
+
+    def _send(self, cell: Cell, clock: int, ranks: Iterable[int], array: m.Payload) -> Iterator[Outgoing]:
+        value: m.Value | None = None
+        for rank in ranks:
+            self.counts.bytes_out += array.nbytes
+            if (
+                value is None or value.own != cell.own[rank]
+            ):  # one message for all whom it suits is encoded once
+                value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
+            yield Outgoing(self._peers[rank], value)
+
+    def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:
+        cell = self._cell(get.table, get.chunk)
+        arrays = [tensor.numpy() for tensor in cell.history]
+        history = m.History(get.table, get.chunk, cell.clock, arrays)
+        yield Outgoing(self._peers[rank], history)
+
+    # -- meeting -----------------------------------------------------------------------------------------
+
+    def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
+        if gather.tag != self._next_tag[rank]:
+            raise RemoteProtocolError(f"worker {rank} gathers {gather.tag}; expected {self._next_tag[rank]}")
+        if gather.tag not in self._gathering and len(self._gathering) >= MAX_OPEN_GATHERS:
+            raise RemoteProtocolError(f"worker {rank} is {MAX_OPEN_GATHERS} collections ahead")
+        self._next_tag[rank] += 1
+        yield from self._miss_the_left(rank)
+        parts = self._gathering.setdefault(gather.tag, {})
+        parts[rank] = gather.payload
+        if len(parts) == self._workers:
+            del self._gathering[gather.tag]
+            gathered = m.Gathered(gather.tag, tuple(parts[worker] for worker in range(self._workers)))
+            yield from (Outgoing(peer, gathered) for peer in self._peers.values())
+
+    def _signal(self, rank: int, signal: m.Signal) -> Iterator[Outgoing]:
+        if rank != 0:
+            raise RemoteProtocolError(f"worker {rank} signals; only worker 0 may")
+        yield from (Outgoing(peer, signal) for other, peer in self._peers.items() if other != 0)
+
+    def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
+        self._left.append(rank)
+        for other in self._peers:
+            if other not in self._left:
+                yield from self._miss_the_left(other)
+
+    def _miss_the_left(self, rank: int) -> Iterator[Outgoing]:
+        """Tell a worker of one that has left before it: what it began can never be finished."""
+        for gone in self._left:
+            behind = self._next_tag[gone] < self._next_tag[rank]
+            if behind or any(cell.own[gone] < cell.own[rank] for cell in self._cells.values()):
+                iterations = max((cell.own[gone] for cell in self._cells.values()), default=0)
+                yield Outgoing(self._peers[rank], m.Gone(gone, iterations))
+                return
+
+    def _cell(self, table: int, chunk: int) -> Cell:
+        cell = self._cells.get((table, chunk))
+        if cell is None:
+            raise RemoteProtocolError(f"chunk {chunk} of table {table} is not on shard {self.index}")
+        return cell
+
+
+def _difference(mine: StoreSpec, theirs: StoreSpec) -> str:
+    for name in StoreSpec.__slots__:
+        a, b = getattr(mine, name), getattr(theirs, name)
+        if a != b and name == "tables":
+            return f"brings {len(b)} tables that differ from the {len(a)} of the first worker"
+        if a != b:
+            return f"has {name} {b}; the first worker has {a}"
+    return "agrees"

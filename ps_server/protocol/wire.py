@@ -1,0 +1,449 @@
+"""Messages to frames and back.
+
+A message is one header frame and then its raw frames; a packet is one or more messages, one after the other:
+
+    header   msgpack array: [PROTOCOL_VERSION, kind, number of frames, field, field, ...]
+    frames   arrays, little endian, or opaque payloads; never copied by this module. Arrays are of float32, save those of
+             Push and Value, whose header ends with their precision
+
+Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before any
+state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or evaluated.
+Whether a value is legal *now* (this chunk, this clock, this sender) is for the state machines to say.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+import numpy as np
+
+from ps_server.errors import RemoteProtocolError, SpecError
+from ps_server.protocol import messages as m
+from ps_server.protocol.precision import NUMPY_TYPES
+from ps_server.protocol.settings import (
+    MAX_TABLES,
+    MAX_WORKERS,
+    Consistency,
+    Keeping,
+    Precision,
+    Regularization,
+    Rule,
+    RuleKind,
+    StoreSpec,
+    TableSpec,
+)
+
+PROTOCOL_VERSION = 6
+MAX_HEADER_BYTES = 16 * 2**20
+"""A header is some tens of bytes, save Create's: 65,536 tables of 150 bytes stay below this."""
+MAX_FRAMES = 8_192
+MAX_CHUNKS = 2**31
+MAX_CLOCK = 2**40
+MAX_PAYLOAD_BYTES = 2**30
+MAX_PLACES = 2**20
+MAX_PLACE_BYTES = 2**31
+
+_PACKER = msgpack.Packer(
+    use_bin_type=True
+)  # one call packs a whole header, and only one thread at a time does
+
+Buffer = bytes | bytearray | memoryview
+Header = list[Any]
+T = TypeVar("T")
+
+if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
+    raise ImportError("ps_server sends little-endian floats and does not swap bytes")
+
+
+class Received(NamedTuple):
+    """A message, and the frames that it came in."""
+
+    message: m.Message
+    frames: Sequence[Buffer]
+
+
+def encode(*messages: m.Message) -> list[Buffer]:
+    """Turn messages into the frames of a packet. Arrays are passed on as views of their own memory."""
+    packet: list[Buffer] = []
+    for message in messages:
+        kind, write = _WRITERS[type(message)]
+        fields, frames = write(message)
+        packet.append(_PACKER.pack([PROTOCOL_VERSION, kind, len(frames), *fields]))
+        packet.extend(frames)
+    return packet
+
+
+def decode(frames: Sequence[Buffer]) -> list[Received]:
+    """Turn the frames of a packet into its messages. Arrays are views of the frames.
+
+    Raises:
+        RemoteProtocolError: the frames are not a packet that `encode` could have made.
+    """
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise RemoteProtocolError(f"a packet has {len(frames)} frames; expected 1 to {MAX_FRAMES}")
+    messages = []
+    at = 0
+    while at < len(frames):
+        header = _header(frames[at])
+        end = at + 1 + header[2]
+        if end > len(frames):
+            raise RemoteProtocolError(f"a header speaks of {header[2]} frames; {len(frames) - at - 1} came")
+        messages.append(Received(_message(header, frames[at + 1 : end]), frames[at:end]))
+        at = end
+    return messages
+
+
+def _header(frame: Buffer) -> Header:
+    if memoryview(frame).nbytes > MAX_HEADER_BYTES:
+        raise RemoteProtocolError(f"a header is longer than {MAX_HEADER_BYTES} bytes")
+    try:
+        header = msgpack.unpackb(frame, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise RemoteProtocolError("a header is not msgpack") from error
+    if not isinstance(header, list) or len(header) < 3 or header[0] != PROTOCOL_VERSION:
+        version = header[0] if isinstance(header, list) and header else header
+        raise RemoteProtocolError(
+            f"the peer speaks version {version!r:.40} of the protocol; expected {PROTOCOL_VERSION}"
+        )
+    if type(header[2]) is not int or not 0 <= header[2] < MAX_FRAMES:
+        raise RemoteProtocolError(f"a header speaks of {header[2]!r:.40} frames")
+    return header
+
+
+def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
+    reader = _READERS.get(header[1]) if isinstance(header[1], int) else None
+    if reader is None:
+        raise RemoteProtocolError(f"a header names the unknown kind {header[1]!r:.40}")
+    try:
+        message = reader(fields := _Fields(header[3:], frames))
+    except SpecError as error:
+        raise RemoteProtocolError(str(error)) from error
+    fields.end()
+    return message
+
+
+class _Fields:
+    """Takes a header's fields one by one, each checked; `end` refuses what is left over."""
+
+    def __init__(self, fields: Header, frames: Sequence[Buffer]) -> None:
+        self._fields = fields
+        self._frames = frames
+        self._next = 0
+
+    def _take(self, kind: type[T]) -> T:
+        if self._next >= len(self._fields):
+            raise RemoteProtocolError(f"a header ends after {self._next} fields")
+        value = self._fields[self._next]
+        self._next += 1
+        if type(value) is not kind:
+            raise RemoteProtocolError(f"header field {self._next} is not a {kind.__name__}")
+        return value
+
+    def leading(self, kinds: tuple[type, ...]) -> Header:
+        """The first so many fields, of these types; ranges are the caller's to check."""
+        values = self._fields[: len(kinds)]
+        if tuple(map(type, values)) != kinds:
+            for kind in kinds:
+                self._take(kind)  # says which
+        self._next = len(kinds)
+        return values
+
+    def integer(self, limit: int, *, least: int = 0) -> int:
+        value = self._take(int)
+        if not least <= value < limit:
+            raise RemoteProtocolError(
+                f"header field {self._next} is {value}; expected {least} to {limit - 1}"
+            )
+        return value
+
+    def integers(self, most: int, limit: int) -> tuple[int, ...]:
+        values = self._take(list)
+        if len(values) > most or any(type(value) is not int or not 0 <= value < limit for value in values):
+            raise RemoteProtocolError(f"header field {self._next} is not a list of whole numbers")
+        return tuple(values)
+
+    def flag(self) -> bool:
+        return self._take(bool)
+
+    def number(self) -> float:
+        value = self._take(float)
+        if not math.isfinite(value):
+            raise RemoteProtocolError(f"header field {self._next} is {value}; expected a finite number")
+        return value
+
+    def any_number(self) -> float:
+        return self._take(float)
+
+    def text(self) -> str:
+        return self._take(str)
+
+    def data(self) -> bytes:
+        return self._take(bytes)
+
+    def optional_number(self) -> float | None:
+        if self._next < len(self._fields) and self._fields[self._next] is None:
+            self._next += 1
+            return None
+        return self.number()
+
+    def items(self) -> list[_Fields]:
+        value = self._take(list)
+        if any(type(item) is not list for item in value):
+            raise RemoteProtocolError(f"header field {self._next} is not a list of lists")
+        return [_Fields(item, ()) for item in value]
+
+    def arrays(self) -> list[m.Array]:
+        return [_float32_array(frame) for frame in self._take_frames()]
+
+    def array(self) -> m.Array:
+        (frame,) = self._take_frames(1)
+        return _float32_array(frame)
+
+    def payload(self, precision: str) -> m.Payload:
+        kind = _ARRAY_TYPES.get(precision)
+        if kind is None:
+            raise RemoteProtocolError(f"{precision!r:.40} is no precision of arrays")
+        (frame,) = self._take_frames(1)
+        return _array(frame, kind)
+
+    def payloads(self) -> tuple[bytes, ...]:
+        frames = self._take_frames()
+        if any(memoryview(frame).nbytes > MAX_PAYLOAD_BYTES for frame in frames):
+            raise RemoteProtocolError(f"a payload is longer than {MAX_PAYLOAD_BYTES} bytes")
+        return tuple(bytes(frame) for frame in frames)
+
+    def _take_frames(self, count: int | None = None) -> Sequence[Buffer]:
+        if count is not None and len(self._frames) != count:
+            raise RemoteProtocolError(f"a message has {len(self._frames)} data frames; expected {count}")
+        frames, self._frames = self._frames, ()
+        return frames
+
+    def end(self) -> None:
+        if self._next != len(self._fields) or self._frames:
+            raise RemoteProtocolError("a message has more fields or frames than its kind")
+
+
+def _float32_array(frame: Buffer) -> m.Array:
+    return np.asarray(_array(frame, NUMPY_TYPES[Precision.FLOAT32]), np.float32)
+
+
+def _array(frame: Buffer, kind: np.dtype[Any]) -> m.Payload:
+    try:
+        array: m.Payload = np.frombuffer(frame, dtype=kind)
+    except ValueError:
+        raise RemoteProtocolError(
+            f"a frame of {memoryview(frame).nbytes} bytes is not made of {kind.name}"
+        ) from None
+    return array
+
+
+def _raw(array: m.Payload) -> memoryview:
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+_PRECISIONS = {kind: precision.value for precision, kind in NUMPY_TYPES.items()}
+_ARRAY_TYPES = {precision.value: kind for precision, kind in NUMPY_TYPES.items()}
+
+
+Written = tuple[Header, Sequence[Buffer]]
+
+
+def _write_rule(rule: Rule) -> Header:
+    return [
+        rule.kind.value,
+        float(rule.momentum),
+        float(rule.momentum2),
+        float(rule.delta),
+        float(rule.rms_decay),
+        float(rule.decay),
+        rule.regularization.value,
+        float(rule.rate_factor),
+    ]
+
+
+def _read_rule(f: _Fields) -> Rule:
+    return Rule(
+        kind=_member(RuleKind, f.text()),
+        momentum=f.number(),
+        momentum2=f.number(),
+        delta=f.number(),
+        rms_decay=f.number(),
+        decay=f.number(),
+        regularization=_member(Regularization, f.text()),
+        rate_factor=f.number(),
+    )
+
+
+def _member(kind: Callable[[Any], T], value: object) -> T:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise RemoteProtocolError(
+            f"{value!r:.40} is no member of {getattr(kind, '__name__', kind)}"
+        ) from error
+
+
+def _write_store(store: StoreSpec) -> Header:
+    tables = [
+        [t.name, t.size, t.staleness, t.rows, *_write_rule(t.rule), t.keeping.value] for t in store.tables
+    ]
+    return [
+        store.workers,
+        store.shards,
+        tables,
+        store.consistency.value,
+        None if store.clip is None else float(store.clip),
+        float(store.gradient_scale),
+        store.start_clock,
+        list(store.shares),
+        store.outside_norm,
+        store.precision.value,
+    ]
+
+
+def _read_store(f: _Fields) -> StoreSpec:
+    workers = f.integer(MAX_WORKERS + 1)
+    shards = f.integer(MAX_WORKERS + 1)
+    tables = []
+    for t in f.items():
+        name, size, staleness, rows = t.text(), t.integer(2**62), t.integer(2**31), t.integer(2**31)
+        rule, keeping = _read_rule(t), _member(Keeping, t.text())
+        tables.append(
+            TableSpec(name=name, size=size, staleness=staleness, rows=rows, rule=rule, keeping=keeping)
+        )
+        t.end()
+    return StoreSpec(
+        workers=workers,
+        shards=shards,
+        tables=tuple(tables),
+        consistency=_member(Consistency, f.text()),
+        clip=f.optional_number(),
+        gradient_scale=f.number(),
+        start_clock=f.integer(MAX_CLOCK),
+        shares=f.integers(MAX_WORKERS, 2**31),
+        outside_norm=f.flag(),
+        precision=_member(Precision, f.text()),
+    )
+
+
+def _table(f: _Fields) -> int:
+    return f.integer(MAX_TABLES)
+
+
+def _chunk(f: _Fields) -> int:
+    return f.integer(MAX_CHUNKS)
+
+
+def _clock(f: _Fields) -> int:
+    return f.integer(MAX_CLOCK)
+
+
+_WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
+    m.Hello: (1, lambda x: ([x.worker, x.token], ())),
+    m.Welcome: (2, lambda x: ([x.shard], ())),
+    m.Create: (3, lambda x: (_write_store(x.store), ())),
+    m.Initial: (4, lambda x: ([x.table, x.chunk], [_raw(a) for a in x.arrays])),
+    m.Push: (
+        5,
+        lambda x: (
+            [x.table, x.chunk, x.clock, float(x.rate), x.count, _PRECISIONS[x.array.dtype]],
+            [_raw(x.array)],
+        ),
+    ),
+    m.Clock: (6, lambda x: ([x.clock], ())),
+    m.Get: (7, lambda x: ([x.table, x.chunk, x.clock], ())),
+    m.Value: (8, lambda x: ([x.table, x.chunk, x.clock, x.own, _PRECISIONS[x.array.dtype]], [_raw(x.array)])),
+    m.Fresh: (9, lambda x: ([x.clock], ())),
+    m.PartialNorm: (10, lambda x: ([x.clock, [[t, c, float(s)] for t, c, s in x.sums]], ())),
+    m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
+    m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
+    m.History: (13, lambda x: ([x.table, x.chunk, x.clock], [_raw(a) for a in x.arrays])),
+    m.Gather: (14, lambda x: ([x.tag], [x.payload])),
+    m.Gathered: (15, lambda x: ([x.tag], list(x.payloads))),
+    m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
+    m.Leave: (17, lambda _: ([], ())),
+    m.Fault: (18, lambda x: ([x.reason], ())),
+    m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [_raw(x.array)])),
+    m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
+    m.Share: (21, lambda x: ([x.process, x.file, x.nonce, x.places, x.place_bytes], ())),
+    m.Shared: (22, lambda x: ([x.taken], ())),
+}
+
+
+def _payload(f: _Fields) -> bytes:
+    payloads = f.payloads()
+    if len(payloads) != 1:
+        raise RemoteProtocolError(f"a message has {len(payloads)} data frames; expected 1")
+    return payloads[0]
+
+
+_PUSH_FIELDS = (int, int, int, float, int, str)
+_VALUE_FIELDS = (int, int, int, int, str)
+
+
+def _read_push(f: _Fields) -> m.Push:
+    table, chunk, clock, rate, count, precision = f.leading(_PUSH_FIELDS)
+    _check_place(table, chunk, clock)
+    if not (math.isfinite(rate) and 1 <= count < 2**31):
+        raise RemoteProtocolError(f"a push of {count} iterations at rate {rate}")
+    return m.Push(table, chunk, clock, rate, f.payload(precision), count)
+
+
+def _read_value(f: _Fields) -> m.Value:
+    table, chunk, clock, own, precision = f.leading(_VALUE_FIELDS)
+    _check_place(table, chunk, clock)
+    if not 0 <= own < MAX_CLOCK:
+        raise RemoteProtocolError(f"a value with {own} pushes of the receiver's own")
+    return m.Value(table, chunk, clock, own, f.payload(precision))
+
+
+def _check_place(table: int, chunk: int, clock: int) -> None:
+    if not (0 <= table < MAX_TABLES and 0 <= chunk < MAX_CHUNKS and 0 <= clock < MAX_CLOCK):
+        raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
+
+
+def _read_sums(f: _Fields) -> tuple[tuple[int, int, float], ...]:
+    sums = []
+    for item in f.items():
+        sums.append((_table(item), _chunk(item), item.any_number()))
+        item.end()
+    return tuple(sums)
+
+
+_READ: dict[type, Callable[[_Fields], m.Message]] = {
+    m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
+    m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
+    m.Create: lambda f: m.Create(_read_store(f)),
+    m.Initial: lambda f: m.Initial(_table(f), _chunk(f), f.arrays()),
+    m.Push: _read_push,
+    m.Clock: lambda f: m.Clock(_clock(f)),
+    m.Get: lambda f: m.Get(_table(f), _chunk(f), _clock(f)),
+    m.Value: _read_value,
+    m.Fresh: lambda f: m.Fresh(_clock(f)),
+    m.PartialNorm: lambda f: m.PartialNorm(_clock(f), _read_sums(f)),
+    m.TotalNorm: lambda f: m.TotalNorm(_clock(f), f.any_number()),
+    m.GetHistory: lambda f: m.GetHistory(_table(f), _chunk(f)),
+    m.History: lambda f: m.History(_table(f), _chunk(f), _clock(f), f.arrays()),
+    m.Gather: lambda f: m.Gather(f.integer(MAX_CLOCK), _payload(f)),
+    m.Gathered: lambda f: m.Gathered(f.integer(MAX_CLOCK), f.payloads()),
+    m.Store: lambda f: m.Store(_table(f), _chunk(f), _clock(f), f.array()),
+    m.Signal: lambda f: m.Signal(_member(m.SignalKind, f.integer(256)), _clock(f)),
+    m.Leave: lambda f: m.Leave(),
+    m.Fault: lambda f: m.Fault(f.text()),
+    m.Gone: lambda f: m.Gone(f.integer(MAX_WORKERS), _clock(f)),
+    m.Share: lambda f: m.Share(
+        f.integer(2**31),
+        f.integer(2**31),
+        f.data(),
+        f.integer(MAX_PLACES, least=1),
+        f.integer(MAX_PLACE_BYTES),
+    ),
+    m.Shared: lambda f: m.Shared(f.flag()),
+}
+
+
+_READERS = {code: _READ[kind] for kind, (code, _) in _WRITERS.items()}

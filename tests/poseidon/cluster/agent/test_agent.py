@@ -1,0 +1,239 @@
+"""An agent over pipes: its processes are heard and told like local ones, and none outlives its line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from poseidon.cluster.agent.line_channel import PipeLines
+from poseidon.cluster.agent.link import AgentLink, LinkSettings
+from poseidon.cluster.agent.wire import Greet, decode_report, encode_order
+from poseidon.cluster.jobs.kill import KillPatience, kill_job
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import ProcessSpec
+from poseidon.errors import JobError, JobUnwanted
+from poseidon.settings import inherited_environment
+from tests.support.ears import WAIT_S, Ears
+from tests.support.job_child import ENDLESS_WORKER, WORKER, child
+from tests.support.living import living, none_left
+
+pytestmark = pytest.mark.processes
+JOB = "far-20260101-000000-abcdef"
+NAME = ProcessName(role=Role.WORKER, index=3, client=1, host="node1")
+RECORD = JobRecord(
+    job=JOB,
+    launcher=RecordedProcess(name="launcher", host="node0", pid=1, created_s=0.0),
+    hostfile="/hosts",
+    clients=(Client(id=0, host="node0", port=0), Client(id=1, host="node1", port=0)),
+    output="/output",
+    started_s=1.0,
+)
+IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nforever()\n"
+
+
+@contextmanager
+def agent(home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    words = [sys.executable, "-m", "poseidon.cluster.agent", "--job", JOB]
+    environment = {**inherited_environment(), "POSEIDON_HOME": str(home)}
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(WAIT_S)
+
+
+@contextmanager
+def linked(home: Path, **settings: float) -> Iterator[tuple[AgentLink, subprocess.Popen[bytes]]]:
+    with agent(home) as process:
+        assert process.stdin is not None and process.stdout is not None
+        link = AgentLink(PipeLines(process.stdout, process.stdin), "ml@node1", LinkSettings(**settings))
+        link.greet(record_fields(RECORD))
+        try:
+            yield link, process
+        finally:
+            link.close()
+            link.close()
+
+
+def _spec(script: str, *, first_line: bytes = b"{}", **environment: str) -> ProcessSpec:
+    return ProcessSpec(name=NAME, argv=child(script), environment=environment, first_line=first_line)
+
+
+def test_a_process_is_heard_and_told(tmp_path: Path) -> None:
+    script = "print('text', document['a'], os.environ['B'])\n" + WORKER.replace(
+        'say("done")', 'say("done"); sys.exit(3)'
+    )
+    with linked(tmp_path) as (link, _):
+        ears = Ears()
+        process = link.start(_spec(script, first_line=b'{"a": 5}', B="set"), ears)
+        recorded = psutil.Process(process.pid)
+        assert abs(recorded.create_time() - process.created_s) < 1e-6
+        ears.until("ready")
+        process.send_line(b'{"do": "connect", "shards": []}')
+        heard = ears.until("exited")
+        assert [kind for kind, _ in heard if kind not in ("alive", "log")] == [
+            "progress",
+            "progress",
+            "done",
+            "exited",
+        ]
+        assert heard[-1] == ("exited", 3)
+        assert process.poll() == 3
+        process.close()
+
+
+def test_the_interpreter_is_the_agents_own(tmp_path: Path) -> None:
+    with linked(tmp_path) as (link, _):
+        ears = Ears()
+        spec = ProcessSpec(name=NAME, argv=(sys.executable, "-c", "print('here')"), first_line=b"")
+        link.start(spec, ears)
+        assert ("log", "here") in ears.until("exited")
+
+
+def test_what_cannot_be_started(tmp_path: Path) -> None:
+    with linked(tmp_path) as (link, _):
+        spec = ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b"")
+        with pytest.raises(JobError, match=r"ml@node1: cannot start worker 3 .*'/no/such/program'"):
+            link.start(spec, Ears())
+
+
+def test_signals(tmp_path: Path) -> None:
+    with linked(tmp_path) as (link, _):
+        for script, end, status in ((ENDLESS_WORKER, "terminate", -15), (IGNORES_SIGTERM, "kill", -9)):
+            ears = Ears()
+            process = link.start(_spec(script), ears)
+            ears.until("ready")
+            getattr(process, end)()
+            assert ears.until("exited")[-1] == ("exited", status)
+
+
+def test_the_host_has_the_job_on_record_while_it_runs(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    with linked(tmp_path) as (link, process):
+        far = link.start(_spec(ENDLESS_WORKER), Ears())
+        record = registry.read(JOB)
+        assert record is not None
+        assert (record.launcher.pid, record.hostfile, record.clients) == (
+            process.pid,
+            "/hosts",
+            RECORD.clients,
+        )
+        assert [(entry.name, entry.host, entry.pid) for entry in record.processes] == [
+            (NAME.describe(), "127.0.0.1", far.pid)
+        ]
+    assert registry.jobs() == ()
+
+
+def test_the_record_of_a_launcher_on_the_same_host_stays(tmp_path: Path) -> None:
+    Registry(tmp_path).write(RECORD)
+    with linked(tmp_path) as (link, _):
+        link.start(_spec(ENDLESS_WORKER), Ears())
+    assert Registry(tmp_path).read(JOB) == RECORD
+
+
+@pytest.mark.parametrize("end", ["line", "SIGTERM", "close"])
+def test_no_process_outlives_the_agents_line(tmp_path: Path, end: str) -> None:
+    with linked(tmp_path, grace_s=0.2) as (link, process):
+        pids = []
+        for script in (ENDLESS_WORKER, IGNORES_SIGTERM):
+            ears = Ears()
+            pids.append(link.start(_spec(script), ears).pid)
+            ears.until("ready")
+        assert len(living(pids)) == 2
+        if end == "SIGTERM":
+            process.send_signal(signal.SIGTERM)
+        elif end == "line":
+            assert process.stdin is not None
+            process.stdin.close()
+        else:
+            link.close()
+        process.wait(WAIT_S)
+        assert none_left(pids)
+
+
+def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None:
+    """Not as a loss, after which the job would be started again."""
+    with linked(tmp_path, grace_s=0.2) as (link, process):
+        ears = Ears()
+        link.start(_spec(ENDLESS_WORKER), ears)
+        ears.until("ready")
+        kill_job(JOB, Registry(tmp_path), patience=KillPatience(), report=lambda _: None)
+        assert process.poll() is not None
+        told = ears.until("error")[-1][1]
+        assert isinstance(told, dict)
+        assert (told["message"], told["unwanted"]) == (
+            "ml@node1: the job was killed there; the job was stopped",
+            True,
+        )
+        with pytest.raises(JobUnwanted, match="ml@node1: the job was killed there"):
+            link.start(_spec(ENDLESS_WORKER), Ears())
+
+
+def test_a_launcher_that_falls_silent_ends_the_job(tmp_path: Path) -> None:
+    with agent(tmp_path) as process:
+        assert process.stdin is not None and process.stdout is not None
+        greeting = Greet(
+            protocol=1, version="0.1.0", record=record_fields(RECORD), silence_s=0.5, grace_s=0.1
+        )
+        process.stdin.write(encode_order(greeting) + b"\n")
+        process.stdin.flush()
+        assert process.wait(WAIT_S) == 1
+
+
+def test_an_agent_that_dies_is_a_failure_of_its_processes(tmp_path: Path) -> None:
+    with linked(tmp_path) as (link, process):
+        ears = Ears()
+        far = link.start(_spec(ENDLESS_WORKER), ears)
+        ears.until("ready")
+        process.kill()
+        *_, (kind, event), (last, status) = ears.until("exited")
+        assert (kind, last, status) == ("error", "exited", 1)
+        assert isinstance(event, dict) and event["host_lost"]
+        assert str(event["message"]).startswith("ml@node1: the line to it")
+        assert far.poll() == 1
+        with pytest.raises(JobError, match="ml@node1: the line to it"):
+            link.start(_spec(WORKER), Ears())
+        psutil.Process(far.pid).kill()  # what its dead agent could not end
+
+
+def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path) -> None:
+    with linked(tmp_path, silence_s=0.2) as (link, process):
+        ears = Ears()
+        link.start(_spec("say('ready')\nforever()\n"), ears)
+        ears.until("ready")
+        process.send_signal(signal.SIGSTOP)
+        *_, (kind, event), _ = ears.until("exited")
+        process.send_signal(signal.SIGCONT)
+        assert kind == "error" and isinstance(event, dict)
+        assert "it has said nothing for 0.2 s" in str(event["message"])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"nonsense", "not JSON"),
+        (b'{"do": "beat"}', "an order before the greeting"),
+        (encode_order(Greet(protocol=1, version="9.9", record={}, silence_s=1, grace_s=1)), "the launcher is 9.9"),
+        (encode_order(Greet(protocol=1, version="0.1.0", record={}, silence_s=1, grace_s=1)), "cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_no_agent_obeys(tmp_path: Path, line: bytes, words: str) -> None:
+    with agent(tmp_path) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+        report = decode_report(process.stdout.readline())
+        assert words in getattr(report, "message", "")
+        assert process.wait(WAIT_S) == 1

@@ -1,0 +1,121 @@
+"""Killing jobs: every process of the one, none of the other, with the launcher or without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from poseidon.cluster.jobs.kill import KillPatience, job_processes, kill_job, live_process
+from poseidon.cluster.jobs.registry import Registry
+from tests.support.job_child import child
+from tests.support.jobs import running_job
+from tests.support.living import living, none_left
+
+pytestmark = pytest.mark.processes
+
+PATIENCE = KillPatience(launcher_s=5.0, grace_s=2.0)
+
+
+@pytest.fixture
+def hostfile(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts"
+    path.write_text("0 127.0.0.1 0\n1 localhost 0\n")
+    return path
+
+
+def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
+    registry = Registry(tmp_path)
+    lines: list[str] = []
+    with running_job(tmp_path, "job-a", hostfile) as job, running_job(tmp_path, "job-b", hostfile) as other:
+        job.kill_launcher()
+        # Stopped processes must go too.
+        os.kill(job.pids[2], signal.SIGSTOP)
+        assert len(living(job.pids)) == 4
+        assert kill_job(job.job, registry, patience=PATIENCE, report=lines.append) == 4
+        assert living(job.pids) == []
+        assert len(living(other.pids)) == 4
+        assert living([other.launcher.pid])
+    assert sorted(line.partition(", pid")[0] for line in lines) == [
+        "stopped shard 0 (client 0, 127.0.0.1",
+        "stopped shard 1 (client 1, localhost",
+        "stopped worker 0 (client 0, 127.0.0.1",
+        "stopped worker 1 (client 1, localhost",
+    ]
+    assert registry.jobs() == (other.job,)
+
+
+def test_with_its_launcher(tmp_path: Path, hostfile: Path) -> None:
+    registry = Registry(tmp_path)
+    with running_job(tmp_path, "job-a", hostfile) as job:
+        os.kill(job.launcher.pid, signal.SIGSTOP)
+        # Worker 0 stops when asked; worker 1 of this job does not, and the launcher waits for it.
+        patience = KillPatience(launcher_s=0.2, grace_s=2.0)
+        kill_job(job.job, registry, patience=patience, report=lambda _: None)
+        assert none_left([*job.pids, job.launcher.pid])
+    assert registry.jobs() == ()
+
+
+def test_without_a_record(tmp_path: Path, hostfile: Path) -> None:
+    registry = Registry(tmp_path)
+    with running_job(tmp_path, "job-a", hostfile) as job:
+        job.kill_launcher()
+        registry.remove(job.job)
+        assert kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None) == 4
+        assert living(job.pids) == []
+
+
+def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) -> None:
+    registry = Registry(tmp_path)
+    with running_job(tmp_path, "job-a", hostfile) as job:
+        job.kill_launcher()
+        record = registry.read(job.job)
+        assert record is not None
+        registry.write(replace(record, processes=record.processes[:2]))
+        kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
+        assert living(job.pids) == []
+
+
+def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
+    # A bystander that has the pid of a process on record, but was created at another time; and whose
+    # arguments hold the id, but not next to `--job`.
+    registry = Registry(tmp_path)
+    with running_job(tmp_path, "job-a", hostfile) as job:
+        arguments = (job.job, "--job", f"{job.job}b", f"--job={job.job}")
+        with subprocess.Popen(child("say('ready'); forever()", *arguments), stdin=-1, stdout=-1) as bystander:
+            assert bystander.stdin is not None
+            assert bystander.stdout is not None
+            bystander.stdin.write(b"{}\n")
+            bystander.stdin.flush()
+            bystander.stdout.readline()
+            job.kill_launcher()
+            record = registry.read(job.job)
+            assert record is not None
+            stale = replace(
+                record.processes[0], pid=bystander.pid, created_s=record.processes[0].created_s - 100
+            )
+            registry.write(replace(record, processes=(stale, *record.processes[1:])))
+            kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
+            assert living(job.pids) == []
+            assert bystander.poll() is None
+            bystander.kill()
+
+
+def test_a_job_that_has_ended(tmp_path: Path, hostfile: Path) -> None:
+    registry = Registry(tmp_path)
+    with running_job(tmp_path, "job-a", hostfile) as job:
+        record = registry.read(job.job)
+        assert record is not None
+        assert live_process(record.launcher) is not None
+        assert live_process(replace(record.launcher, host="node7")) is None
+        assert len(job_processes(job.job, record)) == 4
+        kill_job(job.job, registry, patience=KillPatience(launcher_s=0.1, grace_s=2.0), report=lambda _: None)
+        job.launcher.wait(30)
+    assert kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None) == 0
+    assert live_process(record.launcher) is None
+    assert psutil.Process().is_running()

@@ -1,0 +1,90 @@
+"""Jobs on other hosts, on hosts that only answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from poseidon.cluster.jobs.kill import KillPatience
+from poseidon.cluster.jobs.other_hosts import far_hosts, kill_far, list_far
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
+from poseidon.cluster.jobs.this_host import Answer, HostJob
+from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.errors import JobError
+
+HOSTS = parse_machinefile(
+    "0 127.0.0.1 9000\n1 node1 9000\n2 node2 9000 user=ml\n3 node1 9500\n4 Node2 9500 user=ml\n5 node2 9700\n",
+    source="hosts",
+)
+JOB = JobRecord(
+    job="job-a",
+    launcher=RecordedProcess(name="agent", host="127.0.0.1", pid=10, created_s=1.0),
+    hostfile=None,
+    clients=HOSTS,
+    output="/out",
+    started_s=1.0,
+)
+SEEN = HostJob(record=JOB, launcher=True, living=2)
+END: Answer = {"end": True}
+
+
+class Network:
+    """Answers each host's lines, or raises what is in the way, and keeps the requests."""
+
+    def __init__(self, lines: Mapping[int, Sequence[Answer] | JobError]) -> None:
+        self._lines = lines
+        self.requests: list[Mapping[str, object]] = []
+
+    def __call__(self, client: Client, request: Mapping[str, object]) -> Sequence[Answer]:
+        self.requests.append(request)
+        lines = self._lines[client.id]
+        if isinstance(lines, JobError):
+            raise lines
+        return lines
+
+
+def test_each_account_on_another_machine_is_asked_once() -> None:
+    assert [client.id for client in far_hosts(HOSTS)] == [1, 2, 5]
+    assert list_far((), Network({})) == ([], [])
+
+
+def test_a_host_that_is_down_hides_no_other() -> None:
+    network = Network({1: JobError("ml@node1: cannot be reached"), 2: [SEEN.to_fields(), END], 5: [END]})
+    jobs, problems = list_far(far_hosts(HOSTS), network)
+    assert [(job.client.id, job.seen) for job in jobs] == [(2, SEEN)]
+    assert problems == ["ml@node1: cannot be reached"]
+
+
+def test_wrong_answers_are_told_by_host() -> None:
+    network = Network({1: [{"job": 3}, END], 2: [{"problem": "no disk"}, END], 5: [SEEN.to_fields()]})
+    jobs, problems = list_far(far_hosts(HOSTS), network)
+    assert [job.client.id for job in jobs] == [5]
+    assert problems == [
+        "node2: no disk",
+        "node2: it broke off in the middle of its answer",
+        "node1: it answered something that is no job",
+    ]
+
+
+def test_what_was_stopped_is_reported_by_host() -> None:
+    network = Network(
+        {
+            1: [
+                {"stopped": "stopped worker 1 (pid 7) with SIGTERM"},
+                {"stopped": "stopped shard 1 (pid 8) with SIGKILL\x1b[2J"},
+                {"killed": "job-a", "count": 2},
+                END,
+            ],
+            2: [{"killed": "job-a", "count": 0}, {"problem": "job job-a: pid 9 could not be stopped"}, END],
+            5: JobError("node2: no answer within 15 s"),
+        }
+    )
+    lines: list[str] = []
+    patience = KillPatience(launcher_s=1.0, grace_s=0.5)
+    killed = kill_far(["job-a"], far_hosts(HOSTS), network, patience=patience, report=lines.append)
+    assert lines == [
+        "node1: stopped worker 1 (pid 7) with SIGTERM",
+        "node1: stopped shard 1 (pid 8) with SIGKILL\\x1b[2J",
+    ]
+    assert {client.id: count for client, count in killed.counts.items()} == {1: 2, 2: 0}
+    assert killed.problems == ("node2: job job-a: pid 9 could not be stopped", "node2: no answer within 15 s")
+    assert network.requests == [{"do": "kill", "jobs": ["job-a"], "launcher_s": 1.0, "grace_s": 0.5}] * 3

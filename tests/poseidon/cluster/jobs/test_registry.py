@@ -1,0 +1,212 @@
+"""Run records: whole at every moment, private, and refused when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.jobs.registry import (
+    JobRecord,
+    RecordedProcess,
+    Registration,
+    Registry,
+    check_job_id,
+    new_job_id,
+)
+from poseidon.cluster.machine_words import ClientRole
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.errors import JobError, UsageError
+from tests.support.flushes import watch_flushes
+
+RECORD = JobRecord(
+    job="cifar10-1",
+    launcher=RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.25),
+    hostfile="/hosts",
+    clients=(Client(id=0, host="::1", port=5), Client(id=1, host="h", port=0, role=ClientRole.SERVER)),
+    output="/out",
+    started_s=3.5,
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "state")
+    assert registry.jobs() == ()
+    assert registry.read("cifar10-1") is None
+    for record in (RECORD, replace(RECORD, job="b", hostfile=None)):
+        registry.write(record)
+        assert registry.read(record.job) == record
+    assert registry.jobs() == ("b", "cifar10-1")
+    registry.remove("b")
+    registry.remove("b")
+    assert registry.jobs() == ("cifar10-1",)
+
+
+def test_private_and_nothing_left_beside(tmp_path: Path) -> None:
+    Registry(tmp_path).write(RECORD)
+    (file,) = Registry(tmp_path).folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert Registry(tmp_path).folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_registration_grows_and_goes(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registration = Registration(registry, RECORD)
+    registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, 8.5)
+    record = registry.read("cifar10-1")
+    assert record is not None
+    assert record.processes == (
+        RecordedProcess(name="shard 2 (client 1, 127.0.0.1)", host="127.0.0.1", pid=77, created_s=8.5),
+    )
+    registration.clear()
+    assert registry.read("cifar10-1") == RECORD
+    with registration:
+        pass
+    assert registry.jobs() == ()
+
+
+def test_a_job_of_which_something_may_be_left_stays_on_record(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    with Registration(registry, RECORD) as registration:
+        registration.add(ProcessName(role=Role.SHARD, index=2, client=1, host="127.0.0.1"), 77, 8.5)
+    assert registry.jobs() == ("cifar10-1",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '"x"', "[" * 100_000]
+    + [
+        json.dumps({**json.loads(text), **change})
+        for text in [
+            '{"job": "cifar10-1", "launcher": {"name": "l", "host": "h", "pid": 3, "created_s": 1}, "hostfile": null,'
+            '"clients": [], "output": "", "started_s": 1, "processes": []}'
+        ]
+        for change in (
+            {"launcher": 3},
+            {"launcher": {"name": "l", "host": "h", "pid": -1, "created_s": 1}},
+            {"launcher": {"name": "l", "host": "h", "pid": 0, "created_s": 1}},
+            {"processes": [{"name": "w", "host": "h", "pid": "1", "created_s": 1}]},
+            {"launcher": {"name": "l", "host": "h", "pid": True, "created_s": 1}},
+            {"launcher": {"name": "l", "host": "h", "pid": 3, "created_s": float("nan")}},
+            {"started_s": "yesterday"},
+            {"started_s": 1e300},
+            {"started_s": 10**400},
+            {"clients": [{"id": 0}]},
+            {"job": "../x"},
+        )
+    ],
+)
+def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    (Registry(tmp_path).folder / "cifar10-1.json").write_text(text)
+    with pytest.raises(JobError, match=r"cannot be read.*remove it by hand") as caught:
+        registry.read("cifar10-1")
+    assert "cifar10-1.json" in str(caught.value)
+
+
+def test_a_record_under_another_jobs_name_is_an_error(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    (registry.folder / "cifar10-1.json").rename(registry.folder / "cifar10-2.json")
+    with pytest.raises(JobError, match="is the record of another job, cifar10-1; remove it by hand"):
+        registry.read("cifar10-2")
+
+
+def test_what_else_lies_there_is_passed_over(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+    (registry.folder / "folder.json").mkdir()
+    os.mkfifo(registry.folder / "pipe.json")
+    for name in ("notes.txt", "-x.json", ".hidden.json", "a b.json"):
+        (registry.folder / name).touch()
+    (registry.folder / "nowhere.json").symlink_to("absent")
+    assert registry.jobs() == ("cifar10-1",)
+
+
+def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    registry.folder.parent.mkdir()
+    registry.folder.write_text("")
+    with pytest.raises(
+        JobError, match=r"cannot read the records of jobs in .*: Not a directory; .POSEIDON_HOME"
+    ):
+        registry.jobs()
+
+
+def test_a_folder_that_takes_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(tmp_path)
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    with Registration(registry, RECORD):
+        monkeypatch.setattr(Path, "unlink", refuse)
+        with pytest.raises(JobError, match=r"cannot remove .*cifar10-1.json: Read-only file system"):
+            registry.remove("cifar10-1")
+    assert registry.jobs() == ("cifar10-1",)  # the job has ended well all the same
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match="POSEIDON_HOME"):
+        Registry(tmp_path / "file").write(RECORD)
+
+
+@pytest.mark.parametrize("job", ["", "../x", "a/b", ".hidden", "-x", "a b", "é", "x" * 81, "a\n"])
+def test_illegal_ids(job: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a job id"):
+        check_job_id(job)
+
+
+@pytest.mark.parametrize(
+    ("stem", "job"),
+    [
+        ("cifar10_quick", "cifar10_quick-20260105-204016-3f9a"),
+        ("../ my net/ü", "my_net-20260105-204016-3f9a"),
+        ("///", "job-20260105-204016-3f9a"),
+        ("x" * 99, "x" * 40 + "-20260105-204016-3f9a"),
+    ],
+)
+def test_new_ids(stem: str, job: str) -> None:
+    assert new_job_id(stem, datetime(2026, 1, 5, 20, 40, 16), "3f9a") == job
+
+
+def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(tmp_path)
+    registry.write(RECORD)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(JobError, match="No space left"):
+        registry.write(replace(RECORD, output="/other"))
+    assert registry.read("cifar10-1") == RECORD
+    assert len(list(Registry(tmp_path).folder.iterdir())) == 1
+
+
+def test_a_record_and_its_name_are_brought_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(tmp_path)
+    seen = watch_flushes(monkeypatch)
+    registry.write(RECORD)
+    assert [flush.holds for flush in seen] == [None, {"cifar10-1.json"}]
+    assert {flush.path.suffix for flush in seen} == {".partial", ""}
+
+
+def test_hosts_that_share_a_home_folder_leave_each_others_jobs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registry(tmp_path).write(RECORD)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another/host")
+    other = Registry(tmp_path)
+    assert other.jobs() == ()
+    other.remove("cifar10-1")
+    monkeypatch.undo()
+    assert Registry(tmp_path).jobs() == ("cifar10-1",)

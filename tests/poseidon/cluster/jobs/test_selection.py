@@ -1,0 +1,52 @@
+"""Which jobs belong to a machinefile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
+from poseidon.cluster.jobs.selection import far_jobs_of_machinefile, jobs_of_machinefile
+from poseidon.cluster.machinefile import Client
+
+FIXED = (Client(id=0, host="127.0.0.1", port=5),)
+FREE = (Client(id=0, host="127.0.0.1", port=0),)
+
+
+def record(job: str, hostfile: str | None, clients: tuple[Client, ...]) -> JobRecord:
+    launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.0)
+    return JobRecord(job=job, launcher=launcher, hostfile=hostfile, clients=clients, output="", started_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("records", "clients", "jobs"),
+    [
+        ([record("a", "/hosts", FIXED), record("b", "/other", FREE)], FIXED, ["a"]),
+        ([record("a", "/hosts", FIXED), record("b", "/copy", FIXED)], FIXED, ["a"]),
+        ([record("a", "/copy", FIXED), record("b", None, FIXED)], FIXED, ["a", "b"]),
+        ([record("a", "/copy", FREE)], FREE, []),
+        ([record("a", "/hosts", FREE), record("b", "/hosts", FREE)], FREE, ["a", "b"]),
+        ([record("a", "/hosts", FIXED)], None, ["a"]),
+        ([record("a", "/other", FIXED)], None, []),
+    ],
+)
+def test_selection(records: list[JobRecord], clients: tuple[Client, ...] | None, jobs: list[str]) -> None:
+    assert [found.job for found in jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs
+
+
+@pytest.mark.parametrize(
+    ("records", "clients", "jobs"),
+    [
+        (
+            [record("a", "/hosts", FIXED), record("b", "/copy", FIXED), record("c", "/hosts", FREE)],
+            FIXED,
+            ["a", "b"],
+        ),
+        ([record("a", "/hosts", FREE), record("b", "/copy", FREE), record("c", None, FREE)], FREE, ["a"]),
+    ],
+)
+def test_selection_among_what_hosts_say(
+    records: list[JobRecord], clients: tuple[Client, ...], jobs: list[str]
+) -> None:
+    assert [found.job for found in far_jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs

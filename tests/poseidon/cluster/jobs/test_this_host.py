@@ -1,0 +1,136 @@
+"""What a host answers about its jobs, on true jobs and to senseless requests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.jobs.kill import KillPatience, kill_job, live_process
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
+from poseidon.cluster.jobs.this_host import Answer, HostJob, answers, jobs_here
+from poseidon.cluster.machinefile import Client
+from poseidon.errors import JobError
+from tests.support.jobs import environment, running_job
+from tests.support.living import living, none_left
+
+GONE = JobRecord(
+    job="gone",
+    launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0),
+    hostfile="/hosts",
+    clients=(Client(id=0, host="node7", port=9999, user="ml", ssh_port=2222),),
+    output="/out",
+    started_s=1.0,
+)
+
+
+@pytest.mark.processes
+def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("0 127.0.0.1 0\n1 127.0.0.1 0\n")
+    registry = Registry(tmp_path)
+    with running_job(tmp_path, "job-a", hostfile) as job, running_job(tmp_path, "job-b", hostfile) as other:
+        job.kill_launcher()
+        said = ask(tmp_path, {"do": "list"})
+        seen = {found.record.job: found for found in map(HostJob.from_fields, said[:-1])}
+        assert {name: (found.launcher, found.living) for name, found in seen.items()} == {
+            job.job: (False, 4),
+            other.job: (True, 4),
+        }
+        assert seen[job.job].record == registry.read(job.job)
+        said = ask(tmp_path, {"do": "kill", "jobs": [job.job], "launcher_s": 5, "grace_s": 2})
+        assert [list(answer) for answer in said] == [*[["stopped"]] * 4, ["killed", "count"], ["end"]]
+        assert said[4] == {"killed": job.job, "count": 4}
+        assert none_left(job.pids)
+        assert len(living([*other.pids, other.launcher.pid])) == 5
+
+
+def ask(state: Path, request: dict[str, object]) -> list[Answer]:
+    done = subprocess.run(
+        [sys.executable, "-m", "poseidon.cluster.jobs.this_host"],
+        input=json.dumps(request),
+        env=environment(state),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_record_that_cannot_be_removed_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, told = Registry(tmp_path), list[str]()
+    for job in ("gone", "gone-too"):
+        registry.write(replace(GONE, job=job))
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert jobs_here(registry, told.append) == []
+    assert [words.rpartition("/")[2] for words in told] == [
+        "gone-too.json: Read-only file system",
+        "gone.json: Read-only file system",
+    ]
+    patience = KillPatience(launcher_s=0, grace_s=0)
+    assert kill_job("gone", registry, patience=patience, report=told.append) == 0
+
+
+def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    far = RecordedProcess(name="worker 0", host="node7", pid=1, created_s=1.0)
+    registry.write(GONE)
+    registry.write(replace(GONE, job="far", processes=(far,)))
+    (Registry(tmp_path).folder / "broken.json").write_text("{")
+    warnings: list[str] = []
+    assert live_process(far) is None
+    assert [job.record.job for job in jobs_here(registry, warnings.append)] == ["far"]
+    assert len(warnings) == 1 and "broken.json" in warnings[0]
+    assert set(registry.jobs()) == {"broken", "far"}
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "words"),
+    [
+        ({}, "another version"),
+        ({"do": "shell"}, "another version"),
+        ({"do": "kill"}, "launcher_s"),
+        ({"do": "kill", "jobs": ["a"], "launcher_s": True, "grace_s": 1}, "launcher_s"),
+        ({"do": "kill", "jobs": ["a"], "launcher_s": 1, "grace_s": -1}, "grace_s"),
+        ({"do": "kill", "jobs": ["a"], "launcher_s": 1, "grace_s": float("nan")}, "grace_s"),
+        ({"do": "kill", "jobs": "a", "launcher_s": 1, "grace_s": 1}, "list of job ids"),
+        ({"do": "kill", "jobs": [1], "launcher_s": 1, "grace_s": 1}, "list of job ids"),
+        ({"do": "kill", "jobs": ["../../etc"], "launcher_s": 1, "grace_s": 1}, "cannot be a job id"),
+    ],
+)
+def test_senseless_requests(tmp_path: Path, request_fields: dict[str, object], words: str) -> None:
+    problem, end = answers(request_fields, Registry(tmp_path))
+    assert words in str(problem["problem"])
+    assert end == {"end": True}
+
+
+def test_a_job_travels_whole() -> None:
+    job = HostJob(record=GONE, launcher=True, living=3)
+    assert HostJob.from_fields(json.loads(json.dumps(job.to_fields()))) == job
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"launcher": 1},
+        {"living": "3"},
+        {"job": []},
+        {"job": {}},
+        {"job": {**HostJob(record=GONE, launcher=True, living=3).to_fields(), "job": "../x"}},
+    ],
+)
+def test_what_is_no_job_is_refused(spoilt: Answer) -> None:
+    fields = HostJob(record=GONE, launcher=True, living=3).to_fields()
+    with pytest.raises(JobError, match="it answered"):
+        HostJob.from_fields({**fields, **spoilt})

@@ -1,0 +1,264 @@
+"""Meetings over real sockets: the tasks are threads, their programs children."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from poseidon import __version__
+from poseidon.cluster.rendezvous.key import keys_of_host, keys_of_task
+from poseidon.cluster.rendezvous.remote_host import MetHost
+from poseidon.cluster.rendezvous.server import Meeting
+from poseidon.cluster.rendezvous.task import AttendanceSettings, attend
+from poseidon.cluster.rendezvous.wire import Arrival, encode
+from poseidon.errors import JobError
+
+KEY, OTHER_KEY = b"k" * 64, b"o" * 64
+LIMIT_S = 60.0
+SLEEP = "import os, time; print(os.getpid()); time.sleep(600)"
+ECHO = "import sys\nfor line in sys.stdin: print('said', line.strip(), flush=True)\nsys.exit(3)"
+
+pytestmark = pytest.mark.processes
+
+
+@dataclass
+class Guest:
+    """A task in a thread."""
+
+    address: str
+    rank: int
+    size: int
+    local_rank: int = 0
+    key: bytes = KEY
+    version: str = __version__
+    arrive_timeout_s: float = LIMIT_S
+    status: int | None = None
+    error: str = ""
+    asked: list[str] = field(default_factory=list)
+    gone: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> threading.Thread:
+        thread = threading.Thread(target=self.run, name=f"guest {self.rank}", daemon=True)
+        thread.start()
+        return thread
+
+    def run(self) -> None:
+        arrival = Arrival(
+            version=self.version,
+            rank=self.rank,
+            size=self.size,
+            local_rank=self.local_rank,
+            address="127.0.0.1",
+            host=f"node{self.rank}",
+        )
+        settings = AttendanceSettings(
+            arrive_timeout_s=self.arrive_timeout_s,
+            runs_programs=self.local_rank == 0,
+            grace_s=0.2,
+            environment={},
+        )
+        try:
+            self.status = attend(
+                self.address,
+                keys_of_task(self.key),
+                arrival,
+                settings,
+                asked_to_end=lambda: self.asked.pop() if self.asked else None,
+            )
+        except JobError as error:
+            self.error = str(error)
+        finally:
+            self.gone.set()
+
+
+@contextmanager
+def meeting(size: int, **more: object) -> Iterator[Meeting]:
+    with Meeting("127.0.0.1", 0, keys_of_host(KEY), size=size, **more) as found:  # type: ignore[arg-type]
+        yield found
+
+
+@contextmanager
+def gathered(count: int) -> Iterator[tuple[Meeting, list[Guest], list[MetHost]]]:
+    """A meeting of tasks on hosts of their own."""
+    with meeting(count) as found:
+        guests = [Guest(found.address, rank, count) for rank in range(count)]
+        threads = [guest.start() for guest in guests]
+        try:
+            yield found, guests, [host for _, host in found.gather(LIMIT_S)]
+        except BaseException as error:
+            found.__exit__(type(error), error, None)
+            raise
+        finally:
+            found.dismiss(1)
+            for thread in threads:
+                thread.join(LIMIT_S)
+                assert not thread.is_alive()
+
+
+def test_programs_run_on_all_hosts() -> None:
+    with gathered(3) as (found, guests, hosts):
+        assert [host.words for host in hosts] == ["rank 0 (node0)", "rank 1 (node1)", "rank 2 (node2)"]
+        talks = [host.open([sys.executable, "-u", "-c", ECHO]) for host in hosts]
+        for number, talk in enumerate(talks):
+            talk.send(b"line %d" % number)
+        assert [talk.receive() for talk in talks] == [b"said line 0", b"said line 1", b"said line 2"]
+        for talk in talks:
+            talk.close()
+            assert (talk.receive(), talk.receive_error(), talk.status(LIMIT_S)) == (None, None, 3)
+        found.dismiss(7)
+    assert [(guest.status, guest.error) for guest in guests] == [(7, "")] * 3
+
+
+def test_a_program_to_its_end() -> None:
+    with gathered(1) as (found, _, (host,)):
+        script = (
+            "import sys; d = sys.stdin.buffer.read(); sys.stdout.buffer.write(d[::-1]); sys.stderr.write('w')"
+        )
+        data = bytes(range(256)) * 5000
+        done = host.run([sys.executable, "-c", script], stdin=data, timeout_s=LIMIT_S)
+        assert (done.status, done.stdout, done.stderr) == (0, data[::-1], b"w")
+        done = host.run(["/no/such/program"], timeout_s=LIMIT_S)
+        assert done.status == 127 and b"/no/such/program" in done.stderr
+        with pytest.raises(JobError, match=r"rank 0 \(node0\): 'sleep' did not end within 0.1 s"):
+            host.run(["sleep", "60"], timeout_s=0.1)
+        found.dismiss(0)
+
+
+def test_those_who_only_wait_leave_with_the_others() -> None:
+    with meeting(4) as found:
+        places = [(0, 0), (1, 1), (2, 0), (3, 1)]
+        guests = [Guest(found.address, rank, 4, local_rank=local) for rank, local in places]
+        threads = [guest.start() for guest in guests]
+        hosts = found.gather(LIMIT_S)
+        assert [(plan.rank, plan.tasks) for plan, _ in hosts] == [(0, 2), (2, 2)]
+        found.dismiss(0)
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert [guest.status for guest in guests] == [0, 0, 0, 0]
+
+
+def test_an_error_sends_everybody_away_and_ends_their_programs() -> None:
+    with pytest.raises(ZeroDivisionError), gathered(2) as (_, guests, hosts):
+        talk = hosts[1].open([sys.executable, "-u", "-c", SLEEP])
+        pid = int(talk.receive() or b"")
+        raise ZeroDivisionError
+    assert not psutil.pid_exists(pid)
+    assert all(guest.status is None and "the job failed" in guest.error for guest in guests)
+
+
+def test_a_task_without_the_key_is_not_heard() -> None:
+    with meeting(2) as found:
+        stranger = Guest(found.address, 1, 2, key=OTHER_KEY, arrive_timeout_s=1.0)
+        mine = Guest(found.address, 0, 2)
+        threads = [mine.start(), stranger.start()]
+        threads[1].join(LIMIT_S)
+        assert "have all the same key file?" in stranger.error
+        with pytest.raises(JobError, match=r"of 2 tasks these did not come to tcp://127.* rank 1"):
+            found.gather(0.1)
+    threads[0].join(LIMIT_S)
+    assert mine.status == 1
+
+
+def test_nobody_is_heard_in_clear() -> None:
+    with meeting(1) as found, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(found.address)
+        arrival = Arrival(
+            version=__version__, rank=0, size=1, local_rank=0, address="127.0.0.1", host="stranger"
+        )
+        stranger.send_multipart(encode(arrival.message()))
+        mine = Guest(found.address, 0, 1)
+        thread = mine.start()
+        ((plan, _),) = found.gather(LIMIT_S)
+        assert plan.host == "node0"
+        assert not stranger.poll(200), "not a byte comes back"
+        found.dismiss(0)
+    thread.join(LIMIT_S)
+    assert mine.status == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"version": "0.0"}, "rank 1 on node1 has Poseidon 0.0, rank 0 has"),
+        ({"size": 3}, "rank 1 on node1 was told of 3 tasks, rank 0 of 2"),
+    ],
+)
+def test_a_task_that_does_not_belong_here(wrong: dict[str, object], message: str) -> None:
+    with meeting(2) as found:
+        guest = Guest(found.address, 1, 2)
+        for name, value in wrong.items():
+            setattr(guest, name, value)
+        thread = guest.start()
+        with pytest.raises(JobError, match=message):
+            found.gather(LIMIT_S)
+        thread.join(LIMIT_S)
+    assert message in guest.error
+
+
+def test_a_host_that_is_lost_ends_its_programs_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.cluster.rendezvous.server.SILENCE_S", 1.0)
+    monkeypatch.setattr("poseidon.cluster.rendezvous.task.ALIVE_EVERY_S", LIMIT_S)
+    with gathered(1) as (found, _, (host,)):
+        talk = host.open(["sleep", "600"])
+        assert talk.receive() is None, "the end of the line"
+        assert (talk.status(LIMIT_S), host.alive) == (-1, False)
+        with pytest.raises(JobError, match=r"rank 0 \(node0\): its task is gone"):
+            host.open(["true"])
+        with pytest.raises(OSError, match="is gone"):
+            talk.send(b"more")
+        found.dismiss(1)
+
+
+def test_rank_0_that_falls_silent_is_lost_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.cluster.rendezvous.task.SILENCE_S", 1.0)
+    monkeypatch.setattr("poseidon.cluster.rendezvous.server.ALIVE_EVERY_S", LIMIT_S)
+    with gathered(1) as (_, guests, (host,)):
+        talk = host.open([sys.executable, "-u", "-c", SLEEP])
+        pid = int(talk.receive() or b"")
+        assert guests[0].gone.wait(LIMIT_S)
+        assert not psutil.pid_exists(pid)
+    assert "has said nothing for 1 s" in guests[0].error
+
+
+def test_a_task_that_is_asked_to_end_tells_rank_0() -> None:
+    asked: list[str] = []
+    heard = threading.Event()
+
+    def on_asked(name: str) -> None:
+        asked.append(name)
+        heard.set()
+
+    with meeting(1, on_asked=on_asked) as found:
+        guest = Guest(found.address, 0, 1)
+        thread = guest.start()
+        ((_, host),) = found.gather(LIMIT_S)
+        host.run(["true"], timeout_s=LIMIT_S)  # it has heard that all have come
+        guest.asked.append("SIGTERM")
+        assert heard.wait(LIMIT_S)
+        found.dismiss(0)
+    thread.join(LIMIT_S)
+    assert asked == ["SIGTERM"] and guest.status == 0
+
+
+def test_a_port_that_is_taken() -> None:
+    with (
+        meeting(1) as found,
+        pytest.raises(JobError, match="Address already in use; --rendezvous_port names another"),
+    ):
+        Meeting("127.0.0.1", int(found.address.rpartition(":")[2]), keys_of_host(KEY), size=1)
+
+
+def test_nothing_secret_is_seen(tmp_path: Path) -> None:
+    with gathered(1) as (found, guests, _):
+        assert KEY.decode() not in f"{found.__dict__}"
+        found.dismiss(0)
+    assert guests[0].status == 0

@@ -1,0 +1,98 @@
+"""~/.ssh/config and the machinefile's words: which host is dialled how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.ssh.config import Endpoint, SshConfig, SshSettings
+from poseidon.errors import JobError
+
+
+def _endpoint(tmp_path: Path, text: str, client: Client | None = None) -> Endpoint:
+    file = tmp_path / "config"
+    file.write_text(text)
+    config = SshConfig(SshSettings(config=file))
+    return config.endpoint(client or Client(id=0, host="node3", port=0))
+
+
+def test_what_the_configuration_says(tmp_path: Path) -> None:
+    found = _endpoint(
+        tmp_path,
+        "Host other\n  User nobody\nHost node*\n  HostName 10.0.0.3\n  User ml\n  Port 2222\n  IdentityFile ~/k\n"
+        "  IdentitiesOnly yes\n  HostKeyAlias the-node\n  UserKnownHostsFile /a /b\n  ProxyJump j1,me@j2:23\n",
+    )
+    assert (found.name, found.host, found.user, found.port) == ("node3", "10.0.0.3", "ml", 2222)
+    assert (found.identities, found.with_agent) == ((Path.home() / "k",), False)
+    assert (found.alias, found.known_hosts[:2]) == ("the-node", (Path("/a"), Path("/b")))
+    assert found.jumps == ("j1", "me@j2:23")
+    assert found.words == "ml@10.0.0.3:2222"
+
+
+def test_the_machinefile_goes_before_the_configuration(tmp_path: Path) -> None:
+    client = Client(id=0, host="node3", port=0, user="file", ssh_port=2300)
+    found = _endpoint(tmp_path, "Host *\n  User config\n  Port 2222\n", client)
+    assert (found.user, found.port) == ("file", 2300)
+
+
+def test_what_nothing_says(tmp_path: Path) -> None:
+    found = _endpoint(tmp_path, "")
+    assert (found.host, found.port, found.alias, found.jumps, found.proxy_command) == (
+        "node3",
+        22,
+        "node3",
+        (),
+        "",
+    )
+    assert found.with_agent and [path.name for path in found.identities] == [
+        "id_ed25519",
+        "id_ecdsa",
+        "id_rsa",
+    ]
+    assert found.known_hosts[0] == Path.home() / ".ssh" / "known_hosts"
+
+
+def test_none_switches_a_proxy_off(tmp_path: Path) -> None:
+    found = _endpoint(tmp_path, "Host *\n  ProxyJump none\n  ProxyCommand none\n")
+    assert (found.jumps, found.proxy_command) == ((), "")
+
+
+def test_includes_stand_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "one.conf").write_text("Host node3\n  User included\n")
+    (tmp_path / "loop.conf").write_text(f"Include {tmp_path}/loop.conf\n")
+    found = _endpoint(
+        tmp_path, f"Include {tmp_path}/one.con? {tmp_path}/loop.conf {tmp_path}/absent\nHost *\n  User late\n"
+    )
+    assert found.user == "included"
+
+
+def test_strict_host_key_checking_cannot_be_switched_off(tmp_path: Path) -> None:
+    text = "Host *\n  StrictHostKeyChecking no\n"
+    assert _endpoint(tmp_path, text) == _endpoint(tmp_path, "")
+
+
+@pytest.mark.parametrize("words", ["", "-oProxyCommand=x", "a:b:c", "a:99999999"])
+def test_jumps_that_are_none(tmp_path: Path, words: str) -> None:
+    (tmp_path / "config").write_text("")
+    with pytest.raises(JobError, match="ProxyJump"):
+        SshConfig(SshSettings(config=tmp_path / "config")).jump(words)
+
+
+def test_jumps(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("")
+    config = SshConfig(SshSettings(config=tmp_path / "config"))
+    assert config.jump("ml@[::1]:23").words == "ml@[::1]:23"
+    assert config.jump("ssh://ml@gate").words == "ml@gate"
+
+
+@pytest.mark.parametrize("text", ["Host *\n  Port many\n", "unparsable\n"])
+def test_mistakes(tmp_path: Path, text: str) -> None:
+    with pytest.raises(JobError, match="config: "):
+        _endpoint(tmp_path, text)
+
+
+def test_an_absent_file_of_the_user_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="there is no SSH configuration"):
+        SshConfig(SshSettings(config=tmp_path / "absent"))

@@ -1,0 +1,304 @@
+"""Connections to a real sshd on this machine: who is let in, who is refused and in which words."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.ssh.channel import run_over
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.connections import SshHost, close_all, connect, connect_all
+from poseidon.errors import JobError
+from tests.support.loopback_sshd import LoopbackSshd, make_key
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.needs("sshd")
+RELAY = """
+import os, select, socket, sys
+line = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while True:
+    for source in select.select([0, line], [], [])[0]:
+        data = os.read(0, 65536) if source == 0 else line.recv(65536)
+        if not data:
+            sys.exit()
+        line.sendall(data) if source == 0 else os.write(1, data)
+"""
+CLIENT = Client(id=0, host="127.0.0.1", port=0)
+
+
+def _refused(config: Path, client: Client = CLIENT, timeout_s: float = 15.0) -> str:
+    with pytest.raises(JobError) as caught:
+        connect(client, SshSettings(config=config, connect_timeout_s=timeout_s))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def _changed(sshd: LoopbackSshd, folder: Path, *changes: tuple[str, str]) -> Path:
+    text = sshd.config.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "config").write_text(text)
+    return folder / "config"
+
+
+def test_a_program_gets_its_words_and_input_as_they_are(host: SshHost) -> None:
+    words = ["it's", "$HOME", "`id`", "a;b", "", "\\", "!"]
+    done = host.run(["printf", "%s|", *words], timeout_s=10)
+    assert (done.status, done.stdout.decode().split("|")[:-1]) == (0, words)
+    payload = bytes(range(256)) * 4096
+    assert host.run(["cat"], stdin=payload, timeout_s=10).stdout == payload
+
+
+def test_statuses_and_both_outputs(host: SshHost) -> None:
+    done = host.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout_s=10)
+    assert (done.status, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
+    assert host.run(["sh", "-c", "kill -9 $$"], timeout_s=10).status == -1
+
+
+def test_a_program_that_does_not_end(host: SshHost) -> None:
+    with pytest.raises(JobError, match=r"'sleep' did not end within 0.2 s"):
+        host.run(["sleep", "100"], timeout_s=0.2)
+
+
+def test_lines_both_ways(host: SshHost) -> None:
+    lines = host.open(["sh", "-c", 'while read -r line; do echo "<$line>"; done; echo bye >&2; exit 4'])
+    lines.send(b"one")
+    lines.send(b"two")
+    assert [lines.receive(), lines.receive()] == [b"<one>", b"<two>"]
+    assert lines.status(0.0) is None
+    lines.close()
+    assert lines.receive() is None
+
+
+def test_the_end_of_a_talk(host: SshHost) -> None:
+    lines = host.open(["sh", "-c", "echo last; echo bye >&2; exit 4"])
+    assert [lines.receive(), lines.receive(), lines.receive_error()] == [b"last", None, b"bye"]
+    assert lines.status(10.0) == 4
+    lines.close()
+
+
+def test_sftp(host: SshHost, tmp_path: Path) -> None:
+    session = host.sftp()
+    with session.open(str(tmp_path / "file"), "wb") as file:
+        file.write(b"content")
+    session.close()
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_a_server_that_stops_answering_ends_a_session(sshd: LoopbackSshd, host: SshHost) -> None:
+    session = host.sftp(silence_s=0.2)
+    assert session.stat("/").st_mode
+    with sshd.halted():
+        with pytest.raises(TimeoutError, match=r"^no answer over SFTP for 0.2 s$"):
+            session.stat("/")
+        with pytest.raises((OSError, EOFError)):
+            session.stat("/")  # at once
+        session.close()
+
+
+def test_a_server_that_does_not_answer_to_a_wish(sshd: LoopbackSshd, host: SshHost) -> None:
+    with sshd.halted():
+        with pytest.raises(JobError, match=r"SFTP is not to be had there: Timeout opening channel"):
+            host.sftp(silence_s=0.2)
+        with pytest.raises(JobError, match="Timeout opening channel"):
+            host.run(["true"], timeout_s=0.2)
+
+
+@pytest.mark.parametrize("ask", ["sftp", "run"])
+def test_a_server_that_opens_a_channel_and_then_falls_silent(
+    sshd: LoopbackSshd, host: SshHost, monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
+    open_session = paramiko.Transport.open_session
+    with ExitStack() as stack:
+
+        def open_and_halt(transport: paramiko.Transport, **settings: Any) -> paramiko.Channel:
+            channel = open_session(transport, **settings)
+            stack.enter_context(sshd.halted())
+            return channel
+
+        monkeypatch.setattr(paramiko.Transport, "open_session", open_and_halt)
+        with pytest.raises(JobError, match=r"there: no answer within 0.2 s$"):
+            _ = host.sftp(silence_s=0.2) if ask == "sftp" else host.run(["true"], timeout_s=0.2)
+
+
+def test_our_own_address(host: SshHost) -> None:
+    assert host.local_address() == "127.0.0.1"
+
+
+def test_a_broken_line_is_noticed(sshd: LoopbackSshd) -> None:
+    host = connect(CLIENT, SshSettings(config=sshd.config))
+    lines = host.open(["cat"])
+    sshd.break_lines()
+    assert lines.receive() is None
+    assert not host.alive
+    with pytest.raises(JobError, match="cannot start 'true' there"):
+        host.run(["true"], timeout_s=5)
+    host.close()
+
+
+class Ended:
+    """A connection whose other end has hung up, of which paramiko says no more."""
+
+    def open_session(self, timeout: float) -> None:
+        raise EOFError
+
+
+def test_a_broken_line_is_called_so() -> None:
+    with pytest.raises(JobError, match=r"^node1: cannot start 'true' there: the connection broke$"):
+        run_over(Ended(), "node1", ["true"], stdin=b"", timeout_s=1.0)  # type: ignore[arg-type]
+
+
+def test_clients_of_one_host_share_a_connection(sshd: LoopbackSshd) -> None:
+    clients = [Client(id=number, host="127.0.0.1", port=0) for number in range(3)]
+    hosts = connect_all(clients, SshSettings(config=sshd.config))
+    assert list(hosts) == [0, 1, 2]
+    assert len(set(hosts.values())) == 1
+    close_all(set(hosts.values()))
+
+
+def test_all_problems_at_once(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        clients = [
+            CLIENT,
+            Client(id=1, host="127.0.0.1", port=0, ssh_port=silent.getsockname()[1]),
+            Client(id=2, host="127.0.0.1", port=0, user="nobody-of-that-name"),
+        ]
+        with pytest.raises(JobError) as caught:
+            connect_all(clients, SshSettings(config=sshd.config, connect_timeout_s=1.0))
+    first, *problems = str(caught.value).split("\n")
+    assert first == "2 problems on the 3 hosts:"
+    assert "speaks no SSH with us" in problems[0]
+    assert "nobody-of-that-name@127.0.0.1" in problems[1] and "was refused" in problems[1]
+
+
+def test_through_another_host(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    jump = f"Host inner\n  HostName 127.0.0.1\n  ProxyJump 127.0.0.1:{sshd.port},127.0.0.1:{sshd.port}\n"
+    (tmp_path / "config").write_text(jump + sshd.config.read_text())
+    host = connect(Client(id=0, host="inner", port=0), SshSettings(config=tmp_path / "config"))
+    assert host.run(["echo", "through"], timeout_s=10).stdout == b"through\n"
+    assert host.local_address() == "127.0.0.1"
+    host.close()
+
+
+def test_hosts_that_jump_in_a_circle(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(
+        "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n" + sshd.config.read_text()
+    )
+    assert "do they name each other" in _refused(tmp_path / "config", Client(id=0, host="a", port=0))
+
+
+def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    (tmp_path / "relay.py").write_text(RELAY)
+    command = f"{sys.executable} {tmp_path}/relay.py {sshd.port}"
+    config = _changed(sshd, tmp_path, ("  Port", f"  ProxyCommand {command}\n  Port"))
+    host = connect(CLIENT, SshSettings(config=config))
+    assert host.run(["true"], timeout_s=10).status == 0
+    host.close()
+
+
+def test_an_unknown_host_is_refused(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    config = _changed(
+        sshd, tmp_path, (f"UserKnownHostsFile {sshd.known_hosts}", f"UserKnownHostsFile {tmp_path}/none")
+    )
+    text = _refused(config)
+    assert "is not known" in text and "SHA256:" in text
+    assert f"echo '[127.0.0.1]:{sshd.port} {sshd.host_key}' >> {tmp_path}/none" in text
+
+
+def test_a_changed_host_is_refused(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    other = make_key(tmp_path / "other").with_suffix(".pub").read_text()
+    (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd.port} {other}")
+    config = _changed(sshd, tmp_path, (f"{sshd.known_hosts}", f"{tmp_path}/known"))
+    assert "has changed" in _refused(config)
+
+
+def test_a_host_known_by_another_name(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    (tmp_path / "known").write_text(f"[the-node]:{sshd.port} {sshd.host_key}\n")
+    config = _changed(sshd, tmp_path, (f"{sshd.known_hosts}", f"{tmp_path}/known\n  HostKeyAlias the-node"))
+    connect(CLIENT, SshSettings(config=config)).close()
+
+
+def test_keys_that_do_not_let_us_in(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    stranger = make_key(tmp_path / "stranger")
+    config = _changed(sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {stranger}"))
+    text = _refused(config)
+    assert f"no key lets us in ({stranger} was refused)" in text
+    assert f"ssh-copy-id -p {sshd.port} " in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("locked", "needs a passphrase"), ("text", "is no private key"), ("", "there is none to try")],
+)
+def test_keys_that_cannot_be_tried(sshd: LoopbackSshd, tmp_path: Path, kind: str, words: str) -> None:
+    if kind == "locked":
+        make_key(tmp_path / "key", "a passphrase")
+    elif kind == "text":
+        (tmp_path / "key").write_text("no key")
+    config = _changed(sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/key"))
+    assert words in _refused(config)
+
+
+def test_a_key_that_the_agent_alone_has(
+    sshd: LoopbackSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _changed(
+        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/none"),
+        ("IdentitiesOnly yes", "IdentitiesOnly no"),
+    )  # fmt: skip
+    place = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", place], stdout=subprocess.DEVNULL) as agent:
+        try:
+            until(place.exists, "there is no agent", 30.0)
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
+            assert "there is none to try" in _refused(config)
+            subprocess.run(["ssh-add", "-q", sshd.folder / "client"], check=True, timeout=60)
+            connect(CLIENT, SshSettings(config=config)).close()
+        finally:
+            agent.terminate()
+
+
+def test_a_host_that_takes_passwords_only(sshd: LoopbackSshd) -> None:
+    before = sshd.server_config.read_text()
+    passwords = before.replace("PasswordAuthentication no", "PasswordAuthentication yes")
+    sshd.server_config.write_text(passwords + "PubkeyAuthentication no\n")
+    try:
+        assert "it takes no keys, only password; passwords are never used" in _refused(sshd.config)
+    finally:
+        sshd.server_config.write_text(before)
+
+
+def test_nobody_there(sshd: LoopbackSshd) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert "Connection refused" in _refused(
+        sshd.config, Client(id=0, host="127.0.0.1", port=0, ssh_port=port)
+    )
+
+
+def test_a_name_that_nobody_knows(sshd: LoopbackSshd) -> None:
+    assert "the name no.such.host.invalid is not known" in _refused(
+        sshd.config, Client(id=0, host="no.such.host.invalid", port=0)
+    )
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    try:
+        server = LoopbackSshd(tmp_path, host="::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    try:
+        host = connect(Client(id=0, host="::1", port=0), SshSettings(config=server.config))
+        assert host.local_address() == "::1"
+        host.close()
+    finally:
+        server.close()

@@ -1,0 +1,99 @@
+"""Agents behind a real sshd: started at once, heard, and gone when the launcher or the line goes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, record_fields
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.remote_python import OwnPlaces
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.connections import SshHost, connect
+from poseidon.cluster.ssh.launcher import Place, open_agents
+from poseidon.errors import JobError
+from tests.support.ears import Ears
+from tests.support.job_child import ENDLESS_WORKER, child
+from tests.support.living import none_left
+from tests.support.loopback_sshd import LoopbackSshd
+
+pytestmark = [pytest.mark.needs("sshd"), pytest.mark.processes]
+ROOT = Path(__file__).parents[4]
+CLIENTS = [Client(id=0, host="127.0.0.1", port=0), Client(id=1, host="127.0.0.1", port=0)]
+JOB = "ssh-20260101-000000-abcdef"
+OWN = OwnPlaces(python=sys.executable, checkout=str(ROOT), folder=str(ROOT))
+RECORD = record_fields(
+    JobRecord(
+        job=JOB,
+        launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0),
+        hostfile=None,
+        clients=tuple(CLIENTS),
+        output="/output",
+        started_s=1.0,
+    )
+)
+
+
+def _name(client: Client) -> ProcessName:
+    return ProcessName(role=Role.WORKER, index=client.id, client=client.id, host=client.host)
+
+
+def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: SshHost, tmp_path: Path) -> None:
+    place = Place(host=host, own=OWN)
+    launcher = open_agents({0: place, 1: place}, RECORD, JOB)
+    try:
+        pids = []
+        for client in CLIENTS:
+            ears = Ears()
+            spec = ProcessSpec(name=_name(client), argv=child(ENDLESS_WORKER), first_line=b"{}")
+            pids.append(launcher.start(spec, client, ears).pid)
+            ears.until("ready")
+        assert Path(launcher.scratch(CLIENTS[1])).is_dir()
+        words = ("import os, sys; print(os.getcwd(), sys.executable, sep='|')",)
+        ears = Ears()
+        launcher.start(
+            ProcessSpec(name=_name(CLIENTS[0]), argv=(sys.executable, "-c", *words), first_line=b""),
+            CLIENTS[0],
+            ears,
+        )
+        assert ("log", f"{ROOT}|{sys.executable}") in ears.until("exited")
+    finally:
+        launcher.close()
+        launcher.close()
+    assert none_left(pids)
+    assert not Path(launcher.scratch(CLIENTS[1])).exists()
+
+
+def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) -> None:
+    host = connect(CLIENTS[0], SshSettings(config=sshd.config))
+    launcher = open_agents({0: Place(host=host, own=OWN)}, RECORD, JOB)
+    ears = Ears()
+    spec = ProcessSpec(name=_name(CLIENTS[0]), argv=child(ENDLESS_WORKER), first_line=b"{}")
+    process = launcher.start(spec, CLIENTS[0], ears)
+    ears.until("ready")
+    sshd.break_lines()
+    *_, (kind, event), _ = ears.until("exited")
+    assert kind == "error" and isinstance(event, dict) and "the line to it" in str(event["message"])
+    assert none_left([process.pid])
+    launcher.close()
+    host.close()
+
+
+@pytest.mark.parametrize(
+    ("python", "folder", "words"),
+    [
+        ("/no/such/python", None, "not found"),
+        (None, "/no/such/folder", "/no/such/folder"),
+        ("/bin/false", None, "the line to it has ended"),
+        ("/bin/echo", None, "is no agent of this job"),
+    ],
+)
+def test_what_is_no_agent(host: SshHost, python: str | None, folder: str | None, words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        open_agents({0: Place(host=host, own=OWN, python=python, workdir=folder)}, RECORD, JOB)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(host.words)

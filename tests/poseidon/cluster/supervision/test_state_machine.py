@@ -1,0 +1,511 @@
+"""The life of a job on a hand-moved clock: every transition, every cause, every deadline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, Place, Progress, Ready
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.supervision.settings import SignalEffect, SupervisionSettings
+from poseidon.cluster.supervision.state_machine import Supervision
+from poseidon.cluster.supervision.steps import (
+    Action,
+    Exited,
+    Heard,
+    Input,
+    JobState,
+    Kill,
+    NotStarted,
+    Outcome,
+    Requested,
+    Send,
+    Started,
+    Terminate,
+    Tick,
+)
+from poseidon.errors import JobInterrupted, UsageError
+
+SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
+WORKER_0 = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
+WORKER_1 = ProcessName(role=Role.WORKER, index=1, client=1, host="node1")
+ALL = (SHARD, WORKER_0, WORKER_1)
+STOP = Requested(effect=SignalEffect.STOP)
+SNAPSHOT = Requested(effect=SignalEffect.SNAPSHOT)
+
+
+class Job:
+    """A supervision, its clock, and all it has said to do."""
+
+    def __init__(self, **settings: float) -> None:
+        patience = {
+            "start_timeout_s": 20.0,
+            "stall_timeout_s": 10.0,
+            "grace_s": 3.0,
+            "collect_s": 0.5,
+            "finish_timeout_s": 5.0,
+        }
+        self.now = 1000.0
+        self.supervision = Supervision(ALL, SupervisionSettings(**{**patience, **settings}), self.now)  # type: ignore[arg-type]
+
+    def take(self, *inputs: Input) -> list[Action]:
+        actions = []
+        for what in inputs:
+            actions += self.supervision.handle(what, self.now)
+        return actions
+
+    def hear(self, name: ProcessName, event: Event) -> list[Action]:
+        return self.take(Heard(name=name, event=event))
+
+    def exit(self, name: ProcessName, status: int, last_line: str = "") -> list[Action]:
+        return self.take(Exited(name=name, status=status, last_line=last_line))
+
+    def wait(self, seconds: float, alive: tuple[ProcessName, ...] = ()) -> list[Action]:
+        """Let time pass in steps of a quarter second; `alive` give signs of life."""
+        actions = []
+        for _ in range(round(seconds * 4)):
+            self.now += 0.25
+            for name in alive:
+                actions += self.hear(name, Alive())
+            actions += self.take(Tick())
+        return actions
+
+    def start(self) -> Job:
+        for pid, name in enumerate(ALL, start=100):
+            self.take(Started(name=name, pid=pid))
+        return self
+
+    def run(self) -> Job:
+        self.start()
+        self.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))
+        self.hear(WORKER_0, Ready())
+        self.hear(WORKER_1, Ready())
+        assert self.state is JobState.RUNNING
+        return self
+
+    @property
+    def state(self) -> JobState:
+        return self.supervision.state
+
+    @property
+    def error(self) -> str:
+        assert self.supervision.error is not None
+        return str(self.supervision.error)
+
+
+def commands(actions: list[Action]) -> list[tuple[str, object]]:
+    return [(a.name.short, json.loads(a.line)) for a in actions if isinstance(a, Send)]
+
+
+def terminated(actions: list[Action]) -> list[str]:
+    return [a.name.short for a in actions if isinstance(a, Terminate)]
+
+
+def killed(actions: list[Action]) -> list[str]:
+    return [a.name.short for a in actions if isinstance(a, Kill)]
+
+
+def test_a_good_job() -> None:
+    job = Job().start()
+    connect = {"do": "connect", "shards": ["tcp://127.0.0.1:5"]}
+    assert job.hear(WORKER_0, Ready()) == []
+    assert commands(job.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))) == [
+        ("worker 0", connect),
+        ("worker 1", connect),
+    ]
+    assert job.state is JobState.STARTING
+    assert job.hear(WORKER_1, Ready()) == []
+    assert job.state is JobState.RUNNING
+    job.hear(WORKER_0, Progress(iteration=120))
+    assert job.wait(60, alive=ALL) == []
+    assert job.hear(WORKER_0, Done()) + job.exit(WORKER_0, 0) + job.hear(WORKER_1, Done()) == []
+    assert job.state is JobState.RUNNING
+    assert commands(job.exit(WORKER_1, 0)) == [("shard 0", {"do": "stop"})]
+    assert job.state is JobState.FINISHING
+    assert job.exit(SHARD, 0) == []
+    assert job.state is JobState.ENDED
+    assert job.supervision.error is None
+    assert (job.supervision.outcome, job.supervision.exit_code) == (Outcome.FINISHED, 0)
+    assert job.supervision.iteration == 120
+
+
+def test_workers_are_not_connected_before_all_have_started() -> None:
+    job = Job()
+    job.take(Started(name=SHARD, pid=100))
+    assert job.hear(SHARD, Listening(address="a")) == []
+    assert job.take(Started(name=WORKER_0, pid=101)) == []
+    assert len(commands(job.take(Started(name=WORKER_1, pid=102)))) == 2
+
+
+def test_a_worker_that_trains_makes_a_running_job() -> None:
+    job = Job().start()
+    job.hear(SHARD, Listening(address="a"))
+    job.hear(WORKER_0, Progress(iteration=1))
+    assert job.state is JobState.RUNNING
+    assert commands(job.take(STOP)) == [("worker 0", {"do": "stop"})]
+    job.wait(20, alive=(SHARD, WORKER_0))
+    assert "worker 1 (client 1, node1, pid 102) was not ready within 20 s" in job.error
+
+
+EXITS = [
+    (
+        WORKER_1,
+        -9,
+        "",
+        "worker 1 (client 1, node1, pid 102) was killed by signal 9 (SIGKILL); the job was stopped",
+    ),
+    (
+        SHARD,
+        -11,
+        "",
+        "shard 0 (client 0, 127.0.0.1, pid 100) was killed by signal 11 (SIGSEGV); the job was stopped",
+    ),
+    (WORKER_1, 3, "", "worker 1 (client 1, node1, pid 102) exited with status 3; the job was stopped"),
+    (
+        WORKER_1,
+        1,
+        "ImportError: x",
+        "worker 1 (client 1, node1, pid 102) exited with status 1, last saying 'ImportError: x'; the job was stopped",
+    ),
+    (
+        SHARD,
+        0,
+        "",
+        "shard 0 (client 0, 127.0.0.1, pid 100) ended before its work was done; the job was stopped",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "status", "last", "sentence"), EXITS)
+def test_an_exit_before_its_time(name: ProcessName, status: int, last: str, sentence: str) -> None:
+    job = Job().run()
+    actions = job.exit(name, status, last) + job.wait(0.5, alive=ALL)
+    assert job.state is JobState.FAILING
+    assert terminated(actions) == [other.short for other in ALL if other is not name]
+    assert job.error == sentence
+    for other in ALL:
+        if other is not name:
+            job.exit(other, -15)
+    assert job.state is JobState.ENDED
+    assert job.error == sentence
+
+
+def test_the_iteration_is_told() -> None:
+    job = Job().run()
+    job.hear(WORKER_1, Progress(iteration=120))
+    job.exit(WORKER_1, -9)
+    assert "SIGKILL) at iteration 120; the job" in job.error
+
+
+def test_an_exit_while_starting() -> None:
+    job = Job().start()
+    job.exit(WORKER_0, -4)
+    assert "was killed by signal 4 (SIGILL) while it was starting" in job.error
+
+
+def test_what_does_not_obey_is_killed_after_the_grace() -> None:
+    job = Job().run()
+    job.exit(WORKER_1, -9)
+    assert killed(job.wait(2.75)) == []
+    assert killed(job.wait(0.25)) == ["shard 0", "worker 0"]
+    job.exit(SHARD, -9)
+    assert job.state is JobState.FAILING
+    job.wait(10)
+    assert job.state is JobState.ENDED
+    assert job.error.endswith("; these did not end: worker 0 (client 0, 127.0.0.1, pid 101)")
+
+
+def test_a_process_tells_its_own_error() -> None:
+    job = Job().run()
+    failed = Failed(message="net.prototxt:3: unknown field 'kernal_size'", exit_code=2, peer_lost=False)
+    assert job.hear(WORKER_0, failed) == []
+    job.exit(WORKER_0, 2)
+    assert terminated(job.wait(0.5)) == ["shard 0", "worker 1"]
+    assert job.error == "net.prototxt:3: unknown field 'kernal_size'"
+    assert job.supervision.error is not None
+    assert job.supervision.error.exit_code == 2
+
+
+LOST = Failed(message="worker 0 lost its connection to shard 0", exit_code=1, peer_lost=True)
+OWN = Failed(message="the disk is full", exit_code=1, peer_lost=False)
+KILLED_THERE = Failed(
+    message="node1: the job was killed there; the job was stopped",
+    exit_code=1,
+    peer_lost=False,
+    host_lost=True,
+    unwanted=True,
+)
+HOST = Failed(message="ml@node1: the line to it has ended", exit_code=1, peer_lost=False, host_lost=True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([Heard(name=WORKER_0, event=LOST), Exited(name=SHARD, status=-9)], "shard 0 (client 0, 127.0.0.1, pid 100) was"),
+        ([Heard(name=WORKER_0, event=LOST), Heard(name=WORKER_1, event=OWN)], "the disk is full"),
+        ([Exited(name=WORKER_0, status=1), Heard(name=WORKER_1, event=OWN)], "the disk is full"),
+        ([Heard(name=WORKER_0, event=LOST), Exited(name=WORKER_0, status=1)], "worker 0 lost its connection"),
+        ([Heard(name=WORKER_0, event=LOST), Exited(name=WORKER_1, status=7)], "worker 1 (client 1, node1, pid 102) exited"),
+        ([Exited(name=SHARD, status=-9), Heard(name=WORKER_1, event=OWN)], "shard 0"),
+        ([Heard(name=WORKER_0, event=LOST), Heard(name=WORKER_1, event=HOST)], "ml@node1: the line"),
+    ],
+)  # fmt: skip
+def test_the_cause_nearest_to_the_root_is_told(inputs: list[Input], words: str) -> None:
+    job = Job().run()
+    job.take(*inputs)
+    job.wait(1)
+    assert job.error.startswith(words)
+
+
+def test_silence_is_a_failure() -> None:
+    job = Job().run()
+    job.hear(WORKER_1, Progress(iteration=7))
+    assert terminated(job.wait(9.75, alive=(SHARD, WORKER_0))) == []
+    assert terminated(job.wait(0.25, alive=(SHARD, WORKER_0))) == ["shard 0", "worker 0", "worker 1"]
+    assert job.error == (
+        "worker 1 (client 1, node1, pid 102) has given no sign of life for 10 s (the last at iteration 7); "
+        "the job was stopped"
+    )
+
+
+def test_loading_may_be_silent_but_not_for_ever() -> None:
+    job = Job().start()
+    job.hear(SHARD, Listening(address="a"))
+    job.hear(WORKER_0, Ready())
+    assert job.wait(19.75, alive=(SHARD, WORKER_0))[1:] == []
+    assert len(terminated(job.wait(0.25, alive=(SHARD, WORKER_0)))) == 3
+    assert job.error == "worker 1 (client 1, node1, pid 102) was not ready within 20 s; the job was stopped"
+
+
+def test_a_pause_of_the_launcher_is_not_silence() -> None:
+    job = Job().run()
+    job.now += 3600
+    assert job.take(Tick()) == []
+    assert job.wait(9.75) == []
+    assert len(terminated(job.wait(0.25))) == 3
+
+
+def test_a_worker_that_is_done_must_end() -> None:
+    job = Job().run()
+    job.hear(WORKER_0, Done())
+    job.wait(5, alive=ALL)
+    assert "worker 0 (client 0, 127.0.0.1, pid 101) did not end within 5 s of finishing" in job.error
+
+
+def test_a_worker_that_fails_after_it_was_done() -> None:
+    job = Job().run()
+    job.hear(WORKER_0, Done())
+    job.exit(WORKER_0, -6)
+    assert "SIGABRT" in job.error
+
+
+def test_a_shard_that_does_not_stop() -> None:
+    job = Job().run()
+    for worker in (WORKER_0, WORKER_1):
+        job.hear(worker, Done())
+        job.exit(worker, 0)
+    assert terminated(job.wait(5, alive=ALL)) == ["shard 0"]
+    assert job.error.startswith("shard 0")
+
+
+def test_not_started() -> None:
+    job = Job()
+    job.take(Started(name=SHARD, pid=100))
+    assert terminated(job.take(NotStarted(name=WORKER_0, message="cannot start worker 0"))) == ["shard 0"]
+    job.exit(SHARD, -15)
+    assert (job.state, job.error) == (JobState.ENDED, "cannot start worker 0")
+
+
+def test_requests() -> None:
+    job = Job().run()
+    assert commands(job.take(SNAPSHOT)) == [("worker 0", {"do": "snapshot"})]
+    assert job.take(Requested(effect=SignalEffect.NONE)) == []
+    assert commands(job.take(STOP)) == [("worker 0", {"do": "stop"})]
+    for worker in (WORKER_0, WORKER_1):
+        job.hear(worker, Done())
+        job.exit(worker, 0)
+    assert job.take(STOP, SNAPSHOT) == []
+    job.exit(SHARD, 0)
+    assert job.state is JobState.ENDED
+    assert job.supervision.outcome is Outcome.STOPPED
+    assert job.supervision.exit_code == 130
+    assert job.supervision.error is None
+
+
+def test_a_second_request_to_stop_kills_at_once() -> None:
+    job = Job().run()
+    job.take(STOP)
+    assert killed(job.take(STOP)) == ["shard 0", "worker 0", "worker 1"]
+    assert "second request to stop" in job.error
+
+
+def test_a_request_to_stop_while_starting() -> None:
+    job = Job().start()
+    assert job.take(SNAPSHOT) == []
+    assert len(terminated(job.take(Requested(effect=SignalEffect.STOP, exit_code=143)))) == 3
+    assert job.error == "the job was stopped before it had started"
+    assert job.supervision.error is not None
+    assert job.supervision.error.exit_code == 143
+    assert len(killed(job.take(STOP))) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stall_timeout_s", 0.0), ("start_timeout_s", -1.0), ("grace_s", -1.0), ("grace_s", float("nan"))],
+)
+def test_settings_are_checked(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=name):
+        SupervisionSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
+    job = Job().run()
+    job.hear(WORKER_1, Progress(iteration=57))
+    for second in range(40):
+        job.hear(WORKER_0, Alive(still_s=0.0))
+        job.hear(WORKER_1, Alive(still_s=second / 4))
+        assert job.state is JobState.RUNNING
+        job.wait(0.25, alive=(SHARD,))
+    job.hear(WORKER_1, Alive(still_s=10.0))
+    assert job.state is JobState.FAILING
+    assert (
+        "worker 1 (client 1, node1, pid 102) hangs: it has done nothing for 10 s (the last at iteration 57)"
+        in job.error
+    )
+
+
+def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -> None:
+    job = Job().run()
+    job.hear(WORKER_1, Alive(place=Place(steps=7, meetings=0, meeting="")))
+    job.hear(WORKER_0, Alive())
+    assert job.state is JobState.RUNNING
+    job.hear(WORKER_0, Alive(place=Place(steps=6, meetings=1, meeting="mean")))
+    assert job.state is JobState.FAILING
+    assert job.error.startswith(
+        "worker 0 waits in mean() after step 6, and worker 1 has gone on to step 7 without it"
+    )
+    assert not isinstance(job.supervision.error, JobInterrupted)
+
+
+def test_a_slow_loop_is_no_hang() -> None:
+    job = Job().run()
+    for _ in range(20):
+        job.hear(WORKER_1, Alive(still_s=9.0))
+        job.wait(0.5, alive=(SHARD, WORKER_0))
+        job.hear(WORKER_1, Alive(still_s=0.0))
+        job.wait(5, alive=(SHARD, WORKER_0))
+    assert job.state is JobState.RUNNING
+
+
+TERM = Requested(effect=SignalEffect.STOP, within_s=25.0)
+
+
+def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
+    job = Job().run()
+    assert commands(job.take(TERM)) == [("worker 0", {"do": "stop"})]
+    assert job.take(TERM) == []  # a scheduler may say it again
+    assert not terminated(job.wait(24.5, alive=ALL))
+    assert job.state is JobState.RUNNING
+    assert terminated(job.wait(1, alive=ALL)) == ["shard 0", "worker 0", "worker 1"]
+    assert (
+        job.error == "the job did not end within 25 s of SIGTERM; iterations since the last snapshot are lost"
+    )
+
+
+def test_sigterm_gives_a_stop_that_is_under_way_its_deadline() -> None:
+    job = Job().run()
+    job.take(STOP)
+    assert job.take(TERM) == []
+    job.wait(26, alive=ALL)
+    assert "within 25 s of SIGTERM" in job.error
+
+
+def killed_worker(job: Job) -> None:
+    job.run().exit(WORKER_1, -9)
+
+
+def silent_worker(job: Job) -> None:
+    job.run().wait(11, alive=(SHARD, WORKER_0))
+
+
+def lost_peer(job: Job) -> None:
+    job.run().hear(WORKER_0, Failed(message="shard 0 has gone", exit_code=1, peer_lost=True))
+
+
+def lost_host(job: Job) -> None:
+    job.run().hear(WORKER_1, HOST)
+
+
+def own_mistake(job: Job) -> None:
+    job.run().hear(WORKER_0, Failed(message="the disk is full", exit_code=1, peer_lost=False))
+
+
+def wish(job: Job) -> None:
+    job.run().take(STOP, STOP)
+
+
+def no_start(job: Job) -> None:
+    job.take(NotStarted(name=WORKER_1, message="no route to node1"))
+
+
+def slow_start(job: Job) -> None:
+    job.start().wait(21)
+
+
+def lost_after_a_request_to_stop(job: Job) -> None:
+    job.run().take(TERM)
+    job.exit(WORKER_1, -9)
+
+
+def stopped_after_a_loss(job: Job) -> None:
+    job.run().exit(WORKER_1, -9)
+    job.take(TERM)
+
+
+def killed_on_its_host(job: Job) -> None:
+    job.run().hear(WORKER_1, KILLED_THERE)
+
+
+def killed_there_after_a_loss(job: Job) -> None:
+    job.run().exit(WORKER_0, -15)
+    job.wait(2)
+    job.hear(WORKER_1, KILLED_THERE)
+
+
+def killed_there_while_starting(job: Job) -> None:
+    job.take(NotStarted(name=WORKER_1, message="node1: the job was killed there", unwanted=True))
+
+
+def wrong_from_the_start(job: Job) -> None:
+    job.start().exit(WORKER_1, 1, "ModuleNotFoundError: No module named 'torch'")
+
+
+@pytest.mark.parametrize(
+    ("what", "while_starting"),
+    [
+        (killed_worker, False),
+        (silent_worker, False),
+        (lost_peer, False),
+        (lost_host, False),
+        (own_mistake, None),
+        (wish, None),
+        (no_start, True),
+        (slow_start, True),
+        (wrong_from_the_start, None),
+        (lost_after_a_request_to_stop, None),
+        (stopped_after_a_loss, None),
+        (killed_on_its_host, None),
+        (killed_there_after_a_loss, None),
+        (killed_there_while_starting, None),
+    ],
+)
+def test_only_what_was_lost_is_worth_a_new_start(
+    what: Callable[[Job], None], while_starting: bool | None
+) -> None:
+    job = Job()
+    what(job)
+    error = job.supervision.error
+    assert error is not None
+    assert (error.while_starting if isinstance(error, JobInterrupted) else None) == while_starting

@@ -1,0 +1,70 @@
+"""Sizes are read from headers as decoders read them, and a claim beyond reason is refused."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from poseidon.data.batches.claimed_size import check_claim, claimed_size
+from poseidon.data.datum import decode
+from poseidon.errors import DataError
+from poseidon.proto.caffe_pb2 import Datum
+
+
+def encoded(form: str, height: int, width: int, *, options: tuple[int, ...] = ()) -> bytes:
+    return cv2.imencode(form, np.zeros((height, width, 3), np.uint8), options)[1].tobytes()
+
+
+@pytest.mark.parametrize("form", (".png", ".jpg", ".bmp"))
+def test_size_of_what_opencv_writes(form: str) -> None:
+    picture = encoded(form, 31, 200)
+    assert claimed_size(picture) == (200, 31)
+    for cut in range(0, len(picture), 7):
+        claimed_size(picture[:cut])
+
+
+def test_progressive_jpeg() -> None:
+    options = (cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_RST_INTERVAL, 2)
+    assert claimed_size(encoded(".jpg", 31, 200, options=options)) == (200, 31)
+
+
+def test_fill_bytes_before_a_marker() -> None:
+    picture = encoded(".jpg", 31, 200)
+    assert claimed_size(picture[:2] + b"\xff\xff\xff" + picture[2:]) == (200, 31)
+
+
+def test_other_forms_are_left_to_the_decoder() -> None:
+    for content in (encoded(".webp", 5, 6), encoded(".tiff", 5, 6), b"", b"text"):
+        assert claimed_size(content) == (0, 0)
+        check_claim(content)
+
+
+@pytest.mark.parametrize("form", (".png", ".jpg", ".bmp"))
+def test_one_colour_is_no_claim_beyond_reason(form: str) -> None:
+    check_claim(encoded(form, 4000, 4000))
+    check_claim(encoded(form, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "sides"),
+    ((".png", 16, "0098968000989680"), (".bmp", 18, "8096980080969800"), (".jpg", None, "fde8fde8")),
+)
+def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: str) -> None:
+    picture = encoded(form, 8, 8)
+    at = picture.index(b"\xff\xc0") + 5 if place is None else place
+    changed = picture[:at] + bytes.fromhex(sides) + picture[at + len(sides) // 2 :]
+    record = Datum(data=changed, encoded=True).SerializeToString()
+    with pytest.raises(
+        DataError, match=r"claims to be \d+ wide and \d+ high, more than its \d+ bytes can hold"
+    ):
+        decode(record)
+
+
+def test_a_chunk_longer_than_the_picture_is_refused() -> None:
+    picture = encoded(".png", 8, 8)
+    at = picture.index(b"IDAT") - 4
+    with pytest.raises(DataError, match="its last chunk is longer than what is left"):
+        check_claim(picture[:at] + b"\x40" + picture[at + 1 :])
+    with pytest.raises(DataError, match="its last chunk is longer than what is left"):
+        check_claim(picture[: at + 10])

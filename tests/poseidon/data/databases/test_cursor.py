@@ -1,0 +1,189 @@
+"""The contract of a cursor, which both backends keep; and the ways in which a database can be unusable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from poseidon.data.databases.cursor import open_cursor, records
+from poseidon.data.databases.kinds import Backend
+from poseidon.errors import DataError
+from tests.support.databases import BACKENDS, make_database
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+COUNT = 7
+# Written out of order: key order is what counts.
+RECORDS = [(b"%02d" % (i * 3 % COUNT), b"value %d" % (i * 3 % COUNT)) for i in range(COUNT)]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.suffix)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Backend]:
+    return make_database(tmp_path / "db", request.param, RECORDS), request.param
+
+
+def test_key_order_and_wrap_around(database: tuple[Path, Backend]) -> None:
+    with closing(open_cursor(*database)) as cursor:
+        seen = []
+        for _ in range(2 * COUNT + 1):
+            seen.append((cursor.position, cursor.key(), bytes(cursor.value())))
+            cursor.skip(1)
+        assert seen == [
+            (i % COUNT, b"%02d" % (i % COUNT), b"value %d" % (i % COUNT)) for i in range(2 * COUNT + 1)
+        ]
+
+
+def test_length(database: tuple[Path, Backend]) -> None:
+    with closing(open_cursor(*database)) as cursor:
+        cursor.skip(3)
+        assert len(cursor) == COUNT
+        assert cursor.key() == b"03", "counting does not move the cursor"
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves=st.lists(st.tuples(st.booleans(), st.integers(0, 3 * COUNT)), max_size=12))
+def test_any_walk_is_arithmetic_modulo_the_length(
+    database: tuple[Path, Backend], moves: list[tuple[bool, int]]
+) -> None:
+    at = 0
+    with closing(open_cursor(*database)) as cursor:
+        for relative, amount in moves:
+            if relative:
+                cursor.skip(amount)
+                at = (at + amount) % COUNT
+            else:
+                cursor.seek(amount)
+                at = amount % COUNT
+            assert (cursor.position, cursor.key()) == (at, b"%02d" % at)
+
+
+def test_every_record_once(database: tuple[Path, Backend]) -> None:
+    with closing(open_cursor(*database)) as cursor:
+        cursor.skip(5)
+        assert [(key, bytes(value)) for key, value in records(cursor)] == sorted(RECORDS)
+
+
+@every_backend
+def test_a_database_of_one_record(tmp_path: Path, backend: Backend) -> None:
+    path = make_database(tmp_path / "db", backend, [(b"k", b"v")])
+    with closing(open_cursor(path, backend)) as cursor:
+        cursor.skip(5)
+        assert cursor.position == 0
+        assert [key for key, _ in records(cursor)] == [b"k"]
+
+
+def test_two_cursors_in_one_process(database: tuple[Path, Backend]) -> None:
+    with closing(open_cursor(*database)) as first, closing(open_cursor(*database)) as second:
+        first.skip(2)
+        assert (first.key(), second.key()) == (b"02", b"00")
+        first.close()
+        first.close()
+        second.skip(1)
+        assert second.key() == b"01"
+    with closing(open_cursor(*database)) as again:
+        assert again.key() == b"00"
+
+
+@every_backend
+def test_an_empty_database(tmp_path: Path, backend: Backend) -> None:
+    path = make_database(tmp_path / "db", backend, [])
+    for _ in range(2):
+        with pytest.raises(DataError, match=rf"{path} is empty"):
+            open_cursor(path, backend)
+
+
+def test_lmdb_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "db", Backend.LMDB, RECORDS)
+    path.chmod(0o555)
+    try:
+        with closing(open_cursor(path, Backend.LMDB)) as cursor:
+            assert len(cursor) == COUNT
+            assert os.access(path, os.W_OK) or not (path / "lock.mdb").exists()
+    finally:
+        path.chmod(0o755)
+
+
+def test_leveldb_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
+    # The superuser may write everywhere, so the answer of the system is scripted.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(DataError, match=r"cannot be written.*use LMDB"):
+        open_cursor(path, Backend.LEVELDB)
+
+
+def test_an_lmdb_file_that_is_cut_short(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "db", Backend.LMDB, [(b"%05d" % i, bytes(3000)) for i in range(100)])
+    size = (path / "data.mdb").stat().st_size
+    os.truncate(path / "data.mdb", size // 2)
+    with pytest.raises(DataError, match=rf"{path} is cut short: data.mdb has {size // 2} of {size} bytes"):
+        open_cursor(path, Backend.LMDB)
+
+
+def test_an_lmdb_file_of_rubbish(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"rubbish " * 1000)
+    with pytest.raises(DataError, match=r"cannot be read.*MDB_INVALID"):
+        open_cursor(tmp_path, Backend.LMDB)
+
+
+def test_a_leveldb_without_its_manifest(tmp_path: Path) -> None:
+    path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
+    for manifest in path.glob("MANIFEST*"):
+        manifest.unlink()
+    with pytest.raises(DataError, match=rf"the LevelDB database {path} cannot be read"):
+        open_cursor(path, Backend.LEVELDB)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from poseidon.data.databases.cursor import open_cursor
+cursor = open_cursor(Path(sys.argv[1]), int(sys.argv[2]))
+print(cursor.key().decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+@every_backend
+def test_a_second_process(tmp_path: Path, backend: Backend) -> None:
+    """LMDB has any number of readers; LevelDB has one owner, and says what to do about it."""
+    path = make_database(tmp_path / "db", backend, RECORDS)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), str(int(backend))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "00\n"
+        if backend is Backend.LMDB:
+            with closing(open_cursor(path, backend)) as cursor:
+                assert len(cursor) == COUNT
+        else:
+            with pytest.raises(
+                DataError, match=r"in use by another process.*shared_file_system: false.*LMDB"
+            ):
+                open_cursor(path, backend)
+        holder.communicate("")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("lmdb/train_lmdb", None), ("lmdb/test_lmdb", None), ("leveldb/mnist-test-leveldb", 10_000)],
+)
+def test_databases_that_caffe_wrote(shared: Path, tmp_path: Path, name: str, count: int | None) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(shared / "data" / "dbs" / name, path, copy_function=shutil.copyfile)
+    backend = Backend.LMDB if name.startswith("lmdb") else Backend.LEVELDB
+    with closing(open_cursor(path, backend)) as cursor:
+        keys = [key for key, _ in records(cursor)]
+        assert keys == sorted(keys)
+        assert len(keys) == len(cursor) > 0
+        assert count in (None, len(keys))

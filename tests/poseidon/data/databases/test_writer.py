@@ -1,0 +1,77 @@
+"""Databases appear complete or not at all."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from poseidon.data.databases import writer as writer_module
+from poseidon.data.databases.cursor import open_cursor, records
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import write_database
+from poseidon.errors import DataError
+from tests.support.databases import BACKENDS
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def contents(path: Path, backend: Backend) -> dict[bytes, bytes]:
+    with closing(open_cursor(path, backend)) as cursor:
+        return {key: bytes(value) for key, value in records(cursor)}
+
+
+@every_backend
+@pytest.mark.parametrize("count", [1, 999, 1000, 2001])
+def test_records_come_back(tmp_path: Path, backend: Backend, count: int) -> None:
+    # 7 and the counts share no factor, so every key is written, in no order.
+    expected = {b"%05d" % (i * 7 % count): b"v%d" % i for i in range(count)}
+    with write_database(tmp_path / "db", backend) as writer:
+        for key, value in expected.items():
+            writer.put(key, value)
+        assert not (tmp_path / "db").exists()
+    assert contents(tmp_path / "db", backend) == expected
+    assert [entry.name for entry in tmp_path.iterdir()] == ["db"]
+
+
+@every_backend
+def test_a_later_record_with_the_same_key_counts(tmp_path: Path, backend: Backend) -> None:
+    with write_database(tmp_path / "db", backend) as writer:
+        for key, value in [(b"b", b"1"), (b"a", b"2"), (b"b", b"3")]:
+            writer.put(key, value)
+    assert contents(tmp_path / "db", backend) == {b"a": b"2", b"b": b"3"}
+
+
+def test_an_lmdb_map_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "FIRST_MAP_BYTES", 1 << 16)
+    expected = {b"%05d" % i: bytes(1000) for i in range(2500)}
+    with write_database(tmp_path / "db", Backend.LMDB) as writer:
+        for key, value in expected.items():
+            writer.put(key, value)
+    assert contents(tmp_path / "db", Backend.LMDB) == expected
+
+
+@every_backend
+def test_an_error_leaves_nothing(tmp_path: Path, backend: Backend) -> None:
+    with pytest.raises(ZeroDivisionError), write_database(tmp_path / "db", backend) as writer:
+        writer.put(b"k", b"v")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+@every_backend
+def test_what_exists_is_not_overwritten(tmp_path: Path, backend: Backend) -> None:
+    (tmp_path / "db").mkdir()
+    with (
+        pytest.raises(DataError, match="db exists already and is not overwritten"),
+        write_database(tmp_path / "db", backend),
+    ):
+        pass
+    assert list((tmp_path / "db").iterdir()) == []
+
+
+def test_a_disk_that_refuses(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"db cannot be written: .*No space left"):  # noqa: SIM117
+        with write_database(tmp_path / "db", Backend.LMDB):
+            raise OSError(28, "No space left on device")

@@ -1,0 +1,130 @@
+"""What a script may do to a module whose parameters the shards train, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.update_rules import SGD
+from poseidon.errors import UsageError
+from poseidon.exchange.build import Membership
+from tests.support.cluster import TIMEOUT_S
+from tests.support.module_groups import together
+
+Body = Callable[[nn.Module, Group], None]
+
+
+def build(_: int) -> nn.Sequential:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with torch.no_grad():
+        for place, parameter in enumerate(net.parameters()):
+            parameter.copy_(torch.linspace(-1, 1 + place, parameter.numel()).view(parameter.shape))
+    return net
+
+
+def build_frozen(_: int) -> nn.Sequential:
+    net = build(0)
+    net[2].requires_grad_(False)
+    return net
+
+
+def step(module: nn.Module, group: Group) -> None:
+    module(torch.ones(2, 3)).square().mean().backward()
+    group.step()
+
+
+def then(change: Callable[[nn.Sequential], object]) -> Body:
+    """A step, a change by the script, and another step."""
+
+    def body(module: nn.Module, group: Group) -> None:
+        assert isinstance(module, nn.Sequential)
+        step(module, group)
+        group.settle()
+        change(module)
+        step(module, group)
+
+    return body
+
+
+def loads(net: nn.Sequential) -> None:
+    net.load_state_dict(build(0).state_dict())
+
+
+def replaces(net: nn.Sequential) -> None:
+    net[0].weight.data = net[0].weight.data / 2  # type: ignore[union-attr, operator]
+
+
+def adds(net: nn.Sequential) -> None:
+    net.append(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (loads, r"'0\.weight' was changed by the script after distribute\(\)"),
+        (nn.Module.double, r"'0\.weight' was changed by the script after distribute\(\)"),
+        (replaces, r"'0\.weight' was changed by the script after distribute\(\)"),
+        (adds, r"'3\.weight' has a gradient, but wanted none, or was not there"),
+        (lambda net: net[0].requires_grad_(False), r"'0\.weight' was frozen after distribute\(\)"),
+    ],
+)
+def test_what_the_shards_would_not_hear_of_is_refused(
+    change: Callable[[nn.Sequential], object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        together(1, build, SGD(lr=0.1), then(change))
+
+
+def test_a_parameter_that_was_frozen_before_cannot_be_trained_later() -> None:
+    with pytest.raises(UsageError, match=r"'2\.weight' has a gradient, but wanted none"):
+        together(1, build_frozen, SGD(lr=0.1), then(lambda net: net[2].requires_grad_(True)))
+
+
+def test_the_module_is_not_used_between_backward_and_step() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        module(torch.ones(2, 3)).sum().backward()
+        with torch.no_grad():
+            module(torch.ones(2, 3))
+
+    with pytest.raises(UsageError, match=r"used after 1 backward pass\(es\) and before step\(\)"):
+        together(1, build, SGD(lr=0.1), body)
+
+
+def test_a_graph_of_an_earlier_step_is_refused_by_torch() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        loss: Tensor = module(torch.ones(2, 3)).square().mean()
+        loss.backward(retain_graph=True)
+        group.step()
+        loss.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        together(1, build, SGD(lr=0.1), body)
+
+
+def test_parameters_in_one_anothers_memory_are_refused() -> None:
+    def shared(_: int) -> nn.Module:
+        net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        net[1].weight.data = net[0].weight.data
+        return net
+
+    with pytest.raises(UsageError, match=r"'0\.weight' and '1\.weight' share memory"):
+        together(1, shared, SGD(lr=0.1), step)
+
+
+def test_a_state_and_a_copy_after_a_step_have_its_values() -> None:
+    def body(module: nn.Module, group: Group) -> None:
+        for _ in range(3):
+            step(module, group)
+            state = copy.deepcopy(module.state_dict()) if group.rank == 0 else {}
+            group.settle()
+            for name, value in state.items():
+                assert torch.equal(value, module.state_dict()[name])
+            again = copy.deepcopy(module)
+            assert torch.equal(again(torch.ones(2, 3)), module(torch.ones(2, 3)))
+
+    together(2, build, SGD(lr=0.1), body, member=Membership(timeout_s=TIMEOUT_S))

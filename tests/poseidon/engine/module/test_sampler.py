@@ -1,0 +1,95 @@
+"""Which records a worker reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from poseidon.engine.module.sampler import SharedLoader, SharedSampler
+from poseidon.errors import UsageError
+
+
+def samplers(records: int, workers: int, **settings: object) -> list[SharedSampler]:
+    return [
+        SharedSampler(range(records), rank=rank, workers=workers, **settings)  # type: ignore[arg-type]
+        for rank in range(workers)
+    ]
+
+
+@pytest.mark.parametrize(("records", "workers"), [(12, 3), (10, 3), (2, 3), (5, 1)])
+def test_all_records_are_read_by_as_many_each(records: int, workers: int) -> None:
+    parts = [list(sampler) for sampler in samplers(records, workers)]
+    assert {len(part) for part in parts} == {-(-records // workers)}
+    assert {record for part in parts for record in part} == set(range(records))
+    assert len(samplers(records, workers)[0]) == len(parts[0])
+
+
+def test_parts_of_batches_together_are_the_batch_of_one_process() -> None:
+    (alone,) = samplers(24, 1)
+    parts = [list(sampler) for sampler in samplers(24, 2)]
+    order = list(alone)
+    for start in range(0, 24, 8):
+        together = [record for part in parts for record in part[start // 2 : start // 2 + 4]]
+        assert sorted(together) == sorted(order[start : start + 8])
+
+
+def test_each_epoch_has_an_order_that_can_be_had_again() -> None:
+    first, second = samplers(20, 2)[0], samplers(20, 2)[0]
+    orders = [list(first) for _ in range(2)]
+    assert orders[0] != orders[1]
+    second.epoch = 1
+    assert list(second) == orders[1]
+    assert list(samplers(20, 2, seed=1)[0]) != orders[0]
+
+
+def test_without_shuffling_records_come_in_turn() -> None:
+    assert [list(sampler) for sampler in samplers(5, 2, shuffle=False)] == [[0, 2, 4], [1, 3, 0]]
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(UsageError, match="the dataset is empty"):
+        samplers(0, 2)
+
+
+def test_the_order_does_not_depend_on_the_scripts_default_device() -> None:
+    expected = list(SharedSampler(range(5), rank=0, workers=1))
+    with torch.device("meta"):
+        assert list(SharedSampler(range(5), rank=0, workers=1)) == expected
+
+
+def test_a_place_within_an_epoch_is_gone_on_from() -> None:
+    """`set_epoch`, as a loop calls it at the head of each epoch, keeps the place in the epoch that the saved run was in."""
+    returned = []
+    first = SharedSampler(range(10), rank=1, workers=2)
+    list(first)
+    expected = list(SharedSampler(range(10), rank=1, workers=2, seed=0)._draw(1, 0))
+    epoch = iter(first)
+    assert [next(epoch) for _ in range(2)] == expected[:2]
+    state = first.state_dict()
+    assert (state["epoch"], state["position"], first.position) == (1, 2, 2)
+    again = SharedSampler(range(10), rank=1, workers=2, on_return=lambda: returned.append(True))
+    again.load_state_dict(state)
+    assert (again.epoch, again.position) == (1, 2)
+    again.set_epoch(1)
+    assert list(again) == expected[2:]
+    assert returned == [True]
+    assert again.state_dict()["epoch"] == 2
+    again.set_epoch(1)  # the whole of it, once more
+    assert list(again) == expected
+
+
+def test_the_last_batch_is_within_its_epoch_until_the_loop_ends() -> None:
+    records = TensorDataset(torch.arange(5))
+    for arguments in ({}, {"drop_last": True}):
+        sampler = SharedSampler(records, rank=0, workers=1, shuffle=False)
+        loader = SharedLoader(records, sampler, 2, **arguments)
+        places = [(loader.position, sampler.state_dict()["epoch"]) for _ in loader]
+        assert places == [(batch, 0) for batch in range(1, len(loader) + 1)]
+        assert (loader.position, sampler.state_dict()["epoch"]) == (0, 1)
+
+
+def test_a_loader_has_a_sampler_of_its_own() -> None:
+    sampler = SharedSampler(range(4), rank=0, workers=1)
+    with pytest.raises(UsageError, match="has a sampler of its own"):
+        SharedLoader(TensorDataset(torch.arange(4)), sampler, 2, batch_sampler=[[0]])

@@ -1,0 +1,84 @@
+"""What the launcher hears of a script's end. The process itself: tests/distributed/test_scripts.py."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import poseidon
+from poseidon.engine.document import ScriptDocument
+from poseidon.engine.module.script import ScriptControl, run_script
+from poseidon.exchange.base import Exchange
+
+
+class Listener(ScriptControl):
+    """Keeps events, and hears no commands."""
+
+    def __init__(self) -> None:
+        self.told = io.StringIO()
+        super().__init__(io.StringIO(), self.told)
+
+    def obey(self, exchange: Exchange, rank: int) -> None:
+        """Nobody commands."""
+
+
+def run(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+    """A script on a worker that is alone: exit code and last event."""
+    script = folder / "script.py"
+    script.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    document = ScriptDocument(
+        job="j", token="", output=str(folder), script=str(script), arguments=("a", "--b"), shards=0
+    )
+    control = Listener()
+    code = run_script(document, control)
+    events = [json.loads(line) for line in control.told.getvalue().splitlines()]
+    assert events[0] == {"event": "ready"}
+    return code, events[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "exit_code"),
+    [
+        ("\nraise ValueError('x')", "worker 0: script.py, line 2: ValueError: x (details in ", 1),
+        ("import sys\nsys.exit(3)", "worker 0: script.py, line 2: the script ended itself with 3", 3),
+        ("import sys\nsys.exit('no')", "worker 0: script.py, line 2: the script ended itself with 'no'", 1),
+        ("x = 1\ndef", "worker 0: script.py, line 2: SyntaxError: ", 1),
+        (
+            "import poseidon, torch\nposeidon.distribute(torch.nn.ReLU(), poseidon.SGD(lr=1))",
+            "worker 0: script.py, line 2: ReLU has no parameter that wants a gradient: nothing to train",
+            2,
+        ),
+    ],
+)
+def test_a_failure_is_one_sentence(
+    text: str, message: str, exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, event = run(tmp_path, text, monkeypatch)
+    assert (code, event["event"], event["exit_code"]) == (1, "error", exit_code)
+    assert event["message"].startswith(message)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit", "raise SystemExit(0)", "raise KeyboardInterrupt"])
+def test_a_good_end(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("x = 5", encoding="utf-8")
+    text = "import sys, beside\nassert sys.argv[1:] == ['a', '--b']\n" + end
+    assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
+
+
+def test_the_group_is_closed_with_the_script_and_its_steps_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "import poseidon, torch\nmodule = torch.nn.Linear(1, 1)\n"
+        "group = poseidon.distribute(module, poseidon.SGD(lr=1))\n"
+        "for _ in range(3):\n    module(torch.ones(1, 1)).sum().backward()\n    group.step()\n"
+    )
+    assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
+    assert poseidon.this_worker() == poseidon.ThisWorker()

@@ -1,0 +1,230 @@
+"""Workers on sockets: factors reach everyone once, strangers reach nobody, and a silent worker is named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import zmq
+
+from poseidon.exchange.factors.peers import Peers
+from poseidon.exchange.factors.session import Factors, FactorSession, FactorTable, Pair, Round
+from poseidon.exchange.factors.wire import Join, Leave, encode
+from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
+from ps_server.keys import JobKeys, KeyPair, Keyring
+from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
+
+TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)
+TOKEN = b"the job's secret"
+
+
+def pair(value: float) -> Pair:
+    return Pair(np.full((4, 3), value, np.float32), np.full((4, 2), value, np.float32))
+
+
+@contextmanager
+def workers(
+    count: int, timeout_s: float = 20.0, *, keys: JobKeys | None = None, late: int | None = None
+) -> Iterator[list[Peers]]:
+    """Workers who know each other, save for one that may be late: the test connects it."""
+    peers = [
+        Peers(
+            FactorSession(rank, count, TABLES),
+            listen="tcp://127.0.0.1:0",
+            token=TOKEN,
+            keys=keys.of_worker(rank) if keys else None,
+            timeout_s=timeout_s,
+        )
+        for rank in range(count)
+    ]
+    for rank, each in enumerate(peers):
+        if rank != late:
+            each.connect([other.address for other in peers])
+    try:
+        yield peers
+    finally:
+        for each in peers:
+            each.close()
+
+
+def next_round(peers: Peers) -> Round:
+    return peers.wait(lambda: peers.session.take(0), "a round did not come", table=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_every_worker_takes_the_same_rounds(count: int) -> None:
+    with workers(count) as peers:
+        for clock in range(5):
+            for rank, each in enumerate(peers):
+                each.broadcast(0, pair(10 * clock + rank))
+            for each in peers:
+                taken = next_round(each)
+                assert taken.clock == clock
+                assert [float(p.u[0, 0]) for p in taken.pairs] == [10 * clock + r for r in range(count)]
+        assert [each.bytes_out for each in peers] == [[5 * 80 * (count - 1)]] * count
+        assert [each.bytes_in for each in peers] == [[5 * 80 * (count - 1)]] * count
+        assert [each.dropped for each in peers] == [0] * count
+
+
+def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
+    tables = (FactorTable(name="fc6", outputs=3, inputs=2), FactorTable(name="fc7", outputs=3, inputs=2))
+    heard: list[int] = []
+
+    class Listener(FactorSession):
+        def receive(self, sender: int, factors: Factors) -> None:
+            heard.append(factors.table)
+            super().receive(sender, factors)
+
+    speaker = Peers(FactorSession(0, 2, tables), listen="tcp://127.0.0.1:0", timeout_s=20.0)
+    listener = Peers(Listener(1, 2, tables), listen="tcp://127.0.0.1:0", timeout_s=20.0)
+    for table in (1, 0):  # as a backward pass has them; nothing leaves before the line is there
+        speaker.broadcast(table, pair(1))
+    for each in (speaker, listener):
+        each.connect([speaker.address, listener.address])
+    listener.wait(lambda: True if len(heard) == 2 else None, "the factors did not come", table=0)
+    assert heard == [0, 1]
+    for each in (speaker, listener):
+        each.close()
+
+
+def test_what_a_stranger_says_is_dropped_and_changes_nothing() -> None:
+    with workers(2, late=1) as peers:  # while one of the job is still to come, the door is open
+        stranger = ZmqClientTransport([peers[0].address])
+        factors = encode(Factors(0, 0, pair(666)))
+        for frames in (factors, encode(Join(1, b"another secret")), factors, [b"rubbish"]):
+            while not stranger.send(0, frames):
+                stranger.receive(0.01)
+        peers[0].wait(lambda: True if peers[0].dropped == 4 else None, "the stranger was not heard", table=0)
+        peers[1].connect([each.address for each in peers])
+        for rank, each in enumerate(peers):
+            each.broadcast(0, pair(rank))
+        assert [float(p.u[0, 0]) for p in next_round(peers[0]).pairs] == [0, 1]
+        stranger.close()
+
+
+def test_with_keys_only_those_of_the_job_are_heard() -> None:
+    keys = JobKeys.new(workers=3, shards=0)
+    with workers(3, keys=keys, late=2) as peers:
+        address = peers[0].address
+        strangers = [
+            ZmqClientTransport([address]),
+            ZmqClientTransport([address], Keyring(own=KeyPair.new(), expect=(keys.workers[0].public,))),
+        ]
+        for stranger in strangers:
+            stranger.send(0, encode(Join(2, TOKEN)))
+        peers[0].wait(lambda: True if peers[0].refused >= 2 else None, "the strangers did not knock", table=0)
+        peers[2].connect([each.address for each in peers])
+        for rank, each in enumerate(peers):
+            each.broadcast(0, pair(rank))
+        for each in peers:
+            assert [float(p.u[0, 0]) for p in next_round(each).pairs] == [0, 1, 2]
+            assert each.dropped == 0
+        for stranger in strangers:
+            stranger._sockets[0].setsockopt(zmq.LINGER, 0)  # what it has to say is never taken
+            stranger.close()
+
+
+def test_a_worker_that_says_nothing_is_a_timeout_with_its_reason() -> None:
+    with workers(2, timeout_s=0.05) as peers:
+        peers[0].broadcast(0, pair(1))
+        with pytest.raises(
+            StalenessTimeout, match=r"a round did not come within 0\.05 s; missing: worker 1$"
+        ):
+            next_round(peers[0])
+
+
+def test_a_failure_reaches_whoever_waits() -> None:
+    with workers(1) as peers:
+        peers[0].fail(PeerLost("gone"))
+        with pytest.raises(PeerLost, match="gone"):
+            next_round(peers[0])
+
+
+def test_a_closed_line_says_so() -> None:
+    with workers(1) as peers:
+        peers[0].close()
+        with pytest.raises(LocalProtocolError, match="closed"):
+            peers[0].broadcast(0, pair(1))
+
+
+@contextmanager
+def one_and_a_stand_in() -> Iterator[tuple[Peers, ZmqServerTransport, ZmqClientTransport]]:
+    """Worker 0, and the two ends of a worker 1 that does what the test says."""
+    worker = Peers(FactorSession(0, 2, TABLES), listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=20.0)
+    ear = ZmqServerTransport("tcp://127.0.0.1:0")
+    mouth = ZmqClientTransport([worker.address])
+    worker.connect([worker.address, ear.address])
+    assert mouth.send(0, encode(Join(1, TOKEN)))
+    assert ear.receive(20.0)
+    try:
+        yield worker, ear, mouth
+    finally:
+        mouth.close()
+        worker.close()
+
+
+def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
+    with one_and_a_stand_in() as (worker, ear, _):
+        ear.close()
+        with pytest.raises(PeerLost, match=r"worker 0 lost the connection to .*\(worker 1\)"):
+            worker.wait(lambda: None, "a round did not come", table=0)
+
+
+@contextmanager
+def busy_worker() -> Iterator[tuple[Peers, threading.Event, threading.Event, ZmqServerTransport]]:
+    """Worker 0 with a pair that stays in its hands until the first event is cleared; the second says that it is idle."""
+    held, idle = threading.Event(), threading.Event()
+    with one_and_a_stand_in() as (worker, ear, _):
+        assert worker._sending is not None
+        held.set()
+        worker._sending.unsent = lambda peer: int(held.is_set())  # type: ignore[method-assign]
+        worker.when_idle = idle.set
+        worker.broadcast(0, pair(1))
+        assert ear.receive(20.0)
+        assert worker.busy
+        assert not idle.is_set()
+        yield worker, held, idle, ear
+
+
+def test_a_worker_is_busy_until_all_has_left() -> None:
+    with busy_worker() as (worker, held, idle, ear):
+        held.clear()
+        assert idle.wait(20)
+        assert not worker.busy
+        ear.close()
+
+
+def test_a_worker_is_not_busy_with_what_a_lost_one_does_not_take() -> None:
+    with busy_worker() as (worker, _, idle, ear):
+        ear.close()
+        assert idle.wait(20)
+        assert not worker.busy
+
+
+def test_a_line_that_has_failed_is_not_busy() -> None:
+    with busy_worker() as (worker, _, _, ear):
+        worker.fail(PeerLost("gone"))
+        assert not worker.busy
+        ear.close()
+
+
+def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.exchange.factors.peers.GOODBYE_S", 0.0)
+    with one_and_a_stand_in() as (worker, ear, mouth):
+        worker.broadcast(0, pair(0))
+        for message in (Factors(0, 0, pair(1)), Leave()):
+            while not mouth.send(0, encode(message)):
+                mouth.receive(0.01)
+        worker.wait(lambda: True if worker._left == {1} else None, "the goodbye did not come", table=0)
+        ear.close()
+        worker.broadcast(0, pair(2))
+        deadline = time.monotonic() + 20
+        while worker._outboxes[0] and time.monotonic() < deadline:
+            worker._listening.wake()
+        assert not worker._outboxes[0], "the end of the connection was not seen"
+        assert [float(p.u[0, 0]) for p in next_round(worker).pairs] == [0, 1]
+        worker.check()

@@ -1,0 +1,66 @@
+"""Who has handed in what; stacked factors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.exchange.local.contributions import Contributions, FactorStack
+
+CPU = torch.device("cpu")
+
+
+def test_an_iteration_is_complete_when_everyone_has_given_everything() -> None:
+    counted = Contributions([False, True], 2)
+    assert not counted.give(0, 1)
+    assert counted.give(0, 0)
+    assert not counted.give(1, 0)
+    assert counted.give(1, 1)
+    assert not counted.complete  # the tensor of factors is not released
+    assert not counted.release(1, 1)
+    assert (counted.owes(0), counted.owes(1)) == (True, False)
+    assert counted.release(1, 0)
+    assert counted.complete
+    counted.start()
+    assert not counted.complete
+    assert counted.owes(1)
+
+
+def test_nobody_gives_twice() -> None:
+    counted = Contributions([False], 2)
+    counted.give(0, 1)
+    with pytest.raises(AssertionError, match="worker 1 comes twice"):
+        counted.give(0, 1)
+
+
+def packed(u: torch.Tensor, v: torch.Tensor) -> bytearray:
+    return bytearray(np.concatenate([u.numpy().ravel(), v.numpy().ravel()]).tobytes())
+
+
+def test_the_product_of_the_stack_is_the_mean_gradient_whatever_comes_first() -> None:
+    stack = FactorStack(2, 3, workers=3, device=CPU)
+    parts = [(torch.randn(rows, 2), torch.randn(rows, 3)) for rows in (2, 1, 4)]
+    for order in ((0, 1, 2), (2, 1, 0)):
+        for worker in order:
+            u, v = parts[worker]
+            if worker:
+                stack.add(worker, u.shape[0], packed(u, v))
+            else:
+                stack.own(u, v)
+        u_RN, v_RM = stack.take()
+        assert torch.equal(v_RM, torch.cat([v for _, v in parts]))
+        torch.testing.assert_close(u_RN.t() @ v_RM, sum(u.t() @ v for u, v in parts) / 3)
+
+
+def test_the_stack_uses_its_memory_again_and_forgets_what_was_in_it() -> None:
+    stack = FactorStack(2, 3, workers=2, device=CPU)
+    stack.own(torch.ones(3, 2), torch.ones(3, 3))
+    first = stack.take()[0].data_ptr()
+    stack.add(1, 0, bytearray())
+    assert stack.take()[0].shape == (0, 2)
+    stack.add(1, 1, packed(torch.ones(1, 2), torch.full((1, 3), 7.0)))
+    u_RN, v_RM = stack.take()
+    assert u_RN.tolist() == [[0.5, 0.5]]
+    assert v_RM.tolist() == [[7.0, 7.0, 7.0]]
+    assert u_RN.data_ptr() == first

@@ -1,0 +1,375 @@
+"""Several workers on a machine: one process's weights, whatever joins the machines; failures are one sentence."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.local.follower import FollowerExchange
+from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local.reduction import Means
+from poseidon.exchange.single import LocalExchange
+from ps_server import PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
+from ps_server.transport.base import Frames
+from ps_server.transport.memory import MemoryNetwork
+from tests.poseidon.exchange.test_allreduce import allreduce
+from tests.poseidon.exchange.test_contract import SCENARIOS, server
+from tests.poseidon.exchange.test_statistics import SETTINGS, Counting, body, expected, tensors_of
+from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
+from tests.support.machines import machines, run_workers
+
+
+def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+    return LocalExchange(tensors, settings)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
+def test_two_machines_of_two_workers_are_exact(scenario: Scenario) -> None:
+    with server(2, 2, rows=3) as inner, machines(inner, 2) as make:
+        check_exact(make, 4, scenario)
+
+
+@pytest.mark.parametrize("means", Means)
+@pytest.mark.parametrize("local_workers", [1, 2, 3])
+def test_one_machine_without_a_server_is_exact(local_workers: int, means: Means) -> None:
+    with machines(alone, local_workers, means=means) as make:
+        check_exact(make, local_workers, Scenario(clip=0.3, passes=2))
+
+
+@pytest.mark.parametrize("means", Means)
+def test_machines_that_reduce_among_each_other_are_exact(means: Means) -> None:
+    with allreduce(2) as inner, machines(inner, 2, means=means) as make:
+        check_exact(make, 4, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4)))
+
+
+def test_machines_are_opened_once_more() -> None:
+    @contextmanager
+    def opened() -> Iterator[Make]:
+        with server(2, 2, rows=3) as inner, machines(inner, 2) as make:
+            yield make
+
+    check_reopen(opened, 4, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9), clip=0.2))
+
+
+def test_two_runs_have_the_same_bits() -> None:
+    runs = []
+    for _ in range(2):
+        with server(2, 2) as inner, machines(inner, 3) as make:
+            runs.append(train(make, 6, Scenario(clip=0.3)))
+    for a, b in zip(runs[0][0], runs[1][0], strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_with_staleness_all_settle_on_one_value_near_the_exact_one(staleness: int) -> None:
+    scenario = Scenario(iterations=40, clip=0.5)
+    with server(2, 2, staleness=staleness) as inner, machines(inner, 2) as make:
+        ends = train(make, 4, scenario)
+    for end in ends[1:]:
+        for a, b in zip(ends[0], end, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    exact = reference(scenario)
+    distance = sum(float(np.abs(a - b).sum()) for a, b in zip(ends[0], exact, strict=True))
+    assert distance < 0.3 * sum(float(np.abs(b).sum()) for b in exact)
+
+
+def two_tensors() -> list[Trained]:
+    return [
+        Trained(name=name, tensor=nn.Parameter(torch.ones(2, 3)), rule=Rule(momentum=0.5), factor_rows=4)
+        for name in ("low", "high")
+    ]
+
+
+def step(exchange: Exchange, iteration: int, gradient: float) -> None:
+    exchange.start(iteration, 1.0)
+    for index in (0, 1):
+        exchange.wait(index)
+    for index in (1, 0):
+        exchange.begin(index, torch.full((2, 3), gradient))
+    exchange.finish()
+
+
+@pytest.mark.parametrize("means", Means)
+def test_statistics_are_the_mean_over_all_workers(means: Means) -> None:
+    ends: dict[int, np.ndarray] = {}
+    nets = threading.local()
+
+    def tensors() -> list[Trained]:
+        nets.net = Counting()
+        return tensors_of(nets.net)
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        body(exchange, nets.net, own, rank, 2)
+        ends[rank] = nets.net.seen.numpy().copy()
+
+    with server(2, 2) as inner, machines(inner, 2, means=means) as make:
+        run_workers(make, 4, run, tensors=tensors, settings=SETTINGS)
+    assert len(ends) == 4
+    for end in ends.values():
+        np.testing.assert_allclose(end, expected(4, 2), rtol=1e-6)
+        assert np.array_equal(end, ends[0])
+
+
+def test_a_collection_has_every_workers_payload_by_rank() -> None:
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        first = exchange.gather(b"a" * rank)
+        second = exchange.gather(b"%d" % rank)
+        step(exchange, 0, 1.0)
+        assert exchange.gathered(second) == tuple(b"%d" % other for other in range(6))
+        assert exchange.gathered(first) == first() == tuple(b"a" * other for other in range(6))
+
+    with server(2, 1) as inner, machines(inner, 3) as make:
+        run_workers(make, 6, run, tensors=two_tensors)
+
+
+@pytest.mark.parametrize(
+    ("joined_by", "staleness"), [("server", 0), ("server", 2), ("all-reduce", 0), ("nothing", 0)]
+)
+def test_all_workers_hear_a_signal_before_the_iteration_that_it_names_is_over(
+    joined_by: str, staleness: int
+) -> None:
+    ranks = range(2 if joined_by == "nothing" else 4)
+    done: dict[int, list[tuple[int, SignalKind]]] = {rank: [] for rank in ranks}
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        for iteration in range(14):
+            if rank == 0 and iteration in (1, 4):
+                exchange.signal(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
+            step(exchange, iteration, 1.0)
+            named = [signal.kind for signal in exchange.signals if signal.clock == iteration + 1]
+            done[rank] += [(iteration, kind) for kind in named]
+        exchange.settle()
+
+    with ExitStack() as stack:
+        inner = alone
+        if joined_by != "nothing":
+            join = allreduce(2) if joined_by == "all-reduce" else server(2, 2, staleness=staleness)
+            inner = stack.enter_context(join)
+        make = stack.enter_context(machines(inner, 2))
+        run_workers(make, len(ranks), run, tensors=two_tensors)
+    assert [kind for _, kind in done[0]] == [SignalKind.SNAPSHOT, SignalKind.STOP]
+    assert all(done[rank] == done[0] for rank in ranks)
+
+
+def test_what_leaves_a_machine_does_not_depend_on_its_number_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = Counter[int]()
+    send = MemoryNetwork.send
+    local_workers = 0
+
+    def counting(network: MemoryNetwork, source: str, target: str, frames: Frames) -> None:
+        if source.startswith("worker"):
+            sent[local_workers] += sum(memoryview(frame).nbytes for frame in frames)
+        send(network, source, target, frames)
+
+    monkeypatch.setattr(MemoryNetwork, "send", counting)
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        for iteration in range(3):
+            step(exchange, iteration, float(rank))
+        exchange.settle()
+
+    for local_workers in (1, 2, 3):
+        with server(2, 2) as inner, machines(inner, local_workers) as make:
+            run_workers(make, 2 * local_workers, run, tensors=two_tensors)
+    assert sent[1] == sent[2] == sent[3] > 0
+
+
+class FactorsOf(LocalExchange):
+    """Takes the lower tensor's gradient as factors, and notes them."""
+
+    def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
+        super().__init__(tensors, settings)
+        self.noted: list[tuple[str, object]] = []
+
+    def takes_factors(self, index: int) -> bool:
+        return index == 0
+
+    def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
+        self.noted.append(("factors", torch.cat([u_KN, v_KM], 1).tolist()))
+        super().begin_factors(index, u_KN, v_KM)
+
+    def release(self, index: int) -> None:
+        self.noted.append(("release", index))
+
+
+@pytest.mark.parametrize("means", Means)
+def test_factors_of_all_workers_leave_stacked_in_their_order_once_all_are_here(means: Means) -> None:
+    inner: list[FactorsOf] = []
+
+    def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        inner.append(FactorsOf(tensors, settings))
+        return inner[0]
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        assert [exchange.takes_factors(index) for index in (0, 1)] == [True, False]
+        for iteration, rows in enumerate((1, 2, 0)):
+            exchange.start(iteration, 1.0)
+            exchange.wait(0)
+            exchange.wait(1)
+            if rows and (rank or iteration):  # in the first iteration the leader has none
+                exchange.begin_factors(
+                    0, torch.full((rows, 2), 3.0 * rank), torch.full((rows, 3), 10.0 * rank + iteration)
+                )
+                exchange.release(0)
+            exchange.finish()
+        exchange.settle()
+        # By hand: mean of u^T v over the workers, momentum 0.5, rate 1.
+        first, second = (3 * 10 + 6 * 20) / 3, 2 * (3 * 11 + 6 * 21) / 3
+        history = [first, first / 2 + second, first / 4 + second / 2]
+        np.testing.assert_allclose(own[0].tensor.detach().numpy(), 1 - sum(history), rtol=1e-5)
+
+    with machines(alone, 3, means=means) as make:
+        run_workers(make, 3, run, tensors=two_tensors)
+    kinds = [kind for kind, _ in inner[0].noted]
+    assert kinds == ["factors", "release", "factors", "release", "release"]
+    assert inner[0].noted[0][1] == [[1, 1, 10, 10, 10], [2, 2, 20, 20, 20]]
+    second = [[0, 0, 1, 1, 1]] * 2 + [[1, 1, 11, 11, 11]] * 2 + [[2, 2, 21, 21, 21]] * 2
+    assert inner[0].noted[2][1] == second
+
+
+def test_with_staleness_every_worker_brings_its_machines_history() -> None:
+    told: dict[int, list[np.ndarray]] = {}
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        step(exchange, 0, float(rank))
+        exchange.settle()
+        told[rank] = [array for history in exchange.histories() for array in history]
+
+    with server(2, 1, staleness=1) as inner, machines(inner, 2, tells_histories=True) as make:
+        run_workers(make, 4, run, tensors=two_tensors)
+    for rank, history in told.items():
+        assert [array.shape for array in history] == [(2, 3)] * 2
+        mean = 0.5 if rank < 2 else 2.5
+        assert all(np.array_equal(array, np.full((2, 3), mean, np.float32)) for array in history)
+
+
+def test_a_worker_that_goes_without_a_word_is_one_sentence_for_all_others() -> None:
+    reached = threading.Barrier(3)
+    said: dict[int, str] = {}
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        step(exchange, 0, 1.0)
+        reached.wait()
+        if rank == 1:
+            assert isinstance(exchange, FollowerExchange)
+            exchange._line.close()  # as the kernel does when a process is killed
+            return
+        with pytest.raises(PeerLost) as caught:
+            for iteration in range(1, 5):
+                step(exchange, iteration, 1.0)
+        said[rank] = str(caught.value)
+
+    with machines(alone, 3) as make:
+        run_workers(make, 3, run, tensors=two_tensors)
+    assert said == dict.fromkeys((0, 2), "worker 1 on this machine has gone")
+
+
+def test_a_leader_that_goes_is_one_sentence_for_the_others() -> None:
+    said: dict[int, str] = {}
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        if rank == 0:
+            return  # leaves
+        with pytest.raises(PeerLost) as caught:
+            step(exchange, 0, 1.0)
+        said[rank] = str(caught.value)
+
+    with machines(alone, 3) as make:
+        run_workers(make, 3, run, tensors=two_tensors)
+    assert said == dict.fromkeys((1, 2), "the leading worker of this machine has left")
+
+
+def test_an_iteration_that_no_worker_goes_on_with_is_left_without_a_word() -> None:
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        step(exchange, 0, 1.0)
+        exchange.start(1, 1.0)
+        exchange.wait(0)
+        exchange.close()
+        assert isinstance(exchange, LeaderExchange | FollowerExchange)
+        if rank == 0:
+            assert exchange._siblings.failure is None
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
+def test_a_worker_that_leaves_before_the_end_is_one_sentence() -> None:
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        if rank == 1:
+            return
+        with pytest.raises(PeerLost, match=r"^worker 1 of this machine has left before the end$"):
+            step(exchange, 0, 1.0)
+            exchange.settle()
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
+def test_a_worker_that_hangs_is_not_waited_for_for_ever() -> None:
+    over = threading.Event()
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        if rank == 1:
+            assert over.wait(60)
+            return
+        assert isinstance(exchange, LeaderExchange)
+        exchange._siblings.timeout_s = 0.5  # from now on: all have come
+        try:
+            step(exchange, 0, 1.0)
+            with pytest.raises(ServerError, match=r"within 0\.5 s: a worker of this machine hangs$"):
+                exchange.settle()
+        finally:
+            over.set()
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
+def test_what_goes_wrong_within_the_leader_is_told_to_all() -> None:
+    class Broken(LocalExchange):
+        def finish(self) -> None:
+            raise StalenessTimeout("the shard hangs")
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        step(exchange, 0, 1.0)
+        with pytest.raises(ServerError, match=r"^the shard hangs$"):
+            exchange.settle()
+
+    with machines(lambda rank, tensors, settings: Broken(tensors, settings), 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
+def test_workers_with_other_tensors_are_refused() -> None:
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        raise AssertionError("not reached")
+
+    ranks = iter((1, 2))
+    lock = threading.Lock()
+
+    def different() -> list[Trained]:
+        with lock:
+            return two_tensors()[: next(ranks)]
+
+    with machines(alone, 2) as make, pytest.raises(PeerLost, match=r"^worker 1 of this machine has other"):
+        run_workers(make, 2, run, tensors=different)

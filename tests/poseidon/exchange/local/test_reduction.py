@@ -1,0 +1,31 @@
+"""How workers of a machine agree on the way that tensors move."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from poseidon.exchange.base import Trained
+from poseidon.exchange.local.reduction import Hello, Means, Welcome, usual_means
+
+
+@pytest.mark.parametrize(
+    ("devices", "means"),
+    [
+        (["", ""], Means.SHARED_MEMORY),
+        (["GPU-1", "GPU-2"], Means.PROCESS_GROUP),
+        (["GPU-1", "GPU-1"], Means.SHARED_MEMORY),  # NCCL takes no two processes on one GPU
+        (["GPU-1", ""], Means.SHARED_MEMORY),
+        (["GPU-1"], Means.PROCESS_GROUP),
+    ],
+)
+def test_a_group_needs_a_device_for_each(devices: list[str], means: Means) -> None:
+    assert usual_means(devices) is means
+
+
+def test_what_is_said_comes_as_it_was_said() -> None:
+    hello = Hello.of([Trained(name="w", tensor=nn.Parameter(torch.zeros(2, 3)))])
+    assert hello == Hello(sizes=[6], device="") == Hello.unpack(hello.pack())
+    welcome = Welcome(means=Means.PROCESS_GROUP, address="127.0.0.1 5", by_factors=[True, False])
+    assert Welcome.unpack(welcome.pack()) == welcome

@@ -1,0 +1,79 @@
+"""The machines of a meeting as those of a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from poseidon.cluster.host_checks import ClientNeeds, NeededFile
+from poseidon.cluster.rendezvous.hosts import HostPlan
+from poseidon.cluster.rendezvous.remote_host import MetHost
+from poseidon.cluster.ssh.channel import Finished
+from poseidon.errors import JobError, UsageError
+from poseidon.launch.rendezvous_site import MetSite, share_out_devices
+
+
+def test_one_client_for_each_host() -> None:
+    plans = [HostPlan(rank=rank, address=f"10.0.0.{rank}", host=f"node{rank}", tasks=2) for rank in (0, 2)]
+    site = MetSite([(plan, MetHost(plan.host, plan.address, lambda _: None)) for plan in plans])
+    assert [(client.id, client.host, client.port) for client in site.clients] == [
+        (0, "10.0.0.0", 0),
+        (1, "10.0.0.2", 0),
+    ]
+
+
+class HostHere(MetHost):
+    """A met host whose programs run on this machine."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
+        done = subprocess.run(argv, check=False, input=stdin, capture_output=True, timeout=timeout_s)
+        return Finished(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
+    plan = HostPlan(
+        rank=0, address="127.0.0.1", host="node0", tasks=1, python=sys.executable, folder=os.getcwd()
+    )
+    site = MetSite([(plan, HostHere("rank 0 (node0)", plan.address, lambda _: None))])
+    needs = ClientNeeds(id=0, addresses=())
+    site.prepare({0: needs})
+    with pytest.raises(JobError, match=r"rank 0 \(node0\): there is no /no/db"):
+        site.prepare({0: replace(needs, files=(NeededFile(name="/no/db", folder="."),))})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpu", "threads", "expected"),
+    [
+        (1, "0,1", 1, ("0,1", 1)),
+        (1, "all", 1, ("all", 1)),
+        (1, "", 3, ("", 3)),
+        (4, "", 1, ("", 4)),
+        (4, "", 4, ("", 4)),
+        (3, "all", 1, ("0,1,2", 1)),
+        (2, "1,3", 1, ("1,3", 1)),
+    ],
+)
+def test_several_tasks_are_several_workers(
+    tasks: int, gpu: str, threads: int, expected: tuple[str, int]
+) -> None:
+    flags = argparse.Namespace(gpu=gpu, num_app_threads=threads)
+    share_out_devices(flags, tasks)
+    assert (flags.gpu, flags.num_app_threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpu", "threads", "message"),
+    [
+        (2, "", 3, "--num_app_threads=3 with 2 tasks on each host"),
+        (2, "0", 1, "--gpu=0 with 2 tasks on each host"),
+    ],
+)
+def test_flags_that_say_another_number(tasks: int, gpu: str, threads: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        share_out_devices(argparse.Namespace(gpu=gpu, num_app_threads=threads), tasks)

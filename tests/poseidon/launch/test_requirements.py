@@ -1,0 +1,57 @@
+"""What definitions will have other hosts open: each source once, by the rule of the layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.host_checks import NeededFile
+from poseidon.launch.requirements import needed_files, written_prefixes
+from poseidon.proto.definition import SolverDefinition, read_solver
+
+NET = """
+layer { name: "train" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+  transform_param { mean_file: "mean.binaryproto" } data_param { source: "train_db" batch_size: 1 } }
+layer { name: "test" type: "ImageData" top: "data" top: "label" include { phase: TEST }
+  image_data_param { source: "/lists/test.txt" batch_size: 1 shared_file_system: true } }
+layer { name: "never" type: "HDF5Data" top: "x" include { phase: TRAIN stage: "never" }
+  hdf5_data_param { source: "never.txt" batch_size: 1 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 } }
+layer { name: "loss" type: "InfogainLoss" bottom: "ip" bottom: "label" top: "loss"
+  infogain_loss_param { source: "matrix" } }
+"""
+
+
+@pytest.fixture
+def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SolverDefinition:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "net.prototxt").write_text(NET)
+    (tmp_path / "solver.prototxt").write_text(
+        'net: "nets/net.prototxt" test_iter: 1 test_interval: 5 weights: "a.caffemodel, b.caffemodel" snapshot_prefix: "s/x"\n'
+    )
+    return read_solver("solver.prototxt")
+
+
+def test_files(solver: SolverDefinition) -> None:
+    nets = [
+        NeededFile(name="mean.binaryproto", folder="nets"),
+        NeededFile(name="train_db", folder="nets", instead=("train_db_1",)),
+        NeededFile(name="matrix", folder="nets"),
+        NeededFile(name="/lists/test.txt", folder="nets"),
+    ]
+    weights = [NeededFile(name="a.caffemodel", folder="."), NeededFile(name="b.caffemodel", folder=".")]
+    assert set(needed_files(solver, client=1, clients=3)) == {*nets, *weights}
+    assert len(needed_files(solver, client=1, clients=3)) == 6
+
+
+def test_a_single_client_takes_the_whole_or_its_part(solver: SolverDefinition) -> None:
+    files = needed_files(solver, client=0, clients=1)
+    assert NeededFile(name="train_db", folder="nets", instead=("train_db", "train_db_0")) in files
+
+
+def test_where_snapshots_go(solver: SolverDefinition) -> None:
+    assert written_prefixes(solver) == (("s/x", "."),)
+    solver.param.ClearField("snapshot_prefix")
+    assert written_prefixes(solver) == ()

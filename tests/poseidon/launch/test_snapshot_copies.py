@@ -1,0 +1,313 @@
+"""Snapshots of another machine come here whole, or not at all; those that are here stay where they are."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poseidon.cluster.plan import JobPlan
+from poseidon.cluster.supervision.background import StartReport
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import Restarted, RestartSettings
+from poseidon.cluster.supervision.settings import SupervisionSettings
+from poseidon.cluster.supervision.signals import SignalRequests
+from poseidon.cluster.supervision.steps import Outcome
+from poseidon.errors import JobError
+from poseidon.launch import job, snapshot_copies
+from poseidon.launch.snapshot_copies import ARRIVING, KEPT, SnapshotCopies
+from poseidon.snapshot.checksums import check, seal, sums_path
+from poseidon.snapshot.files import model_path, state_path
+from tests.support.flushes import watch_flushes
+
+FAR = Path("/far")
+
+
+class Session:
+    """A machine on which the folder `root` is called /far."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.got: list[str] = []
+
+    def open(self, filename: str, mode: str) -> Any:
+        return self._here(filename).open(mode)
+
+    def stat(self, path: str) -> object:
+        return self._here(path).stat()
+
+    def get(self, remotepath: str, localpath: str) -> None:
+        self.got.append(remotepath)
+        shutil.copy(self._here(remotepath), localpath)
+
+    def close(self) -> None: ...
+
+    def _here(self, path: str) -> Path:
+        return self._root / Path(path).relative_to(FAR)
+
+
+class SlowSession(Session):
+    """One whose files come when they are let go, half of each before."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.under_way, self.let_go = threading.Event(), threading.Event()
+
+    def get(self, remotepath: str, localpath: str) -> None:
+        Path(localpath).write_bytes(self._here(remotepath).read_bytes()[:3])
+        self.under_way.set()
+        assert self.let_go.wait(30)
+        super().get(remotepath, localpath)
+
+
+def write(folder: Path, iteration: int) -> Path:
+    state, model = state_path(folder / "snap", iteration), model_path(folder / "snap", iteration)
+    state.write_bytes(b"state %d" % iteration)
+    model.write_bytes(b"model %d" % iteration)
+    seal(state, model)
+    return state
+
+
+class Site:
+    """Copies from a far folder, and what they said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.far, self.here = folder / "far", folder / "here"
+        self.far.mkdir()
+        self.arrived: list[Path] = []
+        self.warnings: list[str] = []
+        self.session = Session(self.far)
+        self.copies = SnapshotCopies(self.here, lambda: self.session, self.warnings.append)
+
+    def bring(self, state: Path) -> None:
+        self.copies.want(str(FAR / state.name), self.arrived.append)
+        self.copies.settle()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.copies.close()
+    if isinstance(site.session, SlowSession):
+        site.session.let_go.set()
+    site.copies._thread.join(10)
+    assert not site.copies._thread.is_alive()
+
+
+def test_a_snapshot_comes_whole_and_older_ones_go(site: Site) -> None:
+    states = [write(site.far, iteration) for iteration in (10, 20, 30)]
+    for state in states:
+        site.bring(state)
+    assert site.arrived == [site.here / state.name for state in states]
+    assert site.warnings == []
+    for state in states[-KEPT:]:
+        check(site.here / state.name)
+        assert (site.here / state.name).read_bytes() == state.read_bytes()
+    assert len(list(site.here.iterdir())) == 3 * KEPT
+
+
+def test_one_that_does_not_come_whole_is_passed_over(site: Site) -> None:
+    state = write(site.far, 10)
+    state.write_bytes(b"cut")
+    site.bring(state)
+    assert site.arrived == []
+    assert "did not come whole" in site.warnings[0]
+
+
+@pytest.fixture
+def twin(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A snapshot of this machine; there is another one, or the same, under its path on the far machine."""
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setattr(f"{__name__}.FAR", tmp_path / "shared")
+    return write(tmp_path / "shared", 10)
+
+
+def test_one_that_is_here_is_not_copied(site: Site, twin: Path) -> None:
+    write(site.far, 10)
+    site.bring(twin)
+    assert site.arrived == [twin]
+    assert site.session.got == []
+    assert not site.here.exists()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_another_one_under_the_same_path_is_not_taken_for_it(site: Site, twin: Path, damaged: bool) -> None:
+    far = write(site.far, 10)
+    if not damaged:
+        far.write_bytes(b"of the job")
+        seal(far, model_path(far.parent / "snap", 10))
+    else:
+        twin.write_bytes(b"cut")
+    site.bring(twin)
+    assert site.arrived == [site.here / far.name]
+    assert site.arrived[0].read_bytes() == far.read_bytes()
+    check(site.arrived[0])
+
+
+@contextmanager
+def broken(site: Site, error: Exception) -> Iterator[None]:
+    def refuse() -> Session:
+        raise error
+
+    site.copies._connect = refuse
+    yield
+
+
+@pytest.mark.parametrize(
+    "error", [JobError("no line"), OSError("no line"), EOFError("no line"), KeyError("no line")]
+)
+def test_what_cannot_be_had_is_a_warning(site: Site, error: Exception) -> None:
+    with broken(site, error):
+        site.bring(write(site.far, 10))
+    assert site.arrived == []
+    assert "no line" in site.warnings[0]
+
+
+def test_nothing_but_plain_small_files_is_taken(site: Site) -> None:
+    state = write(site.far, 10)
+    sums_path(state).write_bytes(b"x" * 5000)
+    site.bring(state)
+    sums_path(state).unlink()
+    sums_path(state).mkdir()
+    site.bring(state)
+    sums_path(state).rmdir()
+    sums_path(state).write_text(f"{'0' * 64}  ../../escape\n")
+    site.bring(state)
+    assert site.arrived == []
+    assert len(site.warnings) == 3
+    assert not list(site.here.parent.glob("escape"))
+
+
+@pytest.fixture
+def slow(site: Site) -> SlowSession:
+    site.session = SlowSession(site.far)
+    return site.session
+
+
+def requests(*signals: signal.Signals) -> SignalRequests:
+    """Those of a launcher that was sent these signals."""
+    sent = SignalRequests(SupervisionSettings())
+    for number in signals:
+        sent._receive(number, None)
+    return sent
+
+
+def under_way(site: Site, slow: SlowSession) -> Path:
+    state = write(site.far, 10)
+    site.copies.want(str(FAR / state.name), site.arrived.append)
+    assert slow.under_way.wait(10)
+    return state
+
+
+def test_what_is_under_way_has_no_name_yet(site: Site, slow: SlowSession) -> None:
+    state = under_way(site, slow)
+    assert [path.name for path in site.here.iterdir()] == [ARRIVING]
+    slow.let_go.set()
+    site.copies.finish(Outcome.FINISHED, requests())
+    assert site.arrived == [site.here / state.name]
+    check(site.arrived[0])
+    assert len(list(site.here.iterdir())) == 3
+
+
+def test_copies_are_on_disk_before_they_have_their_names(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = write(site.far, 10)
+    seen = watch_flushes(monkeypatch)
+    site.bring(state)
+    names = [path.name for path in (model_path(state.parent / "snap", 10), state, sums_path(state))]
+    assert [flush.path.name for flush in seen if flush.path.parent.name == ARRIVING][:3] == names
+    whole = [flush.holds - {ARRIVING} for flush in seen if flush.holds is not None]
+    assert whole == [set(names[:count]) for count in (1, 2, 3)]
+
+
+def test_what_a_killed_launcher_left_goes(site: Site) -> None:
+    (site.here / ARRIVING).mkdir(parents=True)
+    (site.here / ARRIVING / "snap_iter_5.caffemodel").write_bytes(b"half")
+    site.bring(write(site.far, 10))
+    assert len(list(site.here.iterdir())) == 3
+
+
+def test_a_job_that_ends_leaves_nothing_half_done(site: Site, slow: SlowSession) -> None:
+    state = under_way(site, slow)
+    site.copies.close()
+    slow.let_go.set()
+    site.copies._thread.join(10)
+    assert (site.arrived, list(site.here.iterdir())) == ([], [])
+    assert site.warnings == [f"not copied here, but left where worker 0 wrote it: {FAR / state.name}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_ends_the_waiting(site: Site, slow: SlowSession, number: signal.Signals) -> None:
+    under_way(site, slow)
+    site.copies.finish(Outcome.FINISHED, requests(number))
+    assert (len(site.warnings), site.arrived) == (1, [])
+
+
+def test_a_stopped_job_waits_a_moment_only(
+    site: Site, slow: SlowSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_copies, "STOPPED_SETTLE_S", 0.0)
+    under_way(site, slow)
+    site.copies.finish(Outcome.STOPPED, requests())
+    assert (site.warnings, site.arrived) == ([], [])
+
+
+class Recorder(SnapshotCopies):
+    """Notes what a job asks of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
+        self.asked.append(outcome)
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+class OneJob(job.Job):
+    """A job of which nothing but its end is of interest."""
+
+    def __init__(self, output: Path) -> None:
+        self.recorder = Recorder()
+        self._flags, self._title = (
+            argparse.Namespace(show_logs="first", hostfile=None, progress_interval=0),
+            "one",
+        )
+        self._id, self._output = "one", output
+        self._plan = JobPlan(clients=(), workers=(), shards=(), workers_per_client=1, channels=1)
+        self._point, self._patience = self.origin, SupervisionSettings()
+        self._restarts, self._site = RestartSettings(), None
+
+    def document(self, role: object) -> Any: ...
+
+    def _copies(self, warn: object) -> SnapshotCopies:
+        return self.recorder
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_a_job_that_ends_well_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def run(*_: object) -> Restarted:
+        if fails:
+            raise JobError("lost")
+        result = JobResult(outcome=Outcome.FINISHED, iteration=1, elapsed_s=1.0)
+        return Restarted(result=result, restarts=0, repeated=0)
+
+    monkeypatch.setattr(job, "run_with_restarts", run)
+    monkeypatch.setattr(job, "register_job", lambda *_: nullcontext())
+    one = OneJob(tmp_path)
+    if fails:
+        with pytest.raises(JobError):
+            one.run(StartReport(None))
+    else:
+        assert one.run(StartReport(None)) == 0
+    assert one.recorder.asked == (["close"] if fails else [Outcome.FINISHED, "close"])

@@ -1,0 +1,106 @@
+"""Placement is a balanced partition that everyone computes alike."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps_server.errors import SpecError
+from ps_server.protocol.placement import BALANCE, CHUNKS_FOR_BALANCE, chunk_elements, place
+from ps_server.protocol.settings import CHUNK_ELEMENTS, Keeping, TableSpec
+
+SIZES = st.lists(st.integers(1, 4 * CHUNK_ELEMENTS), min_size=1, max_size=30)
+
+
+def tables(sizes: list[int], rows: int = 0) -> list[TableSpec]:
+    return [TableSpec(name=str(i), size=size, rows=rows) for i, size in enumerate(sizes)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(1, 9), st.integers(0, 50))
+def test_every_element_is_in_one_chunk_and_the_load_is_even(sizes: list[int], shards: int, rows: int) -> None:
+    placement = place(tables(sizes, rows), shards)
+    for size, row in zip(sizes, placement.chunks, strict=True):
+        assert row[0].start == 0
+        assert row[-1].stop == size
+        assert all(a.stop == b.start for a, b in itertools.pairwise(row))
+        assert [chunk.index for chunk in row] == list(range(len(row)))
+    assert sum(placement.elements()) == sum(sizes)
+    chunks = sum(map(len, placement.chunks))
+    if chunks >= CHUNKS_FOR_BALANCE * shards and sum(sizes) >= 1000 * shards:
+        assert max(placement.elements()) <= BALANCE * sum(sizes) / shards
+
+
+@pytest.mark.parametrize("shards", range(2, 20))
+def test_one_chunk_too_many_is_still_even(shards: int) -> None:
+    placement = place(tables([CHUNK_ELEMENTS] * (10 * shards + 1)), shards)
+    assert max(placement.elements()) <= BALANCE * (10 * shards + 1) * CHUNK_ELEMENTS / shards
+
+
+def test_vgg_fc6_is_spread_over_all_shards() -> None:
+    placement = place(tables([25088 * 4096, 4096 * 4096, 4096 * 1000]), 8)
+    assert max(placement.elements()) * 8 <= BALANCE * sum(placement.elements())
+    assert len({chunk.shard for chunk in placement.chunks[0]}) == 8
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+def test_a_small_model_is_cut_finer_for_an_even_load(shards: int) -> None:
+    convolutions = [34_848, 96, 307_200, 256, 884_736, 384, 663_552, 384, 442_368, 256]
+    placement = place(tables(convolutions), shards)
+    assert max(placement.elements()) * shards <= BALANCE * sum(convolutions)
+
+
+def test_copies_do_not_count_for_the_load() -> None:
+    copy = TableSpec(name="fc6", size=10 * CHUNK_ELEMENTS, keeping=Keeping.COPY)
+    specs = [copy, *tables([CHUNK_ELEMENTS] * 4)]
+    placement = place(specs, 2)
+    load = [0, 0]
+    for row in placement.chunks[1:]:
+        for chunk in row:
+            load[chunk.shard] += chunk.size
+    assert load == [2 * CHUNK_ELEMENTS] * 2
+    assert len({chunk.shard for chunk in placement.chunks[0]}) == 2
+
+
+@pytest.mark.parametrize("shares", [(1, 3), (5, 2, 2)])
+def test_shards_carry_their_shares(shares: tuple[int, ...]) -> None:
+    specs = tables([7 * CHUNK_ELEMENTS, 3 * CHUNK_ELEMENTS, 1000])
+    placement = place(specs, len(shares), shares)
+    whole = sum(spec.size for spec in specs)
+    for load, share in zip(placement.elements(), shares, strict=True):
+        assert load <= BALANCE * whole * share / sum(shares)
+
+
+@pytest.mark.parametrize(
+    ("elements", "shards", "expected"),
+    [
+        (1, 1, 2**16),
+        (25_500_000, 4, 2**17),  # ResNet-50: 512 KiB
+        (61_000_000, 4, 2**18),  # AlexNet: 1 MiB
+        (143_000_000, 4, 2**19),  # VGG-19: 2 MiB
+        (2**26, 1, 2**19),  # 256 MiB on one shard
+        (10**9, 1, 2**19),
+    ],
+)
+def test_a_chunk_is_a_small_part_of_what_a_shard_carries(elements: int, shards: int, expected: int) -> None:
+    assert chunk_elements(elements, shards) == expected
+    (row,) = place(tables([elements]), shards).chunks
+    assert max(chunk.size for chunk in row) <= expected
+
+
+def test_rows_cut_a_table() -> None:
+    (row,) = place(tables([10], rows=3), 1).chunks
+    assert [(chunk.start, chunk.stop) for chunk in row] == [(0, 4), (4, 8), (8, 10)]
+
+
+def test_more_rows_than_elements() -> None:
+    (row,) = place(tables([3], rows=100), 1).chunks
+    assert len(row) == 3
+
+
+def test_no_shards_is_an_error() -> None:
+    with pytest.raises(SpecError, match="shards is 0"):
+        place(tables([1]), 0)

@@ -1,0 +1,165 @@
+"""What overtakes what, that nothing is lost, and how packets are made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ps_server.protocol import messages as m
+from ps_server.protocol.schedule import ORDERS, Schedule
+
+KIB = 1024
+
+
+def array(size_bytes: int = 4) -> m.Array:
+    return np.zeros(size_bytes // 4, dtype=np.float32)
+
+
+def push(table: int, chunk: int = 0, clock: int = 0) -> m.Push:
+    return m.Push(table, chunk, clock, 0.1, array())
+
+
+def value(table: int, chunk: int = 0, clock: int = 1) -> m.Value:
+    return m.Value(table, chunk, clock, clock, array())
+
+
+def store(table: int) -> m.Store:
+    return m.Store(table, 0, 1, array())
+
+
+def drain(schedule: Schedule, most_bytes: int = 0) -> list[m.Message]:
+    out: list[m.Message] = []
+    while packet := schedule.take(most_bytes):
+        schedule.sent(packet)
+        out.extend(waiting.message for waiting in packet)
+    return out
+
+
+HELLO, GATHER, GET = m.Hello(0, b""), m.Gather(0, b"x"), m.Get(0, 0, 1)
+SIGNAL, CLOCK, LEAVE, FRESH = m.Signal(m.SignalKind.STOP, 9), m.Clock(1), m.Leave(), m.Fresh(1)
+P = [push(table) for table in range(4)]
+P0_NEXT = push(0, clock=1)
+V = [value(table) for table in range(4)]
+S0, S1 = store(0), store(1)
+GATHER_AGAIN = m.Gather(1, b"y")
+
+ORDER: dict[str, tuple[Sequence[m.Message], Sequence[m.Message]]] = {
+    "urgent pushes overtake": ([P[3], P[2], P[0], P[1]], [P[0], P[1], P[2], P[3]]),
+    "lower chunks overtake": ([push(1, 2), push(1, 0)], [push(1, 0), push(1, 2)]),
+    "values likewise": ([V[2], V[3], V[0]], [V[0], V[2], V[3]]),
+    "small messages overtake all": ([P[1], GATHER, SIGNAL], [GATHER, SIGNAL, P[1]]),
+    "small messages keep their order": ([HELLO, GATHER, GET], [HELLO, GATHER, GET]),
+    "a clock follows its pushes": ([P[3], P[0], CLOCK], [P[0], P[3], CLOCK]),
+    "no push overtakes a clock": ([P[3], CLOCK, P0_NEXT], [P[3], CLOCK, P0_NEXT]),
+    "small messages overtake a clock": ([P[3], CLOCK, GATHER], [GATHER, P[3], CLOCK]),
+    "leaving is last": ([P[1], GATHER, LEAVE], [GATHER, P[1], LEAVE]),
+    "no value waits for Fresh to be true": ([V[3], FRESH, V[0]], [V[3], FRESH, V[0]]),
+    "the same table keeps its order": ([P[0], P0_NEXT], [P[0], P0_NEXT]),
+    "who stores and asks gets what was stored": ([S0, P[1], GET], [S0, P[1], GET]),
+    "who stores and meets has stored": ([S1, GATHER, P[0]], [S1, GATHER, P[0]]),
+    "meetings keep their order": ([S1, GATHER, GATHER_AGAIN], [S1, GATHER, GATHER_AGAIN]),
+    "signals do not wait for stores": ([S1, SIGNAL], [SIGNAL, S1]),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), ORDER.values(), ids=ORDER.keys())
+def test_order(given: Sequence[m.Message], expected: Sequence[m.Message]) -> None:
+    schedule = Schedule()
+    for message in given:
+        schedule.add(message)
+    assert [str(message) for message in drain(schedule)] == [str(message) for message in expected]
+
+
+@pytest.mark.parametrize("given", [given for given, _ in ORDER.values()], ids=ORDER.keys())
+def test_without_priorities_messages_leave_as_they_came(given: Sequence[m.Message]) -> None:
+    schedule = Schedule(prioritized=False)
+    for message in given:
+        schedule.add(message)
+    assert drain(schedule) == list(given)
+
+
+def test_every_message_has_an_order() -> None:
+    assert set(ORDERS) == set(m.Message.__args__)
+
+
+def test_a_newer_value_takes_the_place_of_an_older_one() -> None:
+    schedule = Schedule()
+    older, newer, other = value(1, clock=1), value(1, clock=2), value(0)
+    for message in (older, FRESH, other, newer):
+        schedule.add(message)
+    assert drain(schedule) == [newer, FRESH, other]
+    schedule.add(older)  # nothing waits any more: it is kept
+    assert drain(schedule) == [older]
+
+
+def test_small_messages_share_a_packet_and_large_ones_travel_alone() -> None:
+    schedule = Schedule()
+    sizes = [3 * KIB, 4 * KIB, 2 * KIB, 100 * KIB, 1 * KIB]
+    for table, size in enumerate(sizes):
+        schedule.add(m.Push(table, 0, 0, 0.1, array(size)))
+    packets = []
+    while packet := schedule.take(8 * KIB):
+        packets.append([m.payload_bytes(waiting.message) for waiting in packet])
+    assert packets == [[3 * KIB, 4 * KIB], [2 * KIB], [100 * KIB], [1 * KIB]]
+
+
+def test_pushes_can_be_left_where_they_are_with_what_may_not_overtake_them() -> None:
+    schedule = Schedule()
+    for message in (P[1], CLOCK, GATHER, P0_NEXT):
+        schedule.add(message)
+    assert [waiting.message for waiting in schedule.take(KIB, pushes=False)] == [GATHER]
+    assert not schedule.take(KIB, pushes=False)
+    assert drain(schedule) == [P[1], CLOCK, P0_NEXT]
+
+
+def test_what_was_put_back_waits_where_it_was_and_may_be_overtaken() -> None:
+    schedule = Schedule()
+    for message in (P[2], P[3], CLOCK):
+        schedule.add(message)
+    packet = schedule.take(4)
+    assert [waiting.message for waiting in packet] == [P[2]]
+    schedule.put_back(packet)
+    schedule.add(P[1])
+    assert drain(schedule) == [P[2], P[3], CLOCK, P[1]]
+    schedule.add(P[2])
+    packet = schedule.take(4)
+    schedule.put_back(packet)
+    schedule.add(P[1])
+    assert drain(schedule) == [P[1], P[2]]
+
+
+def test_a_store_on_its_way_still_holds_back_who_refers_to_it() -> None:
+    schedule = Schedule()
+    schedule.add(S0)
+    packet = schedule.take(4)
+    schedule.add(GATHER)
+    schedule.put_back(packet)
+    assert drain(schedule) == [S0, GATHER]
+    schedule.add(P[0])
+    schedule.add(GATHER)
+    assert drain(schedule) == [GATHER, P[0]]  # the store has left
+
+
+def test_nothing_is_lost_whatever_is_put_back() -> None:
+    random_ = random.Random(1)
+    schedule = Schedule()
+    expected, got, longest = [], [], 0
+    for number in range(2_000):
+        message = random_.choice([push(random_.randrange(9), clock=number), m.Clock(number)])
+        schedule.add(message)
+        expected.append(str(message))
+        longest = max(longest, len(schedule))
+        packet = schedule.take(random_.randrange(20))
+        if random_.random() < 0.6:
+            schedule.put_back(packet)
+        else:
+            schedule.sent(packet)
+            got += [str(waiting.message) for waiting in packet]
+    got += [str(message) for message in drain(schedule)]
+    assert sorted(got) == sorted(expected)
+    assert longest > 1
+    clocks = [text for text in got if text.startswith("Clock")]
+    assert clocks == [text for text in expected if text.startswith("Clock")]

@@ -1,0 +1,337 @@
+"""The shard as a state machine: what it answers, and that nothing illegal changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ps_server.protocol import cell as cell_module
+from ps_server.protocol import messages as m
+from ps_server.protocol.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
+from ps_server.protocol.shard import LEGAL, Outgoing, Shard, Stage
+
+PLAIN = Rule()
+
+
+def store(staleness: int = 0, workers: int = 2, **settings: object) -> StoreSpec:
+    table = TableSpec(name="w", size=4, staleness=staleness, rule=PLAIN)
+    return StoreSpec(workers=workers, shards=1, tables=(table,), **settings)  # type: ignore[arg-type]
+
+
+def peer(rank: int) -> bytes:
+    return b"peer %d" % rank
+
+
+def array(*values: float) -> m.Array:
+    made = np.array(values, dtype=np.float32)
+    made.setflags(
+        write=False
+    )  # the shard may add up in the memory of what comes; these are handed in many times
+    return made
+
+
+def joined(spec: StoreSpec) -> Shard:
+    """A shard that all workers have joined; w is 0."""
+    shard = Shard(0, spec.workers, b"secret")
+    for rank in range(spec.workers):
+        shard.handle(peer(rank), m.Hello(rank, b"secret"))
+        shard.handle(peer(rank), m.Create(spec))
+    shard.handle(peer(0), m.Initial(0, 0, [np.zeros(4, dtype=np.float32)]))
+    assert shard.counts.faults == 0
+    return shard
+
+
+def values(outgoing: Sequence[Outgoing]) -> dict[bytes, m.Value]:
+    return {out.peer: out.message for out in outgoing if isinstance(out.message, m.Value)}
+
+
+def test_first_values_go_to_everyone_once_all_are_here() -> None:
+    spec = store()
+    shard = Shard(0, 2, b"secret")
+    assert shard.handle(peer(0), m.Hello(0, b"secret")) == [Outgoing(peer(0), m.Welcome(0))]
+    assert shard.handle(peer(0), m.Create(spec)) == []
+    assert shard.handle(peer(0), m.Initial(0, 0, [array(1, 2, 3, 4)])) == []
+    shard.handle(peer(1), m.Hello(1, b"secret"))
+    sent = values(shard.handle(peer(1), m.Create(spec)))
+    assert sent.keys() == {peer(0), peer(1)}
+    assert sent[peer(1)].array.tolist() == [1, 2, 3, 4]
+
+
+def test_gradients_are_averaged_and_applied_once_all_have_come() -> None:
+    shard = joined(store())
+    assert shard.handle(peer(1), m.Push(0, 0, 0, 0.5, array(2, 2, 2, 2))) == []
+    sent = values(shard.handle(peer(0), m.Push(0, 0, 0, 0.5, array(0, 2, 4, 6))))
+    assert {value.clock for value in sent.values()} == {1}
+    assert sent[peer(0)].array.tolist() == [-0.5, -1.0, -1.5, -2.0]
+
+
+def test_the_sum_does_not_depend_on_who_comes_first() -> None:
+    big, small = array(1e8, 1e8, 1e8, 1e8), array(1, 1, 1, 1)
+    gradients = [big, small, -big]
+    results = set()
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        shard = joined(store(workers=3))
+        for rank in order:
+            outgoing = shard.handle(peer(rank), m.Push(0, 0, 0, 3.0, gradients[rank]))
+        results.add(values(outgoing)[peer(0)].array.tobytes())
+    assert len(results) == 1
+
+
+def test_the_sum_is_made_in_the_memory_of_the_first_workers_gradient() -> None:
+    shard = joined(store())
+    first, second = np.ones(4, dtype=np.float32), np.full(4, 3, dtype=np.float32)
+    shard.handle(peer(1), m.Push(0, 0, 0, 1.0, second))
+    shard.handle(peer(0), m.Push(0, 0, 0, 1.0, first))
+    assert first.tolist() == [2, 2, 2, 2]
+    assert second.tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", RuleKind)
+@pytest.mark.parametrize("regularization", Regularization)
+def test_tiles_change_no_bit(
+    kind: RuleKind, regularization: Regularization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = Rule(kind=kind, momentum=0.9, decay=0.01, regularization=regularization)
+    size = 100
+    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=size, rule=rule),))
+    found = set()
+    for tile in (7, size):
+        monkeypatch.setattr(cell_module, "TILE", tile)
+        random = np.random.default_rng(0)
+        shard = Shard(0, 1)
+        shard.handle(peer(0), m.Hello(0, b""))
+        shard.handle(peer(0), m.Create(spec))
+        shard.handle(peer(0), m.Initial(0, 0, [random.standard_normal(size).astype(np.float32)]))
+        for clock in range(3):
+            gradient = random.standard_normal(size).astype(np.float32)
+            outgoing = shard.handle(peer(0), m.Push(0, 0, clock, 0.1, gradient))
+        found.add(values(outgoing)[peer(0)].array.tobytes())
+    assert len(found) == 1
+
+
+def test_pulling_waits_for_the_clock() -> None:
+    shard = joined(store(consistency=Consistency.SSP))
+    assert shard.handle(peer(0), m.Get(0, 0, 1)) == []
+    shard.handle(peer(0), m.Push(0, 0, 0, 1.0, array(1, 1, 1, 1)))
+    sent = values(shard.handle(peer(1), m.Push(0, 0, 0, 1.0, array(1, 1, 1, 1))))
+    assert sent.keys() == {peer(0)}
+    assert values(shard.handle(peer(1), m.Get(0, 0, 1))).keys() == {peer(1)}
+
+
+def test_clipping_waits_for_the_norm_over_all_shards() -> None:
+    shard = joined(store(clip=1.0))
+    shard.handle(peer(1), m.Push(0, 0, 0, 1.0, array(3, 0, 0, 0)))
+    (norm,) = shard.handle(peer(0), m.Push(0, 0, 0, 1.0, array(3, 0, 0, 0)))
+    assert norm == Outgoing(peer(0), m.PartialNorm(0, ((0, 0, 9.0),)))
+    sent = values(shard.handle(peer(0), m.TotalNorm(0, 9.0 + 16.0)))  # another shard had 16
+    np.testing.assert_allclose(sent[peer(0)].array, [-3 / 5, 0, 0, 0], rtol=1e-6)
+
+
+def test_gradient_scale_comes_after_clipping() -> None:
+    shard = joined(store(gradient_scale=0.5))
+    shard.handle(peer(1), m.Push(0, 0, 0, 1.0, array(4, 4, 4, 4)))
+    sent = values(shard.handle(peer(0), m.Push(0, 0, 0, 1.0, array(4, 4, 4, 4))))
+    assert sent[peer(0)].array.tolist() == [-2, -2, -2, -2]
+
+
+def test_changes_of_others_come_once_ahead_and_again_when_the_slowest_clock_moves() -> None:
+    shard = joined(store(staleness=2, workers=3))
+    ahead = values(shard.handle(peer(0), m.Push(0, 0, 0, 0.0, array(1, 1, 1, 1))))
+    assert ahead.keys() == {peer(1), peer(2)}
+    assert (ahead[peer(1)].clock, ahead[peer(1)].own) == (0, 0)
+    assert shard.handle(peer(0), m.Clock(1)) == []
+    # Worker 1's own push lets it have one more ahead, and worker 0 its first; worker 2 has had its one.
+    assert values(shard.handle(peer(1), m.Push(0, 0, 0, 0.0, array(2, 2, 2, 2)))).keys() == {peer(0)}
+    assert shard.handle(peer(1), m.Clock(1)) == []
+    assert values(shard.handle(peer(0), m.Push(0, 0, 1, 0.0, array(4, 4, 4, 4)))).keys() == {peer(1)}
+    assert values(shard.handle(peer(2), m.Push(0, 0, 0, 0.0, array(8, 8, 8, 8)))).keys() == {peer(0), peer(2)}
+    outgoing = shard.handle(peer(2), m.Clock(1))
+    sent = values(outgoing)
+    assert sent.keys() == {peer(1)}  # only it lacks a change of another worker
+    assert sent[peer(1)].array.tolist() == [15, 15, 15, 15]
+    assert (sent[peer(1)].clock, sent[peer(1)].own) == (1, 1)
+    assert [out.message for out in outgoing[1:]] == [m.Fresh(1)] * 3
+
+
+def test_a_value_that_was_sent_does_not_change_afterwards() -> None:
+    shard = joined(store(staleness=1))
+    sent = values(shard.handle(peer(0), m.Push(0, 0, 0, 0.0, array(1, 1, 1, 1))))[peer(1)].array
+    shard.handle(peer(1), m.Push(0, 0, 0, 0.0, array(5, 5, 5, 5)))
+    assert sent.tolist() == [1, 1, 1, 1]
+
+
+def test_history_travels_with_a_resumed_store() -> None:
+    rule = Rule(momentum=0.5)
+    spec = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="w", size=1, rule=rule),), start_clock=7)
+    shard = Shard(0, 1)
+    shard.handle(peer(0), m.Hello(0, b""))
+    shard.handle(peer(0), m.Create(spec))
+    first = values(shard.handle(peer(0), m.Initial(0, 0, [array(10), array(4)])))
+    assert first[peer(0)].clock == 7
+    sent = values(shard.handle(peer(0), m.Push(0, 0, 7, 1.0, array(1))))
+    assert sent[peer(0)].array.tolist() == [10 - (0.5 * 4 + 1)]
+    (history,) = shard.handle(peer(0), m.GetHistory(0, 0))
+    assert isinstance(history.message, m.History)
+    assert history.message.clock == 8
+    assert history.message.arrays[0].tolist() == [3]
+
+
+def test_gathering_meets_in_rank_order_and_signals_reach_the_others() -> None:
+    shard = joined(store())
+    assert shard.handle(peer(1), m.Gather(0, b"b")) == []
+    outgoing = shard.handle(peer(0), m.Gather(0, b"a"))
+    assert {out.message for out in outgoing} == {m.Gathered(0, (b"a", b"b"))}
+    signal = m.Signal(m.SignalKind.STOP, 5)
+    assert shard.handle(peer(0), signal) == [Outgoing(peer(1), signal)]
+
+
+def test_a_shard_is_finished_when_all_have_left() -> None:
+    shard = joined(store())
+    shard.handle(peer(0), m.Leave())
+    assert not shard.finished
+    shard.handle(peer(1), m.Leave())
+    assert shard.finished
+
+
+@pytest.mark.parametrize("late", [m.Push(0, 0, 0, 0.5, array(1, 1, 1, 1)), m.Gather(0, b"")], ids=str)
+@pytest.mark.parametrize("first", [False, True], ids=["before", "after"])
+def test_who_goes_on_hears_of_a_worker_that_has_left(first: bool, late: m.Message) -> None:
+    shard = joined(store(workers=3))
+    steps = [(1, m.Leave()), (0, late)]
+    told = [
+        out for rank, message in steps[:: -1 if first else 1] for out in shard.handle(peer(rank), message)
+    ]
+    assert told == [Outgoing(peer(0), m.Gone(1, 0))]
+
+
+def test_nobody_is_missed_after_the_same_number_of_iterations() -> None:
+    shard = joined(store())
+    for rank in (0, 1):
+        shard.handle(peer(rank), m.Push(0, 0, 0, 0.5, array(1, 1, 1, 1)))
+    assert [shard.handle(peer(rank), m.Leave()) for rank in (0, 1)] == [[], []]
+
+
+G = array(1, 1, 1, 1)
+ANOTHER_RATE = m.Push(0, 0, 0, 2.0, G)
+ILLEGAL: dict[str, tuple[StoreSpec, int, list[m.Message]]] = {
+    "push of another size": (store(), 0, [m.Push(0, 0, 0, 1.0, array(1))]),
+    "push of no such chunk": (store(), 0, [m.Push(0, 1, 0, 1.0, G)]),
+    "push of no such table": (store(), 0, [m.Push(9, 0, 0, 1.0, G)]),
+    "push of a later iteration": (store(), 0, [m.Push(0, 0, 1, 1.0, G)]),
+    "push of an earlier iteration": (store(start_clock=3), 0, [m.Push(0, 0, 2, 1.0, G)]),
+    "the same push again": (store(), 1, [m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 0, 1.0, G)]),
+    "the next push before the value": (store(), 1, [m.Push(0, 0, 0, 1.0, G), m.Push(0, 0, 1, 1.0, G)]),
+    "another rate": (store(), 1, [m.Push(0, 0, 0, 1.0, G), ANOTHER_RATE]),
+    "clock without pushes": (store(staleness=1), 0, [m.Clock(1)]),
+    "clock that skips": (store(), 0, [m.Clock(2)]),
+    "change sent twice": (store(staleness=1), 1, [m.Push(0, 0, 0, 0.0, G), m.Push(0, 0, 0, 0.0, G)]),
+    "second hello": (store(), 0, [m.Hello(0, b"secret")]),
+    "second create after a push": (store(), 0, [m.Push(0, 0, 0, 1.0, G), m.Create(store())]),
+    "second create after a change": (store(staleness=1), 0, [m.Push(0, 0, 0, 0.0, G), m.Create(store())]),
+    "second initial": (store(), 0, [m.Initial(0, 0, [G])]),
+    "initial of worker 1": (store(), 1, [m.Initial(0, 0, [G])]),
+    "unasked norm": (store(), 0, [m.TotalNorm(0, 1.0)]),
+    "signal of worker 1": (store(), 1, [m.Signal(m.SignalKind.STOP, 5)]),
+    "gathering out of order": (store(), 1, [m.Gather(1, b"")]),
+    "two questions at once": (
+        store(consistency=Consistency.SSP),
+        1,
+        [m.Get(0, 0, 9), m.Get(0, 0, 9)],
+    ),
+    "a shard's message": (store(), 0, [m.Welcome(0)]),
+    "anything after leaving": (store(), 1, [m.Leave(), m.Gather(0, b"")]),
+}
+
+
+@pytest.mark.parametrize(("spec", "rank", "messages"), ILLEGAL.values(), ids=ILLEGAL.keys())
+def test_what_is_illegal_is_answered_counted_and_changes_nothing(
+    spec: StoreSpec, rank: int, messages: list[m.Message]
+) -> None:
+    shard = joined(spec)
+    for message in messages[:-1]:
+        shard.handle(peer(rank), message)
+    offender = 1 - rank if messages[-1] is ANOTHER_RATE else rank
+    before = shard.counts.faults
+    (answer,) = shard.handle(peer(offender), messages[-1])
+    assert answer.peer == peer(offender)
+    assert isinstance(answer.message, m.Fault)
+    assert shard.counts.faults == before + 1
+    if not isinstance(messages[0], m.Leave):
+        # The iteration still ends as if nothing had been said. (A push that was legal before is refused now.)
+        for worker in range(2):
+            shard.handle(peer(worker), m.Push(0, 0, spec.start_clock, 1.0, G))
+            shard.handle(peer(worker), m.Clock(spec.start_clock + 1))
+        assert shard.counts.updates > 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [m.Create(store()), m.Push(0, 0, 0, 1.0, G), m.Leave(), m.Hello(0, b"wrong"), m.Hello(7, b"secret")],
+)
+def test_strangers_get_no_answer(message: m.Message) -> None:
+    shard = Shard(0, 2, b"secret")
+    assert shard.handle(b"stranger", message) == []
+    assert shard.counts.faults == 1
+    assert shard.refuse(b"stranger", "noise") == []
+
+
+def test_a_rank_is_taken_once() -> None:
+    shard = joined(store())
+    assert shard.handle(b"impostor", m.Hello(0, b"secret")) == []
+    assert shard.counts.faults == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (store(staleness=1), "tables that differ"),
+        (store(clip=2.0), "has clip 2.0; the first worker has None"),
+        (store(workers=3), "expects 3 workers"),
+    ],
+)
+def test_workers_must_bring_the_same_store(other: StoreSpec, text: str) -> None:
+    shard = Shard(0, 2, b"")
+    for rank in range(2):
+        shard.handle(peer(rank), m.Hello(rank, b""))
+    shard.handle(peer(0), m.Create(store()))
+    (answer,) = shard.handle(peer(1), m.Create(other))
+    assert isinstance(answer.message, m.Fault)
+    assert text in answer.message.reason
+    assert shard.handle(peer(1), m.Create(store())) == []  # it may still bring the right one
+
+
+def test_before_the_first_push_all_workers_may_create_the_store_anew() -> None:
+    shard = joined(store())
+    anew = store(start_clock=7)
+    assert shard.handle(peer(1), m.Create(anew)) == [Outgoing(peer(1), m.Welcome(0))]
+    (answer,) = shard.handle(peer(0), m.Push(0, 0, 0, 1.0, G))  # of the store before
+    assert isinstance(answer.message, m.Fault)
+    assert shard.handle(peer(0), m.Create(anew)) == [Outgoing(peer(0), m.Welcome(0))]
+    sent = values(shard.handle(peer(0), m.Initial(0, 0, [array(1, 2, 3, 4)])))
+    assert {to: (value.clock, value.own, value.array.tolist()) for to, value in sent.items()} == {
+        peer(rank): (7, 7, [1, 2, 3, 4]) for rank in range(2)
+    }
+    for rank in range(2):
+        shard.handle(peer(rank), m.Push(0, 0, 7, 1.0, G))
+    assert shard.counts.updates == 1
+
+
+def test_a_shard_without_chunks_may_hear_late_of_the_store_before() -> None:
+    """Nobody waits for it: the first store of one worker comes after the second one of another."""
+    spec = StoreSpec(workers=2, shards=2, tables=(TableSpec(name="w", size=4, rule=PLAIN),))
+    shard = Shard(1, 2, b"")
+    for rank in range(2):
+        shard.handle(peer(rank), m.Hello(rank, b""))
+    anew = replace(spec, start_clock=7)
+    assert shard.handle(peer(0), m.Create(spec)) == []
+    assert shard.handle(peer(0), m.Create(anew)) == [Outgoing(peer(0), m.Welcome(1))]
+    assert shard.handle(peer(1), m.Create(spec)) == []
+    assert shard.handle(peer(1), m.Create(anew)) == [Outgoing(peer(1), m.Welcome(1))]
+    assert shard.counts.faults == 0
+
+
+def test_every_stage_has_its_row() -> None:
+    assert LEGAL.keys() == set(Stage)

@@ -1,0 +1,193 @@
+"""Every message survives the wire; nothing else gets through."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps_server.errors import RemoteProtocolError
+from ps_server.protocol import messages as m
+from ps_server.protocol.settings import (
+    Consistency,
+    Keeping,
+    Precision,
+    Regularization,
+    Rule,
+    RuleKind,
+    StoreSpec,
+    TableSpec,
+)
+from ps_server.protocol.wire import PROTOCOL_VERSION, Buffer, decode, encode
+
+ONES = np.ones(3, dtype=np.float32)
+STORE = StoreSpec(
+    workers=2,
+    shards=3,
+    tables=(
+        TableSpec(name="conv1.0", size=12, rule=Rule(kind=RuleKind.ADAM, momentum=0.9, decay=0.1)),
+        TableSpec(name="ip", size=5, staleness=2, rows=4, rule=Rule(regularization=Regularization.L1)),
+        TableSpec(name="seen", size=7, keeping=Keeping.AVERAGE),
+    ),
+    consistency=Consistency.SSP,
+    clip=35.0,
+    gradient_scale=0.5,
+    start_clock=7,
+    shares=(1, 2, 1),
+    outside_norm=True,
+    precision=Precision.FLOAT16,
+)
+MESSAGES = [
+    m.Hello(1, b"secret"),
+    m.Welcome(2),
+    m.Create(STORE),
+    m.Share(4711, 9, b"0123456789abcdef", 12, 2**21),
+    m.Shared(True),
+    m.Initial(0, 1, [ONES, 2 * ONES]),
+    m.Store(0, 1, 7, ONES),
+    m.Push(3, 2, 9, 0.25, ONES),
+    m.Push(3, 2, 9, 0.25, ONES, 4),
+    m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.float16)),
+    m.Push(3, 2, 9, 0.25, np.ones(3, dtype=np.uint16)),
+    m.Clock(4),
+    m.Get(1, 0, 5),
+    m.Value(1, 0, 5, 4, ONES),
+    m.Value(1, 0, 5, 4, np.ones(3, dtype=np.float16)),
+    m.Fresh(6),
+    m.PartialNorm(3, ((0, 0, 1.5), (1, 2, 0.0))),
+    m.TotalNorm(3, 1.5),
+    m.GetHistory(0, 0),
+    m.History(0, 0, 8, [ONES]),
+    m.Gather(2, b"part"),
+    m.Gathered(2, (b"one", b"")),
+    m.Signal(m.SignalKind.STOP, 12),
+    m.Leave(),
+    m.Fault("no such chunk"),
+    m.Gone(1, 7),
+]
+
+
+def same(a: object, b: object) -> bool:
+    """Equality of messages, arrays by their bytes."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if hasattr(a, "__dataclass_fields__") and type(a) is type(b):
+        return all(same(getattr(a, name), getattr(b, name)) for name in a.__dataclass_fields__)
+    return a == b
+
+
+def messages(frames: Sequence[Buffer]) -> list[m.Message]:
+    return [received.message for received in decode(frames)]
+
+
+def test_the_case_list_names_every_message() -> None:
+    assert {type(message) for message in MESSAGES} == set(m.Message.__args__)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda x: type(x).__name__)
+def test_round_trip(message: m.Message) -> None:
+    frames = [bytes(frame) for frame in encode(message)]
+    assert same(messages(frames), [message])
+
+
+def test_arrays_are_not_copied() -> None:
+    array = np.arange(1000, dtype=np.float32)
+    frames = encode(m.Push(0, 0, 0, 0.1, array))
+    assert np.shares_memory(np.frombuffer(frames[1], dtype=np.float32), array)
+    (back,) = messages(frames)
+    assert isinstance(back, m.Push)
+    assert np.shares_memory(back.array, array)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda x: type(x).__name__)
+def test_every_truncation_and_addition_is_refused(message: m.Message) -> None:
+    frames = [bytes(frame) for frame in encode(message)]
+    for cut in range(len(frames[0])):
+        with pytest.raises(RemoteProtocolError):
+            decode([frames[0][:cut], *frames[1:]])
+    with pytest.raises(RemoteProtocolError):
+        decode([frames[0] + b"\x00", *frames[1:]])
+    extra = msgpack.packb([*msgpack.unpackb(frames[0]), 1])
+    with pytest.raises(RemoteProtocolError):
+        decode([extra, *frames[1:]])
+    with pytest.raises(RemoteProtocolError):
+        decode([*frames, b"1234"])
+    if len(frames) > 1:
+        with pytest.raises(RemoteProtocolError):
+            decode(frames[:-1])
+
+
+def test_messages_travel_together() -> None:
+    frames = [bytes(frame) for frame in encode(*MESSAGES)]
+    assert same(messages(frames), MESSAGES)
+    assert [frame for received in decode(frames) for frame in received.frames] == frames
+
+
+def header(kind: object, *fields: object, frames: object = 0) -> bytes:
+    return bytes(msgpack.packb([PROTOCOL_VERSION, kind, frames, *fields]))
+
+
+HUGE_NUMBER = 2**63 - 1
+BROKEN = {
+    "no frames": [],
+    "empty header": [b""],
+    "not a list": [msgpack.packb({1: 2})],
+    "other version": [msgpack.packb([PROTOCOL_VERSION + 1, 17])],
+    "version as text": [msgpack.packb(["1", 17])],
+    "unknown kind": [header(99)],
+    "kind as list": [header([1])],
+    "bool as clock": [header(6, True)],
+    "float as clock": [header(6, 1.0)],
+    "negative clock": [header(6, -1)],
+    "clock beyond range": [header(6, HUGE_NUMBER)],
+    "worker beyond range": [header(1, HUGE_NUMBER, b"")],
+    "text as token": [header(1, 0, "x")],
+    "half a float": [header(5, 0, 0, 0, 0.1, 1, "float32", frames=1), b"12345"],
+    "half a half": [header(5, 0, 0, 0, 0.1, 1, "float16", frames=1), b"123"],
+    "unknown precision": [header(5, 0, 0, 0, 0.1, 1, "float8", frames=1), b"1234"],
+    "infinite rate": [header(5, 0, 0, 0, float("inf"), 1, "float32", frames=1), b"1234"],
+    "rate as integer": [header(5, 0, 0, 0, 1, 1, "float32", frames=1), b"1234"],
+    "a push of nothing": [header(5, 0, 0, 0, 0.1, 0, "float32", frames=1), b"1234"],
+    "no data": [header(5, 0, 0, 0, 0.1, 1, "float32")],
+    "more frames than came": [header(5, 0, 0, 0, 0.1, 1, "float32", frames=2), b"1234"],
+    "no number of frames": [header(6, 1, frames="0")],
+    "a negative number of frames": [header(6, 1, frames=-1)],
+    "one good message, one bad": [header(6, 1), header(6, -1)],
+    "unknown signal": [header(16, 77, 1)],
+    "zero workers": [header(3, 0, 1, [], "SSP", None, 1.0, 0)],
+    "unknown consistency": [header(3, 1, 1, [], "BSP", None, 1.0, 0)],
+    "table is no list": [header(3, 1, 1, [7], "SSP", None, 1.0, 0)],
+    "table of no elements": [
+        header(3, 1, 1, [["t", 0, 0, 0, "SGD", 0.0, 0.9, 1.0, 0.9, 0.0, "L2", 1.0]], "SSP", None, 1.0, 0)
+    ],
+    "deep nesting": [b"\x91" * 100_000],
+    "a bomb of lengths": [b"\xdd\xff\xff\xff\xff"],
+    "an extension": [b"\xc7\x08\x01" + b"x" * 8],
+}
+
+
+@pytest.mark.parametrize("frames", BROKEN.values(), ids=BROKEN.keys())
+def test_broken_frames_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(frames)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=64), max_size=4))
+def test_noise_never_gets_past(frames: list[bytes]) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        decode(frames)
+
+
+def test_whole_numbers_in_a_rule_travel_as_the_floats_they_mean() -> None:
+    table = TableSpec(name="t", size=1, rule=Rule(momentum=0, decay=1, rate_factor=2))
+    store = StoreSpec(workers=1, shards=1, tables=(table,), clip=3, gradient_scale=1)
+    (received,) = decode(encode(m.Create(store)))
+    assert received.message == m.Create(store)
