@@ -85,7 +85,7 @@ class _ScriptJob(Job):
     def document(self, role: WorkerPlan) -> ScriptDocument:
         """See `Job`."""
         return ScriptDocument(
-            **self.worker_document(role).parts(),
+            **self.worker_document(role).to_fields(),
             script=self.brought(self._script.absolute(), role),
             arguments=tuple(self._flags.arguments),
             shows_prints=self._flags.show_logs == Shown.ALL.value,

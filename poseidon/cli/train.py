@@ -194,7 +194,7 @@ class _TrainingJob(Job):
         """See `Job`."""
         flags = self._flags
         return JobDocument(
-            **self.worker_document(role).parts(),
+            **self.worker_document(role).to_fields(),
             solver=str(Path(flags.solver).absolute()),
             definitions=self._packed,
             settings=self._overridden,
