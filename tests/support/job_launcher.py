@@ -19,13 +19,13 @@ import psutil
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import has_other_machines, read_machinefile
+from poseidon.cluster.machinefile import has_remote_hosts, read_machinefile
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
-from poseidon.cluster.remote_python import OwnPlaces
+from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
-from poseidon.cluster.ssh.launcher import Place, open_agents
+from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import run_job
 from poseidon.cluster.supervision.settings import SupervisionSettings
@@ -67,7 +67,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
             name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=me.create_time()
         ),
         hostfile=str(hostfile.resolve()),
-        clients=clients,
+        hosts=clients,
         output="/nowhere",
         started_s=time.time(),
     )
@@ -80,7 +80,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
     try:
         with Registration(registry, record) as registration:
             run_job(
-                plan_job(clients, devices_per_client=("cpu",), channels=1),
+                plan_job(clients, devices_per_host=("cpu",), channels=1),
                 make_spec,
                 launcher_for(record),
                 callbacks=Reporter(registry, job, report),
@@ -96,11 +96,11 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
 
 def launcher_for(record: JobRecord) -> Launcher:
     """Agents over SSH when a client is another machine."""
-    if not has_other_machines(record.clients):
+    if not has_remote_hosts(record.hosts):
         return LocalLauncher()
-    hosts = connect_all(record.clients, SshSettings())
-    own = OwnPlaces(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
-    places = {client: Place(host=host, own=own) for client, host in hosts.items()}
+    hosts = connect_all(record.hosts, SshSettings())
+    own = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
+    places = {client: HostEnvironment(host=host, own=own) for client, host in hosts.items()}
     return open_agents(places, record_fields(record), record.job)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.engine.document import read_document
@@ -73,5 +73,5 @@ class ThreadProcess:
 class ThreadLauncher:
     """See `poseidon.cluster.process.Launcher`."""
 
-    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> ThreadProcess:
+    def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> ThreadProcess:
         return ThreadProcess(spec, listener)

@@ -191,7 +191,7 @@ class _Run:
             if self._supervision.state is not JobState.STARTING:
                 return
             try:
-                process = launcher.start(make_spec(role), role.client, self._inbox)
+                process = launcher.start(make_spec(role), role.host, self._inbox)
             except JobError as error:
                 unwanted = isinstance(error, JobUnwanted)
                 self._handle(NotStarted(name=role.process, message=str(error), unwanted=unwanted))

@@ -282,7 +282,7 @@ class OneJob(job.Job):
             "one",
         )
         self._id, self._output = "one", output
-        self._plan = JobPlan(clients=(), workers=(), shards=(), workers_per_client=1, channels=1)
+        self._plan = JobPlan(hosts=(), workers=(), shards=(), workers_per_host=1, channels=1)
         self._point, self._patience = self.origin, SupervisionSettings()
         self._restarts, self._site = RestartSettings(), None
 
