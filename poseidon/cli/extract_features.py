@@ -197,7 +197,7 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
                 plan,
                 spec,
                 LocalLauncher(),
-                callbacks=terminal,
+                listener=terminal,
                 settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
                 registration=registration,
             )

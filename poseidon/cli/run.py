@@ -23,7 +23,7 @@ from poseidon.errors import UsageError
 from poseidon.launch.closing import near, resume_command, without_flags
 from poseidon.launch.job import Job, run_from_flags
 from poseidon.launch.job_flags import leaves_this_machine
-from poseidon.launch.snapshot_ledger import snapshot_of
+from poseidon.launch.snapshot_list import snapshot_of
 from poseidon.launch.ssh_site import Shipment
 from poseidon.launch.terminal import Shown
 from poseidon.snapshot.checksums import sums_path

@@ -28,7 +28,7 @@ from poseidon.launch.closing import model_of, near, resume_command, test_command
 from poseidon.launch.job import Job, run_from_flags
 from poseidon.launch.job_flags import check_folder, leaves_this_machine
 from poseidon.launch.requirements import needed_files, snapshot_files, written_prefixes
-from poseidon.launch.snapshot_ledger import snapshot_of
+from poseidon.launch.snapshot_list import snapshot_of
 from poseidon.launch.ssh_site import Shipment
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, module_names

@@ -30,7 +30,7 @@ from poseidon.cluster.supervision.background import (
     run_in_background,
     this_command,
 )
-from poseidon.cluster.supervision.loop import JobCallbacks, JobResult, run_job
+from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.restarts import StartingPoint, ending_words, run_with_restarts
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.engine.document import WorkerDocument
@@ -40,7 +40,7 @@ from poseidon.launch.closing import listed, near, without_flags
 from poseidon.launch.encryption import check_encryption, new_keys, told_keys
 from poseidon.launch.exchange_flags import check_clients, exchange_options
 from poseidon.launch.job_flags import START_TIMEOUT_S, check_folder, patience, restart_settings
-from poseidon.launch.log_files import LogFiles
+from poseidon.launch.listeners import Listeners, RemoteLogs, StatisticsFile, StragglerReports
 from poseidon.launch.restarting import Restarting
 from poseidon.launch.site import (
     ClosingLauncher,
@@ -52,10 +52,8 @@ from poseidon.launch.site import (
     remove_unused,
 )
 from poseidon.launch.snapshot_copies import SnapshotCopies
-from poseidon.launch.snapshot_ledger import SnapshotLedger
+from poseidon.launch.snapshot_list import SnapshotList
 from poseidon.launch.ssh_site import Shipment, SshSite, site_of
-from poseidon.launch.statistics_file import StatisticsFile
-from poseidon.launch.straggler_watch import StragglerWatch
 from poseidon.launch.terminal import Shown, Terminal
 from poseidon.proto.shipped import portable
 from poseidon.settings import read_settings
@@ -163,27 +161,26 @@ class Job(ABC):
             shown=shown,
             interval_s=self._flags.progress_interval,
         )
-        logs = LogFiles(terminal, self._output)
-        statistics = StatisticsFile(logs, self._id, self._output)
-        copies = self._copies(terminal.say)
-        ledger = SnapshotLedger(StragglerWatch(statistics, terminal.say), terminal.say, copies)
+        snapshots = SnapshotList(self.origin, terminal.say, self._copies(terminal.say))
+        listeners = Listeners(  # files before the terminal: what is shown is kept already
+            snapshots,
+            StragglerReports(terminal.say),
+            StatisticsFile(self._id, self._output),
+            RemoteLogs(self._output),
+            terminal,
+        )
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {near(self._output)}")
         for note in self.notes():
             terminal.say(note)
         try:
             with SignalRequests(self._patience) as requests:
-                start = partial(self._start, ledger, registration, requests, terminal.say)
-                world = Restarting(start, ledger, self._point, self._do_without, terminal.say, requests)
+                start = partial(self._start, listeners, registration, requests, terminal.say)
+                world = Restarting(start, snapshots, self._do_without, terminal.say, requests)
                 ended = run_with_restarts(world, self._restarts)
-                if copies is not None:
-                    copies.finish(ended.result.outcome, requests)
-                newest = ledger.newest(self.origin)
+                snapshots.finish(ended.result.outcome, requests)
+                newest = snapshots.newest()
         finally:
-            if copies is not None:
-                copies.close()
-            statistics.close()
-            logs.close()
-            terminal.close()
+            listeners.close()
         for line in listed(self.closing(ended.result, newest, terminal.reached())):
             terminal.say(line)
         terminal.say(ending_words(self._id, ended))
@@ -276,7 +273,7 @@ class Job(ABC):
 
     def _start(
         self,
-        callbacks: JobCallbacks,
+        listener: JobListener,
         registration: Registration,
         requests: SignalRequests,
         say: Callable[[str], None],
@@ -298,7 +295,7 @@ class Job(ABC):
                     self._plan,
                     self._spec,
                     launcher,
-                    callbacks=callbacks,
+                    listener=listener,
                     settings=self._patience,
                     registration=registration,
                     requests=requests,

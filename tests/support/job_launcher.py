@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -20,14 +19,14 @@ import psutil
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import has_remote_hosts, read_machinefile
-from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
+from poseidon.cluster.plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
 from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
 from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.cluster.supervision.background import StartReport
-from poseidon.cluster.supervision.loop import run_job
+from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.settings import SupervisionSettings
 from poseidon.errors import JobError
 from poseidon.settings import read_settings
@@ -36,7 +35,7 @@ from tests.support.job_child import ENDLESS_WORKER, SHARD, child
 ROOT = Path(__file__).parents[2]
 
 
-class Reporter:
+class Reporter(JobListener):
     """Says when the job runs."""
 
     def __init__(self, registry: Registry, job: str, report: StartReport) -> None:
@@ -49,12 +48,6 @@ class Reporter:
         assert record is not None
         print(json.dumps([process.pid for process in record.processes]), flush=True)
         self._report.started()
-
-    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        pass
-
-    def on_log(self, name: ProcessName, line: str) -> None:
-        pass
 
 
 def main(state_folder: Path, job: str, hostfile: Path) -> int:
@@ -83,7 +76,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
                 plan_job(clients, devices_per_host=("cpu",), channels=1),
                 make_spec,
                 launcher_for(record),
-                callbacks=Reporter(registry, job, report),
+                listener=Reporter(registry, job, report),
                 settings=SupervisionSettings(),
                 registration=registration,
             )

@@ -15,7 +15,7 @@ from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
-from poseidon.cluster.supervision.loop import JobResult, run_job
+from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.steps import Outcome
@@ -32,8 +32,8 @@ PLAN = plan_job(
 )
 
 
-class Remembering:
-    """A launcher that remembers what it started, and callbacks that remember what they heard."""
+class Remembering(JobListener):
+    """A launcher that remembers what it started, and a listener that remembers what it received."""
 
     def __init__(
         self, react: Callable[[Remembering, ProcessName, Mapping[str, object]], None] | None = None
@@ -83,7 +83,7 @@ def run(
             PLAN,
             make_spec,
             seen,
-            callbacks=seen,
+            listener=seen,
             settings=settings or SupervisionSettings(grace_s=1.0),
             registration=registration,
             requests=requests,
