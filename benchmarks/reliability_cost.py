@@ -41,7 +41,7 @@ import torch
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_pictures
 from poseidon.engine.averages import SmoothedLoss
-from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.control import Control
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
@@ -139,11 +139,11 @@ def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
 def _exchange(replica: Replica) -> Iterator[Exchange]:
     exchange = LocalExchange(replica.trained, ExchangeSettings())
     exchange.open(None)
-    launcher = LauncherConnection(io.StringIO(), io.StringIO())
-    launcher.start()
-    launcher.pulse.start()
-    yield EveryOther(exchange, launcher.pulse)
-    launcher.close()
+    control = Control(io.StringIO(), io.StringIO())
+    control.start()
+    control.pulse.start()
+    yield EveryOther(exchange, control.pulse)
+    control.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,10 +1,10 @@
 """Poseidon: distributed deep learning for clusters on ordinary Ethernet.
 
-Nets of Caffe are trained by `poseidon train`; any torch module by `distribute`, in a script that `poseidon run` starts
+`poseidon train` trains Caffe nets. `distribute` trains any torch module, in a script that `poseidon run` starts
 (docs/torch_modules.md).
 
-Law: importing this package imports no torch; a name of the engine brings it in when it is first asked for. What starts,
-lists and stops processes on a host has to be there at once.
+Law: importing this package does not import torch. Access to a name of the engine imports it, so that the commands that
+start, list and stop processes on a host start fast.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ParameterGroup,
         RMSProp,
     )
-    from poseidon.engine.module.worker_context import ThisWorker
+    from poseidon.engine.module.workplace import ThisWorker
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ if not TYPE_CHECKING:
         "rule_group": ("RuleGroup",),
         "sampler": ("SharedSampler",),
         "update_rules": ("SGD", "AdaDelta", "AdaGrad", "Adam", "Nesterov", "ParameterGroup", "RMSProp"),
-        "worker_context": ("ThisWorker",),
+        "workplace": ("ThisWorker",),
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -7,7 +7,7 @@ if __name__ == "__main__":
         from poseidon.cli.main import main
 
         raise SystemExit(main())
-    except ModuleNotFoundError as error:  # some commands need few packages, so none is asked for before
+    except ModuleNotFoundError as error:  # not checked earlier: some commands need few packages
         package = (error.name or "").partition(".")[0]
         if package in PACKAGES:
             use_environment(package)

@@ -1,4 +1,4 @@
-"""Giving a written file its name, so that a power failure finds the file under that name whole, or not there."""
+"""Atomic and durable file replacement: after a power failure the file is complete or absent."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ def put_in_place(partial: Path, path: Path) -> None:
     """Flush a file to disk, rename it, and flush its new name as well.
 
     Args:
-        partial: the file under another name, on the same file system; nobody writes to it any more.
-        path: its name; an earlier file of that name is replaced.
+        partial: the complete file under a temporary name, on the same file system.
+        path: its final name; an earlier file of that name is replaced.
 
     Raises:
-        OSError: the disk is full, or a folder may not be written; an earlier file is as it was.
+        OSError: the disk is full, or the folder is not writable; an earlier file is unchanged.
     """
     flush(partial)
     partial.replace(path)
-    with suppress(OSError):  # not every file system can flush what is in a folder
+    with suppress(OSError):  # not every file system can flush a folder
         flush(path.parent)
 
 
 def flush(path: Path) -> None:
-    """Bring to disk what was written to a file, or what the files in a folder are called.
+    """Flush the content of a file, or the names in a folder, to disk.
 
     Raises:
         OSError: the disk is full, or broken.

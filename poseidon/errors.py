@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree; the command line turns each into one sentence and an exit code.
+"""The exceptions of Poseidon, as a tree; the command line prints each as one sentence and exits with its code.
 
 PoseidonError
 ├── UsageError        a flag or an argument is wrong; exit code 2
@@ -7,9 +7,9 @@ PoseidonError
 ├── SnapshotError     a .caffemodel or .solverstate cannot be read, written or matched
 ├── MachinefileError  a machinefile line is wrong
 └── JobError          a job could not start, or one of its processes failed
-    └── JobInterrupted   a process, a host or the way between them was lost: a new start may well succeed
+    └── JobInterrupted   a process, a host or the network between them was lost; a restart may succeed
 
-Law: the text of an error is one sentence that names the thing, the place and what was expected.
+Law: the text of an error is one sentence: what is wrong, where, and what was expected.
 The library raises; only `poseidon.cli` exits.
 """
 
@@ -18,12 +18,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-# A name in a damaged file can be as long as the file; a sentence cannot.
+# A name in a damaged file can be as long as the file, so a message quotes at most this many characters.
 _LONGEST = 1000
 
 
 class PoseidonError(Exception):
-    """Base of every error a user can cause or should read. The text is a full sentence."""
+    """Base class of all errors for users. The text is a full sentence."""
 
     exit_code = 1
 
@@ -47,11 +47,11 @@ class DefinitionError(PoseidonError):
     def __init__(
         self, message: str, *, source: str | None = None, line: int | None = None, column: int | None = None
     ) -> None:
-        self.message = message = shown(message)
+        self.message = message = printable(message)
         self.source = source
         self.line = line
         self.column = column
-        place = ":".join(shown(str(part)) for part in (source, line, column) if part is not None)
+        place = ":".join(printable(str(part)) for part in (source, line, column) if part is not None)
         super().__init__(f"{place}: {message}" if place else message)
 
 
@@ -59,14 +59,14 @@ class DataError(PoseidonError):
     """A database, image, list or mean file is missing, broken or misused."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(shown(message))
+        super().__init__(printable(message))
 
 
 class SnapshotError(PoseidonError):
     """A .caffemodel or .solverstate cannot be read, written or matched to the net."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(shown(message))
+        super().__init__(printable(message))
 
 
 class MachinefileError(PoseidonError):
@@ -78,12 +78,12 @@ class JobError(PoseidonError):
 
 
 class JobInterrupted(JobError):
-    """A process, a host or the way between them was lost, so a new start may well succeed.
+    """A process, a host or the network between them was lost, so a restart may succeed.
 
     Args:
         message: one sentence.
-        iteration: how far the job had come.
-        while_starting: it had not started; a new start makes sense only where the same job has started before.
+        iteration: the last iteration that the job reported.
+        while_starting: the job had not started yet; a restart makes sense only if the same job has started before.
     """
 
     def __init__(self, message: str, *, iteration: int, while_starting: bool) -> None:
@@ -92,12 +92,12 @@ class JobInterrupted(JobError):
         self.while_starting = while_starting
 
 
-class JobUnwanted(JobError):
+class JobKilled(JobError):
     """The user has killed the job on one of its hosts."""
 
 
-def shown(text: str) -> str:
-    """The text of an error that quotes a file: in one line, what cannot be printed as its escape, the middle of much left out."""
+def printable(text: str) -> str:
+    """Return a text for an error message: on one line, unprintable characters escaped, the middle of a long text left out."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     half = _LONGEST // 2
@@ -105,10 +105,10 @@ def shown(text: str) -> str:
 
 
 def nearest(name: str, legal: Iterable[str]) -> str | None:
-    """The legal name that `name` most likely means, or None when none is near.
+    """Return the legal name that `name` most likely means, or None if no name is similar.
 
-    A name that differs in case or underscores alone comes first, then one whose words are longer or shorter forms of these
-    (conv_param: convolution_param), then one that begins with it or has its words, then one that is a typing mistake away.
+    The order of preference: a name that differs only in case or underscores; one whose words are longer or shorter forms
+    (conv_param: convolution_param); one that begins with `name` or contains its words; one that differs by a typing error.
     """
     wanted = _words(name)
     candidates = {candidate: _words(candidate) for candidate in legal}
@@ -121,7 +121,7 @@ def nearest(name: str, legal: Iterable[str]) -> str | None:
     return lowered[close[0]] if close else None
 
 
-_LEAST = 3  # letters of a word that may stand for a longer one
+_LEAST = 3  # letters of a word that may abbreviate a longer one
 
 
 def _words(name: str) -> list[str]:

@@ -1,12 +1,12 @@
-"""Logging in glog's form, on the standard library's `logging`.
+"""Logging in glog's format, on the standard library's `logging`.
 
     I1126 20:40:16.731869 29444 solver.cpp:294] Iteration 100, loss: 1.64066, time: 141.762
 
-The severity's letter, month and day, time, the thread's id, then the place in the source. A record may
-carry the place of Caffe's own line (`extra=at("solver.cpp", 294)`), where log parsers and eyes look for it;
-others carry their Python file.
+A line has the letter of the severity, month and day, the time, the thread id, and the source location. A record can
+carry the location of Caffe's own line (`extra=at("solver.cpp", 294)`), which log parsers look for; other records
+carry their Python file.
 
-Law: modules log to `logging.getLogger(__name__)` and never to a stream; `setup` alone decides where it goes.
+Law: modules log to `logging.getLogger(__name__)`, never to a stream. Only `setup` chooses the outputs.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from typing import TextIO
 
 LOGGER = logging.getLogger("poseidon.log")
 _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
-_PLACE = "glog_place"
-# The rooms' loggers hang below these two names.
+_LOCATION = "glog_location"
+# The loggers of all modules are below these two.
 _ROOTS = ("poseidon", "ps_server")
 
 
 def at(file: str, line: int) -> dict[str, tuple[str, int]]:
-    """The `extra` of a record that stands for a line of Caffe's source.
+    """Return the `extra` of a record that carries a line of Caffe's source.
 
     Args:
         file: a file name without folders, `solver.cpp`.
         line: its line.
     """
-    return {_PLACE: (file, line)}
+    return {_LOCATION: (file, line)}
 
 
 class GlogFormatter(logging.Formatter):
-    """Writes a record as glog does (`src/logging.cc`, LogMessage::Init)."""
+    """A formatter for glog's line format (`src/logging.cc`, LogMessage::Init)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line, without the line end; a traceback follows on lines of its own."""
-        file, line = getattr(record, _PLACE, (record.filename, record.lineno))
-        # Formatted by the thread that logs, so this is the id that glog would print: the kernel's.
+        """Return the record's line without a line end; a traceback follows on separate lines."""
+        file, line = getattr(record, _LOCATION, (record.filename, record.lineno))
+        # The thread that logs also formats, so this is the kernel's thread id, as in glog.
         head = glog_head(
             record.levelno, datetime.fromtimestamp(record.created), threading.get_native_id(), file, line
         )
@@ -55,12 +55,12 @@ class GlogFormatter(logging.Formatter):
 
 
 def glog_head(level: int, time: datetime, thread: int, file: str, line: int) -> str:
-    """Everything before the text: `I1126 20:40:16.731869 29444 solver.cpp:294] `.
+    """Return the start of a line, before the text: `I1126 20:40:16.731869 29444 solver.cpp:294] `.
 
     Args:
         level: a level of `logging`; glog has no debug level, so that counts as information.
         time: local time.
-        thread: id of the thread, padded to five places.
+        thread: id of the thread, padded to five characters.
         file: name of the source file.
         line: its line.
     """
@@ -68,22 +68,22 @@ def glog_head(level: int, time: datetime, thread: int, file: str, line: int) -> 
 
 
 class _LogFile(logging.FileHandler):
-    """A file that a full disk leaves with gaps: said once, where else the log goes, and no reason to end anything."""
+    """A log file whose write errors, such as a full disk, are reported once in the other outputs and end nothing."""
 
-    _told = False
+    _reported = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._told:
-            self._told = True
-            words = "the log %s cannot be written: %s; the job goes on without it"
-            LOGGER.warning(words, self.baseFilename, error.strerror or error)
+        elif not self._reported:
+            self._reported = True
+            message = "the log %s cannot be written: %s; the job goes on without it"
+            LOGGER.warning(message, self.baseFilename, error.strerror or error)
 
     def close(self) -> None:
-        """See `logging.Handler`; what is still lost here has been told."""
+        """See `logging.Handler`. A write error was reported before."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -95,7 +95,7 @@ class LogOutputs:
     handlers: tuple[logging.Handler, ...]
 
     def close(self) -> None:
-        """Write what is waiting and detach. May be called twice."""
+        """Flush and detach the outputs. A second call does nothing."""
         for handler in self.handlers:
             for name in _ROOTS:
                 logging.getLogger(name).removeHandler(handler)
@@ -116,10 +116,10 @@ def setup(*, stream: TextIO | None = None, file: Path | None = None, level: int 
     Args:
         stream: usually standard error; each line is written at once.
         file: appended to; its folder is made.
-        level: the least that is written.
+        level: the lowest level that is written.
 
     Returns:
-        What to close at the end.
+        The open outputs, to be closed by the caller.
 
     Raises:
         OSError: the file cannot be opened.

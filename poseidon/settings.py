@@ -1,7 +1,7 @@
-"""What Poseidon takes from the environment, read in one place.
+"""The environment variables of Poseidon, read in one place.
 
-Law: no other module reads an environment variable. Everything else is handed a `Settings` value, so
-that a test, a second job in one process or a remote start can give its own.
+Law: no other module reads an environment variable. Other code gets a `Settings` value, so that a test, a second job in
+one process or a remote start can pass its own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ STATUS_FD_VARIABLE = "POSEIDON_STATUS_FD"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The environment's answers.
+    """The settings that the environment holds.
 
     Attributes:
-        state_folder: where run records live: $POSEIDON_HOME, else $XDG_STATE_HOME/poseidon, else
+        state_folder: the folder of job records: $POSEIDON_HOME, else $XDG_STATE_HOME/poseidon, else
             ~/.local/state/poseidon. It need not exist yet.
         data_folder: $POSEIDON_DATA, a folder that may hold data sets; None when not set.
-        status_fd: descriptor on which a launcher in the background tells its parent how the start went;
+        status_fd: descriptor on which a launcher in the background reports its start to its parent;
             None in the foreground.
     """
 
@@ -37,7 +37,7 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings.
 
     Args:
-        environment: variables by name; the process's own when not given. Empty values count as not set.
+        environment: variables by name; by default those of this process. Empty values count as not set.
 
     Raises:
         UsageError: $POSEIDON_STATUS_FD is not a descriptor number.
@@ -52,14 +52,14 @@ def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def inherited_environment() -> dict[str, str]:
-    """The variables that a child process gets: all of ours, save those meant for this process alone."""
+    """Return the environment for a child process: that of this process without the variables for it alone."""
     return {name: value for name, value in os.environ.items() if name != STATUS_FD_VARIABLE}
 
 
 def let_waiting_threads_sleep() -> None:
-    """Have OpenMP's threads of this process sleep while they wait, unless the user says otherwise; before torch is imported.
+    """Let OpenMP's waiting threads sleep, unless the user has set OMP_WAIT_POLICY. Call it before torch is imported.
 
-    Where another process wants the processor, a waiting thread that spins makes a training iteration several times longer.
+    When processes share a processor, waiting threads that spin make a training iteration several times longer.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -17,7 +17,7 @@ from poseidon.cluster.jobs.other_hosts import FarJob, far_hosts, list_far
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
-from poseidon.errors import JobError, shown
+from poseidon.errors import JobError, printable
 from poseidon.launch.stopping import over_ssh
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.progress import JobProgress
@@ -63,7 +63,7 @@ def _by_host(here: Sequence[HostJob], far: Sequence[FarJob]) -> list[tuple[str |
     """Every job with the host that it was seen on; None: this machine, which may be one of the hosts."""
     seen = {job.seen.record for job in far}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
-    return [*rows, *((job.host.address, job.seen) for job in far)]
+    return [*rows, *((job.client.host, job.seen) for job in far)]
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:
@@ -100,7 +100,7 @@ def _row(job: HostJob) -> tuple[str, ...]:
     place = (
         (progress.position(), progress.rate_words(), progress.eta_words()) if progress else ("-", "-", "-")
     )
-    return (record.job, started, state, living, *place, shown(record.output))
+    return (record.job, started, state, living, *place, printable(record.output))
 
 
 def _progress(job: HostJob) -> JobProgress | None:

@@ -18,7 +18,7 @@ from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.cluster.ssh.connections import listed
 from poseidon.cluster.ssh.receiving import START
-from poseidon.errors import JobError, shown
+from poseidon.errors import JobError, printable
 
 PROBE_S = 60.0
 SPACE_BYTES = 100 << 20
@@ -177,7 +177,7 @@ def _ask(question: Question) -> HostFacts:
     if done.status != 0:
         said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
         raise JobError(
-            f"{words}: its Python cannot be asked (status {done.status}): {shown(said[0][:_LAST_WORDS])}"
+            f"{words}: its Python cannot be asked (status {done.status}): {printable(said[0][:_LAST_WORDS])}"
         )
     try:
         return _facts(json.loads(done.stdout.splitlines()[-1]))
@@ -192,7 +192,7 @@ def _facts(fields: Mapping[str, Any]) -> HostFacts:
     addresses = {int(client): str(address) for client, address in fields["addresses"].items() if address}
     return HostFacts(
         python=str(fields["python"]),
-        torch=shown(str(fields["torch"] or "")).partition("+")[0],
+        torch=printable(str(fields["torch"] or "")).partition("+")[0],
         addresses=addresses,
-        problems=tuple(shown(str(problem)) for problem in fields["problems"]),
+        problems=tuple(printable(str(problem)) for problem in fields["problems"]),
     )

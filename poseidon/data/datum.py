@@ -79,7 +79,7 @@ def decode(
 
 
 def encode_datum(array: Array, label: int) -> bytes:
-    """A serialized raw Datum: uint8 arrays (C, H, W) go to `data`, every other type to `float_data`."""
+    """Return a serialized raw Datum: uint8 arrays (C, H, W) go to `data`, every other type to `float_data`."""
     channels, height, width = array.shape
     datum = Datum(channels=channels, height=height, width=width, label=label)
     if array.dtype == np.uint8:
@@ -104,7 +104,7 @@ class RawLayout:
 
     @staticmethod
     def of(record: bytes | memoryview) -> RawLayout | None:
-        """The layout of `record`, or None when it is float, encoded or laid out in another order."""
+        """Return the layout of `record`, or None when it is float, encoded or laid out in another order."""
         datum = _parse(record)
         shape = (datum.channels, datum.height, datum.width)
         if datum.encoded or not datum.data or min(shape) < 1 or len(datum.data) != int(np.prod(shape)):
@@ -117,15 +117,15 @@ class RawLayout:
         return layout if layout.label(bytes(record[layout.end :])) == datum.label else None
 
     def matches(self, record: bytes | memoryview) -> bool:
-        """Whether the bytes before the pixels are as expected."""
+        """Return whether the bytes before the pixels are as expected."""
         return record[: len(self.head)] == self.head and len(record) >= self.end
 
     def pixels(self, record: bytes | memoryview) -> bytes | memoryview:
-        """The C*H*W bytes of a record that `matches`."""
+        """Return the C*H*W bytes of a record that `matches`."""
         return record[len(self.head) : self.end]
 
     def label(self, tail: bytes) -> int | None:
-        """The label that the bytes after the pixels spell, or None when they spell anything more."""
+        """Return the label that the bytes after the pixels spell, or None when they spell anything more."""
         rest = tail.removesuffix(NOT_ENCODED)
         if not rest:
             return 0

@@ -22,7 +22,7 @@ from poseidon.proto.caffe_pb2 import BlobProto
 
 
 def read_mean(path: Path) -> npt.NDArray[np.float32]:
-    """The mean (C, H, W) of a mean file.
+    """Return the mean (C, H, W) of a mean file.
 
     Raises:
         DataError: the file is missing, or not one BlobProto of a single picture.
@@ -45,7 +45,7 @@ def read_mean(path: Path) -> npt.NDArray[np.float32]:
 
 
 def mean_blob(mean: npt.NDArray[np.float32]) -> bytes:
-    """The bytes of a mean file for a mean (C, H, W), in the old four-number form that every Caffe reads."""
+    """Return the bytes of a mean file for a mean (C, H, W), in the old four-number form that every Caffe reads."""
     channels, height, width = mean.shape
     blob = BlobProto(num=1, channels=channels, height=height, width=width)
     blob.data.extend(mean.ravel().tolist())
@@ -70,7 +70,7 @@ def write_mean(path: Path, mean: npt.NDArray[np.float32]) -> None:
 
 
 def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.float32]:
-    """The mean (C, H, W) of all records of a database, which must have one shape.
+    """Return the mean (C, H, W) of all records of a database, which must have one shape.
 
     Args:
         cursor: on the database.

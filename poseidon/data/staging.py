@@ -51,7 +51,7 @@ class Staging:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Staging]:
-    """A staging folder for work on `target`, removed at the end, also when the work fails.
+    """Yield a staging folder for work on `target`, removed at the end, also when the work fails.
 
     Raises:
         DataError: another process is at the same work, or the place cannot be written.

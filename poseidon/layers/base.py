@@ -141,7 +141,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def blobs(self) -> list[Tensor]:
-        """The learnable blobs in the order Caffe saves them; writing into one writes into the parameter."""
+        """Return the learnable blobs in the order Caffe saves them; writing into one writes into the parameter."""
         return [
             self._views[spec.name].view(spec.shape)
             if spec.name in self._views
@@ -150,7 +150,7 @@ class Layer(nn.Module):
         ]
 
     def sources(self) -> list[nn.Parameter]:
-        """The parameter behind each blob, whatever the shape under which it is shared."""
+        """Return the parameter behind each blob, whatever the shape under which it is shared."""
         return [
             self._views[spec.name] if spec.name in self._views else self.get_parameter(spec.name)
             for spec in self.blob_specs
@@ -242,7 +242,7 @@ class Layer(nn.Module):
 
 
 def new_blob(spec: BlobSpec, seed: int) -> Tensor:
-    """A filled CPU tensor for one blob. Drawn on the CPU so that every device and rank starts equal."""
+    """Return a filled CPU tensor for one blob. Drawn on the CPU so that every device and rank starts equal."""
     if spec.given is not None:
         return spec.given.clone()
     blob = torch.empty(spec.shape)
@@ -285,5 +285,5 @@ def canonical_axis(axis: int, shape: Shape, *, name: str = "axis") -> int:
 
 
 def times(shape: Sequence[int]) -> str:
-    """A shape as people write it: `100x3x32x32`; a scalar is `scalar`."""
+    """Return a shape as people write it: `100x3x32x32`; a scalar is `scalar`."""
     return "x".join(str(extent) for extent in shape) or "scalar"

@@ -33,7 +33,7 @@ class Newer(Enum):
 
 
 def lies_apart(tensor: Tensor) -> bool:
-    """Whether numpy cannot see a tensor's memory, so that the host needs a copy."""
+    """Return whether numpy cannot see a tensor's memory, so that the host needs a copy."""
     return tensor.device.type != "cpu"
 
 
@@ -55,7 +55,7 @@ class Memory:
         return self._device.numel()
 
     def host(self) -> Tensor:
-        """The numbers on the host, to be read or written."""
+        """Return the numbers on the host, to be read or written."""
         if self._host is self._device:
             return self._device
         if self._host is None:
@@ -66,14 +66,14 @@ class Memory:
         return self._host
 
     def read(self) -> Tensor:
-        """The numbers on the device, to be read only."""
+        """Return the numbers on the device, to be read only."""
         if self._newer is Newer.HOST and self._host is not None:
             self._device.copy_(self._host)
             self._newer = Newer.NEITHER
         return self._device
 
     def write(self) -> Tensor:
-        """The numbers on the device, to be read or written."""
+        """Return the numbers on the device, to be read or written."""
         self.read()
         if self._host is not self._device:
             self._newer = Newer.DEVICE
@@ -152,31 +152,31 @@ class Blob:
     # -- for what runs layers ------------------------------------------------------------------------------
 
     def data_memory(self) -> Memory:
-        """The memory of the values, zeros when new."""
+        """Return the memory of the values, zeros when new."""
         if self._data is None:
             self._data = Memory(torch.zeros(self.count, device=self._device))
         return self._data
 
     def diff_memory(self) -> Memory:
-        """The memory of the gradient, zeros when new."""
+        """Return the memory of the gradient, zeros when new."""
         if self._diff is None:
             self._diff = Memory(torch.zeros(self.count, device=self._device))
         return self._diff
 
     def read_data(self) -> Tensor:
-        """The values on the device, in their shape; not to be written."""
+        """Return the values on the device, in their shape; not to be written."""
         return self._shaped(self.data_memory().read())
 
     def read_diff(self) -> Tensor:
-        """The gradient on the device, in its shape; not to be written."""
+        """Return the gradient on the device, in its shape; not to be written."""
         return self._shaped(self.diff_memory().read())
 
     def write_data(self) -> Tensor:
-        """The values on the device, in their shape, to be written."""
+        """Return the values on the device, in their shape, to be written."""
         return self._shaped(self.data_memory().write())
 
     def write_diff(self) -> Tensor:
-        """The gradient on the device, in its shape, to be written."""
+        """Return the gradient on the device, in its shape, to be written."""
         return self._shaped(self.diff_memory().write())
 
     def bind(self, tensor: Tensor) -> None:

@@ -58,13 +58,13 @@ def check(filler: FillerParameter, shape: tuple[int, ...]) -> None:
 
 
 def filler_or(param: Message, name: str, value: float) -> FillerParameter:
-    """The filler that field `name` of `param` gives; the constant `value` where it gives none."""
+    """Return the filler that field `name` of `param` gives; the constant `value` where it gives none."""
     given: FillerParameter = getattr(param, name)
     return given if param.HasField(name) else FillerParameter(type="constant", value=value)
 
 
 def fan(shape: tuple[int, ...], norm: int) -> float:
-    """The number that `variance_norm` chooses: inputs of a unit, outputs of an input, or their mean."""
+    """Return the number that `variance_norm` chooses: inputs of a unit, outputs of an input, or their mean."""
     count = math.prod(shape)
     fan_in = count / shape[0]
     fan_out = count / shape[1] if len(shape) > 1 else float(count)

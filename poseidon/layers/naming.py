@@ -22,7 +22,7 @@ LISTED_AT_MOST = 8
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun: `1 top`, `2 tops`."""
+    """Return a number with its noun: `1 top`, `2 tops`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -32,7 +32,7 @@ def once_or(count: int) -> str:
 
 
 def unknown_type(name: str, types: Iterable[str]) -> str:
-    """A clause for a layer type that nobody registered, with all near names, and what to do about a type of one's own."""
+    """Return a clause for a layer type that nobody registered, with all near names, and what to do about a type of one's own."""
     names = sorted(set(types))
     lowered = {choice.lower(): choice for choice in names}
     near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3)]
@@ -44,7 +44,7 @@ def unknown_type(name: str, types: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """A clause such as `unknown layer type 'Convolutoin'; did you mean 'Convolution'?`."""
+    """Return a clause such as `unknown layer type 'Convolutoin'; did you mean 'Convolution'?`."""
     names = sorted(set(choices))
     near = nearest(name, names)
     text = f"unknown {kind} '{name}'"

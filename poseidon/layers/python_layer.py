@@ -146,7 +146,7 @@ class Python(Layer):
             self.instance.backward(self.top_blobs, propagate_down, self.bottom_blobs)
 
     def _create(self) -> CaffeLayer:
-        """A new object of the user's class."""
+        """Return a new object of the user's class."""
         param = self.param.python_param
         offer_front_end(self.context)
         look_here_too()

@@ -34,12 +34,12 @@ def register(name: str) -> Callable[[Class], Class]:
 
 
 def known_types() -> frozenset[str]:
-    """Every type that `create` can make."""
+    """Return every type that `create` can make."""
     return frozenset(_CLASSES)
 
 
 def layer_class(name: str) -> type[Layer]:
-    """The class of a type.
+    """Return the class of a type.
 
     Raises:
         LayerError: no such type; the text has those of like names.
@@ -52,7 +52,7 @@ def layer_class(name: str) -> type[Layer]:
 
 
 def create(param: LayerParameter, context: LayerContext) -> Layer:
-    """A new layer, its counts of bottoms and tops checked, not yet set up.
+    """Return a new layer, its counts of bottoms and tops checked, not yet set up.
 
     Raises:
         LayerError: unknown type, or an illegal number of bottoms or tops.

@@ -16,7 +16,7 @@ from poseidon.errors import UsageError
 
 
 def module_names(text: str) -> tuple[str, ...]:
-    """The names in a flag's text, parted by commas."""
+    """Return the names in a flag's text, parted by commas."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 

@@ -44,7 +44,7 @@ def using(device: str, *, gpu_name: str = "") -> tuple[GlogLine, ...]:
 
 
 def running(iterations: int) -> GlogLine:
-    """The start of a test."""
+    """Return the start of a test."""
     return _line(f"Running for {iterations} iterations.", 290)
 
 
@@ -54,7 +54,7 @@ def batch_line(batch: int, output: Output) -> GlogLine:
 
 
 def score_lines(loss: float, means: Sequence[Output]) -> tuple[GlogLine, ...]:
-    """The end of a test: the mean loss, and the mean of every number."""
+    """Return the end of a test: the mean loss, and the mean of every number."""
     return (
         _line(f"Loss: {number(loss)}", 318),
         *(_line(f"{mean.name} = {number(mean.value)}{loss_words(mean)}", 330) for mean in means),
@@ -110,7 +110,7 @@ def iteration_time(iteration: int, elapsed_ms: float) -> GlogLine:
 
 
 def benchmark_ends(times: NetTime) -> tuple[GlogLine, ...]:
-    """The table of all layers and the totals."""
+    """Return the table of all layers and the totals."""
     lines = [_line("Average time per layer: ", 406)]
     for layer in times.layers:
         lines.append(_line(f"{layer.name:>10}\tforward: {number(layer.forward_ms)} ms.", 409))

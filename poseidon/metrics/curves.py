@@ -80,7 +80,7 @@ class Curve:
 
 
 def curves(name: str, log: TrainingLog, panel: Panel, against: Against) -> list[Curve]:
-    """The curves that a log has for a panel.
+    """Return the curves that a log has for a panel.
 
     Args:
         name: of the log, for the legend.

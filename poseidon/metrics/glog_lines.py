@@ -35,7 +35,7 @@ class GlogLine:
 
 
 def number(value: float) -> str:
-    """A number as `std::ostream << value` prints it: six significant digits, no zeros at the end.
+    """Return a number as `std::ostream << value` prints it: six significant digits, no zeros at the end.
 
     >>> number(0.00001), number(0.4592), number(1e6), number(123456.0)
     ('1e-05', '0.4592', '1e+06', '123456')
@@ -46,12 +46,12 @@ def number(value: float) -> str:
 
 
 def solving(net: str) -> GlogLine:
-    """The line that starts the clock of Caffe's parsers."""
+    """Return the line that starts the clock of Caffe's parsers."""
     return GlogLine(text=f"Solving {net}", file=_SOLVER, line=160)
 
 
 def train(record: TrainRecord) -> tuple[GlogLine, ...]:
-    """A displayed iteration: the loss, each output, the learning rate."""
+    """Return a displayed iteration: the loss, each output, the learning rate."""
     first = f"Iteration {record.iteration}, loss: {number(record.loss)}, time: {number(record.elapsed_s)}"
     return (
         GlogLine(text=first, file=_SOLVER, line=294),
@@ -61,12 +61,12 @@ def train(record: TrainRecord) -> tuple[GlogLine, ...]:
 
 
 def testing(iteration: int, net: int) -> GlogLine:
-    """The line at the start of a test."""
+    """Return the line at the start of a test."""
     return GlogLine(text=f"Iteration {iteration}, Testing net (#{net})", file=_SOLVER, line=456)
 
 
 def tested(record: TestRecord) -> tuple[GlogLine, ...]:
-    """The lines at the end of a test: the loss if the solver asks for it, and each output."""
+    """Return the lines at the end of a test: the loss if the solver asks for it, and each output."""
     loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
     return (
         *(GlogLine(text=text, file=_SOLVER, line=473) for text in loss),
@@ -75,23 +75,23 @@ def tested(record: TestRecord) -> tuple[GlogLine, ...]:
 
 
 def test_interrupted() -> GlogLine:
-    """A test pass that is broken off."""
+    """Return a test pass that is broken off."""
     return GlogLine(text="Test interrupted.", file=_SOLVER, line=457)
 
 
 def last(iteration: int, loss: float, elapsed_s: float) -> GlogLine:
-    """The loss after the last iteration."""
+    """Return the loss after the last iteration."""
     text = f"Iteration {iteration}, loss = {number(loss)}, time: {number(elapsed_s)}"
     return GlogLine(text=text, file=_SOLVER, line=228)
 
 
 def done() -> GlogLine:
-    """The end of training."""
+    """Return the end of training."""
     return GlogLine(text="Optimization Done.", file=_SOLVER, line=233)
 
 
 def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
-    """A snapshot: the files of the model and of the solver's state."""
+    """Return a snapshot: the files of the model and of the solver's state."""
     return (
         GlogLine(text=f"Snapshotting to {model}", file=_SOLVER, line=317),
         GlogLine(text=f"Snapshotting solver state to {state}", file=_SOLVER, line=324),

@@ -118,7 +118,7 @@ def parse_shard(said: Mapping[str, object]) -> ShardStatistics | None:
 
 
 def encode_statistics(statistics: JobStatistics) -> str:
-    """The file's text."""
+    """Return the file's text."""
     return json.dumps(asdict(statistics), indent=1) + "\n"
 
 
@@ -140,7 +140,7 @@ def decode_statistics(text: str) -> JobStatistics:
 
 
 def read_statistics(path: Path) -> JobStatistics:
-    """The statistics in a file.
+    """Return the statistics in a file.
 
     Raises:
         JobError: there is no such file, or it holds something else.
@@ -163,7 +163,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def _checked(kind: type, said: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a dataclass that are there, each of its type; numbers finite and not below 0."""
+    """Return the fields of a dataclass that are there, each of its type; numbers finite and not below 0."""
     found: dict[str, Any] = {}
     for name in fields(kind):
         value, legal = said.get(name.name, MISSING), _KINDS.get(str(name.type))

@@ -15,7 +15,7 @@ _HEAD = re.compile(r"[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ", re.ASCII)
 
 
 def merge_logs(logs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """All lines of all logs.
+    """Yield all lines of all logs.
 
     Args:
         logs: the lines of each process, by its name.

@@ -134,7 +134,7 @@ class NetOutputs:
 
 
 def _rows_before(section: str, iteration: int) -> list[str]:
-    """The header of a section and its rows of earlier iterations; nothing without such rows."""
+    """Return the header of a section and its rows of earlier iterations; nothing without such rows."""
     header, *rows = section.strip("\n").split("\n")
     kept = [row for row in rows if row.split(",")[0].isdecimal() and int(row.split(",")[0]) < iteration]
     return [f"{line}\n" for line in (header, *kept)] if kept else []

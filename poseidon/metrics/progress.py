@@ -71,7 +71,7 @@ class JobProgress:
         return "-" if self.eta_s is None else str(timedelta(seconds=round(self.eta_s)))
 
     def in_words(self) -> str:
-        """A line: `iteration 120 of 4000, 23.9/s, 2390 images/s, loss 1.03, 0:02:42 left`."""
+        """Return a line: `iteration 120 of 4000, 23.9/s, 2390 images/s, loss 1.03, 0:02:42 left`."""
         parts = [f"iteration {self.position()}", *([self.rate_words()] if self.rate else []), *self.details()]
         return ", ".join([*parts, *([f"{self.eta_words()} left"] if self.eta_s is not None else [])])
 

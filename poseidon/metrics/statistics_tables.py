@@ -52,7 +52,7 @@ class TensorRow:
 
 
 def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
-    """Each tensor over all workers, in the order of the net; none before the first iteration has ended."""
+    """Return each tensor over all workers, in the order of the net; none before the first iteration has ended."""
     running = [worker for worker in workers if worker.iterations and worker.tensors]
     rows = []
     for index, tensor in enumerate(running[0].tensors if running else ()):
@@ -74,7 +74,7 @@ def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
 
 
 def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> list[str]:
-    """The table of tensors, with their sum; a line each.
+    """Return the table of tensors, with their sum; a line each.
 
     Args:
         rows: of `tensor_rows`.
@@ -92,7 +92,7 @@ def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> li
 
 
 def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
-    """The table of shards, a line each; empty without any."""
+    """Return the table of shards, a line each; empty without any."""
     if not shards:
         return []
     mean = sum(shard.bytes_in + shard.bytes_out for _, shard in shards) / len(shards)
@@ -115,7 +115,7 @@ def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
 
 
 def job_tables(statistics: JobStatistics) -> list[str]:
-    """All that `poseidon stats` prints of a job."""
+    """Return all that `poseidon stats` prints of a job."""
     workers = list(statistics.workers.values())
     iterations = max((worker.iterations for worker in workers), default=0)
     lines = [
@@ -133,7 +133,7 @@ def job_tables(statistics: JobStatistics) -> list[str]:
 
 
 def turned_away(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
-    """A line for each shard that did not listen to somebody."""
+    """Return a line for each shard that did not listen to somebody."""
     return [
         f"shard {index} refused {_counted(shard.refused, 'connection')} and dropped "
         f"{_counted(shard.dropped, 'message')}"

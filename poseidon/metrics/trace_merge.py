@@ -17,7 +17,7 @@ Event = dict[str, object]
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """The traces of a job, workers first, each kind by number.
+    """Return the traces of a job, workers first, each kind by number.
 
     Raises:
         JobError: the folder holds none.
@@ -36,7 +36,7 @@ def trace_files(folder: Path) -> list[Path]:
 
 
 def read_trace(path: Path) -> Iterator[Event]:
-    """The events of a file.
+    """Yield the events of a file.
 
     Raises:
         JobError: it cannot be read, or holds no trace.

@@ -30,7 +30,7 @@ _UNSHOWN = ("begin", "finish", "gather")
 
 
 def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> bytes:
-    """The picture.
+    """Return the picture.
 
     Args:
         view: the iteration.

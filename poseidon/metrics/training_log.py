@@ -132,14 +132,14 @@ class _Reader:
 
 
 def _with_first_rate(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
-    """The first row comes before the first word of a rate; it takes the second row's, as in Caffe's tool."""
+    """Return the first row comes before the first word of a rate; it takes the second row's, as in Caffe's tool."""
     if len(rows) > 1 and math.isnan(rows[0].rate):
         return (replace(rows[0], rate=rows[1].rate), *rows[1:])
     return tuple(rows)
 
 
 def as_csv(rows: Sequence[LogRow], *, delimiter: str = ",") -> str:
-    """A table in the form of Caffe's tool: NumIters, Seconds, LearningRate, then the outputs."""
+    """Return a table in the form of Caffe's tool: NumIters, Seconds, LearningRate, then the outputs."""
     names = list(dict.fromkeys(name for row in rows for name in row.outputs))
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter)

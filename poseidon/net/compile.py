@@ -99,7 +99,7 @@ def phase_shapes(
     state: NetState,
     leave_out: Callable[[type[Layer]], bool],
 ) -> dict[str, Shape]:
-    """The shape of each blob of one phase, by name, as far as it is known without the layers that are left out.
+    """Return the shape of each blob of one phase, by name, as far as it is known without the layers that are left out.
 
     Args, errors: see `checked_layers`.
     """
@@ -115,7 +115,7 @@ def phase_shapes(
 
 
 def filter_phase(definition: NetDefinition, state: NetState) -> NetDefinition:
-    """The layers of one phase.
+    """Return the layers of one phase.
 
     Raises:
         DefinitionError: there are none.
@@ -203,7 +203,7 @@ class _Compiler:
         return shapes
 
     def _is_left_out(self, step: Step, shapes: Mapping[int, Shape]) -> bool:
-        """Whether a step's layer, something below it, or the owner of one of its blobs is left out."""
+        """Return whether a step's layer, something below it, or the owner of one of its blobs is left out."""
         param = self.definition.param.layer[step.layer]
         names = {spec.name for spec in param.param if spec.name}
         known = all(slot in shapes for slot in step.bottoms) and names.isdisjoint(self.unknown_params)
@@ -240,7 +240,7 @@ class _Compiler:
         return nn.Parameter(new_blob(layer.blob_specs[index], seed).to(self.context.device))
 
     def _donated(self, layer: Layer) -> list[nn.Parameter]:
-        """The blobs of the layer of this name in the net that is shared with; none if it has no such layer."""
+        """Return the blobs of the layer of this name in the net that is shared with; none if it has no such layer."""
         donor = self.donors.get(layer.param.name)
         if donor is None or not donor.blob_specs:
             return []

@@ -53,7 +53,7 @@ class DebugTrace:
         self._diffs: dict[tuple[int, int], float] = {}
 
     def steps(self, runs: Sequence[Run]) -> list[FusedStep]:
-        """The plan's steps, each of which tells what it computed."""
+        """Return the plan's steps, each of which tells what it computed."""
         return [
             FusedStep(step, run if step.layer in self._inputs() else partial(self._run, place, run))
             for place, (step, run) in enumerate(zip(self._plan.steps, runs, strict=True))
@@ -117,5 +117,5 @@ def _norms(tensors: Sequence[Tensor]) -> tuple[float, float]:
 
 
 def mean_magnitude(blob: Tensor) -> float:
-    """The mean absolute value; 0 of nothing."""
+    """Return the mean absolute value; 0 of nothing."""
     return float(blob.detach().abs().mean()) if blob.numel() else 0.0

@@ -45,7 +45,7 @@ class Fit:
         self.watched = watched_steps(plan, layers)
 
     def blob_shapes(self) -> dict[str, Shape]:
-        """Each blob's shape."""
+        """Return each blob's shape."""
         return {name: self.shapes[slot] for name, slot in self._plan.names.items()}
 
     def run(self, place: int, *bottoms: Tensor) -> Result:

@@ -46,7 +46,7 @@ def fuse(
     *,
     apart: frozenset[int] = frozenset(),
 ) -> tuple[FusedStep, ...]:
-    """The plan's steps in order, with the pairs joined.
+    """Return the plan's steps in order, with the pairs joined.
 
     Args:
         plan: how the layers are joined.

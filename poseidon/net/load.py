@@ -98,7 +98,7 @@ def _match(
 
 
 def same_shape(saved: Shape, wanted: Shape) -> bool:
-    """Whether a saved blob fits: the same shape, or the old form of it with ones in front."""
+    """Return whether a saved blob fits: the same shape, or the old form of it with ones in front."""
     if saved == wanted:
         return True
     lacking = LEGACY_AXES - len(wanted)

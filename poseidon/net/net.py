@@ -288,7 +288,7 @@ class Net(nn.Module):
         ]
 
     def random_state(self) -> bytes:
-        """The state of every layer that draws random numbers."""
+        """Return the state of every layer that draws random numbers."""
         return pack_states(self._generators())
 
     def set_random_state(self, state: bytes) -> None:
@@ -334,7 +334,7 @@ class Net(nn.Module):
             values[slot] = value
 
     def _placed(self, call: Call, error: DataError) -> DataError:
-        """A layer's error with its file, line and name."""
+        """Return a layer's error with its file, line and name."""
         return DataError(str(self.definition.error(call.layer.param.name, str(error))))
 
     def _ask_gradient(self, call: Call, values: list[Any]) -> None:

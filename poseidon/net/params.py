@@ -133,12 +133,12 @@ class ParamTable:
         return entry
 
     def infos(self) -> tuple[ParamInfo, ...]:
-        """Every tensor in Caffe's learnable order; each entry has its parameter by now."""
+        """Return every tensor in Caffe's learnable order; each entry has its parameter by now."""
         return tuple(_info(entry) for entry in self.owned)
 
 
 def multiplier(value: float | None) -> float:
-    """A multiplier, 1 where nobody set it."""
+    """Return a multiplier, 1 where nobody set it."""
     return 1.0 if value is None else value
 
 
@@ -173,7 +173,7 @@ def _check_share(owner: Owned, shape: Shape, given: ParamSpec) -> None:
 
 
 def _agree(place: str, name: str, first: float | None, second: float | None) -> float | None:
-    """The multiplier two sharers agree on."""
+    """Return the multiplier two sharers agree on."""
     if first is not None and second is not None and first != second:
         raise LayerError(f"{place} has {name} {second:g}, expected {first:g} as there")
     return second if first is None else first

@@ -127,7 +127,7 @@ class _Planner:
         )
 
     def finish(self) -> NetPlan:
-        """The plan, once every layer is in."""
+        """Return the plan, once every layer is in."""
         outputs = tuple((name, self.names[name]) for name in sorted(self.available))
         kept = {slot for _, slot in outputs} | {slot for slot, _ in self.losses}
         return NetPlan(

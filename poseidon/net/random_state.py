@@ -13,7 +13,7 @@ LENGTH = struct.Struct("<I")
 
 
 def pack_states(generators: Sequence[torch.Generator]) -> bytes:
-    """The states, in order."""
+    """Return the states, in order."""
     states = [generator.get_state().numpy().tobytes() for generator in generators]
     return b"".join(LENGTH.pack(len(state)) + state for state in states)
 

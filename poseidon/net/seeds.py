@@ -6,7 +6,7 @@ import hashlib
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
-    """A seed of 63 bits that depends on `seed` and every part of `path`, alike on all machines and Pythons.
+    """Return a seed of 63 bits that depends on `seed` and every part of `path`, alike on all machines and Pythons.
 
     >>> derive_seed(1, "blob", 0) == derive_seed(1, "blob", 0), derive_seed(1, "blob", 0) == derive_seed(1, "blob", 1)
     (True, False)

@@ -1,7 +1,7 @@
-"""A net or solver definition together with where it came from.
+"""Net and solver definitions with their source file and line numbers.
 
-Law: a definition is read once, checked and brought to today's grammar, and never changed again.
-It keeps its file and lines, so that whoever finds a mistake later can still name the place.
+Law: a definition is read once, validated and upgraded to the current format, and never changed afterwards. It keeps its
+file and line numbers, so that later errors can name them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetDefinition:
-    """A net and its place.
+    """A net definition and its location.
 
     Attributes:
-        param: the net in today's grammar.
-        source: the file, or another name for where the text came from.
-        layer_lines: the line of each layer of `param`, from 1; empty when unknown.
-        folder: the folder that relative paths in it may start from.
+        param: the net in the current format.
+        source: the file, or another name for the origin of the text.
+        layer_lines: the line of each layer of `param`, from 1; empty if unknown.
+        folder: the folder of the file, for relative paths in it.
     """
 
     param: NetParameter
@@ -41,7 +41,7 @@ class NetDefinition:
     folder: Path
 
     def error(self, layer: int | str, message: str) -> DefinitionError:
-        """An error about one layer, with file, line, the layer's name and its type.
+        """Return an error about one layer, with file, line, the layer's name and its type.
 
         Args:
             layer: index in `param.layer`, or the layer's name.
@@ -56,11 +56,11 @@ class NetDefinition:
         return DefinitionError(f"layer '{found.name}'{kind}: {message}", source=self.source, line=line)
 
     def resolve(self, path: str) -> Path:
-        """The file or folder that a path in this definition means; see `paths.resolve`."""
+        """Resolve a path of this definition; see `paths.resolve`."""
         return paths.resolve(path, folder=self.folder)
 
     def with_layers(self, kept: Sequence[int]) -> NetDefinition:
-        """This definition with only the layers of these indices, in this order."""
+        """Return this definition with only the layers of these indices, in this order."""
         param = NetParameter()
         param.CopyFrom(self.param)
         del param.layer[:]
@@ -77,7 +77,7 @@ class NetDefinition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestNet:
-    """One of a solver's test nets: the net, the state to build it for, and batches a test pass."""
+    """One of a solver's test nets: the net, the state to build it for, and the batches of a test pass."""
 
     __test__ = False  # pytest would take the class for a test
 
@@ -88,15 +88,15 @@ class TestNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverDefinition:
-    """A solver and its place.
+    """A solver definition and its location.
 
     Attributes:
-        param: the solver, its type as today's string.
+        param: the solver in the current format, with its type as a string.
         source: the file, or another name for where the text came from.
-        folder: the folder that relative paths in it may start from.
+        folder: the folder of the file, for relative paths in it.
         lines: every setting with its line.
-        nets: net definitions that came along with it, by the path that it names them by; others are read from disk.
-        overridden: the command line's settings, by the field that they set.
+        nets: net definitions that were sent with it, by the path in `param`; other nets are read from disk.
+        overridden: the settings from the command line, by the field that they set.
     """
 
     param: SolverParameter
@@ -107,41 +107,41 @@ class SolverDefinition:
     overridden: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, name: str, message: str) -> DefinitionError:
-        """An error about the setting `name`, with file and, where the file has it, line."""
+        """Return an error about the setting `name`, with file and, where the file has it, line."""
         if name in self.overridden:
             return DefinitionError(f"{name}: {message}", source=f"--set {self.overridden[name]}")
         line = next((setting.line for setting in self.lines if setting.path == (name,)), None)
         return DefinitionError(f"{name}: {message}", source=self.source, line=line)
 
     def resolve(self, path: str) -> Path:
-        """The file or folder that a path in this definition means; see `paths.resolve`."""
+        """Resolve a path of this definition; see `paths.resolve`."""
         return paths.resolve(path, folder=self.folder)
 
     def net_definition(self) -> NetDefinition:
-        """The train net: exactly one of net, net_param, train_net and train_net_param names it.
+        """Return the train net, which exactly one of net, net_param, train_net and train_net_param names.
 
         Raises:
-            DefinitionError: none or several of them are given, or the net is wrong.
+            DefinitionError: none or several of them are set, or the net is wrong.
         """
-        given = [name for name in TRAIN_NET_FIELDS if self.param.HasField(name)]
+        named = [name for name in TRAIN_NET_FIELDS if self.param.HasField(name)]
         choices = ", ".join(TRAIN_NET_FIELDS)
-        if not given:
-            raise DefinitionError(f"no train net is given; expected one of {choices}", source=self.source)
-        if len(given) > 1:
+        if not named:
+            raise DefinitionError(f"no train net is named; expected one of {choices}", source=self.source)
+        if len(named) > 1:
             raise self.error(
-                given[1], f"the train net is given twice, by {' and '.join(given)}; expected one of {choices}"
+                named[1], f"the train net is named twice, by {' and '.join(named)}; expected one of {choices}"
             )
-        return self._net(given[0])
+        return self._net(named[0])
 
     def train_state(self, definition: NetDefinition) -> NetState:
-        """The state to build the train net for: TRAIN, then the net's own state, then train_state."""
+        """Return the state of the train net: phase TRAIN, merged with the net's own state and then train_state."""
         return _merged(TRAIN, definition.param.state, self.param.train_state)
 
     def with_settings(self, settings: Sequence[str]) -> SolverDefinition:
-        """This solver with fields set in place of those of its file; see `overrides.override`.
+        """Return this solver with fields from the command line in place of those of the file; see `overrides.override`.
 
         Raises:
-            DefinitionError: there is no such field, or a value does not fit it.
+            DefinitionError: there is no such field, or a value is not legal for it.
         """
         if not settings:
             return self
@@ -154,7 +154,7 @@ class SolverDefinition:
         return replace(self, param=param, lines=lines, overridden=overridden)
 
     def with_train_state(self, *, level: int | None, stages: Sequence[str]) -> SolverDefinition:
-        """This solver with another level and more stages in its train_state; as it is where none are given."""
+        """Return this solver with a level (unless None) and additional stages in its train_state."""
         if level is None and not stages:
             return self
         param = SolverParameter()
@@ -165,24 +165,24 @@ class SolverDefinition:
         return replace(self, param=param)
 
     def test_nets(self) -> tuple[TestNet, ...]:
-        """The test nets in Caffe's order: each test_net_param, each test_net, then the common net.
+        """Return the test nets in Caffe's order: each test_net_param, each test_net, then the common net.
 
-        The common net (net or net_param) is tested once for every test_iter that is left over.
+        The common net (net or net_param) is tested once for each remaining test_iter.
 
         Raises:
-            DefinitionError: test_iter, test_state or test_interval do not fit the nets, or a net is wrong.
+            DefinitionError: test_iter, test_state or test_interval do not match the nets, or a net is wrong.
         """
         nets = [self._inline_net("test_net_param", index) for index in range(len(self.param.test_net_param))]
         nets += [self._net_file("test_net", path) for path in self.param.test_net]
         common = [name for name in ("net", "net_param") if self.param.HasField(name)]
-        left_over = len(self.param.test_iter) - len(nets)
-        if left_over < 0 or (left_over > 0 and not common):
+        remaining = len(self.param.test_iter) - len(nets)
+        if remaining < 0 or (remaining > 0 and not common):
             raise self.error(
                 "test_iter",
-                f"{len(self.param.test_iter)} given for {len(nets)} test nets; expected one for each",
+                f"{len(self.param.test_iter)} values for {len(nets)} test nets; expected one for each",
             )
-        if left_over:
-            nets += [self._net(common[0])] * left_over
+        if remaining:
+            nets += [self._net(common[0])] * remaining
         self._check_tests(len(nets))
         states = list(self.param.test_state) or [NetState() for _ in nets]
         return tuple(
@@ -191,13 +191,14 @@ class SolverDefinition:
         )
 
     def snapshot_prefix(self, job_folder: Path | None = None) -> Path:
-        """The prefix of snapshot files.
+        """Return the prefix of snapshot files.
 
-        A prefix that is given means what it means in Caffe; where it is a folder, it gets the solver file's name in it.
+        `snapshot_prefix` means what it means in Caffe: if it is a folder, the solver file's name is appended.
 
         Args:
-            job_folder: where snapshots go that no prefix is given for, under the solver's name without `_solver`, or
-                that of its folder where it has no other name; None: beside the solver file under its name, as Caffe does.
+            job_folder: the folder of snapshots for a solver without snapshot_prefix. Their name is that of the solver
+                file without `_solver`, or that of its folder for a file called solver.prototxt. None: beside the solver
+                file under its name, as in Caffe.
         """
         stem = Path(self.source).stem
         if not self.param.snapshot_prefix:
@@ -214,7 +215,7 @@ class SolverDefinition:
         if self.param.test_state and len(self.param.test_state) != nets:
             raise self.error(
                 "test_state",
-                f"{len(self.param.test_state)} given for {nets} test nets; expected none or one for each",
+                f"{len(self.param.test_state)} values for {nets} test nets; expected none or one for each",
             )
         if nets and self.param.test_interval <= 0:
             raise self.error(
@@ -235,8 +236,8 @@ class SolverDefinition:
             return self.nets[path]
         resolved = self.resolve(path)
         if not resolved.exists():
-            looked = ", ".join(map(str, paths.places_of(path, folder=self.folder)))
-            raise self.error(name, f"there is no net definition '{path}' (looked for {looked})")
+            searched = ", ".join(map(str, paths.candidates(path, folder=self.folder)))
+            raise self.error(name, f"there is no net definition '{path}' (searched: {searched})")
         return read_net(resolved)
 
     def _inline_net(self, name: str, index: int) -> NetDefinition:
@@ -247,7 +248,7 @@ class SolverDefinition:
 
 
 def read_net(path: str | Path) -> NetDefinition:
-    """Reads a net definition, of any grammar that Caffe ever had, in text or in binary, into today's.
+    """Read a net definition in any format that Caffe has had, text or binary, and upgrade it.
 
     Raises:
         DefinitionError: the file cannot be read or the definition is wrong.
@@ -257,12 +258,12 @@ def read_net(path: str | Path) -> NetDefinition:
 
 
 def net_of(content: bytes, *, source: str, folder: Path) -> NetDefinition:
-    """The net definition in the content of a file; see `read_net`.
+    """Parse the content of a net definition file; see `read_net`.
 
     Args:
-        content: of the file.
-        source: its name, for errors.
-        folder: the folder that relative paths in it may start from.
+        content: the bytes of the file.
+        source: the name of the file, for errors.
+        folder: the folder of the file, for relative paths in it.
 
     Raises:
         DefinitionError: the definition is wrong.
@@ -272,7 +273,7 @@ def net_of(content: bytes, *, source: str, folder: Path) -> NetDefinition:
 
 
 def read_solver(path: str | Path) -> SolverDefinition:
-    """Reads a solver definition; an old solver_type becomes today's type.
+    """Read a solver definition and upgrade it: the enum solver_type becomes the string type.
 
     Raises:
         DefinitionError: the file cannot be read or the definition is wrong.
@@ -284,12 +285,12 @@ def read_solver(path: str | Path) -> SolverDefinition:
 def solver_of(
     content: bytes, *, source: str, folder: Path, nets: Mapping[str, NetDefinition] | None = None
 ) -> SolverDefinition:
-    """The solver definition in the content of a file; see `read_solver`.
+    """Parse the content of a solver definition file; see `read_solver`.
 
     Args:
-        content: of the file.
-        source: its name, for errors.
-        folder: the folder that relative paths in it may start from.
+        content: the bytes of the file.
+        source: the name of the file, for errors.
+        folder: the folder of the file, for relative paths in it.
         nets: see `SolverDefinition`.
 
     Raises:
@@ -304,7 +305,7 @@ def solver_of(
 
 
 def _parse(content: bytes, message: M, kind: str, source: str) -> tuple[M, list[Setting]]:
-    """A message from its text or its binary form, and the line of each setting of a text."""
+    """Parse text or binary content into a message. Also return the line of each setting of a text."""
     binary = parse_binary(content, type(message)())
     if binary is not None:
         return binary, []
@@ -318,12 +319,12 @@ def _parse(content: bytes, message: M, kind: str, source: str) -> tuple[M, list[
 def _net_definition(
     param: NetParameter, *, source: str, lines: Iterable[Setting], folder: Path
 ) -> NetDefinition:
-    """The net brought to today's grammar, each of its layers with the line that it came from."""
+    """Upgrade a net to the current format and keep the line number of each layer."""
     found = list(lines)
     layer_lines = tuple(line for path, line in found if path in (("layer",), ("layers",)))
-    for index, sentence in stray_settings(param):
-        place = f":{layer_lines[index]}" if layer_lines else ""
-        LOGGER.warning("%s%s: %s", source, place, sentence)
+    for index, message in stray_settings(param):
+        line_suffix = f":{layer_lines[index]}" if layer_lines else ""
+        LOGGER.warning("%s%s: %s", source, line_suffix, message)
     try:
         upgraded = upgrade_net(param)
     except UpgradeError as error:
@@ -332,13 +333,13 @@ def _net_definition(
     if is_v0(param) and layer_lines:
         layer_lines = tuple(layer_lines[index] for index in kept_layers(param))
     if layer_lines and len(upgraded.layer) > len(layer_lines):
-        # The net's inputs have become a layer of their own.
+        # The upgrade has turned the net's inputs into a layer.
         layer_lines = (next(line for path, line in found if path == ("input",)), *layer_lines)
     return NetDefinition(param=upgraded, source=source, layer_lines=layer_lines, folder=folder)
 
 
 def _inner(lines: Iterable[Setting], name: str, index: int) -> list[Setting]:
-    """The settings inside the block `name` that is number `index`, with paths that start in it."""
+    """Return the settings inside block number `index` of those called `name`, with paths relative to the block."""
     inside: list[Setting] = []
     count = -1
     for path, line in lines:
@@ -350,7 +351,7 @@ def _inner(lines: Iterable[Setting], name: str, index: int) -> list[Setting]:
 
 
 def _merged(phase: Phase, *states: NetState) -> NetState:
-    """The phase, then what each state sets, as Caffe's Solver::InitTrainNet merges them."""
+    """Merge states into one of a given phase, later ones over earlier ones, as Caffe's Solver::InitTrainNet."""
     merged = NetState(phase=phase)
     for state in states:
         merged.MergeFrom(state)

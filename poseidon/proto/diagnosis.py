@@ -1,8 +1,8 @@
-"""Explains, in the words of the schema, why prototxt text does not parse.
+"""Error messages for prototxt text that does not parse, in terms of the schema.
 
-Law: `google.protobuf.text_format` decides whether text is legal; this module only says why it is
-not, and where. It walks the tokens along the message's descriptor and stops at the first mistake.
-Its sentences name the setting, the block, what was found and the nearest legal name.
+Law: `google.protobuf.text_format` decides whether text is legal; this module only finds the reason and the location. It
+walks the tokens along the message's descriptor and stops at the first mistake. A message names the setting, the block,
+what was found, and the nearest legal name.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
 from poseidon.proto.names import nearest_field
 from poseidon.proto.tokens import Token, scan, settings
-from poseidon.proto.values import is_closed, is_quoted, listing, problem, shown
+from poseidon.proto.values import is_closed, is_quoted, listing, problem, quoted
 
 _CLOSER = {"{": "}", "<": ">"}
 _SOLVER = cast(Descriptor, SolverParameter.DESCRIPTOR)
 _NET = cast(Descriptor, NetParameter.DESCRIPTOR)
 
-# Settings that people know from the other layer grammar, and how this one says them.
-_OTHER_GRAMMAR = {
-    ("LayerParameter", "blobs_lr"): "a `layer` block says param { lr_mult: ... }",
-    ("LayerParameter", "weight_decay"): "a `layer` block says param { decay_mult: ... }",
-    ("LayerParameter", "blob_share_mode"): "a `layer` block says param { share_mode: ... }",
-    ("V1LayerParameter", "phase"): "a `layers` block says include { phase: ... }",
+# Settings of the other layer format, and what to write in this one.
+_OTHER_FORMAT = {
+    ("LayerParameter", "blobs_lr"): "in a `layer` block write param { lr_mult: ... }",
+    ("LayerParameter", "weight_decay"): "in a `layer` block write param { decay_mult: ... }",
+    ("LayerParameter", "blob_share_mode"): "in a `layer` block write param { share_mode: ... }",
+    ("V1LayerParameter", "phase"): "in a `layers` block write include { phase: ... }",
 }
 _OTHER_FILE = {
-    "SolverParameter": "this is a net definition; a solver is expected, the file that says net: ... and base_lr: ...",
+    "SolverParameter": "this is a net definition; a solver is expected, the file with net: ... and base_lr: ...",
     "NetParameter": "this is a solver definition; a net definition is expected, the file with the layers",
 }
-"""What a file is whose settings are mostly those of the other kind."""
+"""The error for a file whose settings are mostly those of the other kind."""
 _OTHER_SYNTAX = {
     "/": "; a comment begins with #",
     "{": "; prototxt has no braces around the file and no quotes around names",
     "=": "; a setting is written name: value",
 }
 _CONTENT = re.compile(r"""["']([^\s"':{}]+)\s+[^"']*[:{]""")
-"""A string that runs into the settings behind it, since its closing quote is missing."""
+"""A string that contains the settings after it, because its closing quote is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """What is wrong, as one sentence without its place, and the place; line and column count from 1."""
+    """A mistake: the message without the location, and the location; line and column count from 1."""
 
     message: str
     line: int
@@ -53,7 +53,7 @@ class Mistake:
 
 
 def diagnose(text: str, descriptor: Descriptor) -> Mistake | None:
-    """The first mistake of `text` as a message of type `descriptor`, or None when it has none.
+    """Return the first mistake in `text` as a message of type `descriptor`, or None if it has none.
 
     Args:
         text: prototxt.
@@ -68,7 +68,7 @@ def diagnose(text: str, descriptor: Descriptor) -> Mistake | None:
 
 
 class _Found(Exception):
-    """Carries the first mistake out of the walk."""
+    """The exception that ends the walk at the first mistake."""
 
     def __init__(self, message: str, token: Token) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class _Found(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A message being read: where its block begins and what it has so far."""
+    """A message being read: the start of its block and the settings so far."""
 
     descriptor: Descriptor
     head: Token
@@ -92,8 +92,8 @@ class _Walk:
         self._lines = text.split("\n")
         self._at = 0
         self._frames = [_Frame(descriptor=descriptor, head=Token("", 0, 0, False))]
-        # The first block whose closing brace stands at another indentation than its head: where a
-        # brace is missing, this is more often the place than the block that is open in the end.
+        # The first block whose closing brace has another indentation than its head. If a brace is missing, it is
+        # more often missing here than in the block that is open at the end.
         self._suspect: _Frame | None = None
 
     @property
@@ -105,7 +105,7 @@ class _Walk:
             self._setting()
 
     def missing_quote(self, mistake: Mistake) -> Mistake | None:
-        """The mistake behind another one, where a string of its line has no end; None where all have."""
+        """Return the mistake that caused `mistake` if a string on its line lacks the closing quote, else None."""
         strings = [token for token in self._tokens if token.line == mistake.line and is_quoted(token.text)]
         if not strings or is_closed(strings[-1].text):
             return None
@@ -116,7 +116,7 @@ class _Walk:
                 return Mistake(message=message, line=token.line, column=token.column)
         if strings[-1].column <= mistake.column:
             return None
-        message = f"a string in this line has no closing quote; the last one is {shown(strings[-1].text)}"
+        message = f"a string on this line has no closing quote; the last one is {quoted(strings[-1].text)}"
         return Mistake(message=message, line=mistake.line, column=strings[0].column)
 
     def _next(self) -> Token:
@@ -152,7 +152,7 @@ class _Walk:
         self._value(setting, name)
         while not self._try("]"):
             if not self._try(","):
-                found = shown(self._token.text)
+                found = quoted(self._token.text)
                 raise _Found(f"the list of {setting.name} expects ',' or ']', found {found}", self._token)
             self._value(setting, name)
 
@@ -164,7 +164,7 @@ class _Walk:
             self._block(setting.message_type, setting, name, twice)
             return
         self._scalar(setting)
-        # As in C, strings side by side are one.
+        # Adjacent strings are concatenated, as in C.
         while is_quoted(self._token.text) and _takes_string(setting):
             self._scalar(setting)
         if twice:
@@ -178,7 +178,7 @@ class _Walk:
         self._next()
 
     def _bare(self, token: Token) -> str:
-        """A value that should have been quoted, up to the next space; a token as it is where it is quoted."""
+        """Return an unquoted value up to the next space, or a quoted token unchanged."""
         if is_quoted(token.text) or not token.text:
             return token.text
         found = re.match(r"[\w./~-]+", self._lines[token.line - 1][token.column - 1 :])
@@ -187,7 +187,7 @@ class _Walk:
     def _block(self, descriptor: Descriptor, setting: FieldDescriptor, name: Token, twice: bool) -> None:
         closer = _CLOSER.get(self._token.text)
         if closer is None:
-            found = shown(self._token.text)
+            found = quoted(self._token.text)
             raise _Found(f"{setting.name} is a block: expected '{{' after it, found {found}", self._token)
         if twice:
             frame = self._frames[-1]
@@ -205,18 +205,16 @@ class _Walk:
     def _no_colon(self, setting: FieldDescriptor) -> NoReturn:
         token = self._token
         if token.text in _CLOSER:
-            raise _Found(
-                f"{setting.name} takes a value and is no block: write {setting.name}: <value>", token
-            )
-        raise _Found(f"expected ':' after {setting.name}, found {shown(token.text)}", token)
+            raise _Found(f"{setting.name} takes a value, not a block: write {setting.name}: <value>", token)
+        raise _Found(f"expected ':' after {setting.name}, found {quoted(token.text)}", token)
 
     def _not_a_name(self, token: Token) -> NoReturn:
         frame = self._frames[-1]
         if token.text in _CLOSER.values() and len(self._frames) == 1:
-            raise _Found(f"this '{token.text}' closes nothing: there is one too many above or here", token)
+            raise _Found(f"this '{token.text}' closes nothing: there is one too many here or above", token)
         where = f"in {frame.descriptor.name}" if frame.head.text else "in the file"
         hint = _OTHER_SYNTAX.get(token.text, "")
-        raise _Found(f"expected the name of a setting {where}, found {shown(token.text)}{hint}", token)
+        raise _Found(f"expected the name of a setting {where}, found {quoted(token.text)}{hint}", token)
 
     def _unknown(self, frame: _Frame, name: Token) -> str:
         legal = sorted(frame.descriptor.fields_by_name)
@@ -225,7 +223,7 @@ class _Walk:
         if comma := self._decimal_comma(name):
             return comma
         message = f"unknown field '{name.text}' in {frame.descriptor.name}"
-        if hint := _OTHER_GRAMMAR.get((frame.descriptor.name, name.text)):
+        if hint := _OTHER_FORMAT.get((frame.descriptor.name, name.text)):
             return f"{message}; {hint}"
         if any(name.text in outer.descriptor.fields_by_name for outer in self._frames[:-1]):
             if name.text in self._frames[0].descriptor.fields_by_name and self._opens_block():
@@ -237,7 +235,7 @@ class _Walk:
         return f"{message}; it takes {listing(legal)}"
 
     def _is_of_the_other_kind(self, descriptor: Descriptor) -> bool:
-        """Whether most settings of a solver's file are those of a net, or the other way round."""
+        """Return whether most settings of a solver file are those of a net, or vice versa."""
         kinds = [kind.name for kind in (_SOLVER, _NET)]
         if descriptor.name not in kinds:
             return False
@@ -247,7 +245,7 @@ class _Walk:
         return len(names & set(other.fields_by_name)) > len(own)
 
     def _decimal_comma(self, name: Token) -> str:
-        """For 0,01: the sentence on it; empty for anything else."""
+        """Return the message for a decimal comma such as 0,01; empty for anything else."""
         before = self._tokens[max(0, self._at - 3) : self._at - 1]
         if (
             len(before) < 2

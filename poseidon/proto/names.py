@@ -1,4 +1,4 @@
-"""Which field a name that is none most likely means."""
+"""Suggestions for unknown field names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from google.protobuf.descriptor import Descriptor
 
 from poseidon.errors import nearest
 
-_OTHER_WORDS = {
+_FOREIGN_NAMES = {
     "lr": ("base_lr", "lr_mult"),
     "learning_rate": ("base_lr", "lr_mult"),
     "epochs": ("max_iter",),
@@ -36,11 +36,11 @@ _OTHER_WORDS = {
     "outputs": ("top",),
     "output": ("top", "num_output"),
 }
-"""What other frameworks call a field, with Caffe's names."""
+"""The names that other frameworks use, with Caffe's fields."""
 
 
 def nearest_field(name: str, descriptor: Descriptor) -> str | None:
-    """The field of a message that a wrong name most likely means; words of other frameworks count."""
+    """Return the field of a message that an unknown name most likely means, or None. Names of other frameworks are known."""
     fields = descriptor.fields_by_name
-    known = _OTHER_WORDS.get(name.lower())
+    known = _FOREIGN_NAMES.get(name.lower())
     return next((field for field in known or () if field in fields), None) or nearest(name, fields)

@@ -1,6 +1,6 @@
-"""Fields of a solver that the command line sets, in place of what its file says: `base_lr=0.1`, `train_state.level=2`.
+"""Solver fields that the command line sets in place of the file's: `base_lr=0.1`, `train_state.level=2`.
 
-Law: a value is prototxt and is read by the same parser as a file; only the quotes of a string may be left out.
+Law: a value is prototxt and is read by the parser for files; only the quotes of a string may be left out.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from poseidon.proto.text import parse
 from poseidon.proto.values import is_quoted, listing
 
 TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
-_INSTEAD = (TRAIN_NET_FIELDS, ("type", "solver_type"))
-"""Fields that say the same in other ways: one of the command line replaces all of its group."""
+_ALTERNATIVES = (TRAIN_NET_FIELDS, ("type", "solver_type"))
+"""Groups of fields with the same meaning: a setting for one of them clears the others."""
 
 
 def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter:
-    """A copy of a solver with fields set.
+    """Return a copy of a solver with some fields set.
 
     Args:
         param: the solver.
-        settings: `field=value` each, the field of a block as `block.field`. The last of several for one field counts; those for
-            a repeated field replace what the file has and add up.
+        settings: `field=value` each; `block.field=value` for a field in a block. The last value of a field counts. All
+            values of a repeated field count; together they replace the file's.
 
     Raises:
-        DefinitionError: there is no such field, or the value does not fit it.
+        DefinitionError: there is no such field, or the value is not legal for it.
     """
     changed = SolverParameter()
     changed.CopyFrom(param)
     replaced: set[tuple[str, ...]] = set()
     for setting in settings:
         path, field, value = _read(setting)
-        for name in next((group for group in _INSTEAD if path[0] in group), ()):
+        for name in next((group for group in _ALTERNATIVES if path[0] in group), ()):
             if name != path[0]:
                 changed.ClearField(name)
         if not field.is_repeated or path not in replaced:
@@ -50,29 +50,29 @@ def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter
 
 
 def field_of(setting: str) -> str:
-    """The solver's own field that a setting changes, or changes a part of."""
+    """Return the top-level field that a setting changes."""
     return setting.partition("=")[0].partition(".")[0].strip()
 
 
 def changes(before: SolverParameter, after: SolverParameter, settings: Iterable[str]) -> str:
-    """What settings have changed, for people.
+    """Return a description of the changed settings for the log.
 
     Args:
-        before: the solver of the file.
-        after: that of `override`.
-        settings: those that were given.
+        before: the solver in the file.
+        after: the solver that `override` returned.
+        settings: the settings passed to `override`.
     """
     names = dict.fromkeys(setting.partition("=")[0].strip() for setting in settings)
     parts = []
     for name in names:
         path = tuple(name.split("."))
-        old = _shown(before, path)
-        parts.append(f"{name}: {_shown(after, path)} ({f'file: {old}' if old else 'not in the file'})")
+        old = _value_text(before, path)
+        parts.append(f"{name}: {_value_text(after, path)} ({f'file: {old}' if old else 'not in the file'})")
     return ", ".join(parts)
 
 
 def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParameter]:
-    """The path of a setting, its field, and a solver in which nothing else is set."""
+    """Return the path of a setting, its field, and a solver with only this field set."""
     name, equals, text = (part.strip() for part in setting.partition("="))
     source = f"--set {setting}"
     if not equals or not name:
@@ -85,7 +85,7 @@ def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParamet
         block = text if text.startswith(("{", "[")) else f"{{ {text} }}"
         body = f"{path[-1]} {block}" if block.startswith("{") else f"{path[-1]}: {block}"
     else:
-        body = f"{path[-1]}: {_value(field, text)}"
+        body = f"{path[-1]}: {_quoted_value(field, text)}"
     for outer in reversed(path[:-1]):
         body = f"{outer} {{ {body} }}"
     value = SolverParameter()
@@ -103,7 +103,7 @@ def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParamet
 
 def _field(path: Sequence[str], source: str) -> FieldDescriptor:
     descriptor = cast(Descriptor, SolverParameter.DESCRIPTOR)
-    for place, name in enumerate(path):
+    for index, name in enumerate(path):
         field = descriptor.fields_by_name.get(name)
         if field is None:
             near = nearest_field(name, descriptor)
@@ -111,17 +111,15 @@ def _field(path: Sequence[str], source: str) -> FieldDescriptor:
                 f"did you mean '{near}'?" if near else f"it has {listing(sorted(descriptor.fields_by_name))}"
             )
             raise DefinitionError(f"unknown field '{name}' in {descriptor.name}; {hint}", source=source)
-        if place == len(path) - 1:
+        if index == len(path) - 1:
             return field
         if field.message_type is None or field.is_repeated:
-            raise DefinitionError(
-                f"'{name}' has no fields of its own that could be set one by one", source=source
-            )
+            raise DefinitionError(f"'{name}' has no fields that can be set one by one", source=source)
         descriptor = field.message_type
     raise AssertionError("a path has a name")
 
 
-def _value(field: FieldDescriptor, text: str) -> str:
+def _quoted_value(field: FieldDescriptor, text: str) -> str:
     strings = field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
     if not strings or is_quoted(text) or (field.is_repeated and text.startswith("[")):
         return text
@@ -129,24 +127,24 @@ def _value(field: FieldDescriptor, text: str) -> str:
 
 
 def _holder(message: Message, path: Sequence[str]) -> Message:
-    """The message that has the last name of a path."""
+    """Return the message that holds the last field of a path."""
     for name in path[:-1]:
         message = getattr(message, name)
     return message
 
 
-def _shown(param: SolverParameter, path: Sequence[str]) -> str:
-    """The value at a path in one line; empty where it is not set."""
+def _value_text(param: SolverParameter, path: Sequence[str]) -> str:
+    """Return the value at a path as text on one line; empty if it is not set."""
     found = next((pair for pair in _holder(param, path).ListFields() if pair[0].name == path[-1]), None)
     if found is None:
         return ""
     field, value = found
     if field.message_type is not None:
         return "{...}"
-    return ", ".join(_word(field, item) for item in (value if field.is_repeated else [value]))
+    return ", ".join(_scalar_text(field, item) for item in (value if field.is_repeated else [value]))
 
 
-def _word(field: FieldDescriptor, value: object) -> str:
+def _scalar_text(field: FieldDescriptor, value: object) -> str:
     if field.enum_type is not None and isinstance(value, int):
         return field.enum_type.values_by_number[value].name
     return (

@@ -1,11 +1,10 @@
-"""What a path inside a definition means.
+"""Resolution of the paths in a definition.
 
-Law: an absolute path is itself. A relative one is looked for beside the file that names it, then
-under the repository root, then under the current folder; the first that exists is meant. What
-exists nowhere is meant under the repository root by a file of the repository, and beside itself by a
-file that lies elsewhere: a job writes to the same place from wherever it is started, and a project of
-somebody's own writes nothing into the checkout. The folder names POSEIDON_ROOT and CAFFE_ROOT, which the definitions of
-this project's ancestor ask the user to replace, stand for the repository root.
+Law: an absolute path is used as it is. A relative path is searched for in the folder of the file that names it, then
+under the repository root, then under the current folder; the first that exists is used. A path that exists nowhere is
+resolved against the repository root if the file is in the repository, otherwise against the folder of the file: a job
+writes to the same path wherever it is started, and other projects write nothing into the checkout. The leading folder
+names POSEIDON_ROOT and CAFFE_ROOT of older definitions mean the repository root.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from poseidon.errors import DefinitionError
 
-LONGEST_NAME = 255  # bytes of a file's name on every system that this runs on
+LONGEST_NAME = 255  # bytes of a file name on every supported system
 PLACEHOLDERS = ("POSEIDON_ROOT", "CAFFE_ROOT")
 
 
@@ -24,56 +23,56 @@ _TEMPLATES = _PACKAGE / "templates"  # setup.py puts it into a wheel; a checkout
 
 
 def repository_root() -> Path:
-    """The checkout that this package runs from, or the current folder when it is installed elsewhere.
+    """Return the checkout that this package runs from, or the current folder if the package is installed.
 
-    A checkout is known by its `prototxt` folder beside the package.
+    A checkout has a `prototxt` folder beside the package.
     """
     parent = _PACKAGE.parent
     return parent if (parent / "prototxt").is_dir() and not _TEMPLATES.is_dir() else Path.cwd()
 
 
 def shipped_folder() -> Path:
-    """Where `prototxt`, `machinefiles` and `examples` lie: in the installed package, or at the top of the checkout."""
+    """Return the folder of `prototxt`, `machinefiles` and `examples`: in the installed package, or the top of the checkout."""
     return _TEMPLATES if _TEMPLATES.is_dir() else _PACKAGE.parent
 
 
 def resolve(path: str, *, folder: Path) -> Path:
-    """The file or folder that `path` means; it need not exist.
+    """Resolve a path of a definition to a file or folder, which need not exist.
 
     Args:
-        path: as written in the definition.
+        path: the path in the definition.
         folder: the folder of the file that names it.
 
     Raises:
-        DefinitionError: the path is empty, or no file can have it.
+        DefinitionError: the path is empty or not legal.
     """
-    candidates = _candidates(path, folder)
-    return next((candidate for candidate in candidates if candidate.exists()), candidates[-1])
+    paths = _candidates(path, folder)
+    return next((candidate for candidate in paths if candidate.exists()), paths[-1])
 
 
-def places_of(path: str, *, folder: Path) -> list[Path]:
-    """Where `resolve` looks for a path, in order, each place once."""
+def candidates(path: str, *, folder: Path) -> list[Path]:
+    """Return the paths that `resolve` tries, in order, without duplicates."""
     return list(dict.fromkeys(_candidates(path, folder)))
 
 
 def resolve_prefix(path: str, *, folder: Path) -> Path:
-    """The prefix that `path` means, such as a snapshot_prefix: its parent folder decides as in `resolve`.
+    """Resolve a prefix such as snapshot_prefix by its parent folder, as in `resolve`.
 
-    A prefix without a folder, `lenet`, is meant beside the file that names it; on a host that has only the content of that file,
-    and no such folder, in the working folder.
+    A prefix without a folder, `lenet`, is in the folder of the file that names it. On a host that has the content of that
+    file but not the folder, it is in the current folder.
     """
     if path and Path(path).name == path and not folder.exists():
         folder = Path.cwd()
-    candidates = _candidates(path, folder)
-    return next((candidate for candidate in candidates if candidate.parent.exists()), candidates[-1])
+    prefixes = _candidates(path, folder)
+    return next((candidate for candidate in prefixes if candidate.parent.exists()), prefixes[-1])
 
 
 def _candidates(path: str, folder: Path) -> list[Path]:
-    """The absolute places that `path` can mean, best first; the last is for what exists nowhere."""
+    """Return the absolute paths that `path` can mean, best first; the last is for a path that exists nowhere."""
     if not path:
-        raise DefinitionError("an empty path is given where a file or folder is expected")
+        raise DefinitionError("expected the path of a file or folder, found an empty path")
     if "\0" in path or max(len(os.fsencode(part)) for part in path.split("/")) > LONGEST_NAME:
-        raise DefinitionError(f"'{path[:LONGEST_NAME]}' is a path that no file can have")
+        raise DefinitionError(f"'{path[:LONGEST_NAME]}' is not a legal path")
     written = Path(path)
     if written.is_absolute():
         return [written]

@@ -1,8 +1,8 @@
-"""Which layers of a net belong to a phase, level and stage.
+"""Selection of a net's layers by phase, level and stage.
 
-Law: exactly Caffe's rules (Net::FilterNet, Net::StateMeetsRule). A layer without rules is always in.
-With `include` rules it is in if the state meets one of them; with `exclude` rules it is out if the
-state meets one of them; it may not have both. The order of what stays is kept.
+Law: exactly Caffe's rules (Net::FilterNet, Net::StateMeetsRule). A layer without rules is always included. A layer with
+`include` rules is included if the state meets one of them; a layer with `exclude` rules is excluded if the state meets
+one of them; a layer may not have both. The order of the layers is kept.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from poseidon.proto.definition import NetDefinition
 
 
 def meets(state: NetState, rule: NetStateRule) -> bool:
-    """Whether the state meets every condition of the rule; an empty rule is always met.
+    """Return whether the state meets every condition of the rule. An empty rule is always met.
 
     Args:
-        state: phase, level and stages that the net is built for.
+        state: the phase, level and stages that the net is built for.
         rule: phase equal; min_level <= level <= max_level; every `stage` set; no `not_stage` set.
     """
     stages = set(state.stage)
@@ -31,14 +31,14 @@ def meets(state: NetState, rule: NetStateRule) -> bool:
 
 
 def is_included(layer: LayerParameter, state: NetState) -> bool:
-    """Whether a layer, which has rules of one kind at most, belongs to the net of this state."""
+    """Return whether a layer is part of the net of this state. The layer has rules of at most one kind."""
     if layer.include:
         return _meets_any(state, layer.include)
     return not _meets_any(state, layer.exclude)
 
 
 def filter_net(definition: NetDefinition, state: NetState) -> NetDefinition:
-    """The definition with only the layers that belong to `state`, each with its line.
+    """Return the definition with only the layers that belong to `state`.
 
     Raises:
         DefinitionError: a layer has both include and exclude rules.

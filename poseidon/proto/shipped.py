@@ -1,8 +1,7 @@
-"""A solver and its nets as one text, to be read on a machine that has none of the files.
+"""Serialization of a solver and its nets to one text, for hosts that do not have the files.
 
-Law: what is read there is, byte for byte, what lies here. The folder of each file comes along as a name, relative to the
-current folder where it lies below it, so that a relative `source` is looked for there by the rule of
-`poseidon.proto.paths` as it is here.
+Law: the remote host reads the same bytes. The text also holds the path of each file's folder, relative to the current
+folder if it is below it, so that the remote host resolves a relative `source` by the same rule (`poseidon.proto.paths`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NET_FILES = ("net", "train_net")
 
 
 def portable(path: Path) -> str:
-    """A path by which another machine means what we mean: relative to the current folder where it lies below it."""
+    """Return a path that is valid on other hosts too: relative to the current folder if it is below it, else absolute."""
     absolute = path.absolute()
     try:
         return str(absolute.relative_to(Path.cwd()))
@@ -31,11 +30,11 @@ def portable(path: Path) -> str:
 
 
 def pack_solver(path: Path, settings: Sequence[str] = ()) -> str:
-    """A solver's file and those of the nets that it names, as one text.
+    """Return a solver file and the net files that it names as one text.
 
     Args:
-        path: of the solver.
-        settings: fields that are set in place of the file's; they may name other nets, and do not become part of the text.
+        path: the solver file.
+        settings: overrides for fields of the solver, which can name other nets. They are not part of the text.
 
     Raises:
         DefinitionError: one of them cannot be read.
@@ -47,17 +46,17 @@ def pack_solver(path: Path, settings: Sequence[str] = ()) -> str:
 
 
 def unpack_solver(text: str) -> SolverDefinition:
-    """The solver in a text of `pack_solver`.
+    """Return the solver in a text that `pack_solver` returned.
 
     Raises:
-        DefinitionError: it is none, or a definition is wrong.
+        DefinitionError: the text is damaged, or a definition is wrong.
     """
     try:
         fields = json.loads(text)
         nets = {name: _net(net) for name, net in fields["nets"].items()}
         source, folder, content = _unpacked(fields)
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise DefinitionError("the definitions that came with the job are damaged") from error
+        raise DefinitionError("the definitions that the launcher sent are damaged") from error
     return solver_of(content, source=source, folder=folder, nets=nets)
 
 

@@ -1,7 +1,7 @@
-"""Prototxt text into messages and back.
+"""Reading and writing of prototxt text and binary messages.
 
-Law: nothing of `google.protobuf.text_format` leaves this module; a refusal is a DefinitionError
-with file, line and column, in the words of the schema.
+Law: no exception of `google.protobuf.text_format` leaves this module. A parse error is a DefinitionError with file, line
+and column, in terms of the schema.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from google.protobuf import text_format
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from poseidon.errors import DefinitionError
+from poseidon.proto.caffe_pb2 import BlobProto
 from poseidon.proto.diagnosis import diagnose
-from poseidon.proto.strings import strings_are_text
 from poseidon.proto.tokens import map_comments, settings
 
 M = TypeVar("M", bound=Message)
-# Bytes that no prototxt has: control characters, and the first byte of the tag of NetParameter.layer where no text goes on.
+# Bytes that no ASCII prototxt has: control characters, and those above 0x7f, such as the tag of NetParameter.layer.
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f]|[\x80-\xff]")
 
-_STRANGE = re.compile("[\udc80-\udcff]")  # what `surrogateescape` makes of bytes that are no UTF-8
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # `surrogateescape` decodes bytes that are not UTF-8 to these
 
 
 def parse(text: str, message: M, *, source: str) -> M:
-    """Fills `message` from prototxt and returns it.
+    """Parse prototxt into `message` and return it.
 
     Args:
         text: prototxt.
         message: an empty message of the type that the text should hold.
-        source: the file that the text came from, or another name for it in errors.
+        source: the file of the text, or another name for it, for errors.
 
     Raises:
-        DefinitionError: the text is no legal prototxt, does not fit the schema, or leaves out a
-            required setting. `message` is then half filled and of no use.
+        DefinitionError: the text is not legal prototxt, does not match the schema, or leaves out a required setting.
+            `message` is then incomplete.
     """
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         raise _explained(text, message, error, source) from error
-    # Every message class has it, but the stubs do not say so.
+    # Every message class has this method, but the stubs lack it.
     missing = cast(Any, message).FindInitializationErrors()
     if missing:
         raise _missing(text, missing[0], source)
@@ -50,10 +50,10 @@ def parse(text: str, message: M, *, source: str) -> M:
 
 
 def read(path: Path, message: M) -> M:
-    """Fills `message` from a prototxt file and returns it.
+    """Parse a prototxt file into `message` and return it.
 
     Raises:
-        DefinitionError: the file cannot be read, is no text or holds nothing; or as in `parse`.
+        DefinitionError: the file cannot be read, is not text, or is empty; or as in `parse`.
     """
     text = read_text(path)
     parse(text, message, source=str(path))
@@ -63,19 +63,19 @@ def read(path: Path, message: M) -> M:
 
 
 def read_text(path: Path) -> str:
-    """The text of a definition file, UTF-8 with or without a byte order mark.
+    """Read the text of a definition file, UTF-8 with or without a byte order mark.
 
     Raises:
-        DefinitionError: there is no such file, it is a folder, it may not be read, or it is no text.
+        DefinitionError: there is no such file, it is a folder, it cannot be read, or it is not text.
     """
     return decode(read_content(path), source=str(path))
 
 
 def read_content(path: Path) -> bytes:
-    """The bytes of a definition file.
+    """Read the bytes of a definition file.
 
     Raises:
-        DefinitionError: there is no such file, it is a folder, or it may not be read.
+        DefinitionError: there is no such file, it is a folder, or it cannot be read.
     """
     source = str(path)
     try:
@@ -89,30 +89,30 @@ def read_content(path: Path) -> bytes:
 
 
 def decode(content: bytes, *, source: str) -> str:
-    """The text that a file holds: UTF-8; comments may be in any encoding of bytes, since nothing reads them.
+    """Decode the text of a file as UTF-8. Comments may have any encoding.
 
     Raises:
-        DefinitionError: it holds no text.
+        DefinitionError: the content is not UTF-8 text.
     """
     if b"\0" in content:
         raise DefinitionError("this is a binary file; prototxt text is expected", source=source)
     text = content.decode("utf-8-sig", errors="surrogateescape")
-    strange = _STRANGE.search(text)
-    if strange is not None:
-        text = map_comments(text, lambda comment: _STRANGE.sub("?", comment))
-        strange = _STRANGE.search(text)
-    if strange is None:
+    invalid = _NOT_UTF8.search(text)
+    if invalid is not None:
+        text = map_comments(text, lambda comment: _NOT_UTF8.sub("?", comment))
+        invalid = _NOT_UTF8.search(text)
+    if invalid is None:
         return text
-    byte, line = ord(strange.group()) & 0xFF, text.count("\n", 0, strange.start()) + 1
+    byte, line = ord(invalid.group()) & 0xFF, text.count("\n", 0, invalid.start()) + 1
     raise DefinitionError(
-        f"the file is no UTF-8 text (byte 0x{byte:02x}); prototxt text is expected", source=source, line=line
+        f"the file is not UTF-8 text (byte 0x{byte:02x}); prototxt text is expected", source=source, line=line
     )
 
 
 def parse_binary(content: bytes, message: M) -> M | None:
-    """`message` filled from its binary form; None if the content is text, or no such message.
+    """Parse binary content into `message` and return it; None if the content is text or not such a message.
 
-    A net in binary form cannot be taken for text: the tag of its layers is no UTF-8.
+    A binary net cannot be mistaken for text: the tag of its layers is not UTF-8.
     """
     if not _NO_TEXT.search(content):
         return None
@@ -123,13 +123,30 @@ def parse_binary(content: bytes, message: M) -> M | None:
     return message if strings_are_text(message) and message.ListFields() else None
 
 
+def strings_are_text(message: Message) -> bool:
+    """Return whether every string in a message, at any depth, is UTF-8.
+
+    protobuf returns a string that is not UTF-8 as bytes, because Caffe's schema (proto2) does not require UTF-8. Readers of
+    binary files call this once, so that later code meets no bytes. Blobs have no strings and are skipped.
+    """
+    inner: list[Message] = []
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            inner += [value] if isinstance(value, Message) else value
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            strings = [value] if isinstance(value, (str, bytes)) else value
+            if any(isinstance(string, bytes) for string in strings):
+                return False
+    return all(strings_are_text(part) for part in inner if not isinstance(part, BlobProto))
+
+
 def to_text(message: Message) -> str:
-    """The message as prototxt, in Caffe's form: one setting a line, two spaces for each block."""
+    """Return the message as prototxt in Caffe's layout: one setting a line, blocks indented by two spaces."""
     return text_format.MessageToString(message)
 
 
 def layer_lines(text: str) -> list[int]:
-    """The lines, from 1, of the top-level `layer` and `layers` blocks of a net's text, in order."""
+    """Return the line numbers, from 1, of the top-level `layer` and `layers` blocks of a net's text, in order."""
     return [setting.line for setting in settings(text) if setting.path in (("layer",), ("layers",))]
 
 
@@ -137,19 +154,19 @@ def _explained(text: str, message: Message, error: text_format.ParseError, sourc
     mistake = diagnose(text, cast(Descriptor, message.DESCRIPTOR))
     if mistake is not None:
         return DefinitionError(mistake.message, source=source, line=mistake.line, column=mistake.column)
-    # A refusal that the diagnosis does not know: better the library's words than none.
+    # The diagnosis found nothing: use the library's message.
     line, column = error.GetLine(), error.GetColumn()
-    words = str(error).removeprefix(f"{line}:{column} : ").rstrip(".") or "the text does not parse"
-    return DefinitionError(words, source=source, line=line, column=column)
+    reason = str(error).removeprefix(f"{line}:{column} : ").rstrip(".") or "the text does not parse"
+    return DefinitionError(reason, source=source, line=line, column=column)
 
 
 def _missing(text: str, path: str, source: str) -> DefinitionError:
-    """For a required setting left out, as protobuf names it: `layer[2].clip_param.min`."""
+    """Return the error for a missing required field with this protobuf path: `layer[2].clip_param.min`."""
     *blocks, name = path.split(".")
     wanted = tuple(block.partition("[")[0] for block in blocks)
     inside = f" in {blocks[-1].partition('[')[0]}" if blocks else ""
     lines = [setting.line for setting in settings(text) if setting.path == wanted]
-    # Of several such blocks the complete ones cannot be told apart here; the layer's can.
+    # The path has the index of the layer, not that of an inner block among its like.
     index = int(blocks[0].partition("[")[2].rstrip("]") or 0) if blocks else 0
     outer = [setting.line for setting in settings(text) if setting.path == wanted[:1]]
     line = next((line for line in lines if index < len(outer) and line >= outer[index]), None)

@@ -1,8 +1,7 @@
-"""Scans prototxt text: its tokens with their places, and the settings that they form.
+"""A scanner for prototxt text: tokens and settings with their line numbers.
 
-Law: this scanner never fails. What is no legal token becomes a token of one character, and the
-reader of the tokens decides. It splits text as `google.protobuf.text_format` does, so that both
-agree on where a thing is.
+Law: the scanner never fails. A character that starts no legal token becomes a token. It splits text as
+`google.protobuf.text_format` does, so that both report the same locations.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """One token and its place; line and column count from 1. The token at the end of the text is empty.
+    """A token and its location; line and column count from 1. The token at the end of the text is empty.
 
-    A tuple and no dataclass: a net of 7000 lines has 20,000 of them.
+    A tuple and not a dataclass, for speed: a net of 7000 lines has 20,000 tokens.
     """
 
     text: str
@@ -36,14 +35,14 @@ class Token(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting at its place: the names of the blocks around it and its own, outermost first."""
+    """A setting and its line. `path` has the names of the blocks around it and its own, outermost first."""
 
     path: tuple[str, ...]
     line: int
 
 
 def scan(text: str) -> Iterator[Token]:
-    """The tokens of `text` without spaces and comments, and at last one empty token for the end."""
+    """Yield the tokens of `text` without spaces and comments, and an empty token at the end."""
     line, line_start = 1, 0
     for match in _TOKEN.finditer(text):
         kind, found = match.lastgroup, match.group()
@@ -56,35 +55,35 @@ def scan(text: str) -> Iterator[Token]:
 
 
 def map_comments(text: str, change: Callable[[str], str]) -> str:
-    """`text` with each comment changed, which begins with its `#`."""
+    """Return `text` with each comment, including its `#`, replaced by `change(comment)`."""
     return _TOKEN.sub(lambda match: change(match[0]) if match[0].startswith("#") else match[0], text)
 
 
 def settings(text: str) -> Iterator[Setting]:
-    """Every setting of `text` in order, blocks and values alike, as path and line.
+    """Yield every setting of `text` in order, blocks and values alike.
 
-    A list of blocks, `layer: [{...}, {...}]`, gives one setting for each of its blocks.
-    Text that does not parse gives what can be told of it.
+    A list of blocks, `layer: [{...}, {...}]`, yields one setting for each block. Text that does not parse yields the
+    settings that can be recognized.
     """
     outer: list[tuple[str, bool]] = []
     path: tuple[str, ...] = ()
-    name, in_list, told = "", False, False
+    name, in_list, emitted = "", False, False
     previous = ""
     for token in scan(text):
         if token.is_word and not in_list and previous != ":":
-            name, told = token.text, True
+            name, emitted = token.text, True
             yield Setting((*path, name), token.line)
         elif token.text == "[":
             in_list = True
         elif token.text == "]":
             in_list = False
         elif token.text in ("{", "<"):
-            if not told:
+            if not emitted:
                 yield Setting((*path, name), token.line)
             outer.append((name, in_list))
             path = (*path, name)
-            in_list, told = False, False
+            in_list, emitted = False, False
         elif token.text in ("}", ">") and outer:
             name, in_list = outer.pop()
-            path, told = path[:-1], False
+            path, emitted = path[:-1], False
         previous = token.text

@@ -126,7 +126,7 @@ def _weights(steps: Sequence[Step], losses: dict[int, float]) -> list[tuple[floa
 def _blobs(
     compiled: Compiled, layers: Sequence[Layer], tops: Sequence[tuple[str, ...]]
 ) -> OrderedDict[str, Blob]:
-    """A blob for each name; where a Python layer made its top, that one, with what its setup wrote."""
+    """Return a blob for each name; where a Python layer made its top, that one, with what its setup wrote."""
     blobs: OrderedDict[str, Blob] = OrderedDict()
     for layer, names in zip(layers, tops, strict=True):
         for place, name in enumerate(names):
@@ -141,7 +141,7 @@ def _blobs(
 
 
 def _learned(layers: Sequence[Layer]) -> list[Blobs]:
-    """Each layer's learnable blobs; those behind which one parameter is share data and diff."""
+    """Return each layer's learnable blobs; those behind which one parameter is share data and diff."""
     owners: dict[nn.Parameter, Blob] = {}
     found = []
     for layer in layers:

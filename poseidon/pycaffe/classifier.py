@@ -28,7 +28,7 @@ class Wants:
 
 
 def transformer_of(shapes: Mapping[str, Sequence[int]], wants: Wants) -> Transformer:
-    """A transformer of the first input: axes transposed, and the rest as wanted."""
+    """Return a transformer of the first input: axes transposed, and the rest as wanted."""
     transformer = Transformer(shapes)
     name = next(iter(shapes))
     transformer.set_transpose(name, (2, 0, 1))
@@ -74,7 +74,7 @@ class Classifier(Net):
         self.image_dims = self.crop_dims if image_dims is None else np.array(image_dims)
 
     def predict(self, inputs: Sequence[Array], oversample: bool = True) -> Array:
-        """The scores of pictures (H, W, K), N x classes.
+        """Return the scores of pictures (H, W, K), N x classes.
 
         Args:
             inputs: the pictures, of any sizes.

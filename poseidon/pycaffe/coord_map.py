@@ -52,7 +52,7 @@ class AxisMismatchException(Exception):
 
 
 def coord_map(fn: Function) -> CoordMap:
-    """The map from a layer's bottom to its top.
+    """Return the map from a layer's bottom to its top.
 
     Raises:
         UndefinedMapException: there is none.
@@ -95,7 +95,7 @@ def _numbers(value: Any) -> Numbers:
 
 
 def compose(base_map: CoordMap, next_map: CoordMap) -> CoordMap:
-    """The map that does `next_map` first and `base_map` after it.
+    """Return the map that does `next_map` first and `base_map` after it.
 
     Raises:
         AxisMismatchException: they are of different axes.
@@ -109,13 +109,13 @@ def compose(base_map: CoordMap, next_map: CoordMap) -> CoordMap:
 
 
 def inverse(coord_map: CoordMap) -> CoordMap:
-    """The map of the other direction."""
+    """Return the map of the other direction."""
     axis, a, b = coord_map
     return axis, 1 / a, -b / a
 
 
 def coord_map_from_to(top_from: Top, top_to: Top) -> CoordMap:
-    """The map from the coordinates of one blob to those of another.
+    """Return the map from the coordinates of one blob to those of another.
 
     Raises:
         RuntimeError: no blob is an ancestor of both through layers that map coordinates.
@@ -129,7 +129,7 @@ def coord_map_from_to(top_from: Top, top_to: Top) -> CoordMap:
 
 
 def _ancestors(top: Top) -> dict[Top, CoordMap]:
-    """Each blob that `top` is computed from by layers that map coordinates, nearest first, with the map from it."""
+    """Return each blob that `top` is computed from by layers that map coordinates, nearest first, with the map from it."""
     maps: dict[Top, CoordMap] = {top: IDENTITY}
     waiting = [top]
     while waiting:
@@ -148,7 +148,7 @@ def _ancestors(top: Top) -> dict[Top, CoordMap]:
 
 
 def crop(top_from: Top, top_to: Top) -> Top:
-    """A Crop layer that cuts `top_from` to the extents of `top_to`, so that their pixels lie on each other.
+    """Return a Crop layer that cuts `top_from` to the extents of `top_to`, so that their pixels lie on each other.
 
     Raises:
         AssertionError: the blobs differ in scale, or the part would begin before the first pixel or between two.

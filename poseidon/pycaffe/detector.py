@@ -110,7 +110,7 @@ class Detector(Net):
         return self.detect_windows(list(zip(names, windows, strict=True)))
 
     def crop(self, im: Array, window: Window) -> Array:
-        """A window of a picture, with its context if there is to be any.
+        """Return a window of a picture, with its context if there is to be any.
 
         Raises:
             UsageError: the window lies outside the picture.
@@ -126,7 +126,7 @@ class Detector(Net):
         return self._with_context(im, box, self.context_pad)
 
     def _with_context(self, im: Array, window: Array, pad: int) -> Array:
-        """The window grown so that after warping `pad` pixels on each side are context."""
+        """Return the window grown so that after warping `pad` pixels on each side are context."""
         size = int(self.crop_dims[0])
         half = (window[2:] - window[:2] + 1) / 2.0
         grown = size / (size - 2.0 * pad) * half

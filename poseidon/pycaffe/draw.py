@@ -62,7 +62,7 @@ def draw_net_to_file(
 
 
 def extension_of(path: Path) -> str:
-    """The format that a picture's name says.
+    """Return the format that a picture's name says.
 
     Raises:
         UsageError: it says none.
@@ -80,7 +80,7 @@ def draw_net(
     phase: int | None = None,
     display_lrm: bool = False,
 ) -> bytes:
-    """The drawing as the bytes of a file.
+    """Return the drawing as the bytes of a file.
 
     Raises:
         UsageError: Graphviz is absent or does not know the format.
@@ -89,7 +89,7 @@ def draw_net(
 
 
 def laid_out(graph: pydot.Dot, ext: str) -> bytes:
-    """A graph as the bytes of a file.
+    """Return a graph as the bytes of a file.
 
     Raises:
         UsageError: Graphviz is absent or does not know the format.
@@ -113,7 +113,7 @@ def get_pydot_graph(
     phase: int | None = None,
     display_lrm: bool = False,
 ) -> pydot.Dot:
-    """The graph to be laid out."""
+    """Return the graph to be laid out."""
     if rankdir not in RANKDIRS:
         raise UsageError(f"rankdir is '{rankdir}', expected one of {', '.join(RANKDIRS)}")
     graph = pydot.Dot(_quoted(caffe_net.name or "Net"), graph_type="digraph", rankdir=rankdir)
@@ -168,7 +168,7 @@ def get_edge_label(layer: LayerParameter) -> str:
 
 
 def choose_color_by_layertype(layertype: str) -> str:
-    """The colour of a layer's box."""
+    """Return the colour of a layer's box."""
     return COLORS.get(layertype, DEFAULT_COLOR)
 
 
@@ -198,7 +198,7 @@ def _blob_node(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of the dot language; braces, angles and quotes mean nothing in it."""
+    """Return a string of the dot language; braces, angles and quotes mean nothing in it."""
     for sign in '"{}<>':
         text = text.replace(sign, "\\" + sign)
     return f'"{text}"'

@@ -51,7 +51,7 @@ MOST_CHANNELS = 4
 
 
 def load_image(filename: str | os.PathLike[str], color: bool = True) -> Picture:
-    """A picture file as (H, W, 3), or (H, W, 1) for `color=False`, from 0 to 1, red first.
+    """Return a picture file as (H, W, 3), or (H, W, 1) for `color=False`, from 0 to 1, red first.
 
     Raises:
         DataError: the file is missing, or no picture.
@@ -74,7 +74,7 @@ def load_image(filename: str | os.PathLike[str], color: bool = True) -> Picture:
 
 
 def resize_image(im: Array, new_dims: Sequence[int], interp_order: int = 1) -> Picture:
-    """A picture (H, W, K) of another size.
+    """Return a picture (H, W, K) of another size.
 
     Args:
         im: the picture; any K.
@@ -136,7 +136,7 @@ class Transformer:
         self.input_scale: dict[str, float] = {}
 
     def preprocess(self, in_: str, data: Array) -> Picture:
-        """A picture as the input's blob holds it: resized, transposed, channels swapped, scaled, mean taken off, scaled."""
+        """Return a picture as the input's blob holds it: resized, transposed, channels swapped, scaled, mean taken off, scaled."""
         self._check(in_)
         made = np.array(data, dtype=np.float32)
         size = self.inputs[in_][2:]
@@ -155,7 +155,7 @@ class Transformer:
         return made
 
     def deprocess(self, in_: str, data: Array) -> Array:
-        """The picture behind what the blob holds: `preprocess` backwards, but for the size."""
+        """Return the picture behind what the blob holds: `preprocess` backwards, but for the size."""
         self._check(in_)
         made = np.array(data, copy=True).squeeze()
         if in_ in self.input_scale:

@@ -21,7 +21,7 @@ class WrongShape(DataError, ValueError):
 
 
 def blobproto_to_array(blob: BlobProto, return_diff: bool = False) -> Array:
-    """The numbers of a blob, or its gradient, in its shape.
+    """Return the numbers of a blob, or its gradient, in its shape.
 
     Raises:
         ValueError: the shape does not fit the count of numbers.
@@ -31,7 +31,7 @@ def blobproto_to_array(blob: BlobProto, return_diff: bool = False) -> Array:
 
 
 def array_to_blobproto(arr: Array, diff: Array | None = None) -> BlobProto:
-    """A blob of an array, and of its gradient if given."""
+    """Return a blob of an array, and of its gradient if given."""
     blob = from_array(arr)
     if diff is not None:
         blob.diff.extend(np.asarray(diff, np.float32).ravel().tolist())
@@ -44,12 +44,12 @@ def arraylist_to_blobprotovector_str(arraylist: Iterable[Array]) -> bytes:
 
 
 def blobprotovector_str_to_arraylist(text: bytes) -> list[Array]:
-    """The arrays of a serialized BlobProtoVector."""
+    """Return the arrays of a serialized BlobProtoVector."""
     return [blobproto_to_array(blob) for blob in BlobProtoVector.FromString(text).blobs]
 
 
 def array_to_datum(arr: Array, label: int | None = None) -> Datum:
-    """A Datum of an array (C, H, W): uint8 goes to `data`, every other type to `float_data`.
+    """Return a Datum of an array (C, H, W): uint8 goes to `data`, every other type to `float_data`.
 
     Raises:
         ValueError: the array has not three axes.
@@ -68,7 +68,7 @@ def array_to_datum(arr: Array, label: int | None = None) -> Datum:
 
 
 def datum_to_array(datum: Datum) -> Array:
-    """The array (C, H, W) of a Datum, an encoded one decoded: uint8, or float.
+    """Return the array (C, H, W) of a Datum, an encoded one decoded: uint8, or float.
 
     Raises:
         DataError: its sizes contradict each other, or its picture cannot be decoded.

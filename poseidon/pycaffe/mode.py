@@ -122,12 +122,12 @@ def set_multiprocess(multiprocess: bool) -> None:
 
 
 def has_nccl() -> bool:
-    """Whether `NCCL` can be used: never, see `Gloo`."""
+    """Return whether `NCCL` can be used: never, see `Gloo`."""
     return False
 
 
 def layer_type_list() -> list[str]:
-    """Every layer type that a net may use."""
+    """Return every layer type that a net may use."""
     return sorted(known_types())
 
 

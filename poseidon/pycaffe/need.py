@@ -54,7 +54,7 @@ class Need:
 
 
 def needs(layers: Sequence[Facts], *, force: bool) -> list[Need]:
-    """The flags of every layer, in order.
+    """Return the flags of every layer, in order.
 
     Args:
         layers: in the order of the net, splits included.

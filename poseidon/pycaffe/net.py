@@ -85,7 +85,7 @@ class Net(Walk):
 
     @classmethod
     def of(cls, definition: NetDefinition, state: NetState, seed: int | None = None) -> Net:
-        """A net of a definition that is read already, drawn from `seed` if given."""
+        """Return a net of a definition that is read already, drawn from `seed` if given."""
         net = cls.__new__(cls)
         net._take(definition, state, seed)
         return net

@@ -80,7 +80,7 @@ def picture_graph(
     display_lrm: bool = False,
     shapes: Mapping[str, Shape] | None = None,
 ) -> pydot.Dot:
-    """The graph to be laid out.
+    """Return the graph to be laid out.
 
     Args:
         layers: of one phase, in order.
@@ -100,7 +100,7 @@ def picture_graph(
 
 
 def boxes_of(layers: Iterable[LayerParameter]) -> list[Box]:
-    """The boxes of a net, in the order of its layers."""
+    """Return the boxes of a net, in the order of its layers."""
     boxes: list[Box] = []
     maker: dict[str, int] = {}  # of each blob: the box that wrote it last
     read: set[str] = set()  # blobs that somebody has read since
@@ -133,7 +133,7 @@ def columns_for(boxes: Sequence[Box]) -> int:
 
 
 def sections(boxes: Sequence[Box], columns: int) -> list[int]:
-    """The section of each box, 0 to columns - 1: an even division by levels, each cut moved to where few arrows cross."""
+    """Return the section of each box, 0 to columns - 1: an even division by levels, each cut moved to where few arrows cross."""
     levels = max((box.level for box in boxes), default=0) + 1
     crossing: list[set[tuple[int, str]]] = [
         set() for _ in range(levels + 1)
@@ -208,7 +208,7 @@ class _Drawer:
             self._graph.add_edge(pydot.Edge(self._entry(source, here, blob, note), f"b{target}", **ARROW))
 
     def _entry(self, source: int, section: int, blob: str, note: str) -> str:
-        """The node with a cut arrow's letter in the section that it enters; that of the one it leaves comes with it."""
+        """Return the node with a cut arrow's letter in the section that it enters; that of the one it leaves comes with it."""
         if (source, blob) not in self._letters:
             letter = _letter(len(self._letters))
             self._letters[source, blob] = letter
@@ -238,7 +238,7 @@ class _Drawer:
 
 
 def _label(box: Box, display_lrm: bool) -> str:
-    """The lines of a box, the name in bold, in the form of HTML that dot reads."""
+    """Return the lines of a box, the name in bold, in the form of HTML that dot reads."""
     first = box.layers[0]
     name = "".join(f"<b>{html.escape(line)}</b><br/>" for line in _wrapped(first.name, "/_-"))
     lines = _wrapped(", ".join(" ".join([layer.type, *details(layer)]) for layer in box.layers), " ")
@@ -284,7 +284,7 @@ def _pooling(param: PoolingParameter) -> list[str]:
 
 
 def _wrapped(text: str, signs: str) -> list[str]:
-    """A text in lines of at most so many letters, broken after one of the signs where there is one."""
+    """Return a text in lines of at most so many letters, broken after one of the signs where there is one."""
     if len(text) <= LINE_LETTERS:
         return [text] if text else []
     if signs == " ":
@@ -300,6 +300,6 @@ def _letter(number: int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of the dot language."""
+    """Return a string of the dot language."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -42,7 +42,7 @@ _FIELDS = param_name_dict()
 
 
 def to_proto(*tops: Top | Function) -> NetParameter:
-    """The net that computes these tops, whose blobs and layers are named after their types: Convolution1."""
+    """Return the net that computes these tops, whose blobs and layers are named after their types: Convolution1."""
     writer = _Writer({})
     for top in tops:
         writer.write(_function(top))
@@ -108,7 +108,7 @@ class Top:
         self.n = n
 
     def to_proto(self) -> NetParameter:
-        """The net that computes this blob."""
+        """Return the net that computes this blob."""
         return to_proto(self)
 
 
@@ -137,11 +137,11 @@ class Function:
         self.tops = tuple(Top(self, n) for n in range(self.ntop))
 
     def to_proto(self) -> NetParameter:
-        """The net that ends in this layer."""
+        """Return the net that ends in this layer."""
         return to_proto(self)
 
     def param(self, bottoms: Iterable[str], tops: Iterable[str], name: str) -> LayerParameter:
-        """The layer's definition."""
+        """Return the layer's definition."""
         layer = LayerParameter(name=name, type=self.type_name, bottom=bottoms, top=tops)
         own = _FIELDS.get(self.type_name)
         known = getattr(layer, own).DESCRIPTOR.fields_by_name if own else {}
@@ -187,7 +187,7 @@ class _Writer:
         self._layers[function] = function.param(bottoms, tops, self._name(first, function))
 
     def _name(self, thing: Top | Function, function: Function) -> str:
-        """The name that the user gave, else the type and a number: Convolution1."""
+        """Return the name that the user gave, else the type and a number: Convolution1."""
         if thing not in self._names:
             self._counts[function.type_name] += 1
             self._names[thing] = f"{function.type_name}{self._counts[function.type_name]}"
@@ -227,7 +227,7 @@ class NetSpec:
         return key in self.tops
 
     def to_proto(self) -> NetParameter:
-        """The definition."""
+        """Return the definition."""
         writer = _Writer({top: name for name, top in self.tops.items()})
         for top in self.tops.values():
             writer.write(_function(top))

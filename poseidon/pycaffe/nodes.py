@@ -124,7 +124,7 @@ class Node:
             self._results = list(result or ())[: len(self.tops)]
 
     def _leaf(self, place: int) -> Tensor:
-        """A bottom for torch: its own memory, unless the top is to overwrite that."""
+        """Return a bottom for torch: its own memory, unless the top is to overwrite that."""
         blob = self.bottoms[place]
         # `.data`: what is written later, by users or by other layers, is seen and does not spoil the graph.
         leaf = blob.read_data().data
@@ -236,7 +236,7 @@ class PythonNode(Node):
 
 
 def make_node(joined: Joined) -> Node:
-    """The node of a layer's type."""
+    """Return the node of a layer's type."""
     kinds: dict[type[Layer], type[Node]] = {
         Input: InputNode,
         DummyData: DummyDataNode,

@@ -87,7 +87,7 @@ class Gloo:
 
 
 def _owned(solver: Solver) -> list[Blob]:
-    """Every learnable blob once, whoever shares it."""
+    """Return every learnable blob once, whoever shares it."""
     found: dict[int, Blob] = {}
     for blobs in solver.net.params.values():
         for blob in blobs:

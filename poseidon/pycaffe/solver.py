@@ -249,7 +249,7 @@ class Solver:
 
 
 def _prefix(definition: SolverDefinition) -> Path:
-    """The snapshots' prefix, from the current folder as in Caffe; made up from the solver's file where none is given."""
+    """Return the snapshots' prefix, from the current folder as in Caffe; made up from the solver's file where none is given."""
     given = definition.param.snapshot_prefix
     if not given or Path(given).parts[0] in PLACEHOLDERS:
         return definition.snapshot_prefix()
@@ -258,7 +258,7 @@ def _prefix(definition: SolverDefinition) -> Path:
 
 
 def _numbers(net: Net) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Every number of the net's outputs."""
+    """Return every number of the net's outputs."""
     parts = [net.blobs[name].data.astype(np.float64).ravel() for name in net.outputs]
     return np.concatenate(parts) if parts else np.zeros(0)
 

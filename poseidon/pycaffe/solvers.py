@@ -59,7 +59,7 @@ _CLASSES: dict[RuleKind, type[Solver]] = {
 
 
 def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
-    """The solver that a file describes, of the class of its type.
+    """Return the solver that a file describes, of the class of its type.
 
     Raises:
         DefinitionError: a mistake in the solver or its nets.

@@ -19,12 +19,12 @@ Top = tuple[int, int]
 
 
 def split_name(layer: str, blob: str, place: int) -> str:
-    """The name of the Split layer behind top `place` of a layer."""
+    """Return the name of the Split layer behind top `place` of a layer."""
     return f"{blob}_{layer}_{place}_split"
 
 
 def insert_splits(definition: NetDefinition) -> NetDefinition:
-    """The net with its Split layers; it has been filtered for its phase.
+    """Return the net with its Split layers; it has been filtered for its phase.
 
     A bottom that nobody makes is left for the planner to complain about.
 

@@ -28,7 +28,7 @@ NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
 
 
 def to_message(net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None) -> NetParameter:
-    """The net with its blobs.
+    """Return the net with its blobs.
 
     Args:
         net: the definition, filtered for its phase.
@@ -56,7 +56,7 @@ def write_model(path: Path, net: NetParameter, blobs: NamedBlobs, *, diffs: Name
 
 
 def read_model(path: Path) -> list[LayerBlobs]:
-    """Each layer's name and blobs, of a model of any grammar (V0, V1, today's) or in HDF5.
+    """Return each layer's name and blobs, of a model of any grammar (V0, V1, today's) or in HDF5.
 
     Raises:
         SnapshotError: the file is missing, cut short, no model, or has a blob whose sizes disagree.

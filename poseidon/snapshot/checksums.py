@@ -37,7 +37,7 @@ def seal(state: Path, *others: Path) -> None:
 
 
 def sealed_files(state: Path) -> tuple[Path, ...] | None:
-    """The files that the checksums of a snapshot name; None where it has no checksums, or they are unreadable."""
+    """Return the files that the checksums of a snapshot name; None where it has no checksums, or they are unreadable."""
     sums = _read_sums(state)
     return tuple(state.with_name(name) for name in sums) if sums else None
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from poseidon.durable import put_in_place
 from poseidon.errors import SnapshotError
-from poseidon.proto.strings import strings_are_text
+from poseidon.proto.text import strings_are_text
 
 M = TypeVar("M", bound=Message)
 

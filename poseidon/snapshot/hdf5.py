@@ -37,7 +37,7 @@ LARGEST_RATIO = 1100
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether a file is HDF5 by its first bytes, or should be by its ending. False for a file that cannot be read."""
+    """Return whether a file is HDF5 by its first bytes, or should be by its ending. False for a file that cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(len(SIGNATURE)) == SIGNATURE or path.suffix == SUFFIX
@@ -74,7 +74,7 @@ def write_model(
 
 
 def read_model(path: Path) -> list[tuple[str, list[Array | None]]]:
-    """Each layer's name and blobs; None where the file leaves a blob out because another layer owns it.
+    """Return each layer's name and blobs; None where the file leaves a blob out because another layer owns it.
 
     Raises:
         SnapshotError: the file is missing, damaged, or no model.
@@ -107,7 +107,7 @@ def write_state(path: Path, state: SolverState) -> None:
 
 
 def read_state(path: Path) -> SolverState:
-    """A solver's state, as the message that the binary form is.
+    """Return a solver's state, as the message that the binary form is.
 
     Raises:
         SnapshotError: the file is missing, damaged, or no solver state.
@@ -138,7 +138,7 @@ def _put(group: Any, arrays: Sequence[Array], wanted: Sequence[bool]) -> None:
 
 @contextmanager
 def _opened(path: Path, kind: str) -> Iterator[Any]:
-    """The file, open; what the library says about a damaged one becomes a sentence."""
+    """Yield the file, open; what the library says about a damaged one becomes a sentence."""
     try:
         with path.open("rb") as raw, h5py.File(raw, "r") as file:
             yield file
@@ -173,7 +173,7 @@ def _layers(group: Any, prefix: str, seen: set[Any]) -> Iterator[tuple[str, Any]
 
 
 def _blobs(path: Path, group: Any) -> list[Array | None]:
-    """The datasets 0, 1, ... of a group, None for each that is left out before the last."""
+    """Return the datasets 0, 1, ... of a group, None for each that is left out before the last."""
     named = {int(name): item for name, item in _items(group) if name.isdecimal()}
     if max(named, default=-1) >= 2 * len(named) + 64:
         raise SnapshotError(f"{path}: {group.name} has a blob {max(named)}, but only {len(named)} blobs")

@@ -18,13 +18,13 @@ COPIES = "snapshots"
 
 
 def snapshots_before(state: Path) -> list[Path]:
-    """The sealed states with the prefix of `state` and a smaller iteration, oldest first."""
+    """Return the sealed states with the prefix of `state` and a smaller iteration, oldest first."""
     prefix, iteration, ending = _parts(state.name)
     return [path for number, path in _sealed(state.parent, prefix, ending) if number < iteration]
 
 
 def newest_whole(prefix: Path, ending: str) -> Path | None:
-    """The sealed state with this prefix, of the highest iteration, whose files match their checksums; None: there is none."""
+    """Return the sealed state with this prefix, of the highest iteration, whose files match their checksums; None: there is none."""
     found = reversed(_sealed(prefix.parent, prefix.name, ending))
     return next((path for _, path in found if damage(path) is None), None)
 
@@ -42,7 +42,7 @@ def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
 
 
 def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
-    """The state of the highest iteration in a job's folder, or among the copies that a launcher keeps there.
+    """Return the state of the highest iteration in a job's folder, or among the copies that a launcher keeps there.
 
     Sealed snapshots come first: one without checksums is of Caffe or of an older version, or was never finished.
 

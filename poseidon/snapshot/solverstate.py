@@ -105,7 +105,7 @@ class StateHead:
 
 
 def head_of(path: Path) -> StateHead:
-    """A state without its histories.
+    """Return a state without its histories.
 
     Raises:
         SnapshotError: the file is missing, or is no solver state.
@@ -139,7 +139,7 @@ def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> A
 
 
 def learned_net(state: RunState | StateHead, path: Path) -> Path:
-    """The file of the weights that belong to the state in `path`.
+    """Return the file of the weights that belong to the state in `path`.
 
     Raises:
         SnapshotError: it is neither where the state says nor beside the state.
@@ -148,7 +148,7 @@ def learned_net(state: RunState | StateHead, path: Path) -> Path:
 
 
 def weights_of(path: Path) -> Path:
-    """The file of the weights that belong to the state in `path`; see `learned_net`.
+    """Return the file of the weights that belong to the state in `path`; see `learned_net`.
 
     Raises:
         SnapshotError: there is none, or `path` is missing or is no solver state.

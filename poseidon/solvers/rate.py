@@ -76,7 +76,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
-    """The rate of each iteration.
+    """Return the rate of each iteration.
 
     Returns:
         A function of the 0-based iteration.

@@ -50,7 +50,7 @@ class SolverSettings:
     random_seed: int | None
 
     def rule(self, lr_mult: float, decay_mult: float) -> Rule:
-        """The update rule of a tensor with these multipliers."""
+        """Return the update rule of a tensor with these multipliers."""
         base = self.base_rule
         return Rule(
             kind=base.kind,
@@ -140,7 +140,7 @@ def _kind(solver: SolverDefinition) -> RuleKind:
 
 
 def _type_name(param: SolverParameter) -> str:
-    """Today's type string; the enum that came before it where only that is given."""
+    """Return today's type string; the enum that came before it where only that is given."""
     if param.HasField("solver_type") and not param.HasField("type"):
         old = SolverParameter.SolverType.Name(param.solver_type)
         return {name.upper(): name for name in KINDS}[old]

@@ -165,7 +165,7 @@ LAUNCHER = (
         prepare=write("solver.prototxt", b"\xff\xfe\x00"),
         says=r"solver\.prototxt.*text",
     ),
-    Broken(name="net-not-named", edit=(solver('net: "net.prototxt"\n', ""),), says="no train net is given"),
+    Broken(name="net-not-named", edit=(solver('net: "net.prototxt"\n', ""),), says="no train net is named"),
     Broken(
         name="net-missing",
         edit=(solver("net.prototxt", "nett.prototxt"),),
@@ -175,7 +175,7 @@ LAUNCHER = (
     Broken(
         name="first-grammar",
         prepare=write("net.prototxt", V0_NET),
-        says=r"net\.prototxt:2: unknown layer type 'convolution' of Caffe's first grammar, expected one of .*conv",
+        says=r"net\.prototxt:2: unknown layer type 'convolution' of Caffe's first format (V0); expected one of .*conv",
     ),
     Broken(
         name="net-without-loss",

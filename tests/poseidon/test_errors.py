@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, nearest, shown
+from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, nearest, printable
 
 
 def test_what_cannot_be_printed_is_escaped() -> None:
-    assert shown("a\n\x1b[31m\u2028b\xff é") == "a\\n\\x1b[31m\\u2028bÿ é"
-    assert shown("as it was") == "as it was"
+    assert printable("a\n\x1b[31m\u2028b\xff é") == "a\\n\\x1b[31m\\u2028bÿ é"
+    assert printable("as it was") == "as it was"
 
 
 @pytest.mark.parametrize("kind", (DataError, DefinitionError, SnapshotError))

@@ -34,7 +34,7 @@ from poseidon.cluster.agent.wire import (
     encode_order,
 )
 from poseidon.cluster.process import Listener, ProcessSpec
-from poseidon.errors import JobError, shown
+from poseidon.errors import JobError, printable
 
 BEAT_S = 2.0
 START_S = 60.0
@@ -212,7 +212,7 @@ class AgentLink:
             self._scratch, self._cores = report.scratch, max(1, report.cores)
             self._here.set()
         elif isinstance(report, Refused) and report.id == -1:
-            self._lose(shown(report.message))
+            self._lose(printable(report.message))
         elif isinstance(report, Unwanted):
             self._lose("the job was killed there", unwanted=True)
         else:

@@ -22,7 +22,7 @@ from poseidon.cluster.agent.wire import (
 )
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener
-from poseidon.errors import JobError, JobUnwanted, shown
+from poseidon.errors import JobError, JobKilled, printable
 
 CLOSE_S = 2.0
 LOST_STATUS = 1
@@ -66,12 +66,12 @@ class FarProcess:
         """Wait for the news that it runs.
 
         Raises:
-            JobError: it does not; a `JobUnwanted` where the user has killed the job there.
+            JobError: it does not; a `JobKilled` where the user has killed the job there.
         """
         if not self._known.wait(timeout_s):
             raise JobError(f"{self._where}: {self._name.short} was not started within {timeout_s:g} s")
         if self._why_not is not None:
-            error = JobUnwanted if self._unwanted else JobError
+            error = JobKilled if self._unwanted else JobError
             raise error(f"{self._where}: {self._why_not}")
 
     def send_line(self, line: bytes) -> None:
@@ -102,7 +102,7 @@ class FarProcess:
             self._begun = report
             self._known.set()
         elif isinstance(report, Refused):
-            self._why_not = shown(report.message)
+            self._why_not = printable(report.message)
             self._known.set()
         elif isinstance(report, Told) and self._status is None:
             self._listener.event(self._name, report.event)

@@ -19,7 +19,7 @@ import paramiko
 
 from poseidon.cluster.ssh import receiving
 from poseidon.cluster.ssh.receiving import arriving_path
-from poseidon.errors import JobError, shown
+from poseidon.errors import JobError, printable
 
 # Files in one order: so that neither the order nor what is lost with a dead host grows without bound.
 FILES_PER_ORDER = 2000
@@ -261,10 +261,10 @@ class _Delivery:
         except ValueError as error:
             last = finished.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
             raise JobError(
-                f"{self._name}: Python there cannot look after the files (status {finished.status}): {shown(last[0])}"
+                f"{self._name}: Python there cannot look after the files (status {finished.status}): {printable(last[0])}"
             ) from error
         if "problem" in said:
-            raise JobError(f"{self._name}: {shown(str(said['problem']))}")
+            raise JobError(f"{self._name}: {printable(str(said['problem']))}")
         return dict(said)
 
 

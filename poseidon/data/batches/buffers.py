@@ -21,7 +21,7 @@ class BufferPool:
         self._free: deque[npt.NDArray[np.float32]] = deque()
 
     def take(self) -> npt.NDArray[np.float32]:
-        """An array with arbitrary contents; its memory returns to the pool when the array has died.
+        """Return an array with arbitrary contents; its memory returns to the pool when the array has died.
 
         A tensor made of it by `torch.from_numpy` keeps it alive.
         """

@@ -58,7 +58,7 @@ def _check_chunks(encoded: bytes) -> None:
 
 
 def _jpeg(encoded: bytes) -> tuple[int, int]:
-    """The largest that any frame header claims; segments are walked up to the first scan."""
+    """Return the largest that any frame header claims; segments are walked up to the first scan."""
     place, found = 2, (0, 0)
     while place + 9 <= len(encoded):
         if encoded[place] != 0xFF:

@@ -49,7 +49,7 @@ class RowPlan:
 
 
 def read_file_list(source: Path) -> list[str]:
-    """The paths that a list of HDF5 files names, one a line.
+    """Return the paths that a list of HDF5 files names, one a line.
 
     Raises:
         DataError: the file cannot be read, or names none.
@@ -171,7 +171,7 @@ def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tup
 
 
 def _equal_rows(path: Path, found: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    """The number of rows, the same in all datasets of a file."""
+    """Return the number of rows, the same in all datasets of a file."""
     first, rows = found[0][0], found[0][1][0]
     for name, shape in found:
         if shape[0] != rows:

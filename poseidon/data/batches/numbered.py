@@ -81,7 +81,7 @@ class NumberedReader:
         return self._prefetcher.ready if self._prefetcher is not None else 0
 
     def next(self) -> tuple[Tensor, ...]:
-        """The next batch: float32 tensors on the CPU.
+        """Return the next batch: float32 tensors on the CPU.
 
         The tensors are the caller's as long as they live; their memory is used again afterwards.
 

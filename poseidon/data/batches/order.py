@@ -19,7 +19,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def permutation(seed: int, number: int, count: int) -> Indices:
-    """The numbers 0 .. count - 1 in the order of shuffle `number`."""
+    """Return the numbers 0 .. count - 1 in the order of shuffle `number`."""
     # A seed of its own for each shuffle, so that no two draw the same keys at shifted places.
     own = int(draw(seed, np.array([SALT + number]), 1)[0, 0])
     keys = draw(seed ^ own << 32, np.arange(count, dtype=np.int64), 1)[:, 0]
@@ -47,7 +47,7 @@ class Order:
         return int(self._starts[-1])
 
     def record(self, stream: int) -> int:
-        """The record that is stream record `stream` >= 0, counted over all groups."""
+        """Return the record that is stream record `stream` >= 0, counted over all groups."""
         number, within = divmod(stream, len(self))
         if not self._shuffle:
             return within
@@ -68,6 +68,6 @@ class Order:
         )
 
     def group(self, record: int) -> tuple[int, int]:
-        """The group that a record lies in, and its place there."""
+        """Return the group that a record lies in, and its place there."""
         group = int(np.searchsorted(self._starts, record, side="right")) - 1
         return group, record - int(self._starts[group])

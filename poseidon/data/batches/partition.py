@@ -73,7 +73,7 @@ def share_for(
     workers: int,
     batch: int,
 ) -> Share:
-    """The share of one worker.
+    """Return the share of one worker.
 
     Args:
         phase: TRAIN or TEST of the schema.
@@ -90,7 +90,7 @@ def share_for(
 
 
 def source_for(source: Path, *, shared_file_system: bool, client: int, clients: int) -> Path:
-    """The database that client `client` of `clients` opens for a layer's `source`.
+    """Return the database that client `client` of `clients` opens for a layer's `source`.
 
     With a shared file system, the source itself. Without, `<source>_<client>`; a single client also takes the
     undivided source, and prefers it, because the part `_0` beside it would be only some of the records.

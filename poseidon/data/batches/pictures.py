@@ -70,7 +70,7 @@ class PicturePlan:
 
 
 def read_list(source: Path, root: str, *, most: int | None = None) -> list[Line]:
-    """The lines of a list file.
+    """Return the lines of a list file.
 
     Args:
         source: the file; a line is a path, a space and the label.
@@ -101,7 +101,7 @@ def read_list(source: Path, root: str, *, most: int | None = None) -> list[Line]
 
 
 def read_picture(path: Path, *, color: bool, size: tuple[int, int] | None = None) -> Bytes:
-    """A picture file as (C, H, W), blue first.
+    """Return a picture file as (C, H, W), blue first.
 
     Args:
         path: the file.
@@ -121,7 +121,7 @@ def read_picture(path: Path, *, color: bool, size: tuple[int, int] | None = None
 
 
 def decoded(content: bytes, path: Path, *, color: bool) -> Any:
-    """The pixels of a picture file: (H, W, 3), blue first, or (H, W).
+    """Return the pixels of a picture file: (H, W, 3), blue first, or (H, W).
 
     Raises:
         DataError: it is damaged or of an unknown format. The text names the file.
@@ -140,7 +140,7 @@ def decoded(content: bytes, path: Path, *, color: bool) -> Any:
 
 
 def resized(pixels: npt.NDArray[Any], size: tuple[int, int] | None) -> npt.NDArray[Any]:
-    """A picture (H, W) or (H, W, C) of height and width `size`, by bilinear interpolation."""
+    """Return a picture (H, W) or (H, W, C) of height and width `size`, by bilinear interpolation."""
     if size is None or pixels.shape[:2] == size:
         return pixels
     return cv2.resize(pixels, (size[1], size[0]))

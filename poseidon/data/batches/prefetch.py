@@ -40,7 +40,7 @@ class Prefetcher(Generic[Made]):
         self._thread.start()
 
     def get(self) -> Made:
-        """The next result, waiting for it if it is not ready. Raises what `make` raised."""
+        """Return the next result, waiting for it if it is not ready. Raises what `make` raised."""
         with self._changed:
             while not self._ready:
                 if self._error is not None:

@@ -87,7 +87,7 @@ def read_windows(source: Path, root: str, *, fg_threshold: float, bg_threshold: 
 
 
 def window_blocks(source: Path, lines: Sequence[str]) -> list[tuple[str, str]]:
-    """The pictures of a window file: each with its path and the text of its block.
+    """Return the pictures of a window file: each with its path and the text of its block.
 
     Args:
         source: the file, for messages.
@@ -110,7 +110,7 @@ Row = tuple[int, int, float, tuple[int, int, int, int]]
 
 
 def _blocks(source: Path, lines: Sequence[str]) -> Iterator[tuple[str, list[Row]]]:
-    """Each picture's path and windows, with their lines."""
+    """Yield each picture's path and windows, with their lines."""
     at = 0
     while at < len(lines):
         if not lines[at].strip():

@@ -189,7 +189,7 @@ def place_window(
 
 
 def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[int, int, int, int]:
-    """The region that, warped to the item, has just context_pad pixels of context on each side."""
+    """Return the region that, warped to the item, has just context_pad pixels of context on each side."""
     x1, y1, x2, y2 = corners
     scale = sampling.crop / (sampling.crop - 2 * sampling.context_pad)
     half_w, half_h = (x2 - x1 + 1) / 2, (y2 - y1 + 1) / 2

@@ -44,7 +44,7 @@ class Cursor(Protocol):
 
 
 def open_cursor(path: Path, backend: int) -> Cursor:
-    """A cursor on the first record of a database.
+    """Return a cursor on the first record of a database.
 
     Args:
         path: the database's folder.
@@ -59,7 +59,7 @@ def open_cursor(path: Path, backend: int) -> Cursor:
 
 
 def records(cursor: Cursor) -> Iterator[tuple[bytes, bytes | memoryview]]:
-    """Every (key, value) once, in key order, from the first record."""
+    """Yield every (key, value) once, in key order, from the first record."""
     cursor.seek(0)
     yield cursor.key(), cursor.value()
     while True:

@@ -29,7 +29,7 @@ class SharedHandles(Generic[Handle]):
         self._open: dict[Path, tuple[Handle, int]] = {}
 
     def acquire(self, path: Path, open_handle: Callable[[], Handle]) -> Handle:
-        """The handle of `path`, opened by `open_handle` if nobody holds it yet. Thread-safe."""
+        """Return the handle of `path`, opened by `open_handle` if nobody holds it yet. Thread-safe."""
         key = path.resolve()
         with self._lock:
             if key in self._open:

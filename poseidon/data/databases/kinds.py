@@ -32,7 +32,7 @@ class Backend(IntEnum):
 
     @staticmethod
     def parse(name: str) -> Backend:
-        """The backend called `lmdb` or `leveldb`, in any case; UsageError for another name."""
+        """Return the backend called `lmdb` or `leveldb`, in any case; UsageError for another name."""
         try:
             return Backend[name.upper()]
         except KeyError:
@@ -40,7 +40,7 @@ class Backend(IntEnum):
 
 
 def detect(path: Path) -> Backend | None:
-    """The kind of database in the folder `path`, or None when it holds neither."""
+    """Return the kind of database in the folder `path`, or None when it holds neither."""
     if (path / "data.mdb").is_file():
         return Backend.LMDB
     if (path / "CURRENT").is_file():
@@ -49,7 +49,7 @@ def detect(path: Path) -> Backend | None:
 
 
 def require(path: Path) -> Backend:
-    """The kind of database in the folder `path`.
+    """Return the kind of database in the folder `path`.
 
     Raises:
         DataError: nothing is there, or it is no database.

@@ -26,7 +26,7 @@ class LevelDbMissingError(DataError):
 
 
 def require_leveldb() -> ModuleType:
-    """The module `plyvel`.
+    """Return the module `plyvel`.
 
     Raises:
         LevelDbMissingError: it is not installed here; says how to install it and what works without.

@@ -38,13 +38,13 @@ def _translated(path: Path) -> Iterator[None]:
 
 
 def _lockable(path: Path) -> bool:
-    """Whether LMDB can register this reader in the lock file."""
+    """Return whether LMDB can register this reader in the lock file."""
     lock = path / "lock.mdb"
     return os.access(lock, os.R_OK | os.W_OK) if lock.exists() else os.access(path, os.W_OK)
 
 
 def _open(path: Path) -> Any:
-    """An environment whose file is known to hold every page that its header promises."""
+    """Return an environment whose file is known to hold every page that its header promises."""
     environment = lmdb.open(
         str(path),
         readonly=True,

@@ -105,13 +105,13 @@ class LevelDbWriter:
 
 
 def open_writer(path: Path, backend: Backend) -> DatabaseWriter:
-    """A writer of a new database at `path`, which is visible there at once: for use in a staging folder."""
+    """Return a writer of a new database at `path`, which is visible there at once: for use in a staging folder."""
     return LmdbWriter(path) if backend is Backend.LMDB else LevelDbWriter(path)
 
 
 @contextmanager
 def write_database(path: Path, backend: Backend) -> Iterator[DatabaseWriter]:
-    """A writer of a new database that appears at `path` when the block ends without an error.
+    """Yield a writer of a new database that appears at `path` when the block ends without an error.
 
     Raises:
         DataError: something exists at `path`, another process is writing it, or the disk refuses.

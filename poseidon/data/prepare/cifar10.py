@@ -96,7 +96,7 @@ class Request:
         return self.folder / "data"
 
     def database(self, part: str, backend: Backend | None = None) -> Path:
-        """The database of `train` or `test`."""
+        """Return the database of `train` or `test`."""
         # Not `backend or`: the number of LevelDB is 0.
         kind = self.backend if backend is None else backend
         return self.folder / f"cifar10_{part}_{kind.suffix}"
@@ -165,7 +165,7 @@ def _find(request: Request) -> Path | None:
 
 
 def _complete(request: Request, backend: Backend) -> bool:
-    """Whether both databases of this kind are there; they are only ever there complete."""
+    """Return whether both databases of this kind are there; they are only ever there complete."""
     return all(detect(request.database(part, backend)) is backend for part in ("train", "test"))
 
 
@@ -231,7 +231,7 @@ def _copy(request: Request, other: Backend, stage: Staging, report: Report) -> N
 
 
 def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar10, str]:
-    """The data to make databases of, and why it is not real, if it is not."""
+    """Return the data to make databases of, and why it is not real, if it is not."""
     if found is not None:
         return read_cifar10(found), ""
     reason = "none was found"

@@ -108,7 +108,7 @@ def _origin(place: Path) -> str:
 
 
 def _batch_name(file_name: str) -> str | None:
-    """The batch that a file of this name holds, or None."""
+    """Return the batch that a file of this name holds, or None."""
     name = Path(file_name).name.removesuffix(".bin")
     return name if name in (*TRAIN_BATCHES, TEST_BATCH) else None
 
@@ -138,7 +138,7 @@ def _read_archive(path: Path) -> _Contents:
 
 
 def _parse(content: bytes, place: str) -> Labelled:
-    """A batch of either version."""
+    """Return a batch of either version."""
     # A pickle of the published protocol starts with 0x80; as a label that byte would be no class.
     return _parse_pickle(content, place) if content[:1] in (b"\x80", b"(") else _parse_binary(content, place)
 
@@ -152,7 +152,7 @@ def _parse_binary(content: bytes, place: str) -> Labelled:
 
 
 def _parse_pickle(content: bytes, place: str) -> Labelled:
-    """A dictionary with `data`, (N, 3072) uint8, and `labels`, N integers."""
+    """Return a dictionary with `data`, (N, 3072) uint8, and `labels`, N integers."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
         entries = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}

@@ -62,12 +62,12 @@ def download(
 
 
 def file_md5(path: Path) -> str:
-    """The md5 of a file, in hex."""
+    """Return the md5 of a file, in hex."""
     return file_digest(path, "md5")
 
 
 def file_digest(path: Path, kind: str) -> str:
-    """A checksum of a file, in hex; `kind` is `md5` or `sha1`."""
+    """Return a checksum of a file, in hex; `kind` is `md5` or `sha1`."""
     with path.open("rb") as file:
         digest = hashlib.new(kind, usedforsecurity=False)
         while chunk := file.read(1 << 20):

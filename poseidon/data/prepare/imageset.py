@@ -94,7 +94,7 @@ def convert_imageset(
 def _records(
     root: str, source: Path, lines: Sequence[Line], conversion: Conversion
 ) -> Iterator[tuple[Line, Datum]]:
-    """Each line with its record, made side by side."""
+    """Yield each line with its record, made side by side."""
     make = partial(_record, root, source, conversion)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="poseidon-convert") as pool:
         for start in range(0, len(lines), CHUNK):
@@ -110,7 +110,7 @@ def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datu
 
 
 def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
-    """The record of one picture file.
+    """Return the record of one picture file.
 
     Raises:
         DataError: it cannot be read, or not be encoded.
@@ -141,7 +141,7 @@ def _same_format(own: str, kind: str) -> bool:
 
 
 def _same_channels(content: bytes, pixels: Any) -> bool:
-    """Whether the file has the channels that were asked for, so that its bytes will do."""
+    """Return whether the file has the channels that were asked for, so that its bytes will do."""
     stored = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
     return stored is not None and stored.ndim == pixels.ndim
 

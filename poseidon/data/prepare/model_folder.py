@@ -58,7 +58,7 @@ def read_model_folder(folder: Path) -> PublishedModel:
 
 
 def front_matter(text: str) -> dict[str, str]:
-    """The `key: value` lines between the first two lines of `---`."""
+    """Return the `key: value` lines between the first two lines of `---`."""
     parts = re.split(rf"^{MARK}[ \t]*$", text, maxsplit=2, flags=re.MULTILINE)
     if len(parts) < 3:
         return {}
@@ -67,7 +67,7 @@ def front_matter(text: str) -> dict[str, str]:
 
 
 def is_complete(model: PublishedModel) -> bool:
-    """Whether the model is there with the right checksum."""
+    """Return whether the model is there with the right checksum."""
     return model.path.is_file() and file_digest(model.path, "sha1") == model.sha1
 
 

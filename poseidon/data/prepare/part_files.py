@@ -34,7 +34,7 @@ class PartFiles:
 
 
 def part_files(source: Path, part: int, *, root: str = "") -> PartFiles:
-    """The files of part number `part` of the divided `source`.
+    """Return the files of part number `part` of the divided `source`.
 
     Args:
         source: the database or list that was divided.
@@ -59,7 +59,7 @@ def part_files(source: Path, part: int, *, root: str = "") -> PartFiles:
 
 
 def is_divided(source: Path, parts: int) -> bool:
-    """Whether `source` lies there in just this many parts, none older than itself.
+    """Return whether `source` lies there in just this many parts, none older than itself.
 
     Raises:
         DataError: it is divided in another way, or has changed since.

@@ -85,7 +85,7 @@ def _old_names(source: Path) -> list[str]:
 
 
 def existing_parts(source: Path) -> list[Path]:
-    """The parts `<source>_<number>` that lie beside `source`, by number."""
+    """Return the parts `<source>_<number>` that lie beside `source`, by number."""
     prefix = f"{source.name}_"
     numbered = [
         (int(entry.name.removeprefix(prefix)), entry)

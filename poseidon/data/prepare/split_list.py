@@ -53,13 +53,13 @@ def list_kind(source: Path) -> ListKind:
 
 
 def listed_file(source: Path, line: str) -> Path:
-    """The HDF5 file that a line means: beside the list, else under the current folder."""
+    """Return the HDF5 file that a line means: beside the list, else under the current folder."""
     beside = source.parent / line
     return beside if beside.exists() else Path(line)
 
 
 def listed_pictures(source: Path, root: str) -> list[Path]:
-    """The pictures that a list of pictures or a window file names, each once.
+    """Return the pictures that a list of pictures or a window file names, each once.
 
     Args:
         source: the list.
@@ -185,7 +185,7 @@ def _row_count(path: Path) -> int:
 
 
 def _row_datasets(path: Path, file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
-    """The datasets of a file by name.
+    """Yield the datasets of a file by name.
 
     Raises:
         DataError: there is none, or something else than a dataset with rows.

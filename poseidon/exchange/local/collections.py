@@ -14,7 +14,6 @@ from poseidon.exchange.local.group import pack, unpack
 from poseidon.exchange.local.line import Kind, Line, tell
 from poseidon.exchange.local.siblings import Siblings
 from ps_server import PeerLost, ServerError
-from ps_server.errors import as_server_error
 
 
 class Meetings:
@@ -93,16 +92,15 @@ class Meetings:
             self._failed(PeerLost(f"worker {gone[0]} of this machine has left before a meeting"))
 
     def _run(self) -> None:
-        try:
-            while (asked := self._asks.get()) is not None:
-                self._collect(*asked)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self._failed(as_server_error(error, "the collections of this machine failed"))
-
-    def _collect(self, tag: int, ask: Ask) -> None:
-        machines = self._inner.gathered(ask)
-        payloads = tuple(payload for packed in machines for payload in unpack(packed))
-        tell(self._lines, Kind.GATHERED, pack(payloads), number=tag)
-        with self._siblings.changed:
-            self._gathered[tag] = payloads
-            self._siblings.changed.notify_all()
+        while (asked := self._asks.get()) is not None:
+            tag, ask = asked
+            try:
+                machines = self._inner.gathered(ask)
+                payloads = tuple(payload for packed in machines for payload in unpack(packed))
+                tell(self._lines, Kind.GATHERED, pack(payloads), number=tag)
+            except ServerError as error:
+                self._failed(error)
+                return
+            with self._siblings.changed:
+                self._gathered[tag] = payloads
+                self._siblings.changed.notify_all()

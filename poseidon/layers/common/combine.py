@@ -142,7 +142,7 @@ class Eltwise(Layer):
         return top
 
     def add_into(self, place: int, *bottoms: Tensor) -> Tensor:
-        """The plain sum, written over the bottom at `place`, whose values nobody else needs."""
+        """Return the plain sum, written over the bottom at `place`, whose values nobody else needs."""
         top = bottoms[place]
         for other in (*bottoms[:place], *bottoms[place + 1 :]):
             top = top.add_(other)
@@ -157,5 +157,5 @@ class Eltwise(Layer):
 
 
 def without(shape: Shape, axis: int) -> Shape:
-    """The shape with one axis left out."""
+    """Return the shape with one axis left out."""
     return shape[:axis] + shape[axis + 1 :]

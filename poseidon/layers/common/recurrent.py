@@ -53,7 +53,7 @@ class LSTMStep(torch.autograd.Function):
 
 
 def lstm_step(c: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
-    """The cell and the output after one step."""
+    """Return the cell and the output after one step."""
     after, output = LSTMStep.apply(c, gates, cont)  # type: ignore[no-untyped-call]
     return after, output
 
@@ -122,11 +122,11 @@ class Recurrent(Layer):
         return [(*x[:2], self.units), *[state] * exposed]
 
     def specs(self, inputs: int, static: int | None) -> list[BlobSpec]:
-        """The blobs, in the order of Caffe's unrolled net."""
+        """Return the blobs, in the order of Caffe's unrolled net."""
         raise NotImplementedError
 
     def run(self, x_TNG: Tensor, cont_TN: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """All timesteps.
+        """Return all timesteps.
 
         Args:
             x_TNG: what the inputs give to the hidden units, or to their gates.
@@ -156,7 +156,7 @@ class Recurrent(Layer):
         return self.STATES if self.param.recurrent_param.expose_hidden else 0
 
     def _before(self, from_x: Tensor) -> tuple[Tensor, ...]:
-        """The states of the pass before; zeros in the first one, and when the number of streams has changed."""
+        """Return the states of the pass before; zeros in the first one, and when the number of streams has changed."""
         shape = (from_x.shape[1], self.units)
         if self._state and self._state[0].shape == shape and self._state[0].dtype == from_x.dtype:
             return self._state

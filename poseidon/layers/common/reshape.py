@@ -62,7 +62,7 @@ class Reshape(Layer):
         return [self.reshaped(shape)]
 
     def reshaped(self, shape: Shape) -> Shape:
-        """The top's shape for a bottom of this shape."""
+        """Return the top's shape for a bottom of this shape."""
         middle = [shape[self.start + place] if dim == 0 else dim for place, dim in enumerate(self.dims)]
         count = math.prod(shape[self.start : self.end])
         if -1 in middle:

@@ -165,7 +165,7 @@ def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None) -> 
 
 
 def normalization(param: LossParameter) -> int:
-    """The mode that `param` asks for, by its new field or its old one."""
+    """Return the mode that `param` asks for, by its new field or its old one."""
     if param.HasField("normalize") and not param.HasField("normalization"):
         return LossParameter.VALID if param.normalize else LossParameter.BATCH_SIZE
     return param.normalization

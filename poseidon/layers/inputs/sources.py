@@ -44,7 +44,7 @@ class ReadingSource(Source):
             self.reader.close()
 
     def share(self, *, shared_file_system: bool, batch: int) -> Share:
-        """The records of this worker."""
+        """Return the records of this worker."""
         context = self.context
         return share_for(
             phase=context.phase,
@@ -59,7 +59,7 @@ class ReadingSource(Source):
         )
 
     def source(self, name: str, *, shared_file_system: bool) -> Path:
-        """The database or list of this client.
+        """Return the database or list of this client.
 
         Raises:
             LayerError: none is named.
@@ -141,7 +141,7 @@ class DummyData(Source):
 
 
 def top_shape(shape: BlobShape) -> Shape:
-    """A shape of the definition.
+    """Return a shape of the definition.
 
     Raises:
         LayerError: an extent is below 1.
@@ -164,7 +164,7 @@ def one_each(name: str, shapes: Sequence[Shape], tops: int) -> list[Shape]:
 
 
 def dummy_shapes(param: DummyDataParameter, tops: int) -> list[Shape]:
-    """The tops' shapes, by either grammar.
+    """Return the tops' shapes, by either grammar.
 
     Raises:
         LayerError: both grammars, neither, or a wrong number of values.

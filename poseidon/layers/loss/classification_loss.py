@@ -154,7 +154,7 @@ class InfogainLoss(Layer):
 
 
 def read_matrix(path: Path) -> Tensor:
-    """A matrix from a binaryproto file.
+    """Return a matrix from a binaryproto file.
 
     Raises:
         LayerError: the file is missing or holds no blob.

@@ -37,7 +37,7 @@ def operand_shape(param: ScaleParameter | BiasParameter, bottom: Shape) -> Shape
 
 
 def fit(operand: Shape, param: ScaleParameter | BiasParameter, bottom: Shape) -> Shape:
-    """The operand's shape with ones behind, so that torch repeats it over the bottom.
+    """Return the operand's shape with ones behind, so that torch repeats it over the bottom.
 
     Raises:
         LayerError: the operand does not fit the bottom from `axis` on.
@@ -54,7 +54,7 @@ def fit(operand: Shape, param: ScaleParameter | BiasParameter, bottom: Shape) ->
 
 
 def seen_as(operand: Tensor, fitted: Shape) -> Tensor:
-    """The operand in its fitted shape. Where it spans the leading axis, that extent may differ from call to call."""
+    """Return the operand in its fitted shape. Where it spans the leading axis, that extent may differ from call to call."""
     if operand.dim() == len(fitted):
         return operand
     return operand.view(operand.shape + (1,) * (len(fitted) - operand.dim()))

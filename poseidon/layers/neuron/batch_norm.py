@@ -56,7 +56,7 @@ class BatchNorm(Layer):
         return self.normalize(bottom, None, None)
 
     def normalize(self, bottom: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The top, times `weight` and plus `bias` of each channel where given, in one pass over the memory."""
+        """Return the top, times `weight` and plus `bias` of each channel where given, in one pass over the memory."""
         if bottom.dim() == 1:
             return self.normalize(bottom.reshape(1, 1, -1), weight, bias).view(-1)
         if self.reads_estimates:

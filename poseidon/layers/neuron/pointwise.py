@@ -110,7 +110,7 @@ class Log(Activation):
 
 
 def natural_log(base: float) -> float:
-    """The natural logarithm of a base as definitions give it.
+    """Return the natural logarithm of a base as definitions give it.
 
     Raises:
         LayerError: the base is neither -1 nor positive and finite.

@@ -104,7 +104,7 @@ def window(param: ConvolutionParameter, axes: int) -> Window:
 
 
 def _per_axis(param: ConvolutionParameter, name: str, stem: str, axes: int, default: int | None) -> Shape:
-    """The values of field `name`, or of `<stem>_h` and `<stem>_w`, which are for two spatial axes only."""
+    """Return the values of field `name`, or of `<stem>_h` and `<stem>_w`, which are for two spatial axes only."""
     repeated = list(getattr(param, name))
     tall, wide = f"{stem}_h", f"{stem}_w"
     if not (param.HasField(tall) or param.HasField(wide)):
@@ -174,11 +174,11 @@ class Filters(Layer):
         return self.param.convolution_param.group
 
     def extents(self, spatial: Shape) -> Shape:
-        """The tops' extents on the spatial axes."""
+        """Return the tops' extents on the spatial axes."""
         raise NotImplementedError
 
     def weight_shape(self, channels: int, outputs: int) -> Shape:
-        """The kernels' shape."""
+        """Return the kernels' shape."""
         raise NotImplementedError
 
     def torch_call(self, axes: int) -> Convolve:

@@ -96,7 +96,7 @@ def _check_sizes(param: PriorBoxParameter) -> None:
 
 
 def _ratios(param: PriorBoxParameter) -> list[float]:
-    """The aspect ratios besides 1, each once, and their inverses with `flip`."""
+    """Return the aspect ratios besides 1, each once, and their inverses with `flip`."""
     ratios = [1.0]
     for ratio in param.aspect_ratio:
         if ratio <= 0:

@@ -169,7 +169,7 @@ class Pooling(Layer):
         return max(high, 0), max(wide, 0)
 
     def _pool_at_random(self, bottom: Tensor) -> Tensor:
-        """A value of each window drawn in proportion to itself; in TEST, their mean under these probabilities."""
+        """Return a value of each window drawn in proportion to itself; in TEST, their mean under these probabilities."""
         more_h, more_w = self._overhang(bottom)
         padded = functional.pad(bottom, (0, more_w, 0, more_h))
         (high, wide), (step_h, step_w) = self.kernel, self.stride

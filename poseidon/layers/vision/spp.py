@@ -45,7 +45,7 @@ class SPP(Layer):
         return [(shape[0], shape[1] * bins)]
 
     def _level(self, level: int, shape: Shape) -> Pooling:
-        """The pooling of one level, its windows as wide as their number asks and padded evenly."""
+        """Return the pooling of one level, its windows as wide as their number asks and padded evenly."""
         bins = 2**level
         kernel = [-(-extent // bins) for extent in shape[2:]]
         pad = [(k * bins - extent + 1) // 2 for k, extent in zip(kernel, shape[2:], strict=True)]

@@ -1,7 +1,7 @@
-"""BatchNorm layers that state three `param` blocks, one for each blob of statistics.
+"""Upgrade of BatchNorm layers with three `param` blocks, one for each blob of statistics.
 
-As Caffe's UpgradeNetBatchNorm: once they were needed to keep the solver away from the statistics, and could say anything;
-now lr_mult and decay_mult are 0 whatever they say.
+As Caffe's UpgradeNetBatchNorm: such blocks once kept the solver from changing the statistics. Now lr_mult and decay_mult
+are always 0.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ BLOBS = 3
 
 
 def has_batch_norm_params(net: NetParameter) -> bool:
-    """Whether a BatchNorm layer states the three blocks and any of them would let the solver move its blob."""
+    """Return whether a BatchNorm layer has three `param` blocks, any of them with a multiplier other than 0."""
     return any(_is_old(layer) for layer in net.layer)
 
 
 def fix_batch_norm(net: NetParameter) -> NetParameter:
-    """The net with the statistics of every such layer left alone by the solver."""
+    """Return the net with lr_mult and decay_mult of such layers set to 0."""
     upgraded = NetParameter()
     upgraded.CopyFrom(net)
     for layer in upgraded.layer:

@@ -1,8 +1,7 @@
-"""Transformation settings that once stood in data_param, image_data_param and window_data_param.
+"""Upgrade of transformation settings in data_param, image_data_param and window_data_param.
 
-As Caffe's UpgradeNetDataTransformation: scale, mean_file, crop_size and mirror move to
-transform_param. Caffe does so for V1 layers only and overlooks these settings in a `layer` block;
-here they count in both, since who writes `mirror: true` means it.
+As Caffe's UpgradeNetDataTransformation: scale, mean_file, crop_size and mirror move to transform_param. Caffe does so for
+V1 layers only and ignores these settings in a `layer` block; here they count in both.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ _BLOCKS = ("data_param", "image_data_param", "window_data_param")
 
 
 def has_old_transformation(net: NetParameter) -> bool:
-    """Whether any layer of today's grammar has a transformation setting at its old place."""
+    """Return whether any `layer` has a transformation setting in one of the old blocks."""
     return any(True for layer in net.layer for _ in _old_settings(layer))
 
 
 def move_transformation(net: NetParameter) -> NetParameter:
-    """The net with every transformation setting in transform_param.
+    """Return the net with every transformation setting in transform_param.
 
     Raises:
-        UpgradeError: a layer gives a setting at both places, with different values.
+        UpgradeError: a layer has a setting in both blocks, with different values.
     """
     upgraded = NetParameter()
     upgraded.CopyFrom(net)
     for index, layer in enumerate(upgraded.layer):
         for block_name, block, name, value in list(_old_settings(layer)):
-            given = {setting.name: found for setting, found in layer.transform_param.ListFields()}
-            if given.get(name, value) != value:
+            current = {setting.name: found for setting, found in layer.transform_param.ListFields()}
+            if current.get(name, value) != value:
                 raise UpgradeError(
-                    f"{name} is given in transform_param and, with another value, in {block_name}; "
+                    f"{name} is set in transform_param and, with another value, in {block_name}; "
                     "expected it in transform_param alone",
                     layer=index,
                 )
@@ -46,7 +45,7 @@ def move_transformation(net: NetParameter) -> NetParameter:
 
 
 def _old_settings(layer: LayerParameter) -> Iterator[tuple[str, Message, str, object]]:
-    """Each transformation setting at its old place: the block's name, the block, the setting, its value."""
+    """Yield each transformation setting in an old block: the block's name, the block, the setting, its value."""
     for block_setting, block in layer.ListFields():
         if block_setting.name in _BLOCKS:
             for setting, value in block.ListFields():

@@ -1,6 +1,6 @@
-"""Asks every upgrade's question in Caffe's order and applies the ones that are needed.
+"""The upgrades that a definition needs, applied in Caffe's order.
 
-Law: upgrading what is up to date gives it back unchanged, and upgrading twice is upgrading once.
+Law: a current definition is returned unchanged; upgrading twice equals upgrading once.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ SOLVER_UPGRADES = ((has_solver_type, to_type),)
 
 
 def upgrade_net(net: NetParameter) -> NetParameter:
-    """The net, read from text or from a model file, in today's grammar; `net` itself is not changed.
+    """Return the net, read from text or from a model file, in the current format. `net` itself is not changed.
 
-    Each layer stays one layer, in its place, but the padding layers of V0 (`v0.kept_layers`); inputs of the net become
-    one more, before all others.
+    Each layer stays one layer in the same order, except that V0's padding layers are folded into their readers
+    (`v0.kept_layers`) and the net's inputs become a new first layer.
 
     Raises:
-        UpgradeError: the net contradicts itself, or has what no grammar knew.
+        UpgradeError: the net contradicts itself, or has settings that no format knows.
     """
-    for needed, transformed in NET_UPGRADES:
+    for needed, transform in NET_UPGRADES:
         if needed(net):
-            net = transformed(net)
+            net = transform(net)
     return net
 
 
 def needs_upgrade(net: NetParameter) -> bool:
-    """Whether `upgrade_net` would change anything."""
+    """Return whether `upgrade_net` would change anything."""
     return any(needed(net) for needed, _ in NET_UPGRADES)
 
 
 def solver_needs_upgrade(solver: SolverParameter) -> bool:
-    """Whether `upgrade_solver` would change anything."""
+    """Return whether `upgrade_solver` would change anything."""
     return any(needed(solver) for needed, _ in SOLVER_UPGRADES)
 
 
 def upgrade_solver(solver: SolverParameter) -> SolverParameter:
-    """The solver's own settings in today's grammar, without the nets inside; `solver` is not changed.
+    """Return the solver in the current format, without upgrading the nets inside. `solver` is not changed.
 
     Raises:
         UpgradeError: the solver contradicts itself.
     """
-    for needed, transformed in SOLVER_UPGRADES:
+    for needed, transform in SOLVER_UPGRADES:
         if needed(solver):
-            solver = transformed(solver)
+            solver = transform(solver)
     return solver

@@ -1,17 +1,14 @@
-"""What can go wrong in an upgrade.
-
-UpgradeError   the definition contradicts itself in a way that no upgrade can settle
-"""
+"""The exception of upgrades."""
 
 from __future__ import annotations
 
 
 class UpgradeError(ValueError):
-    """A definition that cannot be upgraded; whoever knows its file turns this into his own error.
+    """A definition cannot be upgraded. The caller, who knows the file, translates this into a DefinitionError.
 
     Args:
         message: what is wrong and what was expected.
-        layer: index of the layer that it is about, in `layer` or `layers`; None for the whole.
+        layer: index of the layer in `layer` or `layers`; None if the error is about the whole definition.
     """
 
     def __init__(self, message: str, *, layer: int | None = None) -> None:

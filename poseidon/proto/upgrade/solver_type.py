@@ -1,4 +1,4 @@
-"""The enum `solver_type` of a solver, to the string `type`."""
+"""Upgrade of a solver's enum `solver_type` to the string `type`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _NAMES = {
 
 
 def has_solver_type(solver: SolverParameter) -> bool:
-    """Whether the solver names its rule by the old enum."""
+    """Return whether the solver has the old enum."""
     return solver.HasField("solver_type")
 
 
 def to_type(solver: SolverParameter) -> SolverParameter:
-    """The solver with its rule as a string.
+    """Return the solver with its type as a string.
 
     Raises:
-        UpgradeError: it gives both forms.
+        UpgradeError: both fields are set.
     """
     if solver.HasField("type"):
-        raise UpgradeError("solver_type and type are both given; expected type alone")
+        raise UpgradeError("solver_type and type are both set; expected type alone")
     upgraded = SolverParameter()
     upgraded.CopyFrom(solver)
     upgraded.type = _NAMES[solver.solver_type]

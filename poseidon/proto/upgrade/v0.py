@@ -1,7 +1,7 @@
-"""V0, Caffe's first grammar, `layers { layer { type: "conv" kernelsize: 5 } bottom: "data" }`, to V1.
+"""Upgrade of V0, Caffe's first format, `layers { layer { type: "conv" kernelsize: 5 } bottom: "data" }`, to V1.
 
-As Caffe's UpgradeV0Net. The settings of all types once stood side by side in one message; `_FIELDS` says where each stands
-today, by the type that it is set on. Padding was a layer of its own, and becomes the `pad` of what reads it.
+As Caffe's UpgradeV0Net. V0 had the settings of all types in one message; `_FIELDS` has the V1 field of each setting, by
+layer type. Padding was a layer, and becomes the `pad` of the layer that reads it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _ANY = "any type"
 
 
 def _each(name: str, blocks: Mapping[str, str]) -> dict[str, str]:
-    """The same field in the block of each type."""
+    """Map each layer type to the field `name` of its block."""
     return {type_: f"{block}.{name}" for type_, block in blocks.items()}
 
 
-# V0's setting: the types that have it, with the place of it in V1.
+# V0's setting: the types that have it, with its path in V1.
 _FIELDS: dict[str, dict[str, str]] = {
     "name": {_ANY: "name"},
     "blobs": {_ANY: "blobs"},
@@ -110,27 +110,27 @@ _FIELDS: dict[str, dict[str, str]] = {
 
 
 def is_v0(net: NetParameter) -> bool:
-    """Whether any layer is in the V0 grammar."""
+    """Return whether any layer has the V0 format."""
     return any(layer.HasField("layer") for layer in net.layers)
 
 
 def kept_layers(net: NetParameter) -> list[int]:
-    """Indices of the layers of a V0 net that stay layers: all but padding."""
+    """Return the indices of the layers of a V0 net that remain: all but padding."""
     return [index for index, layer in enumerate(net.layers) if layer.layer.type != PADDING]
 
 
 def from_v0(net: NetParameter) -> NetParameter:
-    """The net with every V0 layer in the V1 grammar, and without padding layers.
+    """Return the net with every V0 layer in the V1 format and without padding layers.
 
-    A setting that V0 did not have on a layer of that type is left out, as by Caffe; `stray_settings` tells of it.
+    A setting that V0 does not define for a layer type is dropped, as in Caffe; `stray_settings` lists such settings.
 
     Raises:
-        UpgradeError: a type that V0 did not have, or padding that no convolution or pooling reads.
+        UpgradeError: a type that V0 does not have, or a padding layer that no convolution or pooling reads.
     """
     upgraded = NetParameter()
     upgraded.CopyFrom(net)
     del upgraded.layers[:]
-    # The padding layer behind each blob that one made, as the blobs are where the layer stands.
+    # The padding layer that produced each blob, as of the current layer.
     paddings: dict[str, V1LayerParameter] = {}
     for index, old in enumerate(net.layers):
         if old.layer.type == PADDING:
@@ -152,17 +152,17 @@ def from_v0(net: NetParameter) -> NetParameter:
 
 
 def stray_settings(net: NetParameter) -> list[tuple[int, str]]:
-    """Settings of a V0 net that its upgrade leaves out: index of the layer, and a sentence."""
+    """Return the settings of a V0 net that its upgrade drops, each as the index of the layer and a message."""
     found = []
     for index, layer in enumerate(net.layers):
         for field, _ in layer.layer.ListFields():
-            places = _FIELDS.get(field.name, {})
+            paths = _FIELDS.get(field.name, {})
             known = field.name == "type" or layer.layer.type == PADDING
-            if not (known or _ANY in places or layer.layer.type in places):
+            if not (known or _ANY in paths or layer.layer.type in paths):
                 found.append(
                     (
                         index,
-                        f"{field.name} is no setting of a '{layer.layer.type}' layer of Caffe's first grammar; left out",
+                        f"{field.name} is not a setting of a '{layer.layer.type}' layer of Caffe's first format (V0); ignored",
                     )
                 )
     return found
@@ -171,7 +171,7 @@ def stray_settings(net: NetParameter) -> list[tuple[int, str]]:
 def _fold(
     new: V1LayerParameter, old: V1LayerParameter, paddings: Mapping[str, V1LayerParameter], index: int
 ) -> None:
-    """Give a layer that reads a padded blob the pad itself."""
+    """Set the pad of a layer that reads a padding layer's blob."""
     padded = [name for name in old.bottom if name in paddings]
     if not padded:
         return
@@ -189,35 +189,35 @@ def _fold(
 
 
 def _fill(new: V1LayerParameter, old: V0LayerParameter, index: int) -> None:
-    """Set the type and every setting."""
+    """Copy the type and every setting of a V0 layer."""
     if old.HasField("type"):
         if old.type not in _TYPES:
             raise UpgradeError(
-                f"unknown layer type '{old.type}' of Caffe's first grammar, expected one of {', '.join(_TYPES)}",
+                f"unknown layer type '{old.type}' of Caffe's first format (V0); expected one of {', '.join(_TYPES)}",
                 layer=index,
             )
         new.type = _TYPES[old.type]
     for field, value in old.ListFields():
         if field.name == "type":
             continue
-        places = _FIELDS.get(field.name, {})
-        place = places.get(_ANY) or places.get(old.type)
-        if place is not None:
-            _put(new, place, _translated(field.name, value))
+        paths = _FIELDS.get(field.name, {})
+        path = paths.get(_ANY) or paths.get(old.type)
+        if path is not None:
+            _set(new, path, _translated(field.name, value))
 
 
 def _translated(name: str, value: Any) -> Any:
-    """A value in the terms of V1: enums have types of their own there."""
+    """Convert a value to V1, which has its own enum types."""
     if name == "pool":
         return PoolingParameter.PoolMethod.Value(V0LayerParameter.PoolMethod.Name(value))
     return value
 
 
-def _put(message: Any, place: str, value: Any) -> None:
-    """Set the field at a dotted place; a single value becomes the only one of a repeated field."""
-    *path, name = place.split(".")
-    for step in path:
-        message = getattr(message, step)
+def _set(message: Any, path: str, value: Any) -> None:
+    """Set the field at a dotted path. A single value becomes the only element of a repeated field."""
+    *blocks, name = path.split(".")
+    for block in blocks:
+        message = getattr(message, block)
     field = message.DESCRIPTOR.fields_by_name[name]
     if field.is_repeated:
         values = value if hasattr(value, "__len__") and not isinstance(value, str) else [value]

@@ -1,7 +1,7 @@
-"""V1 layers, `layers { type: CONVOLUTION blobs_lr: 1 }`, to today's `layer { type: "Convolution" }`.
+"""Upgrade of V1 layers, `layers { type: CONVOLUTION blobs_lr: 1 }`, to `layer { type: "Convolution" }`.
 
-As Caffe's UpgradeV1Net: the settings of each blob (its name in `param`, blob_share_mode, blobs_lr,
-weight_decay) become one `param` block for each blob; all other settings keep their names.
+As Caffe's UpgradeV1Net: the settings of each blob (its name in `param`, blob_share_mode, blobs_lr, weight_decay) become one
+`param` block for each blob. All other settings keep their names.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter, ParamSpec, V1LayerParameter
 from poseidon.proto.upgrade.errors import UpgradeError
 
-# Where today's name is more than the words of the old one, each with a capital.
-_TYPE_WORDS = {
+# The current names that are not the capitalized words of the old one.
+_IRREGULAR_NAMES = {
     "ABSVAL": "AbsVal",
     "ARGMAX": "ArgMax",
     "BNLL": "BNLL",
@@ -23,7 +23,7 @@ _TYPE_WORDS = {
     "SOFTMAX_LOSS": "SoftmaxWithLoss",
     "TANH": "TanH",
 }
-# V1's setting of each blob, and the ParamSpec field that says it today.
+# V1's settings of each blob, and the current ParamSpec fields.
 _BLOB_SETTINGS = {
     "param": "name",
     "blob_share_mode": "share_mode",
@@ -33,15 +33,15 @@ _BLOB_SETTINGS = {
 
 
 def is_v1(net: NetParameter) -> bool:
-    """Whether the net has layers in the V1 grammar."""
+    """Return whether the net has layers in the V1 format."""
     return len(net.layers) > 0
 
 
 def from_v1(net: NetParameter) -> NetParameter:
-    """The net with every V1 layer in today's grammar.
+    """Return the net with every V1 layer in the current format.
 
     Raises:
-        UpgradeError: it has layers of both grammars.
+        UpgradeError: the net has layers of both formats.
     """
     if net.layer:
         raise UpgradeError("the net mixes `layers` blocks with `layer` blocks; expected one kind")
@@ -53,15 +53,15 @@ def from_v1(net: NetParameter) -> NetParameter:
 
 
 def type_name(type_: V1LayerParameter.LayerType) -> str:
-    """Today's name of a V1 layer type; the empty string for NONE."""
-    return todays_name(V1LayerParameter.LayerType.Name(type_))
+    """Return the current name of a V1 layer type; the empty string for NONE."""
+    return current_name(V1LayerParameter.LayerType.Name(type_))
 
 
-def todays_name(name: str) -> str:
-    """Today's name of a V1 layer type that is given by its own, SOFTMAX_LOSS; the empty string for what is none."""
+def current_name(name: str) -> str:
+    """Return the current name of a V1 layer type such as SOFTMAX_LOSS; the empty string for an unknown one."""
     if name not in V1LayerParameter.LayerType.DESCRIPTOR.values_by_name:
         return ""
-    return _TYPE_WORDS.get(name, "".join(word.capitalize() for word in name.split("_")))
+    return _IRREGULAR_NAMES.get(name, "".join(word.capitalize() for word in name.split("_")))
 
 
 def _layer(old: V1LayerParameter) -> LayerParameter:

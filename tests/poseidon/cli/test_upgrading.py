@@ -85,4 +85,6 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "old").write_text('layers { layer { type: "relu" kernelsize: 3 } }')
     assert main(["upgrade_net_proto_text", str(tmp_path / "old"), str(tmp_path / "new")]) == 1
     assert net((tmp_path / "new").read_text()) == net('layer { type: "ReLU" }')
-    assert "old: layer 1 of the file: kernelsize is no setting of a 'relu' layer" in capsys.readouterr().err
+    assert (
+        "old: layer 1 of the file: kernelsize is not a setting of a 'relu' layer" in capsys.readouterr().err
+    )

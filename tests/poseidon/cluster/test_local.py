@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from poseidon.cluster.local import LocalLauncher, LocalProcess
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec, exit_words
 from poseidon.errors import JobError
@@ -16,7 +16,7 @@ from tests.support.ears import Ears
 from tests.support.job_child import child
 from tests.support.living import living, none_left
 
-HERE = Host(id=0, address="127.0.0.1", port=0)
+HERE = Client(id=0, host="127.0.0.1", port=0)
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 
 pytestmark = pytest.mark.processes
@@ -116,7 +116,7 @@ def test_cannot_be_started() -> None:
 def test_other_hosts_are_refused() -> None:
     spec = ProcessSpec(name=NAME, argv=child(""), first_line=b"")
     with pytest.raises(JobError, match=r"node7.*expected --launcher=ssh"):
-        LocalLauncher().start(spec, Host(id=3, address="node7", port=1), Ears())
+        LocalLauncher().start(spec, Client(id=3, host="node7", port=1), Ears())
 
 
 def test_secrets_are_not_shown() -> None:

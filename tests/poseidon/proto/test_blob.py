@@ -25,12 +25,12 @@ READABLE = [
 ]
 
 BROKEN = [
-    ("shape { dim: 3 } data: [1, 2]", r"blob of shape \(3,\) has 2 numbers, expected 3"),
-    ("shape { dim: 3 }", "has 0 numbers, expected 3"),
-    ("data: [1, 2]", r"shape \(\) has 2 numbers, expected 1"),
-    ("", "has 0 numbers, expected 1"),
-    ("shape { dim: -2 dim: -1 } data: [1, 2]", r"\(-2, -1\) has a negative side"),
-    ("num: 1 channels: 1 height: 1 width: 1 data: [1, 2]", "has 2 numbers, expected 1"),
+    ("shape { dim: 3 } data: [1, 2]", r"blob of shape \(3,\) has 2 values, expected 3"),
+    ("shape { dim: 3 }", "has 0 values, expected 3"),
+    ("data: [1, 2]", r"shape \(\) has 2 values, expected 1"),
+    ("", "has 0 values, expected 1"),
+    ("shape { dim: -2 dim: -1 } data: [1, 2]", r"\(-2, -1\) has a negative extent"),
+    ("num: 1 channels: 1 height: 1 width: 1 data: [1, 2]", "has 2 values, expected 1"),
 ]
 
 ARRAYS = [

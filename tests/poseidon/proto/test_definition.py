@@ -82,9 +82,9 @@ def test_train_net(folder: Path, text: str, name: str) -> None:
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("max_iter: 1", ": no train net is given; expected one of net, net_param, train_net, train_net_param"),
-        ('net: "net.prototxt"\ntrain_net: "x"', ":2: train_net: the train net is given twice, by net and train_net; expected"),
-        ('max_iter: 1\nnet: "nett.prototxt"', ":2: net: there is no net definition 'nett.prototxt' (looked for "),
+        ("max_iter: 1", ": no train net is named; expected one of net, net_param, train_net, train_net_param"),
+        ('net: "net.prototxt"\ntrain_net: "x"', ":2: train_net: the train net is named twice, by net and train_net; expected"),
+        ('max_iter: 1\nnet: "nett.prototxt"', ":2: net: there is no net definition 'nett.prototxt' (searched: "),
         ('net: ""', ":1: net: expected the path of a net definition, found an empty string"),
         ('net: "."', "this is a folder; a prototxt file is expected"),
     ],
@@ -138,17 +138,17 @@ def test_test_nets_in_caffes_order(folder: Path, text: str, nets: list[tuple[str
     [
         (
             'train_net: "net.prototxt" test_iter: 1',
-            "test_iter: 1 given for 0 test nets; expected one for each",
+            "test_iter: 1 values for 0 test nets; expected one for each",
         ),
         (
             'train_net: "net.prototxt" test_net: "net.prototxt"',
-            "test_iter: 0 given for 1 test nets; expected one",
+            "test_iter: 0 values for 1 test nets; expected one",
         ),
         ('net: "net.prototxt" test_iter: 1', "test_interval: expected a positive number, found 0"),
         ('net: "net.prototxt" test_iter: 0 test_interval: 1', "test_iter: expected 1 batch or more, found 0"),
         (
             'net: "net.prototxt" test_iter: 1 test_interval: 1 test_state { } test_state { }',
-            "test_state: 2 given for 1 test nets; expected none or one for each",
+            "test_state: 2 values for 1 test nets; expected none or one for each",
         ),
     ],
 )

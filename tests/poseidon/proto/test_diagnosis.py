@@ -28,13 +28,13 @@ layers { type: POOLING pooling_param { pool: MAX } }
 """
 
 SOLVER_CASES = {
-    'base_lr: 0.1\ndevice_id: "0"': (2, 12, 'device_id in SolverParameter: expected integer, found "0"; write device_id: 0 without quotes'),
+    'base_lr: 0.1\ndevice_id: "0"': (2, 12, 'device_id in SolverParameter: expected an integer, found "0"; write device_id: 0 without quotes'),
     "max_iter: 10\nmax_iter: 20": (2, 1, "'max_iter' is set twice in SolverParameter, first in line 1; it takes one value"),
-    "layer { }": (1, 1, "this is a net definition; a solver is expected, the file that says net: ... and base_lr: ..."),
-    'name: "n" input: "x" layer { }': (1, 1, "this is a net definition; a solver is expected, the file that says net: ... and base_lr: ..."),
+    "layer { }": (1, 1, "this is a net definition; a solver is expected, the file with net: ... and base_lr: ..."),
+    'name: "n" input: "x" layer { }': (1, 1, "this is a net definition; a solver is expected, the file with net: ... and base_lr: ..."),
     "base_lr: 0,01": (1, 12, "a decimal comma in 0,01; write 0.01"),
     "learning_rate: 1": (1, 1, "unknown field 'learning_rate' in SolverParameter; did you mean 'base_lr'?"),
-    "max_iter: 4e3": (1, 11, "max_iter in SolverParameter: expected integer, found '4e3'; write max_iter: 4000"),
+    "max_iter: 4e3": (1, 11, "max_iter in SolverParameter: expected an integer, found '4e3'; write max_iter: 4000"),
     "debug_info: yes": (1, 13, "debug_info in SolverParameter: expected true or false, found 'yes'; write debug_info: true"),
     "net: nets/le-net.prototxt": (1, 6, "net in SolverParameter: expected a string in quotes, found 'nets/le-net.prototxt'; "
      'write net: "nets/le-net.prototxt"'),
@@ -66,13 +66,13 @@ NET_CASES = {
     'layer { convolution_param { kernel: 3 } }':
         (1, 29, "unknown field 'kernel' in ConvolutionParameter; did you mean 'kernel_size'?"),
     "layer { blobs_lr: 1 }":
-        (1, 9, "unknown field 'blobs_lr' in LayerParameter; a `layer` block says param { lr_mult: ... }"),
+        (1, 9, "unknown field 'blobs_lr' in LayerParameter; in a `layer` block write param { lr_mult: ... }"),
     "layer { type: CONVOLUTION }":
         (1, 15, "type in LayerParameter: expected a string in quotes, found 'CONVOLUTION'; write type: \"Convolution\""),
     "layer { pooling_param { pool: MEDIAN } }":
         (1, 31, "pool in PoolingParameter: unknown value 'MEDIAN'; expected one of MAX, AVE, STOCHASTIC"),
     "layer { pooling_param { pool { } } }":
-        (1, 30, "pool takes a value and is no block: write pool: <value>"),
+        (1, 30, "pool takes a value, not a block: write pool: <value>"),
     "layer { pooling_param { pool MAX } }":
         (1, 30, "expected ':' after pool, found 'MAX'"),
     "layer { pooling_param: 3 }":
@@ -86,7 +86,7 @@ NET_CASES = {
     'layer { name: "a\n}':
         (1, 15, "name in LayerParameter: the string \"a has no closing quote on its line"),
     'name: "a"\n}':
-        (2, 1, "this '}' closes nothing: there is one too many above or here"),
+        (2, 1, "this '}' closes nothing: there is one too many here or above"),
     'layer { "name": 1 }':
         (1, 9, "expected the name of a setting in LayerParameter, found \"name\""),
     "= 3":

@@ -8,7 +8,7 @@ import pytest
 
 from poseidon.errors import DefinitionError
 from poseidon.proto import paths
-from poseidon.proto.paths import places_of, repository_root, resolve, resolve_prefix
+from poseidon.proto.paths import candidates, repository_root, resolve, resolve_prefix
 
 PLACES = ("folder", "root", "cwd")
 
@@ -48,8 +48,8 @@ def test_what_exists_nowhere_is_meant_in_the_repository_by_its_own_files(places:
 
 def test_each_place_that_is_looked_at_is_named_once(places: Path) -> None:
     expected = [places / place / "data" for place in PLACES]
-    assert places_of("data", folder=places / "folder") == expected
-    assert places_of("data", folder=places / "root") == [places / "root" / "data", places / "cwd" / "data"]
+    assert candidates("data", folder=places / "folder") == expected
+    assert candidates("data", folder=places / "root") == [places / "root" / "data", places / "cwd" / "data"]
 
 
 def test_an_absolute_path_is_itself(places: Path) -> None:
@@ -75,13 +75,13 @@ def test_a_placeholder_stands_for_the_repository_root(places: Path, placeholder:
 
 
 def test_an_empty_path_is_an_error(places: Path) -> None:
-    with pytest.raises(DefinitionError, match="an empty path is given"):
+    with pytest.raises(DefinitionError, match="found an empty path"):
         resolve("", folder=places)
 
 
 @pytest.mark.parametrize("path", ("folder/" + "n" * 256, "a\0b", "é" * 130))
 def test_a_path_that_no_file_can_have_is_an_error(places: Path, path: str) -> None:
-    with pytest.raises(DefinitionError, match="is a path that no file can have"):
+    with pytest.raises(DefinitionError, match="is not a legal path"):
         resolve(path, folder=places)
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from poseidon.errors import DefinitionError
-from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
-from poseidon.proto.text import layer_lines, parse, read, read_text, to_text
+from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter, SolverParameter
+from poseidon.proto.text import layer_lines, parse, read, read_text, strings_are_text, to_text
 
 FILES = {
     b"": "the file is empty: it holds no settings",
     b"# only words\n": "the file is empty: it holds no settings",
     b"name: \"a\0b\"": "this is a binary file; prototxt text is expected",
-    b"# caf\xe9\nname: 'caf\xe9 # a'\n": "the file is no UTF-8 text (byte 0xe9); prototxt text is expected",
+    b"# caf\xe9\nname: 'caf\xe9 # a'\n": "the file is not UTF-8 text (byte 0xe9); prototxt text is expected",
     b"layr {}": "unknown field 'layr' in NetParameter; did you mean 'layer'?",
     b"layer { clip_param { max: 1 } }": "required field 'min' is missing in clip_param",
 }  # fmt: skip
@@ -62,7 +62,7 @@ def test_comments_may_be_in_any_encoding(tmp_path: Path, comment: str, encoding:
 def test_the_line_of_a_byte_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_bytes(b"# caf\xe9\nname: 'caf\xe8'\n")
-    with pytest.raises(DefinitionError, match=r"net.prototxt:2: the file is no UTF-8 text \(byte 0xe8\)"):
+    with pytest.raises(DefinitionError, match=r"net.prototxt:2: the file is not UTF-8 text \(byte 0xe8\)"):
         read(path, NetParameter())
 
 
@@ -122,3 +122,26 @@ def test_a_net_of_seven_thousand_lines_takes_less_than_a_second_of_processor() -
     assert time.process_time() - started < 1
     assert len(net.layer) == len(lines) == 900
     assert lines[-1] == 899 * 8 + 1
+
+
+NET = NetParameter(
+    name="AA",
+    layer=[
+        LayerParameter(
+            name="BB",
+            top=["CC", "DD"],
+            convolution_param={"weight_filler": {"type": "EE"}},  # type: ignore[arg-type]
+        )
+    ],
+)
+
+
+def test_text_is_text() -> None:
+    assert strings_are_text(NET)
+    assert strings_are_text(NetParameter())
+
+
+@pytest.mark.parametrize("string", (b"AA", b"BB", b"CC", b"DD", b"EE"))
+def test_one_bad_string_is_found(string: bytes) -> None:
+    content = NET.SerializeToString().replace(string, b"\xe3A")
+    assert not strings_are_text(NetParameter.FromString(content))

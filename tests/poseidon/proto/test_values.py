@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from poseidon.proto import caffe_pb2
-from poseidon.proto.values import listing, problem, shown
+from poseidon.proto.values import listing, problem, quoted
 
 # A setting of each kind of value.
 SETTINGS = {
@@ -65,11 +65,11 @@ def test_legal_exactly_when_protobuf_takes_it(kind: str, token: str) -> None:
 @pytest.mark.parametrize(
     "kind, token, expected",
     [
-        ("int32", "abc", "expected integer, found 'abc'"),
-        ("int32", '"0"', 'expected integer, found "0"; write axis: 0 without quotes'),
-        ("int32", "", "expected integer, found the end of the file"),
+        ("int32", "abc", "expected an integer, found 'abc'"),
+        ("int32", '"0"', 'expected an integer, found "0"; write axis: 0 without quotes'),
+        ("int32", "", "expected an integer, found the end of the file"),
         ("uint32", "-1", "expected an integer from 0 to 4294967295, found '-1'"),
-        ("float", "fast", "expected number, found 'fast'"),
+        ("float", "fast", "expected a number, found 'fast'"),
         ("bool", "yes", "expected true or false, found 'yes'; write debug_info: true"),
         ("string", "LMDB", "expected a string in quotes, found 'LMDB'; write net: \"LMDB\""),
         ("string", '"a', 'the string "a has no closing quote on its line'),
@@ -84,7 +84,7 @@ def test_sentences(kind: str, token: str, expected: str) -> None:
 
 
 def test_shown_and_listing() -> None:
-    assert [shown(token) for token in ("a", '"a"', "")] == ["'a'", '"a"', "the end of the file"]
-    assert shown("9" * 100) == "'" + "9" * 60 + "...'"
+    assert [quoted(token) for token in ("a", '"a"', "")] == ["'a'", '"a"', "the end of the file"]
+    assert quoted("9" * 100) == "'" + "9" * 60 + "...'"
     assert listing(["a", "b"]) == "a, b"
     assert listing(["a", "b", "c"], most=2) == "a, b, ..."

@@ -39,7 +39,7 @@ def test_a_contradiction_is_refused() -> None:
         source="",
     )
     with pytest.raises(
-        UpgradeError, match="mirror is given in transform_param and, with another value, in data_param"
+        UpgradeError, match="mirror is set in transform_param and, with another value, in data_param"
     ) as caught:
         upgrade_net(net)
     assert caught.value.layer == 1

@@ -36,5 +36,5 @@ def test_type(text: str, expected: str) -> None:
 def test_both_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "solver.prototxt"
     path.write_text('solver_type: ADAM\ntype: "SGD"')
-    with pytest.raises(DefinitionError, match="solver_type and type are both given"):
+    with pytest.raises(DefinitionError, match="solver_type and type are both set"):
         read_solver(path)

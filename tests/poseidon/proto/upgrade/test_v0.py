@@ -137,7 +137,7 @@ def test_what_a_layer_did_not_have_is_left_out_and_told(
     with caplog.at_level("WARNING"):
         assert read_net(path).param == net('layer { type: "ReLU" } layer { type: "ReLU" }')
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}:2: {name} is no setting of a 'relu' layer of Caffe's first grammar; left out"
+        f"{path}:2: {name} is not a setting of a 'relu' layer of Caffe's first format (V0); ignored"
         for name in ("kernelsize", "new_num")
     ]
 
@@ -145,7 +145,7 @@ def test_what_a_layer_did_not_have_is_left_out_and_told(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('layer { type: "convolution" }', "unknown layer type 'convolution' of Caffe's first grammar"),
+        ('layer { type: "convolution" }', "unknown layer type 'convolution' of Caffe's first format"),
         ('layer { type: "padding" pad: 1 } top: "b"', "a padding layer has one bottom and one top"),
     ],
 )
