@@ -7,8 +7,8 @@
 
     sudo python benchmarks/simulate.py beside measured.json
 
-`curves` foretells five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of docs/performance.md and draws
-its picture; its assumptions are in benchmarks/simulation/curves.py. `iteration` foretells one iteration and prints it
+`curves` foretells five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of benchmarks/results/simulation.md and
+draws the picture of docs/performance.md; its assumptions are in benchmarks/simulation/curves.py. `iteration` foretells one iteration and prints it
 beside its bound: the greater of the compute time and the bytes of the busiest link at its rate. `beside` puts what
 `benchmarks/cluster.py --json FILE` has measured beside what the model foretells for the same jobs; what this machine's
 processors take for sums, rules, products, sockets and messages, and what links carry of their rate, is measured first, since all

@@ -53,7 +53,6 @@ def test_the_example_of_the_server_is_short_and_trains(repository: Path, tmp_pat
         "README.md",
         "CONTRIBUTING.md",
         "docs/architecture.md",
-        "docs/results.md",
         "docs/own_layers.md",
         "docs/pycaffe.md",
     ],
