@@ -18,11 +18,11 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from benchmarks.chaos_runs.far import FarScene
 from benchmarks.chaos_runs.faults import draw
-from benchmarks.chaos_runs.local import LocalScene
-from benchmarks.chaos_runs.scene import Scene
-from benchmarks.chaos_runs.verdict import read_lines, table, to_line
+from benchmarks.chaos_runs.harness import Harness
+from benchmarks.chaos_runs.local import LocalHarness
+from benchmarks.chaos_runs.outcome import read_lines, table, to_line
+from benchmarks.chaos_runs.remote import RemoteHarness
 from tests.support.ssh_hosts import SshHosts
 
 
@@ -52,21 +52,21 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
     """Make the runs, add them to those of the folder, and print the table of all."""
     folder = folder.absolute()
     if not flags.hosts:
-        return disturb(flags, folder, LocalScene(folder, flags.clients, flags.iterations))
+        return disturb(flags, folder, LocalHarness(folder, flags.clients, flags.iterations))
     with (
         tempfile.TemporaryDirectory(prefix="poseidon-hosts-") as place,
         SshHosts(Path(place), flags.clients + 1) as hosts,
     ):
-        return disturb(flags, folder, FarScene(folder, hosts, flags.iterations))
+        return disturb(flags, folder, RemoteHarness(folder, hosts, flags.iterations))
 
 
-def disturb(flags: argparse.Namespace, folder: Path, scene: Scene) -> int:
-    """Disturb the jobs of a scene; returns 0 when every run of the folder ended as it must."""
+def disturb(flags: argparse.Namespace, folder: Path, harness: Harness) -> int:
+    """Disturb the jobs of a harness; returns 0 when every run of the folder ended as it must."""
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"undisturbed: {scene.undisturbed():.1f} s", file=sys.stderr, flush=True)
+    print(f"undisturbed: {harness.undisturbed():.1f} s", file=sys.stderr, flush=True)
     results = folder / "runs.jsonl"
     for seed in range(flags.first, flags.first + flags.runs):
-        ended = scene.run(seed, draw(seed, scene.kinds, scene.clients))
+        ended = harness.run(seed, draw(seed, harness.kinds, harness.clients))
         with results.open("a", encoding="utf-8") as file:
             file.write(to_line(ended))
         print(f"{'good' if ended.good else 'BAD '} {table([ended])[-1]}", file=sys.stderr, flush=True)

@@ -35,9 +35,9 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from benchmarks.testbed.exclusion import alone
 from benchmarks.testbed.hosts import remove_leftovers
 from benchmarks.testbed.measurement import Effort
+from benchmarks.testbed.measurement_lock import alone
 from benchmarks.testbed.point_bytes import measure_bytes
 from benchmarks.testbed.point_overlap import measure_overlap
 from benchmarks.testbed.point_paper import measure_paper

@@ -5,12 +5,12 @@
     python benchmarks/simulate.py iteration --net alexnet --hosts 4 --rate 250 --compute 50 --exchange hybrid
     python benchmarks/simulate.py iteration --net resnet50 --hosts 4 --servers 4 --rate 250 --compute 50 --exchange ps
 
-    sudo python benchmarks/simulate.py beside measured.json
+    sudo python benchmarks/simulate.py compare measured.json
 
-`curves` foretells five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of benchmarks/results/simulation.md and
-draws the picture of docs/performance.md; its assumptions are in benchmarks/simulation/curves.py. `iteration` foretells one iteration and prints it
-beside its bound: the greater of the compute time and the bytes of the busiest link at its rate. `beside` puts what
-`benchmarks/cluster.py --json FILE` has measured beside what the model foretells for the same jobs; what this machine's
+`curves` predicts five nets on 8 to 1024 hosts at 1 to 100 Gbit/s, prints the tables of benchmarks/results/simulation.md and
+draws the picture of docs/performance.md; its assumptions are in benchmarks/simulation/curves.py. `iteration` predicts one
+iteration and prints it next to its bound: the greater of the compute time and the bytes of the busiest link at its rate.
+`compare` prints the measurements of `benchmarks/cluster.py --json FILE` next to the predictions for the same jobs. What this machine's
 processors take for sums, rules, products, sockets and messages, and what links carry of their rate, is measured first, since all
 hosts of a testbed share them.
 
@@ -35,13 +35,13 @@ from poseidon.cli.checkout import use_environment
 
 use_environment()
 
-from benchmarks.simulation.beside import BesideError, beside
 from benchmarks.simulation.calibrate import measure_costs, testbed_machine
+from benchmarks.simulation.charts import draw, efficiency_table, fact_table, winner_table
+from benchmarks.simulation.comparison import ComparisonError, compare
 from benchmarks.simulation.curves import NETS as CURVE_NETS
 from benchmarks.simulation.curves import facts, points
-from benchmarks.simulation.drawing import draw, efficiency_table, fact_table, winner_table
 from benchmarks.simulation.iteration import predict
-from benchmarks.simulation.scenario import Scenario, Way, link_bytes
+from benchmarks.simulation.scenario import Exchange, Scenario, link_bytes
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
 
@@ -66,7 +66,7 @@ def run_iteration(flags: argparse.Namespace, _: Tell) -> str:
         compute_s=flags.compute / 1000,
         workers=flags.hosts,
         servers=flags.servers,
-        way=Way(flags.exchange),
+        exchange=Exchange(flags.exchange),
         bits_per_s=flags.rate * 1e6,
         wait_free=not flags.no_wait_free,
     )
@@ -79,12 +79,12 @@ def run_iteration(flags: argparse.Namespace, _: Tell) -> str:
     )
 
 
-def run_beside(flags: argparse.Namespace, tell: Tell) -> str:
-    """Measured tables, foretold."""
+def run_comparison(flags: argparse.Namespace, tell: Tell) -> str:
+    """Measured tables, predicted."""
     tables = [table for path in flags.files for table in read_tables(path)]
     costs = measure_costs()
     tell(str(costs))
-    return str(beside(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
+    return str(compare(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
 
 
 def read_tables(path: Path) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def read_tables(path: Path) -> list[dict[str, Any]]:
         tables: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise BesideError(f"cannot read the tables of '{path}': {reason}") from error
+        raise ComparisonError(f"cannot read the tables of '{path}': {reason}") from error
     return tables
 
 
@@ -113,20 +113,24 @@ def main(words: list[str] | None = None) -> int:
     one.add_argument("--hosts", type=int, default=4, help="that work (4)")
     one.add_argument("--servers", type=int, default=0, help="hosts beside them that only serve (0)")
     one.add_argument("--rate", type=float, default=1000.0, metavar="MBIT", help="of the links (1000)")
-    one.add_argument("--exchange", choices=[way.value for way in Way], default=Way.HYBRID.value)
+    one.add_argument(
+        "--exchange", choices=[exchange.value for exchange in Exchange], default=Exchange.HYBRID.value
+    )
     one.add_argument("--no-wait-free", action="store_true", help="gradients leave after the backward pass")
     one.set_defaults(run=run_iteration)
-    other = commands.add_parser("beside", help="measured iterations beside foretold ones")
+    other = commands.add_parser(
+        "compare", aliases=["beside"], help="compare measured iterations with predicted ones"
+    )
     other.add_argument("files", type=Path, nargs="+", metavar="FILE", help="of cluster.py --json")
     other.add_argument(
         "--net", choices=list(NETS), default="resnet50", help="of tables on overlap (resnet50)"
     )
     other.add_argument("--batch", type=int, default=32, help="of tables on overlap (32)")
-    other.set_defaults(run=run_beside)
+    other.set_defaults(run=run_comparison)
     flags = parser.parse_args(words)
     try:
         print(flags.run(flags, lambda line: print(line, file=sys.stderr, flush=True)))
-    except (BesideError, PoseidonError) as error:
+    except (ComparisonError, PoseidonError) as error:
         print(f"simulate.py: error: {error}", file=sys.stderr)
         return 1
     return 0

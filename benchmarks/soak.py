@@ -30,9 +30,9 @@ use_environment()
 
 import psutil
 
-from benchmarks.chaos_runs.far import FarScene
-from benchmarks.chaos_runs.local import LocalScene
-from benchmarks.chaos_runs.scene import Scene
+from benchmarks.chaos_runs.harness import Harness
+from benchmarks.chaos_runs.local import LocalHarness
+from benchmarks.chaos_runs.remote import RemoteHarness
 from tests.support.ssh_hosts import SshHosts
 
 LOOK_S = 2.0
@@ -57,10 +57,10 @@ class Lives:
 
     found: dict[tuple[int, float], Life] = field(default_factory=dict)
 
-    def look(self, scene: Scene, job: str, now: float) -> None:
+    def look(self, harness: Harness, job: str, now: float) -> None:
         """Note everybody's memory."""
-        alive = [(process, _name(words)) for process, words in scene.processes(job)]
-        alive += [(process, "launcher") for process in scene.launchers(job)]
+        alive = [(process, _name(words)) for process, words in harness.processes(job)]
+        alive += [(process, "launcher") for process in harness.launchers(job)]
         for process, name in alive:
             with contextlib.suppress(psutil.Error):
                 key = (process.pid, process.create_time())
@@ -87,31 +87,31 @@ def _name(words: list[str]) -> str:
     return "agent" if "poseidon.cluster.agent" in words else "launcher"
 
 
-def soak(scene: Scene, *, seconds: float, kill_every_s: float, seed: int) -> list[str]:
+def soak(harness: Harness, *, seconds: float, kill_every_s: float, seed: int) -> list[str]:
     """Train for a time; returns the lines of the report."""
-    scene.max_restarts = 10_000
+    harness.max_restarts = 10_000
     job, dice, lives = f"soak-{os.getpid()}", random.Random(seed), Lives()
-    launcher = scene.start(job)
+    launcher = harness.start(job)
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(launcher.stderr or ()))
     reader.start()
     began_s = time.monotonic()
     kill_s, kills = began_s + kill_every_s, 0
     while (now := time.monotonic()) < began_s + seconds and launcher.poll() is None:
-        lives.look(scene, job, now)
+        lives.look(harness, job, now)
         if now >= kill_s:
             kill_s = now + kill_every_s
-            victims = [process for process, words in scene.processes(job) if _name(words) != "launcher"]
+            victims = [process for process, words in harness.processes(job) if _name(words) != "launcher"]
             kills += bool(victims)
             with contextlib.suppress(psutil.Error, IndexError):
                 dice.choice(victims).kill()
         time.sleep(LOOK_S)
-    for process in scene.launchers(job):
+    for process in harness.launchers(job):
         process.send_signal(signal.SIGTERM)
     status = launcher.wait(120)
     reader.join(10)
     last = [line.strip() for line in lines if line.strip()][-1:]
-    left = len(scene.processes(job))
+    left = len(harness.processes(job))
     return [*lives.table(), "", f"{kills} kills; exit {status}: {' '.join(last)}; {left} processes left"]
 
 
@@ -131,9 +131,9 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(name)
         if flags.hosts:
             with SshHosts(folder, flags.clients + 1) as hosts:
-                report = soak(FarScene(folder, hosts, ENDLESS), seed=flags.seed, **how)
+                report = soak(RemoteHarness(folder, hosts, ENDLESS), seed=flags.seed, **how)
         else:
-            report = soak(LocalScene(folder, flags.clients, ENDLESS), seed=flags.seed, **how)
+            report = soak(LocalHarness(folder, flags.clients, ENDLESS), seed=flags.seed, **how)
     print("\n".join(report))
     return 0
 

@@ -17,7 +17,7 @@ from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
 from poseidon.proto.definition import read_net, read_solver
 from tests.support.training import write_definitions
-from tests.support.trainings import machinefile, poseidon
+from tests.support.training_processes import machinefile, poseidon
 
 
 @dataclass(slots=True, kw_only=True)

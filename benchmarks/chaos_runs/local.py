@@ -13,11 +13,11 @@ import psutil
 
 from benchmarks.chaos_runs.definitions import write_job
 from benchmarks.chaos_runs.faults import LOCAL, Fault, Kind
-from benchmarks.chaos_runs.scene import ROOT, Scene, is_meant, number_of
+from benchmarks.chaos_runs.harness import ROOT, Harness, is_meant, number_of
 
 
-class LocalScene(Scene):
-    """See `Scene`."""
+class LocalHarness(Harness):
+    """See `Harness`."""
 
     kinds = LOCAL
 
@@ -28,7 +28,7 @@ class LocalScene(Scene):
         self._hosts.write_text("".join(f"{client} 127.0.0.1 0\n" for client in range(clients)))
 
     def start(self, job: str) -> subprocess.Popen[str]:
-        """See `Scene`."""
+        """See `Harness`."""
         words = [sys.executable, "-m", "poseidon", "train", f"--solver={self._solver}", f"--job={job}"]
         words += [f"--hostfile={self._hosts}", f"--output={self.folder / 'output'}", "--threads=1"]
         words += [f"--max_restarts={self.max_restarts}", "--stall_timeout=8", "--snapshot_keep=3"]
@@ -43,7 +43,7 @@ class LocalScene(Scene):
         )
 
     def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> int:
-        """See `Scene`."""
+        """See `Harness`."""
         if fault.kind is Kind.LAUNCHER:
             launcher.kill()
             return 1
@@ -58,7 +58,7 @@ class LocalScene(Scene):
         return hit
 
     def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
-        """See `Scene`."""
+        """See `Harness`."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -68,7 +68,7 @@ class LocalScene(Scene):
         return found
 
     def launchers(self, job: str) -> list[psutil.Process]:
-        """See `Scene`."""
+        """See `Harness`."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -76,8 +76,8 @@ class LocalScene(Scene):
         return found
 
     def snapshots(self) -> Path:
-        """See `Scene`."""
+        """See `Harness`."""
         return self.folder
 
     def mend(self) -> None:
-        """See `Scene`. A stopped process was killed with its job."""
+        """See `Harness`. A stopped process was killed with its job."""

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.simulation.company import busy_cores
+from benchmarks.simulation.background_load import busy_cores
 from benchmarks.simulation.products import INPUTS, OUTPUTS, RULE, Products
 from benchmarks.simulation.scenario import Machine
 from benchmarks.simulation.streams import NO_LIMIT, carried, cpu_s_per_byte, ring_cpu_s_per_byte

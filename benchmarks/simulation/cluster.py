@@ -10,7 +10,14 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.simulation.agenda import Action, Agenda, Message, Outlet, Pipe, Urgency
+from benchmarks.simulation.event_queue import (
+    Action,
+    EventQueue,
+    Message,
+    OutgoingLink,
+    SerialResource,
+    Urgency,
+)
 from benchmarks.simulation.scenario import Scenario, parts
 
 QUANTUM_S = 0.002
@@ -22,14 +29,14 @@ MOST_PIECES = 128
 class HostKind:
     """One host that stands for all that do the same."""
 
-    def __init__(self, agenda: Agenda, scenario: Scenario) -> None:
+    def __init__(self, events: EventQueue, scenario: Scenario) -> None:
         machine = scenario.machine
         buffer_s = machine.buffer_bytes / scenario.bytes_per_s
-        self.out = Outlet(agenda, latency_s=machine.latency_s, buffer_s=buffer_s)
-        self.into = Pipe()
+        self.out = OutgoingLink(events, latency_s=machine.latency_s, buffer_s=buffer_s)
+        self.into = SerialResource()
         self.speed = min(machine.cores, 1.0)
-        self.worker = Pipe()
-        self.shard = Pipe() if machine.cores >= 2 else self.worker
+        self.worker = SerialResource()
+        self.shard = SerialResource() if machine.cores >= 2 else self.worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +67,17 @@ class Cluster:
 
     Attributes:
         scenario: what is simulated.
-        agenda: its time.
+        events: its time.
         working: a host that works.
         homes: the kinds of hosts that hold shards which a worker must send to.
     """
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.agenda = Agenda()
-        self.working = HostKind(self.agenda, scenario)
+        self.events = EventQueue()
+        self.working = HostKind(self.events, scenario)
         self.homes = self._place()
-        self._device = Pipe()
+        self._device = SerialResource()
 
     def _place(self) -> list[Home]:
         p, servers = self.scenario.workers, self.scenario.servers
@@ -90,7 +97,7 @@ class Cluster:
                 )
             )
         if part.serving:
-            serving = HostKind(self.agenda, self.scenario)
+            serving = HostKind(self.events, self.scenario)
             of_worker, of_shard = part.serving * servers, part.serving * p
             homes.append(
                 Home(
@@ -110,19 +117,25 @@ class Cluster:
         """For how long the processors of all hosts were at work, the mean."""
         homes = [(self.scenario.servers, home.host) for home in self.homes if home.host is not self.working]
         kinds = [(self.scenario.workers, self.working), *homes]
-        pipes = [(count, pipe) for count, host in kinds for pipe in dict.fromkeys((host.worker, host.shard))]
-        return sum(count * pipe.work_s for count, pipe in pipes) / sum(count for count, _ in pipes)
+        resources = [
+            (count, resource)
+            for count, host in kinds
+            for resource in dict.fromkeys((host.worker, host.shard))
+        ]
+        return sum(count * resource.work_s for count, resource in resources) / sum(
+            count for count, _ in resources
+        )
 
     def compute(self, work_s: float, then: Action) -> None:
         """Use a worker's accelerator."""
-        self.agenda.at(self._device.take(self.agenda.now_s, work_s), then)
+        self.events.at(self._device.take(self.events.now_s, work_s), then)
 
-    def process(self, pipe: Pipe, host: HostKind, work_s: float, then: Action) -> None:
+    def process(self, resource: SerialResource, host: HostKind, work_s: float, then: Action) -> None:
         """Use a processor of a host, a slice at a time."""
         slice_s = min(work_s, QUANTUM_S)
-        done_s = pipe.take(self.agenda.now_s, slice_s / host.speed)
+        done_s = resource.take(self.events.now_s, slice_s / host.speed)
         left_s = work_s - slice_s
-        self.agenda.at(done_s, partial(self.process, pipe, host, left_s, then) if left_s > 0 else then)
+        self.events.at(done_s, partial(self.process, resource, host, left_s, then) if left_s > 0 else then)
 
     def send(
         self,
@@ -130,13 +143,13 @@ class Cluster:
         queue: str,
         urgency: Urgency,
         out_s: float,
-        through: tuple[tuple[Pipe, float], ...],
+        through: tuple[tuple[SerialResource, float], ...],
         delivered: Action,
         least_s: float = 0.0,
         gives_way_to: str = "",
     ) -> None:
         """Use a host's link outwards, and what must work on the message besides."""
-        used = tuple((pipe, work_s) for pipe, work_s in through if work_s > 0)
+        used = tuple((resource, work_s) for resource, work_s in through if work_s > 0)
         host.out.send(
             Message(
                 queue=queue,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.simulation.iteration import predict
-from benchmarks.simulation.scenario import Machine, Scenario, Way
+from benchmarks.simulation.scenario import Exchange, Machine, Scenario
 from benchmarks.testbed.shapes import LayerShape, elements, read_layers
 
 HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -44,22 +44,22 @@ class Line:
 
     Attributes:
         label: for people.
-        way: how gradients meet.
+        exchange: how gradients are exchanged.
         with_servers: beside the working hosts stand as many that only serve.
     """
 
     label: str
-    way: Way
+    exchange: Exchange
     with_servers: bool = False
 
 
 LINES = (
-    Line("ps", Way.PS),
-    Line("svb", Way.SVB),
-    Line("hybrid", Way.HYBRID),
-    Line("ring", Way.RING),
-    Line("ps + servers", Way.PS, with_servers=True),
-    Line("hybrid + servers", Way.HYBRID, with_servers=True),
+    Line("ps", Exchange.PS),
+    Line("svb", Exchange.SVB),
+    Line("hybrid", Exchange.HYBRID),
+    Line("ring", Exchange.RING),
+    Line("ps + servers", Exchange.PS, with_servers=True),
+    Line("hybrid + servers", Exchange.HYBRID, with_servers=True),
 )
 ALIKE = LINES[:4]
 """Those that need the same machines."""
@@ -85,7 +85,7 @@ def scenario(net: str, gbit_per_s: float, line: Line, hosts: int) -> Scenario:
         compute_s=compute_s(net),
         workers=hosts,
         servers=hosts if line.with_servers else 0,
-        way=line.way,
+        exchange=line.exchange,
         bits_per_s=gbit_per_s * 1e9,
         machine=MACHINE,
     )
@@ -100,7 +100,7 @@ class Point:
         gbit_per_s: of the links.
         label: of the curve.
         hosts: that work.
-        iteration_s: foretold.
+        iteration_s: predicted.
         efficiency: speed-up over one host, by the number of hosts.
     """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.simulation.agenda import Action
 from benchmarks.simulation.cluster import Cluster
-from benchmarks.simulation.scenario import LayerLoad, Scenario, Way, loads
-from benchmarks.simulation.ways import FactorWay, RingWay, ServerWay
+from benchmarks.simulation.event_queue import Action
+from benchmarks.simulation.scenario import Exchange, LayerLoad, Scenario, loads
+from benchmarks.simulation.schemes import FactorScheme, RingScheme, ServerScheme
 
 ITERATIONS = 4
 """The first ones meet no values on their way; the last one is what is measured."""
@@ -28,9 +28,9 @@ class Simulation:
         self._scenario = scenario
         self._loads: list[LayerLoad] = loads(scenario)
         self._cluster = Cluster(scenario)
-        self._server = ServerWay(self._cluster, self._arrived)
-        self._factors = FactorWay(self._cluster, self._arrived)
-        self._ring = RingWay(self._cluster, self._loads, self._arrived)
+        self._server = ServerScheme(self._cluster, self._arrived)
+        self._factors = FactorScheme(self._cluster, self._arrived)
+        self._ring = RingScheme(self._cluster, self._loads, self._arrived)
         self._fresh = [0] * len(self._loads)
         self._missing = [0] * len(self._loads)
         self._waiting: Action | None = None
@@ -41,7 +41,7 @@ class Simulation:
     def run(self) -> None:
         """Simulate."""
         self._begin_iteration()
-        self._cluster.agenda.run()
+        self._cluster.events.run()
 
     @property
     def busy(self) -> float:
@@ -49,7 +49,7 @@ class Simulation:
         return min(1.0, self._cluster.processors_s / self.begins_s[-1])
 
     def _begin_iteration(self) -> None:
-        self.begins_s.append(self._cluster.agenda.now_s)
+        self.begins_s.append(self._cluster.events.now_s)
         if len(self.begins_s) <= ITERATIONS:
             self._forward(0)
 
@@ -84,14 +84,14 @@ class Simulation:
         self._begin_iteration()
 
     def _send_dense(self, layer: int) -> None:
-        if self._scenario.workers > 1 and self._scenario.way is Way.RING:
+        if self._scenario.workers > 1 and self._scenario.exchange is Exchange.RING:
             self._when_free(partial(self._ring.send, self._iteration, layer))
-        elif self._scenario.way is not Way.RING:
+        elif self._scenario.exchange is not Exchange.RING:
             self._when_free(partial(self._server.send, self._iteration, layer, self._loads[layer]))
 
     @property
     def _waits_for_all(self) -> bool:
-        return self._scenario.way is Way.RING or not self._scenario.wait_free
+        return self._scenario.exchange is Exchange.RING or not self._scenario.wait_free
 
     def _when_free(self, action: Action) -> None:
         if self._scenario.wait_free:
@@ -101,7 +101,7 @@ class Simulation:
 
     def _count_missing(self, load: LayerLoad) -> int:
         """What must arrive before the layer is fresh: values, factors made into a gradient, and its own release."""
-        if self._scenario.way is Way.RING:
+        if self._scenario.exchange is Exchange.RING:
             return int(self._scenario.workers > 1)
         count = self._server.count(load)
         return count + 2 if load.factors is not None else count

@@ -1,4 +1,4 @@
-"""What is to be foretold: a net, hosts, links, a way to exchange.
+"""What is to be predicted: a net, hosts, links, a way to exchange.
 
 Law: values only. Which tensor takes which way is decided by Poseidon's own cost rule, from the same values.
 """
@@ -23,7 +23,7 @@ from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
 MIB = 2**20
 
 
-class Way(Enum):
+class Exchange(Enum):
     """How gradients meet."""
 
     PS = "ps"
@@ -36,7 +36,11 @@ class Way(Enum):
     """Ring all-reduce in buckets; the next pass begins when all is there, as with DDP."""
 
 
-KIND_OF_WAY = {Way.PS: ExchangeKind.SERVER, Way.SVB: ExchangeKind.FACTORS, Way.HYBRID: ExchangeKind.HYBRID}
+KIND_OF_EXCHANGE = {
+    Exchange.PS: ExchangeKind.SERVER,
+    Exchange.SVB: ExchangeKind.FACTORS,
+    Exchange.HYBRID: ExchangeKind.HYBRID,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One iteration to be foretold.
+    """One iteration to be predicted.
 
     Attributes:
         layers: the net, in forward order.
@@ -92,7 +96,7 @@ class Scenario:
         compute_s: one worker's forward and backward pass without any exchange.
         workers: P, hosts that work.
         servers: hosts beside them that only serve; the others' shards carry what makes all links alike.
-        way: how gradients meet.
+        exchange: how gradients are exchanged.
         bits_per_s: of each link in each direction.
         wait_free: gradients leave while the backward pass still runs, and a layer waits for its own values only.
         machine: what a host can do.
@@ -107,7 +111,7 @@ class Scenario:
     compute_s: float
     workers: int
     servers: int = 0
-    way: Way = Way.HYBRID
+    exchange: Exchange = Exchange.HYBRID
     bits_per_s: float
     wait_free: bool = True
     machine: Machine = field(default_factory=Machine)
@@ -227,7 +231,7 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
 
 def _by_factors(scenario: Scenario) -> frozenset[int]:
     """The layers whose weight travels as factors."""
-    if scenario.way is Way.RING or scenario.workers == 1:
+    if scenario.exchange is Exchange.RING or scenario.workers == 1:
         return frozenset()
     working, serving = best_shares(scenario.workers, scenario.servers)
     topology = Topology(
@@ -236,7 +240,7 @@ def _by_factors(scenario: Scenario) -> frozenset[int]:
         server_shares=(serving,) * scenario.servers,
     )
     weights = [_weight(layer, scenario.batch) for layer in scenario.layers]
-    plan = choose(weights, KIND_OF_WAY[scenario.way], topology)
+    plan = choose(weights, KIND_OF_EXCHANGE[scenario.exchange], topology)
     return frozenset(plan.of(Scheme.FACTORS))
 
 
@@ -262,7 +266,7 @@ def link_bytes(scenario: Scenario) -> float:
     """Bytes that an iteration brings to the busiest link in one direction."""
     p, found = scenario.workers, loads(scenario)
     dense = sum(load.dense_bytes for load in found)
-    if scenario.way is Way.RING:
+    if scenario.exchange is Exchange.RING:
         return dense * 2 * (p - 1) / p
     part = parts(p, scenario.servers)
     factors = sum(load.factors.link_bytes for load in found if load.factors is not None)

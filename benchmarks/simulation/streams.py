@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.simulation.company import busy_cores
+from benchmarks.simulation.background_load import busy_cores
 from benchmarks.simulation.ring_probe import BUCKET_BYTES
 from benchmarks.simulation.wire_probe import CHUNK_BYTES
 from benchmarks.testbed.errors import TestbedError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chaos_runs.faults import FAR, LOCAL, Fault, Kind, draw
-from benchmarks.chaos_runs.verdict import Ended, read_lines, table, to_line
+from benchmarks.chaos_runs.outcome import Ended, read_lines, table, to_line
 
 FINISHED = Ended(
     seed=3,

@@ -17,7 +17,7 @@ from poseidon.proto.definition import NetDefinition, read_net, read_solver
 from poseidon.proto.text import parse, to_text
 from poseidon.proto.tokens import settings
 from poseidon.solvers.settings import solver_settings
-from tests.corpus.stand_ins import random_inputs, with_stand_ins
+from tests.corpus.random_inputs import random_inputs, with_stand_ins
 
 PHASES = (TRAIN, TEST)
 SOLVER_FIELDS = frozenset({"base_lr", "net", "train_net", "max_iter"})

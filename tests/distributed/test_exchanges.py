@@ -9,7 +9,7 @@ import pytest
 
 from poseidon.metrics.job_statistics import read_statistics
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
-from tests.support.trainings import make_data, poseidon
+from tests.support.training_processes import make_data, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

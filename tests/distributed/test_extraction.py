@@ -16,7 +16,7 @@ from poseidon.engine.tools.solo import NetRequest, open_net
 from poseidon.proto.caffe_pb2 import TEST
 from poseidon.snapshot.caffemodel import write_model
 from tests.support.databases import make_pictures
-from tests.support.trainings import ROOT, WAIT_S, environment, machinefile
+from tests.support.training_processes import ROOT, WAIT_S, environment, machinefile
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

@@ -14,9 +14,9 @@ import pytest
 
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.metrics.glog_lines import number
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.training import endless, largest_difference, weights, write_definitions
-from tests.support.trainings import ROOT, environment, machinefile, make_data, poseidon, training
+from tests.support.training_processes import ROOT, environment, machinefile, make_data, poseidon, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

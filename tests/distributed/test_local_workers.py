@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
-from tests.support.trainings import make_data, poseidon, training
+from tests.support.training_processes import make_data, poseidon, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

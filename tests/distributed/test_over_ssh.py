@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from poseidon.settings import inherited_environment
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.loopback_sshd import LoopbackSshd
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.processes, pytest.mark.timeout(120)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.snapshot.caffemodel import read_model
-from tests.support.trainings import machinefile, poseidon
+from tests.support.training_processes import machinefile, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from poseidon.exchange.cost import ExchangeKind
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.training import Job, run, weights, write_definitions
-from tests.support.trainings import machinefile, make_data, training
+from tests.support.training_processes import machinefile, make_data, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 END = 40

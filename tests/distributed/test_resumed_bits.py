@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trainings import machinefile, make_data, poseidon
+from tests.support.training_processes import machinefile, make_data, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

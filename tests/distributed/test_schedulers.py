@@ -20,7 +20,7 @@ from tests.support import small_slurm
 from tests.support.free_ports import free_port
 from tests.support.ssh_hosts import SshHosts
 from tests.support.training import write_definitions
-from tests.support.trainings import environment, make_data
+from tests.support.training_processes import environment, make_data
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.trainings import machinefile, poseidon, training
+from tests.support.training_processes import machinefile, poseidon, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

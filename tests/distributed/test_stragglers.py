@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trainings import machinefile, training
+from tests.support.training_processes import machinefile, training
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200), pytest.mark.thorough]
 

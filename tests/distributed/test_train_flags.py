@@ -10,7 +10,7 @@ import pytest
 from poseidon.proto.blob import from_array
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
-from tests.support.trainings import machinefile, poseidon
+from tests.support.training_processes import machinefile, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

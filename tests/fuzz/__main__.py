@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tests.fuzz.judging import SECONDS, Outcome, judge
-from tests.fuzz.kinds import Kind, kinds
+from tests.fuzz.targets import Kind, kinds
 from tests.support.needs import SHARED
 
 NAMES = ("prototxt", "solver", "binary", "caffemodel", "solverstate", "hdf5", "datum", "mean")

@@ -11,7 +11,7 @@ from poseidon.snapshot.caffemodel import read_model
 from tests.fuzz import judging
 from tests.fuzz.__main__ import NAMES
 from tests.fuzz.judging import Outcome, judge
-from tests.fuzz.kinds import Kind, kinds
+from tests.fuzz.targets import Kind, kinds
 
 CASES = 300
 SEED = 20

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from tests.support.steady_children import said_by
+from tests.support.memory_child import said_by
 
 ELEMENTS = 4 * 2**20
 PAGE_BYTES = 4096

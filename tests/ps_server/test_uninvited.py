@@ -16,8 +16,8 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.wire import encode
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, zeros
+from tests.support.polling import until
 from tests.support.shard_requests import every_request
-from tests.support.waiting import until
 
 KEYS = JobKeys.new(workers=2, shards=1)
 STORE = StoreSpec(workers=2, shards=1, tables=(TableSpec(name="w", size=4),))

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.support.free_ports import free_ports
-from tests.support.waiting import until
+from tests.support.polling import until
 
 START_S = 60.0
 _CONFIGURATION = """\

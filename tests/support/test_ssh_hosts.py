@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.testbed import links
 from benchmarks.testbed.names import owner
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.ssh_hosts import OTHER_PORT, ROOT, SshHosts, clean_environment
 
 pytestmark = pytest.mark.needs("hosts")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulation.charts import draw, efficiency_table, fact_table, winner_table
 from benchmarks.simulation.curves import (
     GBIT_PER_S,
     HOSTS,
@@ -18,7 +19,6 @@ from benchmarks.simulation.curves import (
     points,
     winners,
 )
-from benchmarks.simulation.drawing import draw, efficiency_table, fact_table, winner_table
 from benchmarks.testbed.shapes import elements
 
 

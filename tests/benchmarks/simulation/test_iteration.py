@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulation.iteration import Simulation, predict
-from benchmarks.simulation.scenario import Machine, Scenario, Way
+from benchmarks.simulation.scenario import Exchange, Machine, Scenario
 from benchmarks.testbed.shapes import LayerShape
 
 LOW = LayerShape(name="low", tensors=((4, 1, 1, 1),), work=1)
@@ -23,7 +23,7 @@ PS = Scenario(
     batch=1,
     compute_s=9.0,
     workers=2,
-    way=Way.PS,
+    exchange=Exchange.PS,
     bits_per_s=32.0,
     chunk_bytes=4,
     piece_bytes=WHOLE,
@@ -32,8 +32,8 @@ PS = Scenario(
 
 
 def test_one_host_computes_and_no_more() -> None:
-    for way in Way:
-        assert predict(replace(PS, workers=1, way=way)) == pytest.approx(9.0)
+    for exchange in Exchange:
+        assert predict(replace(PS, workers=1, exchange=exchange)) == pytest.approx(9.0)
 
 
 def test_gradients_leave_during_the_backward_pass() -> None:
@@ -54,27 +54,29 @@ def test_lower_layers_overtake_piece_by_piece() -> None:
 def test_factors_leave_before_the_layers_own_backward_pass() -> None:
     # u and v: 6 numbers from -3 to 3; low 3-5 and back 5-7.
     layers = (LOW, MATRIX)
-    for way in (Way.SVB, Way.HYBRID):
-        assert predict(replace(PS, layers=layers, way=way)) == pytest.approx(13.0)
+    for exchange in (Exchange.SVB, Exchange.HYBRID):
+        assert predict(replace(PS, layers=layers, exchange=exchange)) == pytest.approx(13.0)
 
 
 def test_pushes_give_way_to_factors() -> None:
     # u and v: 12 numbers from -3 to 9, though low has its gradient at 3; low 9-11 and back by 13.
     layers = (LOW, MATRIX)
-    assert predict(replace(PS, layers=layers, way=Way.SVB, batch=2, piece_bytes=8)) == pytest.approx(19.0)
+    assert predict(
+        replace(PS, layers=layers, exchange=Exchange.SVB, batch=2, piece_bytes=8)
+    ) == pytest.approx(19.0)
 
 
 def test_hybrid_sends_a_gradient_that_is_smaller_than_its_factors() -> None:
     many = replace(PS, layers=(LOW, MATRIX), batch=2)
-    assert predict(replace(many, way=Way.HYBRID)) == predict(many)
-    assert predict(replace(many, way=Way.SVB)) > predict(many)
+    assert predict(replace(many, exchange=Exchange.HYBRID)) == predict(many)
+    assert predict(replace(many, exchange=Exchange.SVB)) > predict(many)
 
 
 def test_a_ring_begins_with_the_last_gradient_of_its_bucket_and_all_wait_for_it() -> None:
     # Both layers from 3 on: 12 numbers; then 3 s forward and 3 s of backward.
-    assert predict(replace(PS, way=Way.RING)) == pytest.approx(21.0)
+    assert predict(replace(PS, exchange=Exchange.RING)) == pytest.approx(21.0)
     # Each layer its own: high 0-8, low 8-12.
-    assert predict(replace(PS, way=Way.RING, bucket_bytes=1)) == pytest.approx(18.0)
+    assert predict(replace(PS, exchange=Exchange.RING, bucket_bytes=1)) == pytest.approx(18.0)
 
 
 def test_machines_that_only_serve_send_while_they_receive() -> None:
@@ -94,7 +96,7 @@ def test_shards_take_time_for_sums_and_rules() -> None:
 def test_a_product_takes_the_processors_time_or_the_devices() -> None:
     # 2 x 2 rows x 8 = 32 operations: 4 s, from 3 to 7; low's values arrive at 7; high is waited for until 8.5 only.
     layers = (LOW, MATRIX)
-    slow = replace(PS, layers=layers, way=Way.SVB, machine=replace(PS.machine, flops=8.0))
+    slow = replace(PS, layers=layers, exchange=Exchange.SVB, machine=replace(PS.machine, flops=8.0))
     assert predict(slow) == pytest.approx(13.0)
     # 16 s, until 19: high goes forward then, and backward.
     assert predict(replace(slow, machine=replace(slow.machine, flops=2.0))) == pytest.approx(23.5)
@@ -151,12 +153,14 @@ def test_what_stays_on_a_host_passes_in_memory() -> None:
 def test_a_ring_copies_gradients_into_its_buckets() -> None:
     # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
     machine = replace(PS.machine, memory_s_per_byte=0.5, cores=1.0)
-    assert predict(replace(PS, way=Way.RING, bucket_bytes=1, machine=machine)) == pytest.approx(30.0)
+    assert predict(replace(PS, exchange=Exchange.RING, bucket_bytes=1, machine=machine)) == pytest.approx(
+        30.0
+    )
 
 
 def test_a_ring_takes_processor_time_and_so_does_its_optimizer() -> None:
     # High is 32 bytes: 0-16, in place of the 8 s on the wire; low 16-24.
-    ring = replace(PS, way=Way.RING, bucket_bytes=1)
+    ring = replace(PS, exchange=Exchange.RING, bucket_bytes=1)
     machine = replace(PS.machine, ring_s_per_byte=0.5, cores=1.0)
     assert predict(replace(ring, machine=machine)) == pytest.approx(30.0)
     # Both layers are 48 bytes: 3 s once all is there.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.scenario import MIB, Scenario, Way, buckets, loads, parts
+from benchmarks.simulation.scenario import MIB, Exchange, Scenario, buckets, loads, parts
 from benchmarks.testbed.shapes import LayerShape
 from poseidon.exchange.pooled import FULL
 
@@ -32,22 +32,22 @@ def test_factors_and_what_is_left_for_the_shards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "batch", "by_factors"),
+    ("exchange", "batch", "by_factors"),
     [
-        (Way.PS, 1, False),
-        (Way.RING, 1, False),
-        (Way.HYBRID, 333, True),  # 4 x 333 is below 2 M N / (M + N) = 1333.3
-        (Way.HYBRID, 334, False),
-        (Way.SVB, 334, True),
+        (Exchange.PS, 1, False),
+        (Exchange.RING, 1, False),
+        (Exchange.HYBRID, 333, True),  # 4 x 333 is below 2 M N / (M + N) = 1333.3
+        (Exchange.HYBRID, 334, False),
+        (Exchange.SVB, 334, True),
     ],
 )
-def test_the_rule_decides(way: Way, batch: int, by_factors: bool) -> None:
-    high = loads(replace(TWO, way=way, batch=batch))[1]
+def test_the_rule_decides(exchange: Exchange, batch: int, by_factors: bool) -> None:
+    high = loads(replace(TWO, exchange=exchange, batch=batch))[1]
     assert (high.factors is not None) is by_factors
 
 
 def test_one_worker_has_no_factors() -> None:
-    assert loads(replace(TWO, workers=1, way=Way.SVB))[1].factors is None
+    assert loads(replace(TWO, workers=1, exchange=Exchange.SVB))[1].factors is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
     low, high = loads(replace(TWO, chunk_bytes=1000))
     assert low.messages == pytest.approx(6.912 + 0.256)  # both are small
     assert high.messages == 4  # the bias; the weight goes as factors
-    assert loads(replace(TWO, way=Way.PS, chunk_bytes=1000))[1].messages == 8000 + 4
+    assert loads(replace(TWO, exchange=Exchange.PS, chunk_bytes=1000))[1].messages == 8000 + 4
     assert loads(replace(TWO, chunk_bytes=MIB))[1].messages == pytest.approx(1000 / FULL)
 
 
@@ -85,6 +85,6 @@ def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
 )
 def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: int) -> None:
     layers = (replace(FC, fully_connected=False),)
-    (load,) = loads(replace(TWO, way=Way.PS, layers=layers, workers=workers, servers=servers))
+    (load,) = loads(replace(TWO, exchange=Exchange.PS, layers=layers, workers=workers, servers=servers))
     assert load.chunk_bytes == largest
     assert load.messages == pytest.approx(-(-8_000_000 // largest) + 4000 / min(largest, 4 * FULL))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.processes import Processes, environment
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 
 
 def python(program: str) -> list[str]:

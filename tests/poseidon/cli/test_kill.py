@@ -19,7 +19,7 @@ from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.machinefile import Client
 from poseidon.errors import JobError, MachinefileError, UsageError
 from tests.support.jobs import ROOT, environment, job_that_listens, running_job
-from tests.support.living import living, none_left
+from tests.support.live_processes import live_pids, none_left
 
 pytestmark = pytest.mark.processes
 
@@ -58,8 +58,8 @@ def test_kill_caffe_leaves_the_job_of_another_machinefile(state: Path, tmp_path:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.count("stopped ") == 4
         assert "stopped worker 1 (client 1, 127.0.0.1, pid " in done.stdout
-        assert living(job.pids) == []
-        assert len(living([*other.pids, other.launcher.pid])) == 5
+        assert live_pids(job.pids) == []
+        assert len(live_pids([*other.pids, other.launcher.pid])) == 5
         again = subprocess.run(
             command,
             cwd=tmp_path,
@@ -80,11 +80,11 @@ def test_kill_by_id_and_by_machinefile(
     with running_job(state, "job-a", hosts) as first, running_job(state, "job-b", hosts) as second:
         first.kill_launcher()
         assert poseidon("kill", first.job) == 0
-        assert living(first.pids) == []
+        assert live_pids(first.pids) == []
         second.kill_launcher()
         hosts.unlink()
         assert poseidon("kill", str(hosts)) == 0
-        assert living(second.pids) == []
+        assert live_pids(second.pids) == []
     assert f"job {second.job}: 4 processes stopped" in capsys.readouterr().out
 
 

@@ -12,9 +12,9 @@ from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec, exit_words
 from poseidon.errors import JobError
-from tests.support.ears import Ears
 from tests.support.job_child import child
-from tests.support.living import living, none_left
+from tests.support.live_processes import live_pids, none_left
+from tests.support.recording_listener import RecordingListener
 
 HERE = Client(id=0, host="127.0.0.1", port=0)
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
@@ -25,22 +25,22 @@ pytestmark = pytest.mark.processes
 @contextmanager
 def started(
     script: str, *, first_line: bytes = b"{}", **environment: str
-) -> Iterator[tuple[LocalProcess, Ears]]:
-    ears = Ears()
+) -> Iterator[tuple[LocalProcess, RecordingListener]]:
+    listener = RecordingListener()
     spec = ProcessSpec(name=NAME, argv=child(script), environment=environment, first_line=first_line)
-    process = LocalLauncher().start(spec, HERE, ears)
+    process = LocalLauncher().start(spec, HERE, listener)
     try:
-        yield process, ears
+        yield process, listener
     finally:
         process.close()
         process.close()
-        assert not living([process.pid])
+        assert not live_pids([process.pid])
 
 
 def test_hears_events_text_and_the_exit_in_order() -> None:
     script = "print('hello'); print('{broken'); sys.stdout.flush(); say('ready'); os._exit(document['code'])"
-    with started(script, first_line=b'{"code": 7}') as (process, ears):
-        heard = ears.until("exited")
+    with started(script, first_line=b'{"code": 7}') as (process, listener):
+        heard = listener.until("exited")
         assert [kind for kind, _ in heard] == ["log", "log", "ready", "exited"]
         assert [what for kind, what in heard if kind == "log"] == ["hello", "{broken"]
         assert heard[-1] == ("exited", 7)
@@ -48,8 +48,8 @@ def test_hears_events_text_and_the_exit_in_order() -> None:
 
 
 def test_stderr_is_text_whatever_it_holds() -> None:
-    with started(r"os.write(2, b'a\xff\r\n{\"event\": \"x\"}\nlast')") as (_, ears):
-        assert [what for kind, what in ears.until("exited") if kind == "log"] == [
+    with started(r"os.write(2, b'a\xff\r\n{\"event\": \"x\"}\nlast')") as (_, listener):
+        assert [what for kind, what in listener.until("exited") if kind == "log"] == [
             "a\ufffd",
             '{"event": "x"}',
             "last",
@@ -58,32 +58,35 @@ def test_stderr_is_text_whatever_it_holds() -> None:
 
 def test_commands_and_environment_arrive() -> None:
     script = "say('env', value=os.environ['POSEIDON_TEST'])\nfor c in commands(): say('got', do=c['do'])"
-    with started(script, POSEIDON_TEST="x") as (process, ears):
+    with started(script, POSEIDON_TEST="x") as (process, listener):
         process.send_line(b'{"do": "snapshot"}')
-        assert [kind for kind, _ in ears.until("got")] == ["env", "got"]
+        assert [kind for kind, _ in listener.until("got")] == ["env", "got"]
 
 
 def test_sending_never_blocks() -> None:
     # The child reads nothing beyond the first line; the pipe holds far less than this.
-    with started("say('ready'); forever()", first_line=b"{}") as (process, ears):
-        ears.until("ready")
+    with started("say('ready'); forever()", first_line=b"{}") as (process, listener):
+        listener.until("ready")
         for _ in range(1000):
             process.send_line(b"x" * 65536)
         process.kill()
-        assert ears.until("exited")[-1] == ("exited", -9)
+        assert listener.until("exited")[-1] == ("exited", -9)
 
 
 def test_a_large_document_arrives() -> None:
-    with started("say('ready', size=len(document))", first_line=b'"' + b"x" * (1 << 22) + b'"') as (_, ears):
-        assert ears.until("ready")[-1][1] == {"event": "ready", "size": 1 << 22}
+    with started("say('ready', size=len(document))", first_line=b'"' + b"x" * (1 << 22) + b'"') as (
+        _,
+        listener,
+    ):
+        assert listener.until("ready")[-1][1] == {"event": "ready", "size": 1 << 22}
 
 
 def test_terminate_reaches_a_stopped_child() -> None:
     script = "say('ready')\nos.kill(os.getpid(), signal.SIGSTOP)\nforever()"
-    with started(script) as (process, ears):
-        ears.until("ready")
+    with started(script) as (process, listener):
+        listener.until("ready")
         process.terminate()
-        assert ears.until("exited")[-1] == ("exited", -15)
+        assert listener.until("exited")[-1] == ("exited", -15)
 
 
 def test_what_a_child_leaves_behind_ends_with_it() -> None:
@@ -94,15 +97,15 @@ if child:
     os._exit(0)
 forever()
 """
-    with started(script) as (_, ears):
-        event = ears.until("exited")[0][1]
+    with started(script) as (_, listener):
+        event = listener.until("exited")[0][1]
         assert isinstance(event, dict)
         assert none_left([event["child"]])
 
 
 def test_its_own_session() -> None:
-    with started("say('ready', own=os.getsid(0) == os.getpid()); forever()") as (_, ears):
-        assert ears.until("ready")[-1][1] == {"event": "ready", "own": True}
+    with started("say('ready', own=os.getsid(0) == os.getpid()); forever()") as (_, listener):
+        assert listener.until("ready")[-1][1] == {"event": "ready", "own": True}
 
 
 def test_cannot_be_started() -> None:
@@ -110,13 +113,13 @@ def test_cannot_be_started() -> None:
     with pytest.raises(
         JobError, match=r"cannot start worker 0 \(client 0, 127.0.0.1\) with '/no/such/python'"
     ):
-        LocalLauncher().start(spec, HERE, Ears())
+        LocalLauncher().start(spec, HERE, RecordingListener())
 
 
 def test_other_hosts_are_refused() -> None:
     spec = ProcessSpec(name=NAME, argv=child(""), first_line=b"")
     with pytest.raises(JobError, match=r"node7.*expected --launcher=ssh"):
-        LocalLauncher().start(spec, Client(id=3, host="node7", port=1), Ears())
+        LocalLauncher().start(spec, Client(id=3, host="node7", port=1), RecordingListener())
 
 
 def test_secrets_are_not_shown() -> None:

@@ -18,7 +18,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.net.net import Net
 from tests.support.training import Job, run, write_definitions
-from tests.support.trainings import make_data
+from tests.support.training_processes import make_data
 
 
 @pytest.fixture(autouse=True)

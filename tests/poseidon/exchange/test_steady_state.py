@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.steady_children import said_by
+from tests.support.memory_child import said_by
 from tests.support.steady_exchange_child import LARGE_LAYERS, WIDTH, WORKERS
 
 MAP_WHAT_IS_LARGE = {

@@ -18,7 +18,7 @@ from poseidon.launch.site import (
     remove_unused,
     require_near,
 )
-from tests.support.steady_children import said_by
+from tests.support.memory_child import said_by
 
 
 def test_clients(tmp_path: Path) -> None:

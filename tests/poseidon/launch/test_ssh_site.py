@@ -20,7 +20,7 @@ from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launch import ssh_site
 from poseidon.launch.ssh_site import SshSite, site_of
 from tests.support.loopback_sshd import LoopbackSshd
-from tests.support.waiting import until
+from tests.support.polling import until
 
 
 def _site(text: str, launcher: str) -> SshSite | None:

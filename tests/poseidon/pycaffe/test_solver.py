@@ -15,7 +15,7 @@ from poseidon.errors import DefinitionError, SnapshotError, UsageError
 from poseidon.proto import caffe_pb2
 from tests.poseidon.pycaffe.conftest import Write
 from tests.support import training
-from tests.support.trainings import make_data
+from tests.support.training_processes import make_data
 
 SETTINGS = """
 test_iter: 3 test_interval: 10 base_lr: 0.01 momentum: 0.9 weight_decay: 0.0005 lr_policy: "inv" gamma: 0.0001 power: 0.75

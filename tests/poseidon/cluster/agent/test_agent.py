@@ -22,9 +22,9 @@ from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError, JobKilled
 from poseidon.settings import inherited_environment
-from tests.support.ears import WAIT_S, Ears
 from tests.support.job_child import ENDLESS_WORKER, WORKER, child
-from tests.support.living import living, none_left
+from tests.support.live_processes import live_pids, none_left
+from tests.support.recording_listener import WAIT_S, RecordingListener
 
 pytestmark = pytest.mark.processes
 JOB = "far-20260101-000000-abcdef"
@@ -76,13 +76,13 @@ def test_a_process_is_heard_and_told(tmp_path: Path) -> None:
         'say("done")', 'say("done"); sys.exit(3)'
     )
     with linked(tmp_path) as (link, _):
-        ears = Ears()
-        process = link.start(_spec(script, first_line=b'{"a": 5}', B="set"), ears)
+        listener = RecordingListener()
+        process = link.start(_spec(script, first_line=b'{"a": 5}', B="set"), listener)
         recorded = psutil.Process(process.pid)
         assert abs(recorded.create_time() - process.created_s) < 1e-6
-        ears.until("ready")
+        listener.until("ready")
         process.send_line(b'{"do": "connect", "shards": []}')
-        heard = ears.until("exited")
+        heard = listener.until("exited")
         assert [kind for kind, _ in heard if kind not in ("alive", "log")] == [
             "progress",
             "progress",
@@ -96,33 +96,33 @@ def test_a_process_is_heard_and_told(tmp_path: Path) -> None:
 
 def test_the_interpreter_is_the_agents_own(tmp_path: Path) -> None:
     with linked(tmp_path) as (link, _):
-        ears = Ears()
+        listener = RecordingListener()
         spec = ProcessSpec(name=NAME, argv=(sys.executable, "-c", "print('here')"), first_line=b"")
-        link.start(spec, ears)
-        assert ("log", "here") in ears.until("exited")
+        link.start(spec, listener)
+        assert ("log", "here") in listener.until("exited")
 
 
 def test_what_cannot_be_started(tmp_path: Path) -> None:
     with linked(tmp_path) as (link, _):
         spec = ProcessSpec(name=NAME, argv=("/no/such/program",), first_line=b"")
         with pytest.raises(JobError, match=r"ml@node1: cannot start worker 3 .*'/no/such/program'"):
-            link.start(spec, Ears())
+            link.start(spec, RecordingListener())
 
 
 def test_signals(tmp_path: Path) -> None:
     with linked(tmp_path) as (link, _):
         for script, end, status in ((ENDLESS_WORKER, "terminate", -15), (IGNORES_SIGTERM, "kill", -9)):
-            ears = Ears()
-            process = link.start(_spec(script), ears)
-            ears.until("ready")
+            listener = RecordingListener()
+            process = link.start(_spec(script), listener)
+            listener.until("ready")
             getattr(process, end)()
-            assert ears.until("exited")[-1] == ("exited", status)
+            assert listener.until("exited")[-1] == ("exited", status)
 
 
 def test_the_host_has_the_job_on_record_while_it_runs(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
     with linked(tmp_path) as (link, process):
-        far = link.start(_spec(ENDLESS_WORKER), Ears())
+        far = link.start(_spec(ENDLESS_WORKER), RecordingListener())
         record = registry.read(JOB)
         assert record is not None
         assert (record.launcher.pid, record.hostfile, record.clients) == (
@@ -139,7 +139,7 @@ def test_the_host_has_the_job_on_record_while_it_runs(tmp_path: Path) -> None:
 def test_the_record_of_a_launcher_on_the_same_host_stays(tmp_path: Path) -> None:
     Registry(tmp_path).write(RECORD)
     with linked(tmp_path) as (link, _):
-        link.start(_spec(ENDLESS_WORKER), Ears())
+        link.start(_spec(ENDLESS_WORKER), RecordingListener())
     assert Registry(tmp_path).read(JOB) == RECORD
 
 
@@ -148,10 +148,10 @@ def test_no_process_outlives_the_agents_line(tmp_path: Path, end: str) -> None:
     with linked(tmp_path, grace_s=0.2) as (link, process):
         pids = []
         for script in (ENDLESS_WORKER, IGNORES_SIGTERM):
-            ears = Ears()
-            pids.append(link.start(_spec(script), ears).pid)
-            ears.until("ready")
-        assert len(living(pids)) == 2
+            listener = RecordingListener()
+            pids.append(link.start(_spec(script), listener).pid)
+            listener.until("ready")
+        assert len(live_pids(pids)) == 2
         if end == "SIGTERM":
             process.send_signal(signal.SIGTERM)
         elif end == "line":
@@ -166,19 +166,19 @@ def test_no_process_outlives_the_agents_line(tmp_path: Path, end: str) -> None:
 def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None:
     """Not as a loss, after which the job would be started again."""
     with linked(tmp_path, grace_s=0.2) as (link, process):
-        ears = Ears()
-        link.start(_spec(ENDLESS_WORKER), ears)
-        ears.until("ready")
+        listener = RecordingListener()
+        link.start(_spec(ENDLESS_WORKER), listener)
+        listener.until("ready")
         kill_job(JOB, Registry(tmp_path), patience=KillPatience(), report=lambda _: None)
         assert process.poll() is not None
-        told = ears.until("error")[-1][1]
+        told = listener.until("error")[-1][1]
         assert isinstance(told, dict)
         assert (told["message"], told["unwanted"]) == (
             "ml@node1: the job was killed there; the job was stopped",
             True,
         )
         with pytest.raises(JobKilled, match="ml@node1: the job was killed there"):
-            link.start(_spec(ENDLESS_WORKER), Ears())
+            link.start(_spec(ENDLESS_WORKER), RecordingListener())
 
 
 def test_a_launcher_that_falls_silent_ends_the_job(tmp_path: Path) -> None:
@@ -194,27 +194,27 @@ def test_a_launcher_that_falls_silent_ends_the_job(tmp_path: Path) -> None:
 
 def test_an_agent_that_dies_is_a_failure_of_its_processes(tmp_path: Path) -> None:
     with linked(tmp_path) as (link, process):
-        ears = Ears()
-        far = link.start(_spec(ENDLESS_WORKER), ears)
-        ears.until("ready")
+        listener = RecordingListener()
+        far = link.start(_spec(ENDLESS_WORKER), listener)
+        listener.until("ready")
         process.kill()
-        *_, (kind, event), (last, status) = ears.until("exited")
+        *_, (kind, event), (last, status) = listener.until("exited")
         assert (kind, last, status) == ("error", "exited", 1)
         assert isinstance(event, dict) and event["host_lost"]
         assert str(event["message"]).startswith("ml@node1: the line to it")
         assert far.poll() == 1
         with pytest.raises(JobError, match="ml@node1: the line to it"):
-            link.start(_spec(WORKER), Ears())
+            link.start(_spec(WORKER), RecordingListener())
         psutil.Process(far.pid).kill()  # what its dead agent could not end
 
 
 def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path) -> None:
     with linked(tmp_path, silence_s=0.2) as (link, process):
-        ears = Ears()
-        link.start(_spec("say('ready')\nforever()\n"), ears)
-        ears.until("ready")
+        listener = RecordingListener()
+        link.start(_spec("say('ready')\nforever()\n"), listener)
+        listener.until("ready")
         process.send_signal(signal.SIGSTOP)
-        *_, (kind, event), _ = ears.until("exited")
+        *_, (kind, event), _ = listener.until("exited")
         process.send_signal(signal.SIGCONT)
         assert kind == "error" and isinstance(event, dict)
         assert "it has said nothing for 0.2 s" in str(event["message"])

@@ -15,7 +15,7 @@ from poseidon.cluster.jobs.kill import KillPatience, job_processes, kill_job, li
 from poseidon.cluster.jobs.registry import Registry
 from tests.support.job_child import child
 from tests.support.jobs import running_job
-from tests.support.living import living, none_left
+from tests.support.live_processes import live_pids, none_left
 
 pytestmark = pytest.mark.processes
 
@@ -36,11 +36,11 @@ def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
         job.kill_launcher()
         # Stopped processes must go too.
         os.kill(job.pids[2], signal.SIGSTOP)
-        assert len(living(job.pids)) == 4
+        assert len(live_pids(job.pids)) == 4
         assert kill_job(job.job, registry, patience=PATIENCE, report=lines.append) == 4
-        assert living(job.pids) == []
-        assert len(living(other.pids)) == 4
-        assert living([other.launcher.pid])
+        assert live_pids(job.pids) == []
+        assert len(live_pids(other.pids)) == 4
+        assert live_pids([other.launcher.pid])
     assert sorted(line.partition(", pid")[0] for line in lines) == [
         "stopped shard 0 (client 0, 127.0.0.1",
         "stopped shard 1 (client 1, localhost",
@@ -67,7 +67,7 @@ def test_without_a_record(tmp_path: Path, hostfile: Path) -> None:
         job.kill_launcher()
         registry.remove(job.job)
         assert kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None) == 4
-        assert living(job.pids) == []
+        assert live_pids(job.pids) == []
 
 
 def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) ->
         assert record is not None
         registry.write(replace(record, processes=record.processes[:2]))
         kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
-        assert living(job.pids) == []
+        assert live_pids(job.pids) == []
 
 
 def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
             )
             registry.write(replace(record, processes=(stale, *record.processes[1:])))
             kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
-            assert living(job.pids) == []
+            assert live_pids(job.pids) == []
             assert bystander.poll() is None
             bystander.kill()
 

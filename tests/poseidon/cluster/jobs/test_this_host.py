@@ -16,7 +16,7 @@ from poseidon.cluster.jobs.this_host import Answer, HostJob, answers, jobs_here
 from poseidon.cluster.machinefile import Client
 from poseidon.errors import JobError
 from tests.support.jobs import environment, running_job
-from tests.support.living import living, none_left
+from tests.support.live_processes import live_pids, none_left
 
 GONE = JobRecord(
     job="gone",
@@ -46,7 +46,7 @@ def test_jobs_are_listed_and_one_is_killed(tmp_path: Path) -> None:
         assert [list(answer) for answer in said] == [*[["stopped"]] * 4, ["killed", "count"], ["end"]]
         assert said[4] == {"killed": job.job, "count": 4}
         assert none_left(job.pids)
-        assert len(living([*other.pids, other.launcher.pid])) == 5
+        assert len(live_pids([*other.pids, other.launcher.pid])) == 5
 
 
 def ask(state: Path, request: dict[str, object]) -> list[Answer]:

@@ -18,7 +18,7 @@ from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, close_all, connect, connect_all
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd, make_key
-from tests.support.waiting import until
+from tests.support.polling import until
 
 pytestmark = pytest.mark.needs("sshd")
 RELAY = """

@@ -16,10 +16,10 @@ from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, connect
 from poseidon.cluster.ssh.launcher import Place, open_agents
 from poseidon.errors import JobError
-from tests.support.ears import Ears
 from tests.support.job_child import ENDLESS_WORKER, child
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.loopback_sshd import LoopbackSshd
+from tests.support.recording_listener import RecordingListener
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.processes]
 ROOT = Path(__file__).parents[4]
@@ -48,19 +48,19 @@ def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: Ssh
     try:
         pids = []
         for client in CLIENTS:
-            ears = Ears()
+            listener = RecordingListener()
             spec = ProcessSpec(name=_name(client), argv=child(ENDLESS_WORKER), first_line=b"{}")
-            pids.append(launcher.start(spec, client, ears).pid)
-            ears.until("ready")
+            pids.append(launcher.start(spec, client, listener).pid)
+            listener.until("ready")
         assert Path(launcher.scratch(CLIENTS[1])).is_dir()
         words = ("import os, sys; print(os.getcwd(), sys.executable, sep='|')",)
-        ears = Ears()
+        listener = RecordingListener()
         launcher.start(
             ProcessSpec(name=_name(CLIENTS[0]), argv=(sys.executable, "-c", *words), first_line=b""),
             CLIENTS[0],
-            ears,
+            listener,
         )
-        assert ("log", f"{ROOT}|{sys.executable}") in ears.until("exited")
+        assert ("log", f"{ROOT}|{sys.executable}") in listener.until("exited")
     finally:
         launcher.close()
         launcher.close()
@@ -71,12 +71,12 @@ def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: Ssh
 def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) -> None:
     host = connect(CLIENTS[0], SshSettings(config=sshd.config))
     launcher = open_agents({0: Place(host=host, own=OWN)}, RECORD, JOB)
-    ears = Ears()
+    listener = RecordingListener()
     spec = ProcessSpec(name=_name(CLIENTS[0]), argv=child(ENDLESS_WORKER), first_line=b"{}")
-    process = launcher.start(spec, CLIENTS[0], ears)
-    ears.until("ready")
+    process = launcher.start(spec, CLIENTS[0], listener)
+    listener.until("ready")
     sshd.break_lines()
-    *_, (kind, event), _ = ears.until("exited")
+    *_, (kind, event), _ = listener.until("exited")
     assert kind == "error" and isinstance(event, dict) and "the line to it" in str(event["message"])
     assert none_left([process.pid])
     launcher.close()

@@ -20,7 +20,7 @@ from poseidon.cluster.supervision.background import (
 )
 from poseidon.errors import JobError
 from tests.support.jobs import ROOT
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 
 pytestmark = pytest.mark.processes
 

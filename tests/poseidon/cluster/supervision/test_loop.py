@@ -21,7 +21,7 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.steps import Outcome
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, SHARD, WORKER, child
-from tests.support.living import living
+from tests.support.live_processes import live_pids
 
 pytestmark = pytest.mark.processes
 
@@ -89,7 +89,7 @@ def run(
             requests=requests,
         )
     finally:
-        assert not living(seen.pids.values())
+        assert not live_pids(seen.pids.values())
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("poseidon")]
 
 

@@ -12,7 +12,7 @@ from poseidon.errors import SnapshotError
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.snapshot.checksums import check
 from tests.support.training import Job, run, write_definitions
-from tests.support.trainings import make_data
+from tests.support.training_processes import make_data
 
 
 @pytest.mark.parametrize("job", [Job(), Job(workers=2, shards=2)])

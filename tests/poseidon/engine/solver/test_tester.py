@@ -14,7 +14,7 @@ from poseidon.engine.solver import tester
 from poseidon.engine.solver.tester import own_batches
 from poseidon.exchange.cost import ExchangeKind
 from tests.support.training import Job, largest_difference, run, weights, write_definitions
-from tests.support.trainings import make_data
+from tests.support.training_processes import make_data
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])

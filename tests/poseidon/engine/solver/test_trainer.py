@@ -17,7 +17,7 @@ from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.snapshot.caffemodel import read_model
 from ps_server import SignalKind
 from tests.support.training import Ended, Job, largest_difference, run, weights, write_definitions
-from tests.support.trainings import make_data
+from tests.support.training_processes import make_data
 
 ITERATIONS = 50
 

@@ -14,7 +14,7 @@ import pytest
 
 from poseidon.exchange.local.line import Kind, Line, Message, accept, connect, tell
 from ps_server import PeerLost, StalenessTimeout, TransportError
-from tests.support.strangers import another_user
+from tests.support.unauthenticated import another_user
 
 Pair = tuple[Line, Line]
 

@@ -18,7 +18,7 @@ from typing import IO
 import psutil
 import pytest
 
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.ssh_hosts import ROOT, SshHost, SshHosts, clean_environment
 
 pytestmark = [pytest.mark.needs("hosts"), pytest.mark.processes, pytest.mark.timeout(150)]

@@ -1,33 +1,33 @@
-"""Events in order, pipes one after another, and links whose queues take turns."""
+"""Events in order, resources one after another, and links whose queues take turns."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.simulation.agenda import Agenda, Message, Outlet, Pipe
+from benchmarks.simulation.event_queue import EventQueue, Message, OutgoingLink, SerialResource
 
 
 def test_events_come_in_the_order_of_their_times_and_then_of_their_calls() -> None:
-    agenda, seen = Agenda(), []
+    events, seen = EventQueue(), []
     for when_s, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
-        agenda.at(when_s, partial(seen.append, name))
-    agenda.at(1.5, lambda: agenda.at(3.0, partial(seen.append, "d")))
-    agenda.run()
-    assert (seen, agenda.now_s) == (["a", "b", "c", "d"], 3.0)
+        events.at(when_s, partial(seen.append, name))
+    events.at(1.5, lambda: events.at(3.0, partial(seen.append, "d")))
+    events.run()
+    assert (seen, events.now_s) == (["a", "b", "c", "d"], 3.0)
 
 
 def test_a_pipe_does_one_piece_after_the_other() -> None:
-    pipe = Pipe()
-    assert [pipe.take(now_s, 2.0) for now_s in (0.0, 1.0, 10.0)] == [2.0, 4.0, 12.0]
+    resource = SerialResource()
+    assert [resource.take(now_s, 2.0) for now_s in (0.0, 1.0, 10.0)] == [2.0, 4.0, 12.0]
 
 
 class Rig:
-    """An outlet, and when what was delivered."""
+    """A link, and when what was delivered."""
 
     def __init__(self, **settings: float) -> None:
-        self.agenda = Agenda()
-        self.outlet = Outlet(self.agenda, **settings)
-        self.pipe = Pipe()
+        self.events = EventQueue()
+        self.link = OutgoingLink(self.events, **settings)
+        self.resource = SerialResource()
         self.delivered: list[tuple[str, float]] = []
 
     def send(
@@ -39,20 +39,20 @@ class Rig:
         through_s: float = 0.0,
         gives_way_to: str = "",
     ) -> None:
-        through = ((self.pipe, through_s),) if through_s else ()
-        self.outlet.send(
+        through = ((self.resource, through_s),) if through_s else ()
+        self.link.send(
             Message(
                 queue=queue,
                 urgency=(urgency,),
                 out_s=out_s,
                 through=through,
-                delivered=lambda: self.delivered.append((name, self.agenda.now_s)),
+                delivered=lambda: self.delivered.append((name, self.events.now_s)),
                 gives_way_to=gives_way_to,
             )
         )
 
     def run(self) -> list[tuple[str, float]]:
-        self.agenda.run()
+        self.events.run()
         return self.delivered
 
 

@@ -1,4 +1,4 @@
-"""Time as a list of events, and the two kinds of things that take time: pipes and outlets.
+"""Time as a list of events, and the two kinds of things that take time: resources and links.
 
 Law: nothing here knows what is sent or computed; equal inputs give equal times to the bit.
 """
@@ -15,7 +15,7 @@ Action = Callable[[], None]
 Urgency = tuple[int, ...]
 
 
-class Agenda:
+class EventQueue:
     """What happens when; `now_s` is the time of the event at hand."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Agenda:
             action()
 
 
-class Pipe:
+class SerialResource:
     """Does one piece of work after the other, in the order they come: a link inwards, a processor.
 
     Attributes:
@@ -70,7 +70,7 @@ class Message:
     queue: str
     urgency: Urgency
     out_s: float
-    through: tuple[tuple[Pipe, float], ...]
+    through: tuple[tuple[SerialResource, float], ...]
     delivered: Action
     least_s: float = 0.0
     gives_way_to: str = ""
@@ -82,21 +82,21 @@ class _Queue:
     blocked: bool = False
 
 
-class Outlet:
+class OutgoingLink:
     """A link outwards.
 
-    A message flows through its pipes while it leaves (it is cut into small packets on the way), so it is delivered when
-    the slowest is done. Where a pipe falls behind, its queue waits once `buffer_s` of work is on its way, and the link
+    A message flows through its resources while it leaves (it is cut into small packets on its way), so it is delivered when
+    the slowest is done. Where a resource falls behind, its queue waits once `buffer_s` of work is on its way, and the link
     serves the other queues.
 
     Args:
-        agenda: the time.
+        events: the time.
         latency_s: from the last byte out to the last byte in.
-        buffer_s: how far a pipe may fall behind.
+        buffer_s: how far a resource may fall behind.
     """
 
-    def __init__(self, agenda: Agenda, *, latency_s: float = 0.0, buffer_s: float = 0.0) -> None:
-        self._agenda = agenda
+    def __init__(self, events: EventQueue, *, latency_s: float = 0.0, buffer_s: float = 0.0) -> None:
+        self._event_queue = events
         self._latency_s = latency_s
         self._buffer_s = buffer_s
         self._queues: dict[str, _Queue] = {}
@@ -118,14 +118,14 @@ class Outlet:
         if queue is None:
             return
         message = heapq.heappop(queue.waiting)[2]
-        now_s = self._agenda.now_s
+        now_s = self._event_queue.now_s
         self._busy = queue.blocked = True
         out = now_s + message.out_s
-        behind = max((pipe.take(now_s, work_s) for pipe, work_s in message.through), default=out)
-        self._agenda.at(out, self._free_link)
-        self._agenda.at(max(out, behind - self._buffer_s), partial(self._free_queue, queue))
+        behind = max((resource.take(now_s, work_s) for resource, work_s in message.through), default=out)
+        self._event_queue.at(out, self._free_link)
+        self._event_queue.at(max(out, behind - self._buffer_s), partial(self._free_queue, queue))
         there = max(out, behind, now_s + message.least_s) + self._latency_s
-        self._agenda.at(there, message.delivered)
+        self._event_queue.at(there, message.delivered)
 
     def _free_link(self) -> None:
         self._busy = False

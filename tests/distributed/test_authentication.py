@@ -20,11 +20,11 @@ import pytest
 import zmq
 
 from poseidon.cluster.rendezvous.key import write_new_key
+from tests.support.polling import until
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
-from tests.support.strangers import another_user, turned_away
 from tests.support.training import Job, endless, largest_difference, run, weights, write_definitions
-from tests.support.trainings import WAIT_S, Training, machinefile, make_data, training
-from tests.support.waiting import until
+from tests.support.training_processes import WAIT_S, Training, machinefile, make_data, training
+from tests.support.unauthenticated import another_user, turned_away
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

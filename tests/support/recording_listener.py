@@ -10,7 +10,7 @@ from poseidon.cluster.plan import ProcessName
 WAIT_S = 30.0
 
 
-class Ears:
+class RecordingListener:
     """Hears one process: ("ready", event), ("log", line), ("exited", status)."""
 
     def __init__(self) -> None:

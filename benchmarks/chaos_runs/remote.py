@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
 from benchmarks.chaos_runs.faults import CUT_S, FAR, Fault, Kind
-from benchmarks.chaos_runs.scene import Scene, is_meant, number_of
+from benchmarks.chaos_runs.harness import Harness, is_meant, number_of
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 
 _AGENT = "poseidon.cluster.agent"
@@ -21,8 +21,8 @@ DOWN_S = 5.0
 """How long a host without power stays down."""
 
 
-class FarScene(Scene):
-    """See `Scene`.
+class RemoteHarness(Harness):
+    """See `Harness`.
 
     Args:
         folder: where the hosts keep their files.
@@ -48,7 +48,7 @@ class FarScene(Scene):
             write_pictures(part, client * share, (client + 1) * share)
 
     def start(self, job: str) -> subprocess.Popen[str]:
-        """See `Scene`."""
+        """See `Harness`."""
         words = [sys.executable, "-m", "poseidon", "train", "--solver=job/solver.prototxt", f"--job={job}"]
         words += [
             "--hostfile=machines",
@@ -67,7 +67,7 @@ class FarScene(Scene):
         )
 
     def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> int:
-        """See `Scene`."""
+        """See `Harness`."""
         host = self._hosts[fault.client]
         if fault.kind is Kind.LAUNCHER:
             found = self.launchers(job)
@@ -120,7 +120,7 @@ class FarScene(Scene):
         self._mending[-1].start()
 
     def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
-        """See `Scene`."""
+        """See `Harness`."""
         found = []
         for host in (*self._hosts, self._desk):
             with contextlib.suppress(AssertionError, psutil.Error, ValueError):  # it is down
@@ -128,15 +128,15 @@ class FarScene(Scene):
         return found
 
     def launchers(self, job: str) -> list[psutil.Process]:
-        """See `Scene`."""
+        """See `Harness`."""
         return self._desk.processes_of(f"--job={job}")
 
     def snapshots(self) -> Path:
-        """See `Scene`."""
+        """See `Harness`."""
         return self._hosts[0].outside("/root/snaps")
 
     def mend(self) -> None:
-        """See `Scene`."""
+        """See `Harness`."""
         for timer in self._mending:
             timer.join()
         self._mending.clear()

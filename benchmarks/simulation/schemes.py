@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.simulation.agenda import Action, Pipe, Urgency
 from benchmarks.simulation.cluster import Cluster, Home
+from benchmarks.simulation.event_queue import Action, SerialResource, Urgency
 from benchmarks.simulation.scenario import Factors, LayerLoad, buckets
 
 Arrived = Callable[[int], None]
@@ -41,7 +41,7 @@ class Chunk:
     alone: float
 
 
-class ServerWay:
+class ServerScheme:
     """To the shards and back."""
 
     def __init__(self, cluster: Cluster, arrived: Arrived) -> None:
@@ -104,21 +104,21 @@ class ServerWay:
             least_s=cluster.wire_s(chunk.alone * home.peers),
         )
 
-    def _handling(self, home: Home, chunk: Chunk) -> tuple[tuple[Pipe, float], ...]:
+    def _handling(self, home: Home, chunk: Chunk) -> tuple[tuple[SerialResource, float], ...]:
         """What a chunk takes of the worker's and of the shard's processors, in either direction."""
         cluster = self._cluster
         ends = ((cluster.working.worker, home.of_worker), (home.host.shard, home.of_shard))
         return tuple(
             (
-                pipe,
+                resource,
                 cluster.handling_s(chunk.size, chunk.messages, part)
                 + cluster.passing_s(chunk.size, chunk.messages, home.own),
             )
-            for pipe, part in ends
+            for resource, part in ends
         )
 
 
-class FactorWay:
+class FactorScheme:
     """To the other workers, and there into a gradient; one arrival a layer."""
 
     def __init__(self, cluster: Cluster, arrived: Arrived) -> None:
@@ -157,7 +157,7 @@ class FactorWay:
             cluster.process(cluster.working.worker, cluster.working, product_s + rule_s, then)
 
 
-class RingWay:
+class RingScheme:
     """Round a ring, in buckets; DDP sends them in one order, each when the last of its layers has its gradient.
 
     Args:

@@ -1,4 +1,4 @@
-"""Measured iterations beside foretold ones: reads what `benchmarks/cluster.py --json` wrote.
+"""Measured iterations beside predicted ones: reads what `benchmarks/cluster.py --json` wrote.
 
 Law: pure; the settings of a measurement are read from its table's title and facts, and what does not fit is an error
 that names the table.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.simulation.iteration import predict
-from benchmarks.simulation.scenario import MIB, Machine, Scenario, Way
+from benchmarks.simulation.scenario import MIB, Exchange, Machine, Scenario
 from benchmarks.testbed.shapes import layers_of
 from benchmarks.testbed.tables import Table
 
@@ -28,9 +28,9 @@ PAPER = re.compile(r"VGG19-22K / 40 at (?P<rate>[\d.]+) Mbit/s; .*")
 DDP = re.compile(r"DDP(?: (?P<bucket>[\d.]+) MB)?")
 OURS = re.compile(r"(?P<exchange>ps|svb|hybrid)(?: \d+ servers)?(?P<late> not wait-free)?")
 PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
-HEAD = ("job", "measured s", "foretold s", "foretold / measured")
+HEAD = ("job", "measured s", "predicted s", "predicted / measured")
 READING = (
-    "'measured s' is the median of the rounds, 'foretold s' what the model gives for the same net, hosts and links, with "
+    "'measured s' is the median of the rounds, 'predicted s' what the model gives for the same net, hosts and links, with "
     "the costs of this machine's processors measured beforehand. The goal is within 15 %."
 )
 
@@ -38,8 +38,8 @@ MachineOf = Callable[[int, float | None], Machine]
 """The machine of one host, by the number of hosts that share this one and their links' rate, Mbit/s; None: without a rate."""
 
 
-class BesideError(Exception):
-    """A table is none of those that can be foretold."""
+class ComparisonError(Exception):
+    """A table is none of those that can be predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,8 @@ class Case:
     scenario: Scenario
 
 
-def beside(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
-    """Every job of the tables, measured and foretold.
+def compare(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
+    """Every job of the tables, measured and predicted.
 
     Args:
         tables: as `cluster.py --json` wrote them.
@@ -67,7 +67,7 @@ def beside(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str,
         batch: of the same.
 
     Raises:
-        BesideError: a table is of another kind.
+        ComparisonError: a table is of another kind.
     """
     rows, facts = [], []
     for table in tables:
@@ -75,9 +75,9 @@ def beside(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str,
             seconds = predict(case.scenario)
             ratio = seconds / case.measured_s
             rows.append((case.label, f"{case.measured_s:.3f}", f"{seconds:.3f}", f"{ratio:.2f}"))
-            facts.append({"job": case.label, "measured_s": case.measured_s, "foretold_s": seconds})
+            facts.append({"job": case.label, "measured_s": case.measured_s, "predicted_s": seconds})
     return Table(
-        title="Measured and foretold", head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts)
+        title="Measured and predicted", head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts)
     )
 
 
@@ -90,7 +90,7 @@ def cases(table: dict[str, Any], machine_of: MachineOf, *, net: str, batch: int)
         return list(_overlap(table, found, machine_of, net, batch))
     if found := PAPER.fullmatch(title):
         return list(_paper(table, found, machine_of))
-    raise BesideError(f"'{title}' is none of the tables of speed, overlap or paper")
+    raise ComparisonError(f"'{title}' is none of the tables of speed, overlap or paper")
 
 
 def _speed(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -> Iterator[Case]:
@@ -119,13 +119,13 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
         bucket = int(float(found["bucket"] or 25) * MIB)
         return replace(
             scenario,
-            way=Way.RING,
+            exchange=Exchange.RING,
             servers=0,
             bucket_bytes=bucket,
             machine=replace(scenario.machine, cores=scenario.machine.cores * _all_hosts(scenario)),
         )
     if found := OURS.fullmatch(job):
-        return replace(scenario, way=Way(found["exchange"]), wait_free=not found["late"])
+        return replace(scenario, exchange=Exchange(found["exchange"]), wait_free=not found["late"])
     return None
 
 
@@ -149,7 +149,7 @@ def _overlap(
                     batch=batch,
                     compute_s=fact["compute_s"],
                     workers=hosts,
-                    way=Way(found["exchange"]),
+                    exchange=Exchange(found["exchange"]),
                     bits_per_s=rate * 1e6,
                     wait_free=not late,
                     machine=machine_of(hosts, rate),
@@ -161,7 +161,7 @@ def _paper(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
     rate = float(found["rate"])
     for fact in table["facts"]:
         hosts = fact["hosts"]
-        for name, way in (("hybrid", Way.HYBRID), ("ps", Way.PS), ("ddp", Way.RING)):
+        for name, exchange in (("hybrid", Exchange.HYBRID), ("ps", Exchange.PS), ("ddp", Exchange.RING)):
             yield Case(
                 label=f"VGG19-22K / 40, {hosts} hosts: {name}",
                 measured_s=fact[name],
@@ -170,7 +170,7 @@ def _paper(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
                     batch=PAPER_BATCH,
                     compute_s=PAPER_COMPUTE_S,
                     workers=hosts,
-                    way=way,
+                    exchange=exchange,
                     bits_per_s=rate * 1e6,
                     machine=machine_of(hosts, rate),
                 ),

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos_runs.faults import STARTING, Fault, Kind
-from benchmarks.chaos_runs.verdict import Ended
+from benchmarks.chaos_runs.outcome import Ended
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 400.0
@@ -26,7 +26,7 @@ START_S = 8.0
 """About how long a job takes to start."""
 
 
-class Scene(ABC):
+class Harness(ABC):
     """See the module's head.
 
     Args:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulation.beside import UNSHAPED_BITS_PER_S, BesideError, Case, beside, cases
-from benchmarks.simulation.scenario import MIB, Machine, Way
+from benchmarks.simulation.comparison import UNSHAPED_BITS_PER_S, Case, ComparisonError, cases, compare
+from benchmarks.simulation.scenario import MIB, Exchange, Machine
 from benchmarks.testbed.shapes import layers_of
 
 
@@ -30,9 +30,9 @@ def test_speed() -> None:
     assert hybrid.scenario.layers == layers_of("alexnet")
     assert (hybrid.scenario.batch, hybrid.scenario.workers, hybrid.scenario.servers) == (16, 4, 0)
     assert (hybrid.scenario.bits_per_s, hybrid.scenario.compute_s, hybrid.measured_s) == (250e6, 0.05, 2.0)
-    assert (hybrid.scenario.way, hybrid.scenario.wait_free) == (Way.HYBRID, True)
-    assert (ps.scenario.way, ps.scenario.wait_free) == (Way.PS, False)
-    assert (ddp.scenario.way, ddp.scenario.bucket_bytes) == (Way.RING, 25 * MIB)
+    assert (hybrid.scenario.exchange, hybrid.scenario.wait_free) == (Exchange.HYBRID, True)
+    assert (ps.scenario.exchange, ps.scenario.wait_free) == (Exchange.PS, False)
+    assert (ddp.scenario.exchange, ddp.scenario.bucket_bytes) == (Exchange.RING, 25 * MIB)
     assert small.scenario.bucket_bytes == 5 * MIB
 
 
@@ -49,29 +49,29 @@ def test_overlap() -> None:
     free, late = read({"title": "Overlap: ps on 4 hosts at 250 Mbit/s", "facts": [fact]})
     assert (free.measured_s, late.measured_s) == (2.0, 3.0)
     assert (free.scenario.wait_free, late.scenario.wait_free) == (True, False)
-    assert (free.scenario.layers, free.scenario.way) == (layers_of("googlenet"), Way.PS)
+    assert (free.scenario.layers, free.scenario.exchange) == (layers_of("googlenet"), Exchange.PS)
 
 
 def test_paper() -> None:
     fact = {"hosts": 8, "alone_s": 0.93, "hybrid": 1.0, "ps": 1.5, "ddp": 2.0}
     title = "VGG19-22K / 40 at 1000 Mbit/s; one process takes 0.930 s"
     found = read({"title": title, "facts": [fact]})
-    assert [(case.scenario.way, case.measured_s) for case in found] == [
-        (Way.HYBRID, 1.0),
-        (Way.PS, 1.5),
-        (Way.RING, 2.0),
+    assert [(case.scenario.exchange, case.measured_s) for case in found] == [
+        (Exchange.HYBRID, 1.0),
+        (Exchange.PS, 1.5),
+        (Exchange.RING, 2.0),
     ]
     assert {case.scenario.workers for case in found} == {8}
 
 
 def test_the_table() -> None:
     title = "googlenet, batch 32, 2 hosts, compute 50 ms, 250 Mbit/s"
-    table = beside([speed(title, "hybrid")], machine_of, net="alexnet", batch=1)
-    ((label, measured, foretold, ratio),) = table.rows
+    table = compare([speed(title, "hybrid")], machine_of, net="alexnet", batch=1)
+    ((label, measured, predicted, ratio),) = table.rows
     assert (label, measured) == ("googlenet, 2 hosts, 250 Mbit/s: hybrid", "2.000")
-    assert float(foretold) / 2.0 == pytest.approx(float(ratio), abs=0.01)
+    assert float(predicted) / 2.0 == pytest.approx(float(ratio), abs=0.01)
 
 
 def test_another_table_is_refused() -> None:
-    with pytest.raises(BesideError, match="'Bytes per host' is none of the tables"):
+    with pytest.raises(ComparisonError, match="'Bytes per host' is none of the tables"):
         read({"title": "Bytes per host", "facts": []})

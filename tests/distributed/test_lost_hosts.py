@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_job, write_pictures
-from tests.support.living import none_left
+from tests.support.live_processes import none_left
 from tests.support.ssh_hosts import ROOT, SshHost, SshHosts, clean_environment
 
 CUT_AT = "Iteration 120,"

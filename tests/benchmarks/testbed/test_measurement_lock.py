@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from benchmarks.testbed.exclusion import alone
+from benchmarks.testbed.measurement_lock import alone
 
 
 def nobody_waits(words: str) -> None:

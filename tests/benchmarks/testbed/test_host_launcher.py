@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from benchmarks.testbed.host_launcher import HostLauncher
 from benchmarks.testbed.hosts import Host, Hosts
-from benchmarks.testbed.launching import HostLauncher
 from poseidon.cluster.machinefile import Client
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
@@ -23,7 +23,7 @@ with socket.socket() as server:
 """
 
 
-class Ears:
+class RecordingListener:
     """Keeps what a process says."""
 
     def __init__(self) -> None:
@@ -54,15 +54,15 @@ def test_a_process_has_the_address_of_its_host() -> None:
     with Hosts(2) as hosts:
         address = hosts[1].address
         for host, good in ((hosts[1], True), (hosts[0], False)):
-            ears = Ears()
+            listener = RecordingListener()
             client = Client(id=0, host=host.address, port=0)
-            process = HostLauncher(hosts).start(spec(host.address, address), client, ears)
+            process = HostLauncher(hosts).start(spec(host.address, address), client, listener)
             try:
-                assert ears.ended.wait(30)
+                assert listener.ended.wait(30)
             finally:
                 process.close()
-            assert (ears.status == 0) is good
-            assert (address in ears.lines) is good
+            assert (listener.status == 0) is good
+            assert (address in listener.lines) is good
 
 
 def test_a_client_elsewhere_is_refused() -> None:
@@ -70,4 +70,4 @@ def test_a_client_elsewhere_is_refused() -> None:
     with pytest.raises(
         JobError, match=r"client 0 is on 10\.0\.0\.9, which is none of the hosts: 10\.0\.0\.1"
     ):
-        launcher.start(spec("10.0.0.9", ""), Client(id=0, host="10.0.0.9", port=0), Ears())
+        launcher.start(spec("10.0.0.9", ""), Client(id=0, host="10.0.0.9", port=0), RecordingListener())

@@ -16,7 +16,7 @@ from poseidon.metrics.job_statistics import JobStatistics, read_statistics
 from poseidon.metrics.trace_merge import merge, trace_files
 from ps_server.trace import Track
 from tests.support.training import Job, run, weights, write_definitions
-from tests.support.trainings import machinefile, make_data, poseidon
+from tests.support.training_processes import machinefile, make_data, poseidon
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 

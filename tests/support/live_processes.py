@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import psutil
 
 
-def living(pids: Iterable[int]) -> list[int]:
+def live_pids(pids: Iterable[int]) -> list[int]:
     """Those of the pids that belong to a process that runs or is stopped."""
     return [pid for pid in pids if _lives(pid)]
 
@@ -23,8 +23,8 @@ def _lives(pid: int) -> bool:
 def none_left(pids: Iterable[int], timeout_s: float = 10.0) -> bool:
     """Whether all of the processes end within a time; the kernel takes a moment to carry out a kill."""
     end_s = time.monotonic() + timeout_s
-    left = living(pids)
+    left = live_pids(pids)
     while left and time.monotonic() < end_s:
         time.sleep(0.005)
-        left = living(left)
+        left = live_pids(left)
     return not left
