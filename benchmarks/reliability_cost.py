@@ -3,7 +3,7 @@
 
     python benchmarks/reliability_cost.py --blocks=8
 
-One worker trains blocks of iterations. In each block every other iteration goes through the pulse, and the heartbeat thread runs;
+One worker trains blocks of iterations. In each block every other iteration has the watchdog, and the heartbeat thread runs;
 by turns a block has nothing more, or one snapshot in its middle: written, checksummed and flushed in the background while the block
 goes on. Neighbouring iterations are compared, since whole blocks lie percents apart.
 
@@ -46,9 +46,9 @@ from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
-from poseidon.exchange.observe.forwarding import ForwardingExchange
-from poseidon.exchange.observe.pulse import Pulse, PulsingExchange
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.observe.observed import ObservedExchange
+from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
+from poseidon.exchange.single import SingleProcessExchange
 from poseidon.launch.site import child_environment
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
@@ -82,26 +82,28 @@ WARM = 6
 class Way(Enum):
     """How a block is trained."""
 
-    BEATING = "heartbeats"  # the pulse in every other iteration, and the thread that tells it
+    BEATING = "heartbeats"  # the watchdog in every other iteration, and the thread that sends it
     ALL = "heartbeats and a snapshot"  # and one snapshot, in the background
 
 
-class EveryOther(ForwardingExchange):
-    """An exchange that goes through a pulse in odd iterations.
+class EveryOther(ObservedExchange):
+    """An exchange that a watchdog observes in odd iterations, and nothing in even ones.
 
     Args:
         bare: the exchange.
-        pulse: of the loop.
+        watchdog: of the loop.
     """
 
-    def __init__(self, bare: Exchange, pulse: Pulse) -> None:
-        super().__init__(bare)
-        self._ways = (bare, PulsingExchange(bare, pulse))
+    def __init__(self, bare: Exchange, watchdog: Watchdog) -> None:
+        super().__init__(bare, [WatchdogObserver(watchdog)])
+        self._bare = bare
+        self._observed = {name: getattr(self, name) for name in ("begin", "begin_factors", "wait", "finish")}
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
-        self._inner = self._ways[iteration % 2]
-        self._inner.start(iteration, rate)
+        for name, observed in self._observed.items():
+            setattr(self, name, observed if iteration % 2 else getattr(self._bare, name))
+        (super() if iteration % 2 else self._bare).start(iteration, rate)
 
 
 def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
@@ -137,12 +139,12 @@ def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
 
 @contextmanager
 def _exchange(replica: Replica) -> Iterator[Exchange]:
-    exchange = LocalExchange(replica.trained, ExchangeSettings())
+    exchange = SingleProcessExchange(replica.trained, ExchangeSettings())
     exchange.open(None)
     control = Control(io.StringIO(), io.StringIO())
     control.start()
-    control.pulse.start()
-    yield EveryOther(exchange, control.pulse)
+    control.watchdog.start()
+    yield EveryOther(exchange, control.watchdog)
     control.close()
 
 
@@ -170,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         size = sum(path.stat().st_size for path in folder.glob("snap_iter_*"))
     usual = blocks[Way.BEATING]
     bare_s = statistics.median(chain(*(block[::2] for block in usual)))
-    # Each iteration that goes through the pulse beside the bare one before it.
+    # Each iteration that has the watchdog beside the bare one before it.
     pairs = chain(*(zip(block[::2], block[1::2], strict=False) for block in usual))
     beats_s = statistics.median(after - before for before, after in pairs)
     snapshot_s = statistics.median(map(_beyond_median, blocks[Way.ALL])) - statistics.median(

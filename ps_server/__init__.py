@@ -3,7 +3,7 @@
 Start shards with `python -m ps_server`; train against them with `Client`.
 """
 
-from ps_server.client import Client
+from ps_server.client import Client, Collection
 from ps_server.errors import (
     LocalProtocolError,
     PeerLost,
@@ -30,6 +30,7 @@ from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 __all__ = [
     "Client",
+    "Collection",
     "Consistency",
     "Keeping",
     "LocalProtocolError",

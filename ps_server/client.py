@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +37,19 @@ LINGER_S = 2.0
 """How long `close` goes on trying to send what is queued."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Payloads that are collected from all workers.
+
+    Attributes:
+        poll: returns the payloads by rank once all are here, and None before.
+        result: waits for them.
+    """
+
+    poll: Callable[[], tuple[bytes, ...] | None]
+    result: Callable[[], tuple[bytes, ...]]
 
 
 class Client:
@@ -236,33 +250,31 @@ class Client:
             lambda: self._session.total_norm(clock), f"the gradients' norm of iteration {clock} did not come"
         )
 
-    def gather(self, payload: bytes = b"") -> Callable[[], tuple[bytes, ...] | None]:
-        """Contribute to the next collection. Every worker must take part in each, in the same order.
-
-        Returns:
-            A function that gives all workers' payloads by rank once they are here, and None before.
-            `wait` on it to block.
-        """
+    def gather(self, payload: bytes = b"") -> Collection:
+        """Contribute to the next collection. Every worker must take part in each, in the same order."""
         tag = self._tell(lambda: self._session.gather(payload))
-        kept: list[tuple[bytes, ...]] = []
+        found: tuple[bytes, ...] | None = None
 
-        def collected() -> tuple[bytes, ...] | None:
+        def poll() -> tuple[bytes, ...] | None:
+            nonlocal found
             with self._changed:
                 self._check()
-                found = self._session.gathered(tag)
-                if found is not None:
-                    kept.append(found)
-                return kept[0] if kept else None
+                found = self._session.gathered(tag) or found
+                return found
 
-        return collected
+        return Collection(poll, lambda: self.wait(poll))
 
-    def wait(self, collected: Callable[[], T | None]) -> T:
-        """Wait for what `gather` returned."""
-        return self._until(collected, "not every worker has come to a meeting")
+    def wait(self, poll: Callable[[], T | None]) -> T:
+        """Wait until `poll` gives something. It is called under this client's lock, and must not block.
+
+        Raises:
+            StalenessTimeout: it did not in time.
+        """
+        return self._until(poll, "not every worker has contributed to a collection")
 
     def barrier(self) -> None:
         """Wait until every worker has called this."""
-        self.wait(self.gather())
+        self.gather().result()
 
     def signal(self, kind: SignalKind) -> Signal:
         """Rank 0: ask all workers to do `kind` after the iteration that the returned signal names."""

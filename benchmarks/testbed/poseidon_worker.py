@@ -29,7 +29,8 @@ from poseidon.engine.module.workplace import ThisWorker, Workplace, unobserved
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.observe.traced import TracedExchange
+from poseidon.exchange.observe.exchange_trace import ExchangeTrace
+from poseidon.exchange.observe.observed import ObservedExchange
 from poseidon.exchange.observe.tracing_hooks import TracingHooks, named_layers
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.trace import NO_TRACE, Trace, Tracer
@@ -91,7 +92,7 @@ class Traced:
 
     def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
         names = [choice.name for choice in built.plan.choices]
-        self.exchange = TracedExchange(built.exchange, names, trace)
+        self.exchange = ObservedExchange(built.exchange, [ExchangeTrace(names, trace)])
         self._module = module
         self._trace = trace
 

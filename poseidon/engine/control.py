@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from poseidon.engine.module.workplace import Standing
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
-from poseidon.exchange.observe.pulse import Pulse
+from poseidon.exchange.observe.watchdog import Watchdog
 from ps_server import ServerError, SignalKind
 
 LOGGER = logging.getLogger("poseidon.engine.solver.worker")
@@ -47,7 +47,7 @@ class Control:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.pulse = Pulse()
+        self.watchdog = Watchdog()
         """Of the loop that this process is for."""
         self.standing: Standing | None = None
         """Of the loop of a script; None: there is none."""
@@ -105,7 +105,7 @@ class Control:
                 self.stopping.set()
             if kind is not None and rank == 0:
                 with contextlib.suppress(ServerError):  # the loop meets the same error and tells it
-                    exchange.signal(kind)
+                    exchange.control.request(kind)
 
     def _listen(self) -> None:
         for line in self._inlet or sys.stdin:
@@ -120,7 +120,7 @@ class Control:
 
     def _beat(self) -> None:
         while not self._over.wait(ALIVE_S):
-            reading = self.pulse.read()
+            reading = self.watchdog.read()
             standing = asdict(self.standing) if self.standing is not None else {}
             self.tell(
                 "alive", still_s=round(reading.still_s, 1), waited_s=round(reading.waited_s, 3), **standing

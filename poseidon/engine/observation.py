@@ -17,10 +17,11 @@ from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
-from poseidon.exchange.observe.measured import MeasuredExchange
-from poseidon.exchange.observe.traced import TracedExchange
+from poseidon.exchange.observe.exchange_trace import ExchangeTrace
+from poseidon.exchange.observe.observed import ObservedExchange, Observer
 from poseidon.exchange.observe.tracing_hooks import TracingHooks
 from poseidon.exchange.observe.traffic import Traffic
+from poseidon.exchange.observe.waits import WaitTimes
 from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
@@ -61,6 +62,7 @@ class Observation:
         layers: name and module of each layer, for the trace.
         trace: where spans go; this object closes it.
         tell: writes an event to the launcher.
+        observers: others of the exchange.
     """
 
     def __init__(
@@ -69,17 +71,18 @@ class Observation:
         layers: Sequence[tuple[str, nn.Module]],
         trace: Tracer,
         tell: Tell,
+        *,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._built = built
         self._trace = trace
         self._tell = tell
         names = [choice.name for choice in built.plan.choices]
-        self._measured = MeasuredExchange(built.exchange, len(names))
-        self.exchange: Exchange = self._measured
+        self._waits = WaitTimes(len(names))
         self._layers = layers
         self._hooks: TracingHooks | None = None
-        if trace is not NO_TRACE:
-            self.exchange = TracedExchange(self._measured, names, trace)
+        traces = [ExchangeTrace(names, trace)] if trace is not NO_TRACE else []
+        self.exchange: Exchange = ObservedExchange(built.exchange, [*observers, self._waits, *traces])
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._report, name="poseidon-statistics", daemon=True)
         self._thread.start()
@@ -91,14 +94,12 @@ class Observation:
 
     def statistics(self) -> WorkerStatistics:
         """What has happened so far."""
-        built, measured = self._built, self._measured
+        built, waits = self._built, self._waits
         traffic = built.traffic.traffic() if built.traffic is not None else {}
         totals = built.client.statistics() if built.client is not None else None
         return WorkerStatistics(
-            iterations=measured.iterations,
-            tensors=tuple(
-                _tensor(choice, measured, traffic.get(choice.index)) for choice in built.plan.choices
-            ),
+            iterations=waits.iterations,
+            tensors=tuple(_tensor(choice, waits, traffic.get(choice.index)) for choice in built.plan.choices),
             other_bytes_out=totals.other_bytes_out if totals else 0,
             other_bytes_in=totals.other_bytes_in if totals else 0,
         )
@@ -125,9 +126,9 @@ class Observation:
         self._tell("statistics", **asdict(statistics))
 
 
-def _tensor(choice: Choice, measured: MeasuredExchange, traffic: Traffic | None) -> TensorStatistics:
+def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> TensorStatistics:
     """One tensor; its bytes are not known where another worker speaks for this one."""
-    waited_s = measured.waited_s[choice.index]
+    waited_s = waits.waited_s[choice.index]
     bytes_out = bytes_in = None
     hidden_s = None
     if traffic is not None:

@@ -1,6 +1,9 @@
-"""The contract between a training loop and whatever keeps the replicas together.
+"""The contract between a training loop and what keeps the replicas together.
 
-One iteration, seen from the loop:
+`Exchange` moves gradients and values. Two parts of it have contracts of their own: `Exchange.state` is what a snapshot
+holds, and `Exchange.control` (`control.py`) carries collections among all workers, and rank 0's requests to them.
+
+One iteration, as the loop makes it:
 
     exchange.start(iteration, rate)
     for each layer, bottom up:   exchange.wait(its tensors)     -> forward
@@ -14,8 +17,8 @@ be written to before the tensor's next `wait`. A tensor that got no gradient in 
 The tensors' own memory is updated in place, so modules never see a new tensor: from `begin` (with factors: from
 `release`) to the next `wait` it belongs to the exchange, which may change it at any moment.
 
-A tensor whose `takes_factors` holds gets no gradient: `begin_factors` brings u (rows x N) and v (rows x M) of its
-layer, whose product u^T v (N x M, the tensor's shape) is the gradient. They are copied before it returns.
+A tensor in `by_factors` gets no gradient: `begin_factors` brings u (rows x N) and v (rows x M) of its layer, whose
+product u^T v (N x M, the tensor's shape) is the gradient. They are copied before it returns.
 
 Statistics are tensors that the module's own forward moves (BatchNorm): they have no gradient and never `begin`.
 `finish` takes what they have become; after the next `wait` they hold the mean over the replicas, at staleness > 0 what
@@ -25,15 +28,19 @@ the replicas moved them, each by 1/W. Rates, rules, scales and limits do not tou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ps_server import Rule, Signal, SignalKind
+from poseidon.exchange.control import JobControl
+from ps_server import Rule
+from ps_server.rules import history_count
 
 Array = NDArray[np.float32]
 
@@ -78,49 +85,51 @@ class ExchangeSettings:
 History = Sequence[Array]
 """A tensor's history arrays, each of the tensor's shape: what a solverstate holds for it."""
 
-Ask = Callable[[], "tuple[bytes, ...] | None"]
-
 
 class Exchange(Protocol):
-    """See the module's head for the order of calls."""
+    """Keep the tensors of all replicas together. The module's docstring has the order of calls."""
 
-    def open(self, histories: Sequence[History] | None) -> None:
+    @property
+    def by_factors(self) -> AbstractSet[int]:
+        """Indices of the tensors that come by `begin_factors`, never by `begin`. They do not change."""
+
+    @property
+    def state(self) -> ExchangeState:
+        """What a snapshot holds beside the tensors."""
+
+    @property
+    def control(self) -> JobControl:
+        """Collections among all workers, and requests of rank 0."""
+
+    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """Bring every replica to the same first values: those of rank 0.
 
-        Args:
-            histories: for each tensor the history to go on from (a resumed run); None: all zero.
-        """
-
-    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
-        """Open once more, from what the tensors are now: a saved state was loaded into them.
-
-        All replicas call it together, after `open` and before their first iteration.
+        All replicas call it together, and a second time, with `clock`, where a saved state was loaded into the
+        tensors after the first time. No iteration may lie between the two.
 
         Args:
-            histories: as for `open`, on every replica.
-            clock: the iteration that the tensors' values stand at; the next `start` is of this one.
+            histories: for each tensor the history to continue from (a resumed run); None: all zero.
+            clock: the iteration that the tensors' values stand at, of which the next `start` is. None at the first
+                call, for which `ExchangeSettings.start_clock` has it.
         """
 
     def start(self, iteration: int, rate: float) -> None:
         """Begin an iteration. `rate` is the solver's rate in it."""
 
     def begin(self, index: int, gradient: Tensor) -> None:
-        """Tensor `index` has its whole gradient of this iteration; send it on its way."""
-
-    def takes_factors(self, index: int) -> bool:
-        """Whether tensor `index` comes by `begin_factors`, never by `begin`; does not change."""
+        """Send the gradient of tensor `index`, which is whole in this iteration."""
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
-        """Tensor `index` has its factors of this iteration; send them on their way. The tensor is still in use."""
+        """Send the factors of tensor `index` in this iteration. The layer still uses the tensor."""
 
     def release(self, index: int) -> None:
-        """Tensor `index`, whose factors have begun, is not used any more in this iteration."""
+        """Hand over tensor `index`, whose factors have begun: the layer does not use it any more in this iteration."""
 
     def wait(self, index: int) -> None:
         """Return once tensor `index` may be used."""
 
     def finish(self) -> None:
-        """End the iteration: every gradient there is has begun."""
+        """End the iteration. A tensor that has not begun has a gradient of zero."""
 
     def settle(self) -> None:
         """Bring every tensor to the state after all replicas' finished iterations.
@@ -128,39 +137,39 @@ class Exchange(Protocol):
         All replicas call it together, after the same number of iterations.
         """
 
-    def histories(self) -> list[History]:
-        """Each tensor's history, after `settle`; on rank 0."""
+    def close(self) -> None:
+        """Leave. A second call does nothing."""
 
-    def replicated_state(self) -> Mapping[str, Tensor]:
-        """What this exchange keeps equal on all replicas beside the tensors, by name: live tensors, after `settle`."""
 
-    def gather(self, payload: bytes) -> Ask:
-        """Collect small payloads from all replicas: gives a function that returns all by rank, or None so far."""
-
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        """Wait for a collection."""
-
-    def signal(self, kind: SignalKind) -> None:
-        """Rank 0: ask all replicas for something, at the end of an iteration that all reach together."""
+class ExchangeState(Protocol):
+    """What a snapshot holds of an exchange beside the tensors. It may be read after `Exchange.settle`."""
 
     @property
-    def signals(self) -> tuple[Signal, ...]:
-        """What rank 0 has asked for so far; `clock` is the number of finished iterations to do it at."""
+    def private(self) -> bool:
+        """Whether each host has histories of its own (staleness > 0), or all replicas share one."""
 
-    def close(self) -> None:
-        """Leave. Safe to call twice."""
+    def histories(self) -> list[History]:
+        """Return each tensor's history.
+
+        Private histories: all replicas call it together, and each gets those of its host. A shared history: only
+        rank 0 calls it.
+
+        Raises:
+            LocalProtocolError: the history is shared, and this worker does not exchange with other hosts itself.
+        """
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """Return what the exchange keeps equal on all replicas beside the tensors: live tensors by name."""
 
 
 class WholeGradients(ABC):
-    """What the exchanges share in which every tensor comes by `begin`."""
+    """An exchange in which every tensor comes by `begin`."""
+
+    by_factors: AbstractSet[int] = frozenset()
 
     @abstractmethod
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
-
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return False
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
@@ -168,3 +177,46 @@ class WholeGradients(ABC):
 
     def release(self, index: int) -> None:  # noqa: B027 - nothing to do: `begin` hands the tensor over
         """See `Exchange`."""
+
+
+class LocalHistories:
+    """The state of an exchange in which each replica applies the rule to the mean gradient, and keeps the history.
+
+    Args:
+        tensors: one history each.
+        replicated: whether other replicas keep the same history.
+    """
+
+    private = False
+
+    def __init__(self, tensors: Sequence[Trained], *, replicated: bool) -> None:
+        self._tensors = tensors
+        self._replicated = replicated
+        self.of = [
+            [torch.zeros_like(t.tensor.detach().view(-1)) for _ in range(history_count(t.rule.kind))]
+            for t in tensors
+        ]
+        """For each tensor its flat history tensors."""
+
+    def load(self, histories: Sequence[History] | None) -> None:
+        """Continue from `histories`, as for `Exchange.open`."""
+        for own, given in zip(self.of, histories or (), strict=False):
+            for tensor, array in zip(own, given, strict=True):
+                tensor.copy_(torch.from_numpy(array).reshape(-1))
+
+    def histories(self) -> list[History]:
+        """See `ExchangeState`."""
+        return [
+            [tensor.detach().cpu().numpy().reshape(trained.tensor.shape).copy() for tensor in history]
+            for trained, history in zip(self._tensors, self.of, strict=True)
+        ]
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """See `ExchangeState`."""
+        if not self._replicated:
+            return {}
+        return {
+            f"{trained.name}, history {number}": tensor
+            for trained, history in zip(self._tensors, self.of, strict=True)
+            for number, tensor in enumerate(history)
+        }

@@ -1,6 +1,6 @@
 """One worker's exchange, from what it is told about its job.
 
-    alone                                    LocalExchange
+    alone                                    SingleProcessExchange
     hybrid, ps, svb: by the plan             HybridExchange, or ServerExchange where nothing travels as factors
     allreduce                                AllReduceExchange
 
@@ -29,7 +29,7 @@ from poseidon.exchange.observe.traffic import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
 from poseidon.exchange.pooled import PooledExchange, lay_together, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Client, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.protocol.precision import pushed_in, sent_in
@@ -86,6 +86,11 @@ class Membership:
         return self.shards == 0 or self.options.kind is ExchangeKind.LOCAL
 
     @property
+    def private_histories(self) -> bool:
+        """Whether each host has histories of its own, as `ExchangeState.private` of its exchange: rules run on workers."""
+        return self.options.staleness > 0 and not self.alone
+
+    @property
     def topology(self) -> Topology:
         """Who pushes, and who serves how much."""
         homes = self.homes or tuple(shard * self.workers // self.shards for shard in range(self.shards))
@@ -116,8 +121,8 @@ class Built:
 def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePlan:
     """The way of each tensor.
 
-    Where every tensor would travel as factors, the one that loses least goes to the server: what rank 0 asks for
-    (`signal`) is in step with training only where training reads from the shards.
+    Where every tensor would travel as factors, the one that loses least goes to the server: a request
+    of rank 0 (`ShardDelivery`) is in step with training only where training reads from the shards.
     """
     options = member.options
     kind = ExchangeKind.LOCAL if member.alone else options.kind
@@ -158,7 +163,7 @@ def build_exchange(
     settings = replace(settings, mends=member.options.on_divergence is OnDivergence.MEND)
     plan = plan_exchange(tensors, member)
     if member.alone:
-        return Built(exchange=LocalExchange(tensors, settings), plan=plan)
+        return Built(exchange=SingleProcessExchange(tensors, settings), plan=plan)
     by_factors = plan.of(Scheme.FACTORS)
     pools = _pools(tensors, member, by_factors)
     laid = lay_together(tensors, pools)
@@ -232,9 +237,7 @@ def _build_local_group(
     if group.rank:
         return Built(exchange=FollowerExchange(tensors, group), plan=plan_exchange(machine, one))
     built = build_exchange(machine, settings, one, connect, trace=trace)
-    stale = member.options.staleness > 0 and not member.alone
-    leader = LeaderExchange(built.exchange, tensors, group, tells_histories=stale)
-    return replace(built, exchange=leader)
+    return replace(built, exchange=LeaderExchange(built.exchange, tensors, group))
 
 
 def _store(

@@ -68,7 +68,7 @@ class Hooks:
         self._taps = [
             FactorTap(_layer(layers, own[index], trained.name), trained.name, index, exchange, in_backward)
             for index, trained in enumerate(tensors)
-            if exchange.takes_factors(index)
+            if index in exchange.by_factors
         ]
         tapped = {tap.index for tap in self._taps}
         self._by_gradient = {

@@ -1,7 +1,7 @@
-"""Each tensor by its own way: to the parameter server, or as factors to all other workers.
+"""The hybrid exchange: each tensor goes through the parameter server, or as factors to all other workers.
 
-Laws: the weights are the same whichever way a tensor takes. What travels as factors has a table on the shards too, a
-copy: it brings the first value to every worker, and `histories`, which a snapshot asks for, brings it up to date.
+Laws: the weights are the same whichever scheme a tensor has. What travels as factors has a table on the shards too, a
+copy: it brings the first value to every worker, and `HybridState.histories`, which a snapshot calls, brings it up to date.
 
 At staleness 0 a worker's pushes wait until its factors have left: both want the one link of its host, and from a push follows
 an addition on a shard, from factors a product on every worker, the longest work that follows from any message. So
@@ -17,13 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from poseidon.exchange.base import Ask, ExchangeSettings, History, Trained
+from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.factors.channel import FactorChannel
 from poseidon.exchange.factors.products import Kernel
 from poseidon.exchange.observe.traffic import Traffic
-from poseidon.exchange.ps import ServerExchange
+from poseidon.exchange.ps import ServerExchange, ServerState
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
-from ps_server import Client, Keeping, RemoteProtocolError, Signal, SignalKind, StoreSpec
+from ps_server import Client, Keeping, RemoteProtocolError, StoreSpec
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer
 
@@ -61,8 +61,8 @@ class HybridExchange:
         self._settings = settings
         self._server = ServerExchange(client, tensors, store, settings)
         self._indices = [i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY]
-        self._by_factors = frozenset(self._indices)
-        self._rank = client.rank
+        self.by_factors = frozenset(self._indices)
+        self.control = self._server.control
         self._factors = FactorChannel(
             {index: tensors[index] for index in self._indices},
             settings,
@@ -76,32 +76,30 @@ class HybridExchange:
             timeout_s=timeout_s,
             trace=trace,
         )
+        self.state = HybridState(self._server.state, self._factors, self._indices, client, tensors)
         if store.tables[self._indices[0]].staleness == 0:
             peers = self._factors.peers
             peers.when_idle = client.give_way(lambda: peers.busy)
 
-    def open(self, histories: Sequence[History] | None) -> None:
+    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""
-        self._server.open(histories)
-        addresses, self._factors.kernel = self._rendezvous()
-        self._factors.take_first(self._of_factors(histories))
-        self._factors.open(addresses)
-
-    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
-        """See `Exchange`."""
-        self._factors.rewind(clock)  # first: who has the values that come now may send factors at once
-        self._server.reopen(histories, clock)
-        self._factors.take_first(self._of_factors(histories))
-
-    def _of_factors(self, histories: Sequence[History] | None) -> dict[int, History]:
-        return {index: histories[index] if histories else () for index in self._indices}
+        if clock is not None:
+            self._factors.rewind(clock)  # first: a worker that has its values may send factors at once
+        self._server.open(histories, clock)
+        of_factors = {index: histories[index] if histories else () for index in self._indices}
+        if clock is None:
+            addresses, self._factors.kernel = self._rendezvous()
+            self._factors.take_first(of_factors)
+            self._factors.open(addresses)
+        else:
+            self._factors.take_first(of_factors)
 
     def _rendezvous(self) -> tuple[list[str], Kernel]:
         """Learn where each worker listens, and choose the kernel that all can compute the same bits with."""
         sample = arithmetic_sample([self._tensors[index] for index in self._indices])
         own = json.dumps({"factors": self._factors.peers.address, "arithmetic": sample.to_json()}).encode()
         addresses, samples = [], []
-        for rank, payload in enumerate(self._client.wait(self._client.gather(own))):
+        for rank, payload in enumerate(self.control.all_gather(own)):
             try:
                 fields = json.loads(payload)
                 addresses.append(_address(fields))
@@ -119,10 +117,6 @@ class HybridExchange:
         """See `Exchange`."""
         self._server.begin(index, gradient)
 
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return index in self._by_factors
-
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
         self._factors.begin(index, u_KN, v_KM)
@@ -133,7 +127,7 @@ class HybridExchange:
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
-        if index in self._by_factors:
+        if index in self.by_factors:
             self._factors.wait(index)
         else:
             self._server.wait(index)
@@ -149,37 +143,6 @@ class HybridExchange:
         self._server.settle()
         self._factors.settle(self._client.iterations)
 
-    def histories(self) -> list[History]:
-        """See `Exchange`."""
-        histories = self._server.histories()
-        for index in self._indices:
-            tensor = self._tensors[index].tensor
-            histories[index] = self._factors.history(index)
-            if self._rank == 0:
-                self._client.store_copy(index, tensor.detach().reshape(-1).cpu().numpy())
-        return histories
-
-    def replicated_state(self) -> Mapping[str, Tensor]:
-        """See `Exchange`."""
-        return self._factors.replicated_state()
-
-    def gather(self, payload: bytes) -> Ask:
-        """See `Exchange`."""
-        return self._server.gather(payload)
-
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        """See `Exchange`."""
-        return self._server.gathered(ask)
-
-    def signal(self, kind: SignalKind) -> None:
-        """See `Exchange`."""
-        self._server.signal(kind)
-
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        """See `Exchange`."""
-        return self._server.signals
-
     def traffic(self) -> dict[int, Traffic]:
         """See `CountsTraffic`."""
         return {**self._server.traffic(), **self._factors.traffic()}
@@ -188,6 +151,47 @@ class HybridExchange:
         """See `Exchange`."""
         self._server.close()  # first: who applies factors may be waiting there for a norm
         self._factors.close()
+
+
+class HybridState:
+    """See `ExchangeState`.
+
+    Args:
+        server: of the tensors that go through the shards.
+        factors: of the others.
+        indices: of these others.
+        client: connected to every shard, which keep a copy of what travels as factors.
+        tensors: all of them.
+    """
+
+    def __init__(
+        self,
+        server: ServerState,
+        factors: FactorChannel,
+        indices: Sequence[int],
+        client: Client,
+        tensors: Sequence[Trained],
+    ) -> None:
+        self._server = server
+        self._factors = factors
+        self._indices = indices
+        self._client = client
+        self._tensors = tensors
+        self.private = server.private
+
+    def histories(self) -> list[History]:
+        """See `ExchangeState`. Rank 0 brings the shards' copies up to date."""
+        histories = self._server.histories()
+        for index in self._indices:
+            tensor = self._tensors[index].tensor
+            histories[index] = self._factors.history(index)
+            if self._client.rank == 0:
+                self._client.store_copy(index, tensor.detach().reshape(-1).cpu().numpy())
+        return histories
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """See `ExchangeState`."""
+        return self._factors.replicated_state()
 
 
 def _address(fields: dict[str, Any]) -> str:

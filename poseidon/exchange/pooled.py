@@ -11,15 +11,14 @@ neither is felt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, Exchange, History, Trained
-from poseidon.exchange.observe.forwarding import ForwardingExchange
+from poseidon.exchange.base import Array, Exchange, ExchangeState, History, Trained
 from poseidon.exchange.observe.traffic import CountsTraffic, Traffic
 
 SMALL = 4 * 1024
@@ -64,7 +63,7 @@ def _together(members: Sequence[Trained]) -> Trained:
     return Trained(name=name, tensor=flat, rule=first.rule, statistics=first.statistics)
 
 
-class PooledExchange(ForwardingExchange):
+class PooledExchange:
     """See `Exchange`.
 
     Args:
@@ -83,7 +82,7 @@ class PooledExchange(ForwardingExchange):
         pools: Sequence[Sequence[int]],
         laid: Sequence[Trained],
     ) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._traffic = traffic
         self._tensors = tensors
         self._pools = pools
@@ -94,22 +93,16 @@ class PooledExchange(ForwardingExchange):
             if len(pool) > 1
         }
         self._place = {index: place for pool in pools for place, index in enumerate(pool)}
+        self.by_factors = frozenset(i for i, table in self._table.items() if table in inner.by_factors)
+        self.state = PooledState(inner.state, tensors, pools)
+        self.control = inner.control
 
-    def open(self, histories: Sequence[History] | None) -> None:
+    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""
-        self._open(histories, super().open)
-
-    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
-        """See `Exchange`."""
-        inner = super().reopen
-        self._open(histories, lambda laid: inner(laid, clock))
-
-    def _open(
-        self, histories: Sequence[History] | None, inner: Callable[[Sequence[History] | None], None]
-    ) -> None:
         for pool in self._shared.values():
             pool.collect()
-        inner(histories and [_laid([histories[index] for index in pool]) for pool in self._pools])
+        laid = histories and [_laid([histories[index] for index in pool]) for pool in self._pools]
+        self._inner.open(laid, clock)
         for pool in self._shared.values():
             pool.spread()
 
@@ -117,37 +110,33 @@ class PooledExchange(ForwardingExchange):
         """See `Exchange`."""
         for pool in self._shared.values():
             pool.start()
-        super().start(iteration, rate)
+        self._inner.start(iteration, rate)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
         table = self._table[index]
         pool = self._shared.get(table)
         if pool is None:
-            super().begin(table, gradient)
+            self._inner.begin(table, gradient)
         elif pool.add(self._place[index], gradient):
-            super().begin(table, pool.gradient)
-
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return super().takes_factors(self._table[index])
+            self._inner.begin(table, pool.gradient)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
-        super().begin_factors(self._table[index], u_KN, v_KM)
+        self._inner.begin_factors(self._table[index], u_KN, v_KM)
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
-        super().release(self._table[index])
+        self._inner.release(self._table[index])
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
         table = self._table[index]
         pool = self._shared.get(table)
         if pool is None:
-            super().wait(table)
+            self._inner.wait(table)
         elif not pool.is_read:
-            super().wait(table)
+            self._inner.wait(table)
             pool.spread()
 
     def finish(self) -> None:
@@ -156,24 +145,14 @@ class PooledExchange(ForwardingExchange):
             if pool.statistics:
                 pool.collect()
             elif pool.complete():
-                super().begin(table, pool.gradient)
-        super().finish()
+                self._inner.begin(table, pool.gradient)
+        self._inner.finish()
 
     def settle(self) -> None:
         """See `Exchange`."""
-        super().settle()
+        self._inner.settle()
         for pool in self._shared.values():
             pool.spread()
-
-    def histories(self) -> list[History]:
-        """See `Exchange`."""
-        found: list[History] = [()] * len(self._tensors)
-        for table, history in enumerate(super().histories()):
-            pool = self._pools[table]
-            shapes = [tuple(self._tensors[index].tensor.shape) for index in pool]
-            for index, own in zip(pool, _taken_apart(history, shapes), strict=True):
-                found[index] = own
-        return found
 
     def traffic(self) -> dict[int, Traffic]:
         """See `CountsTraffic`; a pool's bytes are its tensors' by their sizes."""
@@ -187,6 +166,42 @@ class PooledExchange(ForwardingExchange):
                     on_way_s=traffic.on_way_s,
                 )
         return found
+
+    def close(self) -> None:
+        """See `Exchange`."""
+        self._inner.close()
+
+
+class PooledState:
+    """See `ExchangeState`.
+
+    Args:
+        inner: of the pools.
+        tensors: the pools' tensors.
+        pools: made by `pools_of`.
+    """
+
+    def __init__(
+        self, inner: ExchangeState, tensors: Sequence[Trained], pools: Sequence[Sequence[int]]
+    ) -> None:
+        self._inner = inner
+        self._tensors = tensors
+        self._pools = pools
+        self.private = inner.private
+
+    def histories(self) -> list[History]:
+        """See `ExchangeState`."""
+        found: list[History] = [()] * len(self._tensors)
+        for table, history in enumerate(self._inner.histories()):
+            pool = self._pools[table]
+            shapes = [tuple(self._tensors[index].tensor.shape) for index in pool]
+            for index, own in zip(pool, _taken_apart(history, shapes), strict=True):
+                found[index] = own
+        return found
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """See `ExchangeState`."""
+        return self._inner.replicated()
 
 
 class _Pool:

@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Array, Ask, ExchangeSettings, History, Trained, WholeGradients
+from poseidon.exchange.base import Array, ExchangeSettings, History, Trained, WholeGradients
+from poseidon.exchange.control import JobControl, ShardDelivery
 from poseidon.exchange.observe.traffic import Traffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.exchange.side_stream import InOrder, SideStream
-from ps_server import Client, Keeping, Signal, SignalKind, StoreSpec, TableSpec
+from ps_server import Client, Keeping, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
 
@@ -113,9 +114,17 @@ class ServerExchange(WholeGradients):
         self._slots = [
             _Slot(trained, table, self._side) for trained, table in zip(tensors, store.tables, strict=True)
         ]
+        self.state = ServerState(client, self._slots)
+        self.control = JobControl(ShardDelivery(client), root=client.rank == 0)
 
-    def open(self, histories: Sequence[History] | None) -> None:
+    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""
+        if clock is not None:
+            self._drain()
+            self._client.renew(clock)
+            self._iteration = clock
+            for slot in self._slots:
+                slot.take_tensor()
         given = histories or [()] * len(self._slots)
         for slot, history in zip(self._slots, given, strict=True):
             slot.set_history(history)
@@ -125,15 +134,6 @@ class ServerExchange(WholeGradients):
         self._client.start(self._initial)
         for index in range(len(self._slots)):
             self._read(index, staleness=None)
-
-    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
-        """See `Exchange`."""
-        self._drain()
-        self._client.renew(clock)
-        self._iteration = clock
-        for slot in self._slots:
-            slot.take_tensor()
-        self.open(histories)
 
     def _initial(self, table: int) -> list[Array]:
         slot = self._slots[table]
@@ -210,43 +210,6 @@ class ServerExchange(WholeGradients):
             # Whoever has read may add to the tables again only once everyone has.
             self._client.barrier()
 
-    def histories(self) -> list[History]:
-        """See `Exchange`."""
-        return [
-            [array.reshape(slot.shape) for array in self._history(index, slot)]
-            for index, slot in enumerate(self._slots)
-        ]
-
-    def _history(self, index: int, slot: _Slot) -> Sequence[Array]:
-        if slot.is_copy:
-            return []
-        if slot.statistics:  # no rule moves them; Caffe's solverstate has zeros there
-            return [np.zeros(slot.value.size, np.float32)] * len(slot.history)
-        if slot.staleness == 0:
-            return self._client.history(index)
-        return [history.numpy().copy() for history in slot.history]
-
-    def replicated_state(self) -> Mapping[str, Tensor]:
-        """See `Exchange`."""
-        return {}
-
-    def gather(self, payload: bytes) -> Ask:
-        """See `Exchange`."""
-        return self._client.gather(payload)
-
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        """See `Exchange`."""
-        return self._client.wait(ask)
-
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        """See `Exchange`."""
-        return self._client.signals
-
-    def signal(self, kind: SignalKind) -> None:
-        """See `Exchange`."""
-        self._client.signal(kind)
-
     def traffic(self) -> dict[int, Traffic]:
         """See `CountsTraffic`."""
         return {
@@ -308,6 +271,40 @@ class ServerExchange(WholeGradients):
             self._push_change(index, gradient, scale, self._rate, self._iteration)
             self._slots[index].kept = None
         return limit
+
+
+class ServerState:
+    """See `ExchangeState`. At staleness 0 the shards keep the histories, above it each worker keeps its own.
+
+    Args:
+        client: connected to every shard.
+        slots: one for each tensor.
+    """
+
+    def __init__(self, client: Client, slots: Sequence[_Slot]) -> None:
+        self._client = client
+        self._slots = slots
+        self.private = any(slot.staleness > 0 for slot in slots)
+
+    def histories(self) -> list[History]:
+        """See `ExchangeState`. A tensor that travels as factors has none here."""
+        return [
+            [array.reshape(slot.shape) for array in self._history(index, slot)]
+            for index, slot in enumerate(self._slots)
+        ]
+
+    def _history(self, index: int, slot: _Slot) -> Sequence[Array]:
+        if slot.is_copy:
+            return []
+        if slot.statistics:  # no rule moves them; Caffe's solverstate has zeros there
+            return [np.zeros(slot.value.size, np.float32)] * len(slot.history)
+        if slot.staleness == 0:
+            return self._client.history(index)
+        return [history.numpy().copy() for history in slot.history]
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """See `ExchangeState`."""
+        return {}
 
 
 class _Slot:

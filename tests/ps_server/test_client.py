@@ -466,7 +466,7 @@ def test_who_waits_is_not_woken_by_each_message() -> None:
 
         def all_came() -> bool | None:
             asked_by.append(threading.get_ident())
-            return all(collected() is not None for collected in came) or None
+            return all(collection.poll() is not None for collection in came) or None
 
         client.wait(all_came)
         assert asked_by.count(threading.get_ident()) <= 1  # before it waited

@@ -1,7 +1,7 @@
 """What every exchange must do, as scenarios that each implementation runs.
 
 W replicas of a small net, each with its own part of every batch, must end each iteration with the weights that one
-process with the whole batch has: that one is `LocalExchange` with one replica, which is held to Caffe's own numbers
+process with the whole batch has: that one is `SingleProcessExchange` with one replica, which is held to Caffe's own numbers
 elsewhere.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, History, Trained
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Rule
 
 BATCH = 12
@@ -126,7 +126,7 @@ def _train_one(
         if begin is not None:
             for parameter, value in zip(net.parameters(), begin.values, strict=True):
                 parameter.data.copy_(torch.from_numpy(value) if rank == 0 else torch.tensor(float(rank)))
-            exchange.reopen(begin.histories.get(rank, begin.histories[0]), begin.iterations)
+            exchange.open(begin.histories.get(rank, begin.histories[0]), begin.iterations)
         for iteration in range(scenario.iterations if save is None else save.iterations):
             batches = torch.randn(scenario.passes, BATCH, 7, generator=data)[:, rank::workers]
             if begin is not None and iteration < begin.iterations:
@@ -141,10 +141,12 @@ def _train_one(
             exchange.finish()
         exchange.settle()
         if save is not None and (rank == 0 or save.of_each):
-            save.histories[rank] = [[array.copy() for array in history] for history in exchange.histories()]
+            save.histories[rank] = [
+                [array.copy() for array in history] for history in exchange.state.histories()
+            ]
         if save is not None and rank == 0:
             save.values = [p.detach().numpy().copy() for p in net.parameters()]
-        parts = exchange.gathered(exchange.gather(b"%d" % rank))
+        parts = exchange.control.all_gather(b"%d" % rank)
         assert parts == tuple(b"%d" % r for r in range(workers))
         return [p.detach().numpy().copy() for p in net.parameters()]
     finally:
@@ -154,7 +156,7 @@ def _train_one(
 
 def reference(scenario: Scenario) -> list[np.ndarray]:
     """One process with the whole batch."""
-    (weights,) = train(lambda rank, tensors, settings: LocalExchange(tensors, settings), 1, scenario)
+    (weights,) = train(lambda rank, tensors, settings: SingleProcessExchange(tensors, settings), 1, scenario)
     return weights
 
 

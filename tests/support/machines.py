@@ -24,7 +24,6 @@ def machines(
     local_workers: int,
     *,
     means: Means | None = None,
-    tells_histories: bool = False,
 ) -> Iterator[Make]:
     """Makes the exchanges of all workers of machines that `inner` joins; its ranks are machines."""
     with TemporaryDirectory(prefix="p") as folder:
@@ -46,7 +45,6 @@ def machines(
                 tensors,
                 group,
                 means=means,
-                tells_histories=tells_histories,
             )
 
         yield make

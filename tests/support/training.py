@@ -23,7 +23,7 @@ from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.replicas import NO_CHECK
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.metrics.record import TestRecord, TrainRecord
@@ -197,7 +197,7 @@ def _exchange(
     ended: Ended,
 ) -> Exchange:
     if connect is None:
-        return LocalExchange(replica.trained, settings)
+        return SingleProcessExchange(replica.trained, settings)
     if callable(connect):
         store = store_spec(
             replica.trained,

@@ -163,7 +163,9 @@ class Group(ABC):
     @property
     def snapshot_wanted(self) -> bool:
         """Whether the job was asked, after this very step, to save what it has."""
-        return any(s.kind is SignalKind.SNAPSHOT and s.clock == self._steps for s in self._exchange.signals)
+        return any(
+            s.kind is SignalKind.SNAPSHOT and s.clock == self._steps for s in self._exchange.control.requests
+        )
 
     @abstractmethod
     def step(self) -> None:
@@ -518,10 +520,12 @@ class Group(ABC):
     # -- within --------------------------------------------------------------------------------------------
 
     def _asked(self, kind: SignalKind) -> bool:
-        return any(signal.kind is kind and signal.clock <= self._steps for signal in self._exchange.signals)
+        return any(
+            signal.kind is kind and signal.clock <= self._steps for signal in self._exchange.control.requests
+        )
 
     def _gather(self, payload: bytes) -> tuple[bytes, ...]:
-        return self._exchange.gathered(self._exchange.gather(payload))
+        return self._exchange.control.all_gather(payload)
 
     def _meet(self, meeting: str, payload: bytes) -> list[bytes]:
         """Collect payloads where the loops of all workers have come equally far."""

@@ -122,7 +122,7 @@ class OptimizerGroup(Group):
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 mean.copy_(parameter)
-        self._exchange.reopen(None, state["steps"])
+        self._exchange.open(None, state["steps"])
         self._take_first()
 
     @property

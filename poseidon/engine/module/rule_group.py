@@ -97,7 +97,7 @@ class RuleGroup(Group):
     @property
     def _histories_differ(self) -> bool:
         """Whether the rule runs on each worker, on its own gradients."""
-        return self._options.staleness > 0 and not self._workplace.member.alone
+        return self._workplace.member.private_histories
 
     def _save_how(self) -> dict[str, Any]:
         return {"lr": self._set_rate, **({} if self._histories_differ else self._histories())}
@@ -107,11 +107,11 @@ class RuleGroup(Group):
 
     def _replicated(self) -> dict[str, Tensor]:
         values = {trained.name: trained.tensor for trained in self._together.tensors}
-        return {**values, **self._exchange.replicated_state()}
+        return {**values, **self._exchange.state.replicated()}
 
     def _histories(self) -> dict[str, Any]:
         """By name, of the parameters."""
-        found = zip(self._together.tensors, self._exchange.histories(), strict=True)
+        found = zip(self._together.tensors, self._exchange.state.histories(), strict=True)
         return {
             "history": {
                 t.name: [torch.tensor(array) for array in history] for t, history in found if not t.statistics
@@ -121,7 +121,7 @@ class RuleGroup(Group):
     def _load_how(self, state: Mapping[str, Any]) -> None:
         self._set_rate = state["lr"]
         given = [self._history_of(trained, state) for trained in self._together.tensors]
-        self._exchange.reopen(given, state["steps"])
+        self._exchange.open(given, state["steps"])
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:

@@ -139,11 +139,11 @@ class Checkpoint:
         """
         exchange.settle()
         own = self._worker_state(progress, exchange)
-        payloads = exchange.gathered(exchange.gather(own.SerializeToString()))
+        payloads = exchange.control.all_gather(own.SerializeToString())
         if self._rank != 0:
             return
         states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
-        histories = self._averaged(states) if self._worker_history else exchange.histories()
+        histories = self._averaged(states) if self._worker_history else exchange.state.histories()
         diffs = None if before is None else self._replica.changes_since(before)
         contents = self._contents(prefix, progress, states, histories, diffs)
         if not self._is_finite(contents):
@@ -181,7 +181,7 @@ class Checkpoint:
         for name, reader in self._replica.train.readers():
             state.reader.add(layer=name, batches=reader.batches_done)
         if self._worker_history:
-            for history in exchange.histories():
+            for history in exchange.state.histories():
                 state.history.extend(from_array(array) for array in history)
         return state
 

@@ -56,7 +56,7 @@ class _Interruption:
     def _open(self) -> None:
         self._opened_s = time.monotonic()
         if not self._decides:
-            self._ask = self._exchange.gather(_Verdict.WAIT.value)
+            self._decision = self._exchange.control.gather(_Verdict.WAIT.value)
 
     def stopped(self) -> bool:
         """Before a batch: whether to break off. Does not wait for others."""
@@ -67,7 +67,7 @@ class _Interruption:
             if time.monotonic() - self._opened_s >= ROUND_S:
                 self._say(_Verdict.GO_ON)
             return False
-        while (found := self._ask()) is not None:
+        while (found := self._decision.poll()) is not None:
             if found[0] == _Verdict.GO_ON.value:
                 self._open()
                 continue
@@ -80,12 +80,12 @@ class _Interruption:
             stopped = self._stop_wanted()
             self._say(_Verdict.STOP if stopped else _Verdict.SCORE)
             return stopped
-        while (found := self._exchange.gathered(self._ask))[0] == _Verdict.GO_ON.value:
+        while (found := self._decision.result())[0] == _Verdict.GO_ON.value:
             self._open()
         return found[0] == _Verdict.STOP.value
 
     def _say(self, verdict: _Verdict) -> None:
-        self._exchange.gathered(self._exchange.gather(verdict.value))
+        self._exchange.control.all_gather(verdict.value)
         self._open()
 
 
@@ -159,7 +159,7 @@ class Tester:
             return None
         # A worker without a batch of its own has nothing to add.
         payload = pack(loss, sums) if mine else b""
-        payloads = self._exchange.gathered(self._exchange.gather(payload))
+        payloads = self._exchange.control.all_gather(payload)
         numbers = total([part for part in payloads if part]) / self._iterations
         return TestRecord(
             iteration=iteration,

@@ -23,7 +23,7 @@ from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica, Values
 from poseidon.engine.solver.tester import Tester
 from poseidon.errors import JobError, SnapshotError
-from poseidon.exchange.base import Ask, Exchange
+from poseidon.exchange.base import Exchange
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
@@ -31,7 +31,7 @@ from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving,
 from poseidon.metrics.record import TrainRecord
 from poseidon.metrics.sinks import Sink
 from poseidon.solvers.settings import SolverSettings
-from ps_server import SignalKind
+from ps_server import Collection, SignalKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Displayed:
     elapsed_s: float
     rate: float
     sizes: dict[str, int]
-    ask: Ask
+    numbers: Collection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Trainer:
         self._check = ReplicaCheck(
             settings.exchange if settings.workers > 1 else NO_CHECK,
             state=self._replicated,
-            collect=lambda payload: exchange.gathered(exchange.gather(payload)),
+            collect=exchange.control.all_gather,
             rank=settings.rank,
             start=start.iteration,
         )
@@ -189,7 +189,7 @@ class Trainer:
         self._settings.on_progress(self._iteration, self._smoothed)
 
     def _wanted_now(self) -> set[SignalKind]:
-        return {signal.kind for signal in self._exchange.signals if signal.clock == self._iteration}
+        return {signal.kind for signal in self._exchange.control.requests if signal.clock == self._iteration}
 
     def _test_is_due(self, *, first: bool) -> bool:
         interval = self._solver.test_interval
@@ -199,22 +199,22 @@ class Trainer:
     # -- showing -------------------------------------------------------------------------------------------
 
     def _display(self, rate: float, outputs: dict[str, Tensor]) -> None:
-        """Ask all workers for this iteration's numbers; they are shown when the last has come."""
-        ask = self._exchange.gather(pack(self._smoothed.value, outputs))
+        """Collect this iteration's numbers from all workers; they are shown when the last has come."""
+        numbers = self._exchange.control.gather(pack(self._smoothed.value, outputs))
         self._displayed.append(
             Displayed(
                 iteration=self._iteration,
                 elapsed_s=self._elapsed_s(),
                 rate=rate,
                 sizes=output_sizes(self._replica.train),
-                ask=ask,
+                numbers=numbers,
             )
         )
 
     def _show_displayed(self, *, wait: bool) -> None:
         while self._displayed:
             shown = self._displayed[0]
-            payloads = self._exchange.gathered(shown.ask) if wait else shown.ask()
+            payloads = shown.numbers.result() if wait else shown.numbers.poll()
             if payloads is None:
                 return
             self._displayed.popleft()
@@ -260,7 +260,7 @@ class Trainer:
 
     def _replicated(self) -> dict[str, Tensor]:
         values = {trained.name: trained.tensor for trained in self._replica.trained}
-        return {**values, **self._exchange.replicated_state()}
+        return {**values, **self._exchange.state.replicated()}
 
     def _snapshot(self) -> None:
         self._losses.look()
@@ -298,7 +298,7 @@ class Trainer:
         statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
         numbers = [self._replica.train.loss.detach().view(1).double(), *(s.double() for s in statistics)]
         payload = torch.cat(numbers).cpu().numpy().tobytes()
-        means = total(self._exchange.gathered(self._exchange.gather(payload))) / self._settings.workers
+        means = total(self._exchange.control.all_gather(payload)) / self._settings.workers
         sizes = [tensor.numel() for tensor in statistics]
         for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
             tensor.copy_(mean)

@@ -36,7 +36,7 @@ from poseidon.engine.tools.preflight import weight_files
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange, ExchangeSettings, History
 from poseidon.exchange.build import Built, build_exchange
-from poseidon.exchange.observe.pulse import PulsingExchange
+from poseidon.exchange.observe.watchdog import WatchdogObserver
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink, number
@@ -164,26 +164,27 @@ class Worker:
 
     def _train(self, solver: SolverDefinition, settings: SolverSettings, replica: Replica) -> None:
         document, rank = self._document, self._document.rank
+        member = membership(document)
         checkpoint = Checkpoint(
             replica,
             solver.param,
             settings.base_rule.kind,
             rank=rank,
             workers=document.workers,
-            worker_history=document.exchange.staleness > 0 and document.shards > 0,
+            worker_history=member.private_histories,
             saving=Saving(
                 keep=document.snapshot_keep,
                 on_written=self._tell_snapshot,
-                on_wait=self._control.pulse.beat,
+                on_wait=self._control.watchdog.progress,
                 stop_at_nan=document.stop_at_nan,
             ),
         )
         start, histories = self._starting_point(solver, replica, checkpoint)
         trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
         self._control.tell("ready")
-        pulse = self._control.pulse
-        pulse.start()
-        with pulse.waiting():
+        watchdog = self._control.watchdog
+        watchdog.start()
+        with watchdog.waiting():
             built = build_exchange(
                 replica.trained,
                 ExchangeSettings(
@@ -191,15 +192,15 @@ class Worker:
                     gradient_scale=1.0 / settings.iter_size,
                     start_clock=start.iteration,
                 ),
-                membership(document),
+                member,
                 self._control.await_connect,
                 trace=trace,
             )
         layers = replica.train.layer_modules
-        seen = Observation(built, layers, trace, self._control.tell)
-        exchange = PulsingExchange(seen.exchange, pulse)
+        seen = Observation(built, layers, trace, self._control.tell, observers=[WatchdogObserver(watchdog)])
+        exchange = seen.exchange
         for net in (replica.train, *(test for _, test in replica.tests)):
-            net.register_forward_pre_hook(lambda *_: pulse.beat())
+            net.register_forward_pre_hook(lambda *_: watchdog.progress())
         try:
             exchange.open(histories)
             gc.collect()
@@ -211,7 +212,7 @@ class Worker:
                 seen.watch()
                 trainer.run()
         finally:
-            pulse.stop()
+            watchdog.stop()
             seen.close()
 
     def _starting_point(

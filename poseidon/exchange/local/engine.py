@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +17,12 @@ from torch import Tensor
 
 from poseidon.exchange.base import Exchange, Trained
 from poseidon.exchange.local.contributions import Contributions, FactorStack
-from poseidon.exchange.local.group import pack_signals
+from poseidon.exchange.local.control import LeaderDelivery
 from poseidon.exchange.local.line import Kind, Line, tell
 from poseidon.exchange.local.reduction import Reduction
 from poseidon.exchange.local.siblings import Siblings
 from poseidon.exchange.side_stream import Event, SideStream
-from ps_server import PeerLost, ServerError, Signal, SignalKind
+from ps_server import PeerLost, ServerError
 
 LEAVE_S = 2.0
 """How long it has, when the exchange closes, to end an iteration that the others have not finished yet."""
@@ -56,8 +57,9 @@ class Engine:
     Args:
         inner: joins the machines.
         tensors: what to keep together.
-        by_factors: for each tensor whether it travels as factors.
+        by_factors: indices of the tensors that travel as factors.
         lines: of the other workers.
+        control: passes requests on, to the other hosts and to the other workers.
         reduction: how tensors move within the machine.
         siblings: the shared state.
         failed: told why it cannot go on.
@@ -68,8 +70,9 @@ class Engine:
         inner: Exchange,
         tensors: Sequence[Trained],
         *,
-        by_factors: Sequence[bool],
+        by_factors: AbstractSet[int],
         lines: Sequence[Line],
+        control: LeaderDelivery,
         reduction: Reduction,
         siblings: Siblings,
         failed: Callable[[ServerError], None],
@@ -77,26 +80,27 @@ class Engine:
         self._inner = inner
         self._tensors = tensors
         self._lines = lines
+        self._control = control
         self._reduction = reduction
         self._siblings = siblings
         self._failed = failed
         self._workers = len(lines) + 1
         device = tensors[0].tensor.device if tensors else torch.device("cpu")
         self.side = SideStream(device)
-        self._contributions = Contributions(by_factors, self._workers)
+        self._contributions = Contributions(
+            [index in by_factors for index in range(len(tensors))], self._workers
+        )
         self.stacks = {
             index: FactorStack(shape[0], shape[1], workers=self._workers, device=device)
             for index, shape in enumerate(trained.tensor.shape for trained in tensors)
-            if by_factors[index]
+            if index in by_factors
         }
         """Where the leader puts its own factors before it gives them."""
         self._own: dict[int, Tensor] = {}
         self._published = [0] * len(tensors)
         self._marks: list[Event] = [None] * len(tensors)
-        self._told: tuple[Signal, ...] = ()
         self._given: deque[Given] = deque()
         self._commands: deque[Callable[[], None]] = deque()
-        self._wishes: deque[SignalKind] = deque()
         self._left: set[int] = set()
         self._settled = 0
         self._leaving = False
@@ -114,11 +118,6 @@ class Engine:
     def iterate(self, iteration: int, rate: float) -> None:
         """Begin an iteration once the last one has ended; returns at once."""
         self._command(lambda: self._iterate(iteration, rate))
-
-    def signal(self, kind: SignalKind) -> None:
-        """Rank 0 asks all replicas for something: passed on when the next iteration starts, before its values."""
-        with self._siblings.changed:
-            self._wishes.append(kind)
 
     def together(self, step: Callable[[], None]) -> None:
         """Do `step`, publish what every tensor has become; return once all workers have taken it."""
@@ -191,8 +190,7 @@ class Engine:
 
     def _iterate(self, iteration: int, rate: float) -> None:
         self._inner.start(iteration, rate)
-        while self._wishes:
-            self._inner.signal(self._wishes.popleft())
+        self._control.submit()
         self._publish_all()
         self._contributions.start()
         while not self._contributions.complete:
@@ -219,10 +217,7 @@ class Engine:
         for index in range(len(self._tensors)):
             self._inner.wait(index)
             self._reduction.publish(index)
-            signals = self._inner.signals
-            if signals != self._told:
-                tell(self._lines, Kind.SIGNALS, pack_signals(signals))
-                self._told = signals
+            self._control.announce()
             tell(self._lines, Kind.VALUE, index=index)
             with self._siblings.changed:
                 self._published[index] += 1

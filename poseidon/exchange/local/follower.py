@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from poseidon.exchange.base import Ask, History, Trained
-from poseidon.exchange.local.group import LocalGroup, unpack, unpack_signals
+from poseidon.exchange.base import History, Trained
+from poseidon.exchange.control import JobControl
+from poseidon.exchange.local.control import FollowerDelivery
+from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.line import Buffer, Kind, Message, connect
 from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, follow
 from poseidon.exchange.local.siblings import Siblings
-from ps_server import LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
+from ps_server import LocalProtocolError, PeerLost, ServerError
 from ps_server.rules import history_count
 
 
@@ -41,10 +43,9 @@ class FollowerExchange:
         self._round = 0
         self._begun: set[int] = set()
         self._released: set[int] = set()
-        self._asked = 0
-        self._gathered: dict[int, tuple[bytes, ...]] = {}
-        self._histories: list[bytearray] = []
-        self._signals: tuple[Signal, ...] = ()
+        self._delivery = FollowerDelivery(self._tell, self._siblings)
+        self.control = JobControl(self._delivery, root=False)
+        self.state = FollowerState(tensors, self._siblings, private=self._private)
         self._thread = threading.Thread(target=self._listen, name=f"local-{group.rank}", daemon=True)
         self._thread.start()
 
@@ -54,17 +55,14 @@ class FollowerExchange:
         if message.kind is Kind.FAILED:
             raise PeerLost(message.payload.decode())
         welcome = Welcome.unpack(message.payload)
-        self._by_factors = welcome.by_factors
+        self.by_factors = frozenset(welcome.by_factors)
+        self._private = welcome.private_histories
         return follow(self._tensors, self._group, welcome, files)
 
     # -- the contract --------------------------------------------------------------------------------------
 
-    def open(self, histories: Sequence[History] | None) -> None:
-        """See `Exchange`. The leader's history counts."""
-        self._take_all()
-
-    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
-        """See `Exchange`. What the leader has counts."""
+    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
+        """See `Exchange`. The leader's histories and clock count."""
         self._take_all()
 
     def start(self, iteration: int, rate: float) -> None:
@@ -77,13 +75,9 @@ class FollowerExchange:
         """See `Exchange`."""
         self._give(index, gradient.detach().reshape(-1))
 
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return self._by_factors[index]
-
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
-        if not self._by_factors[index]:
+        if index not in self.by_factors:
             self.begin(index, u_KN.detach().t() @ v_KM.detach())
             return
         self.wait(index)
@@ -93,7 +87,7 @@ class FollowerExchange:
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
-        if self._by_factors[index] and index not in self._released:
+        if index in self.by_factors and index not in self._released:
             self._released.add(index)
             self._tell(Kind.RELEASED, index=index)
 
@@ -111,7 +105,7 @@ class FollowerExchange:
             self.wait(index)
             if trained.statistics:
                 self._give(index, trained.tensor.detach().reshape(-1))
-            elif self._by_factors[index]:
+            elif index in self.by_factors:
                 if index not in self._begun:
                     self._tell(Kind.FACTORS, index=index)
                 self.release(index)
@@ -121,54 +115,6 @@ class FollowerExchange:
     def settle(self) -> None:
         """See `Exchange`."""
         self._take_all()
-
-    def histories(self) -> list[History]:
-        """See `Exchange`. Only where the leader tells its own (`LeaderExchange`)."""
-        told = self._siblings.until(
-            lambda: self._histories.pop(0) if self._histories else None,
-            "the leading worker told no histories",
-        )
-        flat, found, place = np.frombuffer(told, np.float32), list[History](), 0
-        for trained in self._tensors:
-            size, count = trained.tensor.numel(), history_count(trained.rule.kind)
-            rows = flat[place : place + count * size].reshape(count, *trained.tensor.shape)
-            found.append([row.copy() for row in rows])
-            place += count * size
-        return found
-
-    def replicated_state(self) -> Mapping[str, Tensor]:
-        """See `Exchange`."""
-        return {}
-
-    def gather(self, payload: bytes) -> Ask:
-        """See `Exchange`."""
-        tag = self._asked
-        self._asked += 1
-        self._tell(Kind.GATHER, payload, number=tag)
-        kept: list[tuple[bytes, ...]] = []
-
-        def collected() -> tuple[bytes, ...] | None:
-            with self._siblings.changed:
-                if tag in self._gathered:
-                    kept.append(self._gathered.pop(tag))
-                if not kept:
-                    self._siblings.check()
-                return kept[0] if kept else None
-
-        return collected
-
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        """See `Exchange`."""
-        return self._siblings.until(ask, "not every worker has come to a meeting")
-
-    def signal(self, kind: SignalKind) -> None:
-        """See `Exchange`."""
-        raise LocalProtocolError("a worker that does not lead its machine signals; only worker 0 may")
-
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        """See `Exchange`."""
-        return self._signals
 
     def close(self) -> None:
         """See `Exchange`."""
@@ -224,15 +170,53 @@ class FollowerExchange:
         match message.kind:
             case Kind.VALUE:
                 self._published[message.index] += 1
-            case Kind.SIGNALS:
-                self._signals = unpack_signals(message.payload)
-            case Kind.GATHERED:
-                self._gathered[message.number] = unpack(message.payload)
+            case Kind.SIGNALS | Kind.GATHERED:
+                self._delivery.receive(message)
             case Kind.HISTORIES:
-                self._histories.append(message.payload)
+                self.state.put(message.payload)
             case Kind.FAILED:
                 raise PeerLost(message.payload.decode())
             case Kind.LEAVE:
                 raise PeerLost("the leading worker of this machine has left")
             case _:
                 raise PeerLost(f"the leading worker sent an unexpected {message.kind.name}")
+
+
+class FollowerState:
+    """See `ExchangeState`. Private histories come from the leader (`LeaderState`).
+
+    Args:
+        tensors: one history each.
+        siblings: the state that all threads of this worker share.
+        private: as on the leader.
+    """
+
+    def __init__(self, tensors: Sequence[Trained], siblings: Siblings, *, private: bool) -> None:
+        self._tensors = tensors
+        self._siblings = siblings
+        self._received: list[bytearray] = []
+        self.private = private
+
+    def put(self, packed: bytearray) -> None:
+        """Note histories that the leader has sent; under the lock."""
+        self._received.append(packed)
+
+    def histories(self) -> list[History]:
+        """See `ExchangeState`."""
+        if not self.private:
+            raise LocalProtocolError("the history is shared, and only worker 0 reads it")
+        packed = self._siblings.until(
+            lambda: self._received.pop(0) if self._received else None,
+            "the leading worker sent no histories",
+        )
+        flat, found, start = np.frombuffer(packed, np.float32), list[History](), 0
+        for trained in self._tensors:
+            size, count = trained.tensor.numel(), history_count(trained.rule.kind)
+            rows = flat[start : start + count * size].reshape(count, *trained.tensor.shape)
+            found.append([row.copy() for row in rows])
+            start += count * size
+        return found
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """See `ExchangeState`. The leader compares for the host."""
+        return {}

@@ -1,6 +1,6 @@
 """The worker that speaks for all workers of its machine (`group.py` has the laws).
 
-Threads: the loop's own; one that listens to each other worker; one for collections (`collections.py`); and the engine
+Threads: the loop's own; one that listens to each other worker; one for collections (`control.py`); and the engine
 (`engine.py`), which calls the inner exchange. Tensors belong to the exchange while the engine waits for them, so
 the leader's loop needs no copy: it waits until the engine has published.
 """
@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.base import Ask, Exchange, History, Trained
-from poseidon.exchange.local.collections import Meetings
+from poseidon.exchange.base import Exchange, ExchangeState, History, Trained
+from poseidon.exchange.control import JobControl
+from poseidon.exchange.local.control import LeaderDelivery
 from poseidon.exchange.local.engine import Engine, Given
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.line import Kind, Line, Message, accept, refuse, tell
 from poseidon.exchange.local.reduction import Hello, Means, offer, usual_means
 from poseidon.exchange.local.siblings import Siblings
-from ps_server import PeerLost, ServerError, Signal, SignalKind
+from ps_server import PeerLost, ServerError
 
 
 class LeaderExchange:
@@ -31,8 +32,6 @@ class LeaderExchange:
         tensors: what to keep together, the same on all workers.
         group: this worker's place.
         means: how tensors move within the machine; None: the usual one for their devices.
-        tells_histories: the other workers call `histories` too, and hear the leader's (staleness > 0, where every
-            worker brings a history to a snapshot).
     """
 
     def __init__(
@@ -42,13 +41,11 @@ class LeaderExchange:
         group: LocalGroup,
         *,
         means: Means | None = None,
-        tells_histories: bool = False,
     ) -> None:
         self._inner = inner
         self._tensors = tensors
-        self._tells_histories = tells_histories
         self._siblings = Siblings(group.timeout_s)
-        self._by_factors = [not t.statistics and inner.takes_factors(i) for i, t in enumerate(tensors)]
+        self.by_factors = frozenset(i for i in inner.by_factors if not tensors[i].statistics)
         try:
             self._welcome(group, means)
         except ServerError:
@@ -59,12 +56,15 @@ class LeaderExchange:
         self._used = [0] * len(tensors)
         self._begun: set[int] = set()
         self._released: set[int] = set()
-        self._meetings = Meetings(inner, self._lines, self._siblings, self._fail)
+        self._delivery = LeaderDelivery(inner.control, self._lines, self._siblings, self._fail)
+        self.control = JobControl(self._delivery, root=inner.control.root)
+        self.state = LeaderState(inner.state, self._lines)
         self._engine = Engine(
             inner,
             tensors,
-            by_factors=self._by_factors,
+            by_factors=self.by_factors,
             lines=self._lines,
+            control=self._delivery,
             reduction=self._reduction,
             siblings=self._siblings,
             failed=self._fail,
@@ -88,7 +88,13 @@ class LeaderExchange:
 
         self._lines = accept(group.address, group.workers - 1, group.timeout_s, check)
         try:
-            offered = offer(self._tensors, group, means or usual_means(devices), self._by_factors)
+            offered = offer(
+                self._tensors,
+                group,
+                means or usual_means(devices),
+                self.by_factors,
+                private_histories=self._inner.state.private,
+            )
             for line in self._lines:
                 line.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)
             self._reduction = offered.accepted()
@@ -98,13 +104,9 @@ class LeaderExchange:
 
     # -- the contract --------------------------------------------------------------------------------------
 
-    def open(self, histories: Sequence[History] | None) -> None:
+    def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""
-        self._together(lambda: self._inner.open(histories))
-
-    def reopen(self, histories: Sequence[History] | None, clock: int) -> None:
-        """See `Exchange`."""
-        self._together(lambda: self._inner.reopen(histories, clock))
+        self._together(lambda: self._inner.open(histories, clock))
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
@@ -117,13 +119,9 @@ class LeaderExchange:
         """See `Exchange`."""
         self._begin(index, gradient.detach().reshape(-1))
 
-    def takes_factors(self, index: int) -> bool:
-        """See `Exchange`."""
-        return self._by_factors[index]
-
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
-        if not self._by_factors[index]:
+        if index not in self.by_factors:
             self.begin(index, u_KN.detach().t() @ v_KM.detach())
             return
         self.wait(index)
@@ -133,7 +131,7 @@ class LeaderExchange:
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
-        if self._by_factors[index] and index not in self._released:
+        if index in self.by_factors and index not in self._released:
             self._released.add(index)
             self._give(Given(kind=Kind.RELEASED, worker=0, index=index, event=self._engine.side.mark()))
 
@@ -150,7 +148,7 @@ class LeaderExchange:
         for index, trained in enumerate(self._tensors):
             if trained.statistics:
                 self._begin(index, trained.tensor.detach().view(-1))
-            elif self._by_factors[index]:
+            elif index in self.by_factors:
                 if index not in self._begun:
                     self._give(Given(kind=Kind.FACTORS, worker=0, index=index))
                 self.release(index)
@@ -161,41 +159,12 @@ class LeaderExchange:
         """See `Exchange`."""
         self._together(self._inner.settle)
 
-    def histories(self) -> list[History]:
-        """See `Exchange`."""
-        found = self._inner.histories()
-        if self._tells_histories:
-            arrays = [array.reshape(-1).data for history in found for array in history]
-            tell(self._lines, Kind.HISTORIES, *arrays)
-        return found
-
-    def replicated_state(self) -> Mapping[str, Tensor]:
-        """See `Exchange`."""
-        return self._inner.replicated_state()
-
-    def gather(self, payload: bytes) -> Ask:
-        """See `Exchange`."""
-        return self._meetings.ask(payload)
-
-    def gathered(self, ask: Ask) -> tuple[bytes, ...]:
-        """See `Exchange`."""
-        return self._siblings.until(ask, "not every worker has come to a meeting")
-
-    def signal(self, kind: SignalKind) -> None:
-        """See `Exchange`."""
-        self._engine.signal(kind)
-
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        """See `Exchange`."""
-        return self._inner.signals
-
     def close(self) -> None:
         """See `Exchange`."""
         if self._siblings.closing:
             return
         self._engine.leave()
-        self._meetings.close()
+        self._delivery.close()
         tell(self._lines, Kind.LEAVE)
         for line in self._lines:
             line.close()
@@ -228,7 +197,7 @@ class LeaderExchange:
             while True:
                 message = line.receive()
                 if message.kind is Kind.GATHER:
-                    self._meetings.contribute(worker, message.number, message.payload)
+                    self._delivery.contribute(worker, message.number, message.payload)
                     continue
                 given = Given(
                     kind=message.kind,
@@ -239,7 +208,7 @@ class LeaderExchange:
                 )
                 self._engine.give(given)
                 if message.kind is Kind.LEAVE:
-                    self._meetings.leave(worker)
+                    self._delivery.leave(worker)
                     return
         except ServerError as error:
             if not self._siblings.closing:
@@ -251,3 +220,29 @@ class LeaderExchange:
         if first:  # before this worker's loop hears of it, which then closes the lines
             tell(self._lines, Kind.FAILED, str(error).encode())
         self._siblings.fail(error)
+
+
+class LeaderState:
+    """See `ExchangeState`. Private histories are those of the host, so the followers get them, too.
+
+    Args:
+        inner: of the exchange between hosts.
+        lines: to the followers.
+    """
+
+    def __init__(self, inner: ExchangeState, lines: Sequence[Line]) -> None:
+        self._inner = inner
+        self._lines = lines
+        self.private = inner.private
+
+    def histories(self) -> list[History]:
+        """See `ExchangeState`."""
+        found = self._inner.histories()
+        if self.private:
+            arrays = [array.reshape(-1).data for history in found for array in history]
+            tell(self._lines, Kind.HISTORIES, *arrays)
+        return found
+
+    def replicated(self) -> Mapping[str, Tensor]:
+        """See `ExchangeState`."""
+        return self._inner.replicated()

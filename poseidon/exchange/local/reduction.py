@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Protocol
@@ -99,23 +100,35 @@ class Welcome:
     Args:
         means: how tensors move.
         address: where a process group meets.
-        by_factors: for each tensor whether it travels as factors.
+        by_factors: indices of the tensors that travel as factors.
+        private_histories: see `ExchangeState.private`.
     """
 
     means: Means
     address: str
-    by_factors: list[bool]
+    by_factors: AbstractSet[int]
+    private_histories: bool
 
     def pack(self) -> bytes:
         """As bytes."""
-        fields = {"means": self.means.value, "address": self.address, "by_factors": self.by_factors}
+        fields = {
+            "means": self.means.value,
+            "address": self.address,
+            "by_factors": sorted(self.by_factors),
+            "private_histories": self.private_histories,
+        }
         return json.dumps(fields).encode()
 
     @classmethod
     def unpack(cls, packed: bytes | bytearray) -> Welcome:
         """The inverse of `pack`."""
-        said = json.loads(packed)
-        return cls(means=Means(said["means"]), address=said["address"], by_factors=said["by_factors"])
+        fields = json.loads(packed)
+        return cls(
+            means=Means(fields["means"]),
+            address=fields["address"],
+            by_factors=frozenset(fields["by_factors"]),
+            private_histories=fields["private_histories"],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,23 +152,35 @@ def usual_means(devices: Sequence[str]) -> Means:
     return Means.PROCESS_GROUP if own else Means.SHARED_MEMORY
 
 
-def offer(tensors: Sequence[Trained], group: LocalGroup, means: Means, by_factors: list[bool]) -> Offer:
+def offer(
+    tensors: Sequence[Trained],
+    group: LocalGroup,
+    means: Means,
+    by_factors: AbstractSet[int],
+    *,
+    private_histories: bool,
+) -> Offer:
     """What the leader offers the others.
 
     Args:
         tensors: the same on all workers.
         group: the leader's place.
         means: how tensors are to move.
-        by_factors: for each tensor whether it travels as factors.
+        by_factors: indices of the tensors that travel as factors.
+        private_histories: see `ExchangeState.private`.
     """
-    if means is Means.SHARED_MEMORY:
+    meeting = None if means is Means.SHARED_MEMORY else MeetingPlace(_place(group))
+    welcome = Welcome(
+        means=means,
+        address=meeting.address if meeting else "",
+        by_factors=by_factors,
+        private_histories=private_histories,
+    )
+    if meeting is None:
         file = new_file()
-        welcome = Welcome(means=means, address="", by_factors=by_factors)
         return Offer(
             welcome=welcome, files=[file], accepted=lambda: _shared(tensors, group, by_factors, file)
         )
-    meeting = MeetingPlace(_place(group))
-    welcome = Welcome(means=means, address=meeting.address, by_factors=by_factors)
     return Offer(welcome=welcome, files=[], accepted=lambda: _collective(tensors, group, by_factors, meeting))
 
 
@@ -167,11 +192,11 @@ def follow(tensors: Sequence[Trained], group: LocalGroup, said: Welcome, files: 
 
 
 def _shared(
-    tensors: Sequence[Trained], group: LocalGroup, by_factors: Sequence[bool], file: int
+    tensors: Sequence[Trained], group: LocalGroup, by_factors: AbstractSet[int], file: int
 ) -> SharedTensors:
     return SharedTensors(
         _flat(tensors),
-        with_parts=[not factors for factors in by_factors],
+        with_parts=[index not in by_factors for index in range(len(tensors))],
         local_rank=group.rank,
         local_workers=group.workers,
         file=file,
@@ -179,9 +204,9 @@ def _shared(
 
 
 def _collective(
-    tensors: Sequence[Trained], group: LocalGroup, by_factors: Sequence[bool], meeting: MeetingPlace
+    tensors: Sequence[Trained], group: LocalGroup, by_factors: AbstractSet[int], meeting: MeetingPlace
 ) -> GroupTensors:
-    gradients = [i for i, t in enumerate(tensors) if not t.statistics and not by_factors[i]]
+    gradients = [i for i, t in enumerate(tensors) if not t.statistics and i not in by_factors]
     statistics = [i for i, t in enumerate(tensors) if t.statistics]
     flat = _flat(tensors)
     return GroupTensors(

@@ -15,7 +15,7 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from poseidon.layers.base import LayerContext
 from poseidon.net.compile import compile_net
 from poseidon.net.net import Net
@@ -93,7 +93,7 @@ def replay(shared: Path, case: str, make: Make, part: slice) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_process_takes_caffes_steps(shared: Path, case: str) -> None:
-    replay(shared, case, LocalExchange, slice(None))
+    replay(shared, case, SingleProcessExchange, slice(None))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,7 +15,7 @@ from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
 from poseidon.exchange.observe.traffic import Traffic
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from poseidon.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE
 from tests.support.tracing import Recorded
@@ -43,7 +43,7 @@ def build(layer: nn.Linear, *schemes: Scheme, counts: bool = False) -> Built:
         for index, scheme in enumerate(schemes)
     )
     return Built(
-        exchange=LocalExchange(tensors, ExchangeSettings()),
+        exchange=SingleProcessExchange(tensors, ExchangeSettings()),
         plan=ExchangePlan(choices=choices),
         traffic=Counter() if counts else None,
     )

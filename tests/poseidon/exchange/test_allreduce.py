@@ -139,7 +139,7 @@ def test_a_resumed_run_goes_on_from_the_history_of_rank_0() -> None:
         exchange.settle()
         # h = 0.5 * 4 + mean(0, 1); w = 0 - h
         assert torch.equal(tensors[0].tensor.detach(), torch.full((2, 3), -2.5))
-        assert np.array_equal(exchange.histories()[0][0], np.full((2, 3), 2.5, np.float32))
+        assert np.array_equal(exchange.state.histories()[0][0], np.full((2, 3), 2.5, np.float32))
         exchange.close()
 
     together(2, run)
@@ -180,7 +180,7 @@ def test_factors_give_their_product() -> None:
         tensors = one_tensor()
         exchange = make(rank, tensors, ExchangeSettings())
         exchange.open(None)
-        assert not exchange.takes_factors(0)
+        assert not exchange.by_factors
         exchange.start(0, 1.0)
         exchange.begin_factors(0, u * (rank + 1), v)
         exchange.release(0)
@@ -200,12 +200,12 @@ def test_all_replicas_hear_a_signal_in_the_same_iteration() -> None:
         exchange.open(None)
         for iteration in range(6):
             if rank == 0 and iteration in (1, 4):
-                exchange.signal(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
+                exchange.control.request(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
             step(exchange, iteration, torch.zeros(2, 3))
             heard[rank] += [
-                (iteration + 1, s.kind.value) for s in exchange.signals if s.clock == iteration + 1
+                (iteration + 1, s.kind.value) for s in exchange.control.requests if s.clock == iteration + 1
             ]
-        assert exchange.signals == (Signal(SignalKind.SNAPSHOT, 3), Signal(SignalKind.STOP, 6))
+        assert exchange.control.requests == (Signal(SignalKind.SNAPSHOT, 3), Signal(SignalKind.STOP, 6))
         exchange.close()
 
     together(3, run)
@@ -218,7 +218,7 @@ def test_only_rank_0_signals() -> None:
         exchange.open(None)
         if rank == 1:
             with pytest.raises(LocalProtocolError, match="only worker 0"):
-                exchange.signal(SignalKind.STOP)
+                exchange.control.request(SignalKind.STOP)
         exchange.close()
 
     together(2, run)

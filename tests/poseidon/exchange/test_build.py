@@ -17,7 +17,7 @@ from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.pooled import PooledExchange
 from poseidon.exchange.ps import ServerExchange
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Consistency, Keeping, Precision
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 
@@ -140,9 +140,25 @@ def _add_up(trained: Trained, member: Membership, addresses: list[str]) -> int:
 
 def test_a_worker_that_is_alone_has_no_server() -> None:
     built = build_exchange(tensors(), ExchangeSettings(), Membership(), list)
-    assert type(built.exchange) is LocalExchange
+    assert type(built.exchange) is SingleProcessExchange
     assert built.store is None
     assert set(built.plan.of(Scheme.LOCAL)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "staleness"),
+    [(kind, s) for kind in ExchangeKind for s in (0, 2) if not (s and kind is ExchangeKind.ALLREDUCE)],
+)
+def test_who_owns_the_histories_is_known_before_the_exchange_is_built(
+    kind: ExchangeKind, staleness: int
+) -> None:
+    member = Membership(
+        shards=1, token=TOKEN, timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness)
+    )
+    with shards_on_sockets(1, 1) as addresses:
+        built = build_exchange(tensors(), ExchangeSettings(), member, lambda: addresses)
+        assert built.exchange.state.private == member.private_histories
+        built.exchange.close()
 
 
 def test_one_tensor_always_reads_from_the_server_so_that_signals_are_in_step() -> None:

@@ -12,7 +12,7 @@ import pytest
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Consistency, Regularization, Rule, RuleKind
 from ps_server.transport.memory import Faults
 from tests.support.cluster import memory_store, socket_store
@@ -82,7 +82,7 @@ def test_a_server_is_opened_once_more(consistency: Consistency) -> None:
 
 
 def test_local_is_opened_once_more() -> None:
-    alone: Make = lambda rank, tensors, settings: LocalExchange(tensors, settings)  # noqa: E731
+    alone: Make = lambda rank, tensors, settings: SingleProcessExchange(tensors, settings)  # noqa: E731
     check_reopen(lambda: nullcontext(alone), 1, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9)))
 
 
@@ -104,7 +104,7 @@ def test_a_stale_server_is_opened_once_more() -> None:
 
 
 def test_local_is_the_reference() -> None:
-    check_exact(lambda rank, tensors, settings: LocalExchange(tensors, settings), 1, Scenario())
+    check_exact(lambda rank, tensors, settings: SingleProcessExchange(tensors, settings), 1, Scenario())
 
 
 def test_one_worker_on_the_server_has_the_bits_of_no_server() -> None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 
 
-class Recorder(LocalExchange):
+class Recorder(SingleProcessExchange):
     """Writes down what is called."""
 
     def __init__(self, tensors: list[Trained], log: list[str]) -> None:

@@ -119,7 +119,7 @@ def test_the_shards_copy_is_brought_up_to_date_with_the_histories() -> None:
         exchange.finish()
         exchange.settle()
         assert np.array_equal(_copy_of(client, 6), first)
-        exchange.histories()
+        exchange.state.histories()
         assert np.array_equal(_copy_of(client, 6), first - 2)  # 0.5 x 4 rows of ones
         assert np.array_equal(_copy_of(client, 6), weight.detach().numpy().reshape(-1))
 
@@ -161,7 +161,7 @@ def test_at_staleness_0_pushes_wait_while_factors_leave(
         exchange.begin(1, torch.ones(2))
         exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
         exchange.finish()
-        exchange.gathered(exchange.gather(b""))  # there and back: whatever could leave has left
+        exchange.control.all_gather(b"")  # there and back: whatever could leave has left
         assert (client.statistics().tables[1].bytes_out > 0) == (staleness > 0)
         busy.clear()
         exchange._factors.peers.when_idle()

@@ -14,7 +14,7 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Rule, RuleKind
 from tests.support.cluster import memory_store
 
@@ -126,7 +126,7 @@ def test_replicas_take_the_mean_bit_for_bit(workers: int, passes: int) -> None:
 
 def test_without_a_server_they_are_as_forward_left_them() -> None:
     net = Counting()
-    body(LocalExchange(tensors_of(net), SETTINGS), net, tensors_of(net), 0, 1)
+    body(SingleProcessExchange(tensors_of(net), SETTINGS), net, tensors_of(net), 0, 1)
     assert np.array_equal(net.seen.numpy(), expected(1))
 
 

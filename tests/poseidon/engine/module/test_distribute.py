@@ -329,7 +329,7 @@ def test_a_stop_ends_all_loops_after_the_same_step() -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 0:
-            group._exchange.signal(SignalKind.STOP)
+            group._exchange.control.request(SignalKind.STOP)
         for _ in range(50):
             a_step(module, group, torch.ones(2, 3))
             if group.stopping:

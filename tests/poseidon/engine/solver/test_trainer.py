@@ -160,7 +160,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_where_weights_travel_as_factors(
 
     def at(iteration: int, exchange: Exchange) -> None:
         if iteration == 5:
-            exchange.signal(SignalKind.STOP)
+            exchange.control.request(SignalKind.STOP)
 
     def end(job: Job) -> tuple[bytes, bytes, list[tuple[int, object, object]]]:
         ended = train(folder, job, batch=5, extra=extra, dropout=True, norm=True)
@@ -210,7 +210,7 @@ def test_losses_are_averaged_over_workers_and_iterations(folder: Path) -> None:
 def test_stop_is_one_iteration_for_all_and_leaves_a_snapshot(folder: Path, staleness: int) -> None:
     def at(iteration: int, exchange: Exchange) -> None:
         if iteration == 5:
-            exchange.signal(SignalKind.STOP)
+            exchange.control.request(SignalKind.STOP)
 
     ended = train(folder, Job(workers=3, shards=2, staleness=staleness, at=at), batch=4)
     (iteration,) = set(ended.iterations.values())
@@ -221,7 +221,7 @@ def test_stop_is_one_iteration_for_all_and_leaves_a_snapshot(folder: Path, stale
 def test_a_snapshot_on_demand_does_not_change_the_run(folder: Path) -> None:
     def at(iteration: int, exchange: Exchange) -> None:
         if iteration == 7:
-            exchange.signal(SignalKind.SNAPSHOT)
+            exchange.control.request(SignalKind.SNAPSHOT)
 
     train(folder, Job(workers=2, shards=1), batch=5)
     plain = (folder / "snap_iter_50.caffemodel").read_bytes()
@@ -360,7 +360,9 @@ def test_several_test_nets_each_with_its_own_state_and_batches(folder: Path) -> 
 def test_the_last_iteration_is_tested_unless_the_run_was_stopped(folder: Path) -> None:
     solver = write_definitions(folder, batch=5, extra="max_iter: 10\ntest_interval: 4")
     assert [record.iteration for record in run(solver, Job(workers=2, shards=1)).heard.tests] == [0, 4, 8, 10]
-    stop = Job(at=lambda iteration, exchange: exchange.signal(SignalKind.STOP) if iteration == 5 else None)
+    stop = Job(
+        at=lambda iteration, exchange: exchange.control.request(SignalKind.STOP) if iteration == 5 else None
+    )
     ended = run(solver, stop)
     assert [record.iteration for record in ended.heard.tests] == [0, 4]
     assert ended.iterations[0] < 10

@@ -13,20 +13,17 @@ from poseidon.errors import UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 
 
-class Recorder(LocalExchange):
+class Recorder(SingleProcessExchange):
     """An exchange that takes every 2-D tensor as factors, and notes the order of calls."""
 
     def __init__(self, tensors: list[Trained]) -> None:
         super().__init__(tensors, ExchangeSettings())
-        self._shapes = [trained.tensor.dim() for trained in tensors]
+        self.by_factors = {index for index, t in enumerate(tensors) if t.tensor.dim() == 2}
         self.calls: list[tuple[str, int]] = []
         self.factors: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def takes_factors(self, index: int) -> bool:
-        return self._shapes[index] == 2
 
     def begin(self, index: int, gradient: Tensor) -> None:
         self.calls.append(("begin", index))

@@ -16,7 +16,7 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.local.reduction import Means
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.single import SingleProcessExchange
 from ps_server import PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
@@ -28,7 +28,7 @@ from tests.support.machines import machines, run_workers
 
 
 def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-    return LocalExchange(tensors, settings)
+    return SingleProcessExchange(tensors, settings)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
@@ -121,11 +121,11 @@ def test_statistics_are_the_mean_over_all_workers(means: Means) -> None:
 def test_a_collection_has_every_workers_payload_by_rank() -> None:
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         exchange.open(None)
-        first = exchange.gather(b"a" * rank)
-        second = exchange.gather(b"%d" % rank)
+        first = exchange.control.gather(b"a" * rank)
+        second = exchange.control.gather(b"%d" % rank)
         step(exchange, 0, 1.0)
-        assert exchange.gathered(second) == tuple(b"%d" % other for other in range(6))
-        assert exchange.gathered(first) == first() == tuple(b"a" * other for other in range(6))
+        assert second.result() == tuple(b"%d" % other for other in range(6))
+        assert first.result() == first.poll() == tuple(b"a" * other for other in range(6))
 
     with server(2, 1) as inner, machines(inner, 3) as make:
         run_workers(make, 6, run, tensors=two_tensors)
@@ -144,9 +144,9 @@ def test_all_workers_hear_a_signal_before_the_iteration_that_it_names_is_over(
         exchange.open(None)
         for iteration in range(14):
             if rank == 0 and iteration in (1, 4):
-                exchange.signal(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
+                exchange.control.request(SignalKind.SNAPSHOT if iteration == 1 else SignalKind.STOP)
             step(exchange, iteration, 1.0)
-            named = [signal.kind for signal in exchange.signals if signal.clock == iteration + 1]
+            named = [signal.kind for signal in exchange.control.requests if signal.clock == iteration + 1]
             done[rank] += [(iteration, kind) for kind in named]
         exchange.settle()
 
@@ -187,15 +187,13 @@ def test_what_leaves_a_machine_does_not_depend_on_its_number_of_workers(
     assert sent[1] == sent[2] == sent[3] > 0
 
 
-class FactorsOf(LocalExchange):
+class FactorsOf(SingleProcessExchange):
     """Takes the lower tensor's gradient as factors, and notes them."""
 
     def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
         super().__init__(tensors, settings)
+        self.by_factors = {0}
         self.noted: list[tuple[str, object]] = []
-
-    def takes_factors(self, index: int) -> bool:
-        return index == 0
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         self.noted.append(("factors", torch.cat([u_KN, v_KM], 1).tolist()))
@@ -215,7 +213,7 @@ def test_factors_of_all_workers_leave_stacked_in_their_order_once_all_are_here(m
 
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         exchange.open(None)
-        assert [exchange.takes_factors(index) for index in (0, 1)] == [True, False]
+        assert exchange.by_factors == {0}
         for iteration, rows in enumerate((1, 2, 0)):
             exchange.start(iteration, 1.0)
             exchange.wait(0)
@@ -248,9 +246,9 @@ def test_with_staleness_every_worker_brings_its_machines_history() -> None:
         exchange.open(None)
         step(exchange, 0, float(rank))
         exchange.settle()
-        told[rank] = [array for history in exchange.histories() for array in history]
+        told[rank] = [array for history in exchange.state.histories() for array in history]
 
-    with server(2, 1, staleness=1) as inner, machines(inner, 2, tells_histories=True) as make:
+    with server(2, 1, staleness=1) as inner, machines(inner, 2) as make:
         run_workers(make, 4, run, tensors=two_tensors)
     for rank, history in told.items():
         assert [array.shape for array in history] == [(2, 3)] * 2
@@ -346,7 +344,7 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever() -> None:
 
 
 def test_what_goes_wrong_within_the_leader_is_told_to_all() -> None:
-    class Broken(LocalExchange):
+    class Broken(SingleProcessExchange):
         def finish(self) -> None:
             raise StalenessTimeout("the shard hangs")
 

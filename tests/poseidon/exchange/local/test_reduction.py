@@ -27,5 +27,7 @@ def test_a_group_needs_a_device_for_each(devices: list[str], means: Means) -> No
 def test_what_is_said_comes_as_it_was_said() -> None:
     hello = Hello.of([Trained(name="w", tensor=nn.Parameter(torch.zeros(2, 3)))])
     assert hello == Hello(sizes=[6], device="") == Hello.unpack(hello.pack())
-    welcome = Welcome(means=Means.PROCESS_GROUP, address="127.0.0.1 5", by_factors=[True, False])
+    welcome = Welcome(
+        means=Means.PROCESS_GROUP, address="127.0.0.1 5", by_factors=frozenset({0, 2}), private_histories=True
+    )
     assert Welcome.unpack(welcome.pack()) == welcome

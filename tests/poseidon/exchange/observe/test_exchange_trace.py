@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.observe.traced import TracedExchange
-from poseidon.exchange.single import LocalExchange
+from poseidon.exchange.observe.exchange_trace import ExchangeTrace
+from poseidon.exchange.observe.observed import ObservedExchange
+from poseidon.exchange.single import SingleProcessExchange
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
 from tests.support.tracing import Recorded, nested
 
@@ -15,11 +16,11 @@ def test_numbers_stay_and_each_tensor_is_seen_in_each_iteration() -> None:
     trace, names = Recorded(), list[str]()
 
     def plain(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-        return LocalExchange(tensors, settings)
+        return SingleProcessExchange(tensors, settings)
 
     def traced(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
         names.extend(trained.name for trained in tensors)
-        return TracedExchange(plain(rank, tensors, settings), names, trace)
+        return ObservedExchange(plain(rank, tensors, settings), [ExchangeTrace(names, trace)])
 
     assert all(
         np.array_equal(a, b)

@@ -1,0 +1,207 @@
+"""Job control: collections of small payloads among all workers, and rank 0's requests to all of them.
+
+`JobControl` is what the training loop uses. How collections and requests travel is a `Delivery`, one for each way in
+which workers are connected:
+
+    AloneDelivery       one worker
+    ShardDelivery       through the shards of the parameter server
+    AllReduceDelivery   requests with the all-reduce of each iteration; collections through shard 0
+    local/control.py    between the workers of one host: LeaderDelivery, FollowerDelivery
+
+Law: all workers see a request before they end the iteration that it names, so they all act on it after the same one. Each
+delivery says why this holds for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ps_server import Client, Collection, LocalProtocolError, Signal, SignalKind
+
+KINDS = tuple(SignalKind)
+
+
+class Delivery(Protocol):
+    """How collections and requests travel."""
+
+    def gather(self, payload: bytes) -> Collection:
+        """Contribute to the next collection. All workers take part in each, in the same order."""
+
+    def request(self, kind: SignalKind) -> None:
+        """Ask all workers for something; called on rank 0."""
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        """What rank 0 has requested so far, as far as this worker has heard."""
+
+
+@contextmanager
+def _unobserved() -> Iterator[None]:
+    yield
+
+
+class JobControl:
+    """Collections among all workers, and requests of rank 0.
+
+    Args:
+        delivery: how they travel.
+        root: whether this is rank 0, the only one that may request.
+        around_wait: entered around each wait for a collection.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        *,
+        root: bool,
+        around_wait: Callable[[], AbstractContextManager[None]] = _unobserved,
+    ) -> None:
+        self.root = root
+        self._delivery = delivery
+        self._around_wait = around_wait
+
+    def observed(self, around_wait: Callable[[], AbstractContextManager[None]]) -> JobControl:
+        """Return the same control, with `around_wait` entered around each wait."""
+        return JobControl(self._delivery, root=self.root, around_wait=around_wait)
+
+    def gather(self, payload: bytes) -> Collection:
+        """Contribute to the next collection, and return at once.
+
+        All workers take part in each collection, in the same order. `Collection.poll` and `Collection.result` give
+        the payloads of all workers by rank.
+        """
+        collection = self._delivery.gather(payload)
+
+        def result() -> tuple[bytes, ...]:
+            with self._around_wait():
+                return collection.result()
+
+        return Collection(collection.poll, result)
+
+    def all_gather(self, payload: bytes) -> tuple[bytes, ...]:
+        """Contribute to the next collection, and wait for the payloads of all workers by rank."""
+        return self.gather(payload).result()
+
+    def request(self, kind: SignalKind) -> None:
+        """Ask all workers for something, to be done at the end of an iteration that all of them reach.
+
+        Raises:
+            LocalProtocolError: this is not rank 0.
+        """
+        if not self.root:
+            raise LocalProtocolError(f"only worker 0 may request '{kind.name.lower()}' of all workers")
+        self._delivery.request(kind)
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        """What rank 0 has requested so far. `clock` is the number of finished iterations to do it at."""
+        return self._delivery.requests
+
+
+class AloneDelivery:
+    """Job control of one worker: what it contributes is the collection.
+
+    A request names the iteration under way, which has not ended.
+    """
+
+    def __init__(self) -> None:
+        self.clock = 0
+        """Finished iterations at the end of the one under way."""
+        self._requests: list[Signal] = []
+
+    def gather(self, payload: bytes) -> Collection:
+        """See `Delivery`."""
+        return Collection(lambda: (payload,), lambda: (payload,))
+
+    def request(self, kind: SignalKind) -> None:
+        """See `Delivery`."""
+        self._requests.append(Signal(kind, self.clock))
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        """See `Delivery`."""
+        return tuple(self._requests)
+
+
+class ShardDelivery:
+    """Job control through the shards.
+
+    `Session.signal` of the store proves that every worker sees a request in time: each shard passes it on before any
+    value that depends on a later push of rank 0.
+
+    Args:
+        client: connected to every shard.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def gather(self, payload: bytes) -> Collection:
+        """See `Delivery`."""
+        return self._client.gather(payload)
+
+    def request(self, kind: SignalKind) -> None:
+        """See `Delivery`."""
+        self._client.signal(kind)
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        """See `Delivery`."""
+        return self._client.signals
+
+
+class AllReduceDelivery(ShardDelivery):
+    """Requests that travel with the training itself, where no value passes a shard; collections through shard 0.
+
+    Each iteration sums how often rank 0 has requested each kind: all other workers contribute zeros. So all workers see
+    a request at the end of the same iteration, and the request names the next one: a worker that passes values on to
+    others of its host (`local/control.py`) has time to tell them.
+
+    Args:
+        client: connected to shard 0.
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._lock = threading.Lock()
+        self._requested = [0] * len(KINDS)
+        self._sum = torch.zeros(len(KINDS), dtype=torch.float32, device="cpu")
+        self._seen = [0] * len(KINDS)
+        self._finish_sum: Callable[[], None] | None = None
+        self._requests: tuple[Signal, ...] = ()
+
+    def request(self, kind: SignalKind) -> None:
+        """See `Delivery`."""
+        with self._lock:
+            self._requested[KINDS.index(kind)] += 1
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        """See `Delivery`."""
+        return self._requests
+
+    def start(self, start_sum: Callable[[Tensor], Callable[[], None]]) -> None:
+        """Start the sum of an iteration.
+
+        Args:
+            start_sum: starts the sum of a tensor over all workers, in place, and returns what waits for it.
+        """
+        with self._lock:
+            for place, count in enumerate(self._requested):
+                self._sum[place] = count
+        self._finish_sum = start_sum(self._sum)
+
+    def finish(self, clock: int) -> None:
+        """Wait for the sum of the iteration; what is new in it is to be done after `clock` iterations."""
+        assert self._finish_sum is not None, "the iteration has not started"
+        self._finish_sum()
+        counts = [int(count) for count in self._sum.tolist()]
+        for kind, before, now in zip(KINDS, self._seen, counts, strict=True):
+            self._requests += (Signal(kind, clock),) * (now - before)
+        self._seen = counts

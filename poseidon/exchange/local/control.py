@@ -1,0 +1,208 @@
+"""Job control between the workers of one host (`poseidon.exchange.control` has the contract).
+
+The leader joins its host to the others: the payloads of a host travel as one, and the payloads of all come back to each
+worker. Requests of rank 0 reach the leader through the exchange between hosts, and the followers through the leader.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from poseidon.exchange.control import JobControl
+from poseidon.exchange.local.group import pack, pack_signals, unpack, unpack_signals
+from poseidon.exchange.local.line import Buffer, Kind, Line, Message, tell
+from poseidon.exchange.local.siblings import Siblings
+from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
+
+Send = Callable[..., None]
+
+
+class _Gathered:
+    """Payloads that have come, by the number of their collection; background threads bring them."""
+
+    def __init__(self, siblings: Siblings) -> None:
+        self._siblings = siblings
+        self._next = 0
+        self._payloads: dict[int, tuple[bytes, ...]] = {}
+
+    def begin(self) -> int:
+        """Return the number of the next collection."""
+        number, self._next = self._next, self._next + 1
+        return number
+
+    def put(self, number: int, payloads: tuple[bytes, ...]) -> None:
+        """Note the payloads of a collection."""
+        with self._siblings.changed:
+            self._payloads[number] = payloads
+            self._siblings.changed.notify_all()
+
+    def collection(self, number: int) -> Collection:
+        """Return a collection that this worker has contributed to."""
+        found: tuple[bytes, ...] | None = None
+
+        def poll() -> tuple[bytes, ...] | None:
+            nonlocal found
+            with self._siblings.changed:
+                found = self._payloads.pop(number, None) or found
+                if found is None:
+                    self._siblings.check()
+                return found
+
+        return Collection(
+            poll,
+            lambda: self._siblings.until(poll, "not every worker has contributed to a collection"),
+        )
+
+
+class LeaderDelivery:
+    """See `Delivery`. Collections are passed on in their order, whichever worker of the host contributes last.
+
+    A request names an iteration that all leaders reach. The leader sends it to its followers over the line that also
+    tells of each new value, and before that value. A follower uses the value after it has read the request, so it has the
+    request before it can end that iteration.
+
+    Args:
+        inner: job control among the hosts.
+        lines: to the followers, by local rank.
+        siblings: the state that all threads of this worker share.
+        failed: called with the reason why collections cannot go on.
+    """
+
+    def __init__(
+        self,
+        inner: JobControl,
+        lines: Sequence[Line],
+        siblings: Siblings,
+        failed: Callable[[ServerError], None],
+    ) -> None:
+        self._inner = inner
+        self._lines = lines
+        self._siblings = siblings
+        self._failed = failed
+        self._order = threading.Lock()
+        self._contributed: dict[int, dict[int, bytes]] = {}
+        self._left: set[int] = set()
+        self._under_way: queue.Queue[tuple[int, Collection] | None] = queue.Queue()
+        self._gathered = _Gathered(siblings)
+        self._pending: deque[SignalKind] = deque()
+        self._announced: tuple[Signal, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="local-collections", daemon=True)
+        self._thread.start()
+
+    # -- collections ---------------------------------------------------------------------------------------
+
+    def gather(self, payload: bytes) -> Collection:
+        """See `Delivery`."""
+        number = self._gathered.begin()
+        self.contribute(0, number, payload)
+        return self._gathered.collection(number)
+
+    def contribute(self, worker: int, number: int, payload: Buffer) -> None:
+        """Take the payload of a worker of this host; pass all of them on once the last has come."""
+        with self._order:
+            parts = self._contributed.setdefault(number, {})
+            parts[worker] = bytes(payload)
+            if len(parts) == len(self._lines) + 1:
+                del self._contributed[number]
+                packed = pack([parts[rank] for rank in sorted(parts)])
+                self._under_way.put((number, self._inner.gather(packed)))
+        self._check_left()
+
+    def leave(self, worker: int) -> None:
+        """Note that a worker has left. No collection may wait for it."""
+        with self._order:
+            self._left.add(worker)
+        self._check_left()
+
+    def close(self) -> None:
+        """Stop, without waiting for a collection that cannot end."""
+        self._under_way.put(None)
+
+    def _check_left(self) -> None:
+        with self._order:
+            missing = sorted(self._left - parts.keys() for parts in self._contributed.values())
+        gone = sorted(set().union(*missing))
+        if gone:
+            self._failed(PeerLost(f"worker {gone[0]} of this machine has left before a collection"))
+
+    def _run(self) -> None:
+        try:
+            while (next_one := self._under_way.get()) is not None:
+                number, collection = next_one
+                hosts = collection.result()
+                payloads = tuple(payload for packed in hosts for payload in unpack(packed))
+                tell(self._lines, Kind.GATHERED, pack(payloads), number=number)
+                self._gathered.put(number, payloads)
+        except ServerError as error:
+            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the loop must hear of it
+            lost = PeerLost(f"the collections of this machine's workers failed: {error!r}")
+            lost.__cause__ = error
+            self._failed(lost)
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def request(self, kind: SignalKind) -> None:
+        """See `Delivery`. It is passed on by `submit`."""
+        with self._siblings.changed:
+            self._pending.append(kind)
+
+    def submit(self) -> None:
+        """Pass pending requests on to the other hosts: at the start of an iteration, before its values."""
+        while self._pending:
+            self._inner.request(self._pending.popleft())
+
+    def announce(self) -> None:
+        """Send the followers what is new: before each value."""
+        requests = self._inner.requests
+        if requests != self._announced:
+            tell(self._lines, Kind.SIGNALS, pack_signals(requests))
+            self._announced = requests
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        """See `Delivery`."""
+        return self._inner.requests
+
+
+class FollowerDelivery:
+    """See `Delivery`; `LeaderDelivery` proves that a request comes in time.
+
+    Args:
+        send: sends a message to the leader.
+        siblings: the state that all threads of this worker share.
+    """
+
+    def __init__(self, send: Send, siblings: Siblings) -> None:
+        self._send = send
+        self._gathered = _Gathered(siblings)
+        self._requests: tuple[Signal, ...] = ()
+
+    def gather(self, payload: bytes) -> Collection:
+        """See `Delivery`."""
+        number = self._gathered.begin()
+        self._send(Kind.GATHER, payload, number=number)
+        return self._gathered.collection(number)
+
+    def request(self, kind: SignalKind) -> None:
+        """Raise an error: rank 0 is a leader."""
+        raise LocalProtocolError(f"only worker 0 may request '{kind.name.lower()}' of all workers")
+
+    @property
+    def requests(self) -> tuple[Signal, ...]:
+        """See `Delivery`."""
+        return self._requests
+
+    def receive(self, message: Message) -> bool:
+        """Take a message of the leader, if it is one of job control. Return whether it is."""
+        match message.kind:
+            case Kind.SIGNALS:
+                self._requests = unpack_signals(message.payload)
+            case Kind.GATHERED:
+                self._gathered.put(message.number, unpack(message.payload))
+            case _:
+                return False
+        return True

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.observe.observed import Call, ObservedExchange
+from poseidon.exchange.observe.waits import WaitTimes
+from poseidon.exchange.single import SingleProcessExchange
+from tests.support.exchange_contract import ITERATIONS, Scenario, train
+
+
+def test_waits_add_up_by_tensor() -> None:
+    waits = WaitTimes(3)
+    waits.after(Call.WAIT, 1, 10_000_000_000, 12_000_000_000)
+    waits.after(Call.WAIT, 1, 20_000_000_000, 21_000_000_000)
+    waits.after(Call.WAIT, 2, 30_000_000_000, 30_500_000_000)
+    waits.after(Call.BEGIN, 0, 0, 1_000_000_000)
+    assert waits.waited_s == pytest.approx([0, 3, 0.5])
+
+
+def test_numbers_stay_and_iterations_are_counted() -> None:
+    waits = WaitTimes(8)
+
+    def plain(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        return SingleProcessExchange(tensors, settings)
+
+    def measured(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        return ObservedExchange(plain(rank, tensors, settings), [waits])
+
+    weights = [train(make, 1, Scenario())[0] for make in (plain, measured)]
+    assert all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
+    assert waits.iterations == ITERATIONS
+    assert all(seconds > 0 for seconds in waits.waited_s)

@@ -1,0 +1,67 @@
+"""Job control: who may request, and what a request names. Its deliveries run in the tests of their exchanges, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import create_autospec
+
+import pytest
+from torch import Tensor
+
+from poseidon.exchange.control import AllReduceDelivery, AloneDelivery, JobControl
+from ps_server import Client, LocalProtocolError, Signal, SignalKind
+
+
+def test_only_the_root_requests() -> None:
+    delivery = AloneDelivery()
+    with pytest.raises(LocalProtocolError, match=r"^only worker 0 may request 'stop' of all workers$"):
+        JobControl(delivery, root=False).request(SignalKind.STOP)
+    assert delivery.requests == ()
+
+
+def test_a_request_of_a_worker_that_is_alone_names_the_iteration_under_way() -> None:
+    delivery = AloneDelivery()
+    control = JobControl(delivery, root=True)
+    delivery.clock = 5
+    control.request(SignalKind.SNAPSHOT)
+    assert control.requests == (Signal(SignalKind.SNAPSHOT, 5),)
+
+
+def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
+    waits: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        waits.append("begins")
+        yield
+        waits.append("ends")
+
+    control = JobControl(AloneDelivery(), root=True).observed(around)
+    collection = control.gather(b"a")
+    assert (collection.poll(), waits) == ((b"a",), [])
+    assert (collection.result(), waits) == ((b"a",), ["begins", "ends"])
+    assert control.root
+
+
+def test_requests_that_are_summed_name_the_clock_given_and_come_once() -> None:
+    other = [1.0, 0.0]  # what rank 0 has requested, as this worker, which contributes zeros, receives it
+
+    def start_sum(tensor: Tensor) -> Callable[[], None]:
+        def finish() -> None:
+            assert tensor.tolist() == [0.0, 0.0]
+            for place, count in enumerate(other):
+                tensor[place] = count
+
+        return finish
+
+    delivery = AllReduceDelivery(create_autospec(Client, instance=True))
+    for clock in (7, 8):
+        delivery.start(start_sum)
+        delivery.finish(clock)
+    first, second = SignalKind
+    assert delivery.requests == (Signal(first, 7),)
+    other[1] = 2.0
+    delivery.start(start_sum)
+    delivery.finish(9)
+    assert delivery.requests == (Signal(first, 7), Signal(second, 9), Signal(second, 9))
