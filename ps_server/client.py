@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
+from ps_server.errors import LocalProtocolError, ServerError, StalenessTimeout, as_server_error
 from ps_server.inquiry import Inquiry
 from ps_server.keys import Keyring
 from ps_server.meters import ClientMeter
@@ -386,12 +386,8 @@ class Client:
                 self._send_waiting()
                 self._receive(wait_s)
             self._send_rest()
-        except ServerError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
-            lost = PeerLost(f"the connection of worker {self._session.rank} failed: {error!r}")
-            lost.__cause__ = error
-            self._fail(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._fail(as_server_error(error, f"the connection of worker {self._session.rank} failed"))
 
     def _release(self) -> float:
         """Queue what the budget allows of what is kept back; returns the seconds until it allows more."""

@@ -29,7 +29,7 @@ from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors, f
 from poseidon.exchange.factors.session import FactorSession, FactorTable, Pair, Round
 from poseidon.exchange.observe.traffic import Flights, Traffic
 from poseidon.exchange.side_stream import Event, InOrder, SideStream
-from ps_server import LocalProtocolError, PeerLost, ServerError
+from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.numerics import prepare_thread
 from ps_server.rules import clip_factor, history_count
@@ -247,8 +247,7 @@ class FactorChannel:
                 self._publish(weight)
 
     def _sending_failed(self, error: Exception) -> None:
-        lost = error if isinstance(error, ServerError) else PeerLost(f"sending factors failed: {error!r}")
-        self.peers.fail(lost)
+        self.peers.fail(as_server_error(error, "sending factors failed"))
 
     # -- the background ------------------------------------------------------------------------------------
 
@@ -258,14 +257,8 @@ class FactorChannel:
             with torch.no_grad():
                 while self._rebuild_next():
                     pass
-        except LocalProtocolError:
-            pass  # closed while waiting
-        except ServerError as error:
-            self.peers.fail(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
-            lost = PeerLost(f"rebuilding gradients from factors failed: {error!r}")
-            lost.__cause__ = error
-            self.peers.fail(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self.peers.fail(as_server_error(error, "rebuilding gradients from factors failed"))
 
     def _rebuild_next(self) -> bool:
         """Wait for work and do it; returns False once closed."""

@@ -18,6 +18,7 @@ from poseidon.exchange.factors.outbox import GOODBYE, GREETING, Outbox
 from poseidon.exchange.factors.session import Factors, FactorSession, Pair, Round
 from poseidon.exchange.factors.wire import Buffer, Join, Leave, decode, encode
 from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
+from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
@@ -208,12 +209,8 @@ class Peers:
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
                 self._receive(RETRY_S if blocked or busy else POLL_S)
-        except ServerError as error:
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
-            lost = PeerLost(f"the line of worker {self.session.rank} to the others failed: {error!r}")
-            lost.__cause__ = error
-            self.fail(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self.fail(as_server_error(error, f"the line of worker {self.session.rank} to the others failed"))
 
     def _send(self, lost: Collection[int]) -> bool:
         """Send what the peers' queues take; returns whether anything is left."""

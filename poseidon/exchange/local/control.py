@@ -16,6 +16,7 @@ from poseidon.exchange.local.group import pack, pack_signals, unpack, unpack_sig
 from poseidon.exchange.local.line import Buffer, Kind, Line, Message, tell
 from poseidon.exchange.local.siblings import Siblings
 from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
+from ps_server.errors import as_server_error
 
 Send = Callable[..., None]
 
@@ -136,12 +137,8 @@ class LeaderDelivery:
                 payloads = tuple(payload for packed in hosts for payload in unpack(packed))
                 tell(self._lines, Kind.GATHERED, pack(payloads), number=number)
                 self._gathered.put(number, payloads)
-        except ServerError as error:
-            self._failed(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the loop must hear of it
-            lost = PeerLost(f"the collections of this machine's workers failed: {error!r}")
-            lost.__cause__ = error
-            self._failed(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._failed(as_server_error(error, "the collections of this machine's workers failed"))
 
     # -- requests ------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from poseidon.exchange.local.reduction import Reduction
 from poseidon.exchange.local.siblings import Siblings
 from poseidon.exchange.side_stream import Event, SideStream
 from ps_server import PeerLost, ServerError
+from ps_server.errors import as_server_error
 
 LEAVE_S = 2.0
 """How long it has, when the exchange closes, to end an iteration that the others have not finished yet."""
@@ -157,12 +158,8 @@ class Engine:
             with self.side.after(None):
                 while (command := self._next_command()) is not None:
                     command()
-        except ServerError as error:
-            self._failed(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the loop must hear of it
-            lost = PeerLost(f"the worker that leads its machine failed: {error!r}")
-            lost.__cause__ = error
-            self._failed(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._failed(as_server_error(error, "the worker that leads its machine failed"))
 
     def _next_command(self) -> Callable[[], None] | None:
         with self._siblings.changed:

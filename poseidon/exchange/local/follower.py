@@ -17,6 +17,7 @@ from poseidon.exchange.local.line import Buffer, Kind, Message, connect
 from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, follow
 from poseidon.exchange.local.siblings import Siblings
 from ps_server import LocalProtocolError, PeerLost, ServerError
+from ps_server.errors import as_server_error
 from ps_server.rules import history_count
 
 
@@ -163,8 +164,8 @@ class FollowerExchange:
                 with self._siblings.changed:
                     self._hear(message)
                     self._siblings.changed.notify_all()
-        except ServerError as error:
-            self._siblings.fail(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._siblings.fail(as_server_error(error, "listening to the leading worker failed"))
 
     def _hear(self, message: Message) -> None:
         match message.kind:

@@ -22,6 +22,7 @@ from poseidon.exchange.local.line import Kind, Line, Message, accept, refuse, te
 from poseidon.exchange.local.reduction import Hello, Means, offer, usual_means
 from poseidon.exchange.local.siblings import Siblings
 from ps_server import PeerLost, ServerError
+from ps_server.errors import as_server_error
 
 
 class LeaderExchange:
@@ -210,9 +211,9 @@ class LeaderExchange:
                 if message.kind is Kind.LEAVE:
                     self._delivery.leave(worker)
                     return
-        except ServerError as error:
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             if not self._siblings.closing:
-                self._fail(error)
+                self._fail(as_server_error(error, f"listening to worker {worker} of this machine failed"))
 
     def _fail(self, error: ServerError) -> None:
         with self._siblings.changed:
