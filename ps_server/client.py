@@ -143,7 +143,7 @@ class Client:
         self.barrier()  # from here on no value of the old store is on its way to anybody
         with self._changed:
             self._check()
-            kinds = [signal.kind for signal in self._session.signals]
+            kinds = [signal.kind for signal in self._session.signals.all]
             self._asked_before = tuple(kinds) if self.rank == 0 else ()
             self._session = self._session.renewed(start_clock)
             self._offered = True
@@ -247,7 +247,8 @@ class Client:
     def total_norm(self, clock: int) -> float:
         """The sum of squares over all gradients of iteration `clock`, in the store and outside it."""
         return self._until(
-            lambda: self._session.total_norm(clock), f"the gradients' norm of iteration {clock} did not come"
+            lambda: self._session.norm.take_total(clock),
+            f"the gradients' norm of iteration {clock} did not come",
         )
 
     def gather(self, payload: bytes = b"") -> Collection:
@@ -259,7 +260,7 @@ class Client:
             nonlocal found
             with self._changed:
                 self._check()
-                found = self._session.gathered(tag) or found
+                found = self._session.collections.take(tag) or found
                 return found
 
         return Collection(poll, lambda: self.wait(poll))
@@ -285,7 +286,7 @@ class Client:
         """What rank 0 has asked for so far."""
         with self._changed:
             self._check()
-            return tuple(self._session.signals)
+            return tuple(self._session.signals.all)
 
     @property
     def rank(self) -> int:
