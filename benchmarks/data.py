@@ -45,7 +45,7 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
 from poseidon.data.mean import compute_mean, write_mean
 from poseidon.data.prepare.convert import write_labelled
-from poseidon.data.prepare.procedural import draw_pictures
+from poseidon.data.prepare.procedural import draw_images
 from poseidon.proto.caffe_pb2 import Datum, TransformationParameter
 
 BATCH = 100
@@ -57,7 +57,7 @@ Batch = tuple[Tensor, Tensor]
 def make_raw(folder: Path) -> BatchReader:
     """A reader of raw 32 x 32 pictures with a mean file."""
     path = folder / "raw_lmdb"
-    write_labelled(path, Backend.LMDB, draw_pictures(RAW_PICTURES, seed=1), key_digits=5)
+    write_labelled(path, Backend.LMDB, draw_images(RAW_PICTURES, seed=1), key_digits=5)
     with closing(open_cursor(path, Backend.LMDB)) as cursor:
         write_mean(folder / "mean", compute_mean(cursor))
     return open_reader(path, TransformationParameter(mean_file=str(folder / "mean")))
@@ -66,7 +66,7 @@ def make_raw(folder: Path) -> BatchReader:
 def make_encoded(folder: Path) -> BatchReader:
     """A reader of JPEG-encoded 256 x 256 pictures, cropped to 227 and mirrored."""
     path = folder / "encoded_lmdb"
-    small = draw_pictures(ENCODED_PICTURES, seed=2)
+    small = draw_images(ENCODED_PICTURES, seed=2)
     with write_database(path, Backend.LMDB) as writer:
         for number, image in enumerate(small.images):
             buffer = io.BytesIO()
@@ -158,7 +158,7 @@ def row(name: str, alone: float, need: float | None, waits: float | None) -> str
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--need", type=float, help="images/s that training on raw 32 x 32 pictures asks for")
-    parser.add_argument("--need_encoded", type=float, help="images/s for the encoded pictures; not measured")
+    parser.add_argument("--need_encoded", type=float, help="images/s for the encoded images; not measured")
     parser.add_argument(
         "--seconds", type=float, default=5, help="length of each measurement (default %(default)s)"
     )

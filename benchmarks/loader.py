@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from poseidon.data.batches.batch import BatchMaker, BatchPlan
 from poseidon.data.batches.partition import Share
+from poseidon.data.batches.reader import BatchMaker, BatchPlan
 from poseidon.data.batches.transform import Transform
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend

@@ -1,7 +1,7 @@
-"""Records in, batches out: databases of Caffe's Datum, read ahead of training.
+"""Data sources: databases of Caffe's Datum and lists of files, read and transformed to batches in the background.
 
-Law: which record a worker sees, and how it is cropped and mirrored, is a pure function of the job's seed and the
-record's place in the job; everything here can be stopped and taken up again at any batch.
+Law: which records a worker reads, and how they are cropped and mirrored, is a pure function of the job's seed and the
+records' numbers in the job. Every reader can stop and resume at any batch.
 """
 
 from poseidon.data.batches.partition import Share, share_for, source_for

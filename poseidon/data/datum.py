@@ -1,9 +1,9 @@
-"""Caffe's Datum: one labelled picture (or float array) as a database record.
+"""Caffe's Datum: a labelled image or float array as a database record.
 
-Law: an array is (channels, height, width), and colours lie in Caffe's order, blue first, whether the record is
-raw or encoded. Every record is checked against its own header before it is used.
+Law: an array is (channels, height, width) with channels in Caffe's order, BGR, whether the record is raw or encoded.
+Every record is checked against its own header before it is used.
 
-Source: caffe/util/io.cpp (DecodeDatum, CVMatToDatum) for what an encoded Datum means.
+Source: caffe/util/io.cpp (DecodeDatum, CVMatToDatum).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ NOT_ENCODED = b"\x38\x00"  # encoded = 7, varint 0
 
 
 class Decoding(Enum):
-    """How many channels an encoded picture becomes."""
+    """The number of channels that an encoded image is decoded to."""
 
     AS_STORED = auto()
-    """As many as the file has: 1 for grey, 3 for colour, 4 with transparency."""
+    """As many as the file has: 1 for gray, 3 for color, 4 with transparency."""
     COLOR = auto()
-    """Three, whatever the file has."""
+    """Three."""
     GRAY = auto()
-    """One, whatever the file has."""
+    """One."""
 
 
-# How OpenCV is told; it puts blue first by itself.
+# OpenCV's flags. It decodes to BGR.
 FLAGS = {
     Decoding.AS_STORED: cv2.IMREAD_UNCHANGED,
     Decoding.COLOR: cv2.IMREAD_COLOR,
@@ -51,22 +51,22 @@ FLAGS = {
 def decode(
     record: bytes | memoryview, decoding: Decoding = Decoding.AS_STORED
 ) -> tuple[npt.NDArray[np.uint8] | npt.NDArray[np.float32], int]:
-    """Array and label of a record.
+    """Decode a record to an array and a label.
 
     Args:
-        record: a serialized Datum: raw uint8 `data`, `float_data`, or an encoded picture (JPEG, PNG, ...).
-        decoding: concerns encoded pictures only.
+        record: a serialized Datum: raw uint8 `data`, `float_data`, or an encoded image (JPEG, PNG, ...).
+        decoding: the channels of encoded images.
 
     Returns:
-        the array (C, H, W), uint8 or float32, not to be written to; and the label, 0 when there is none.
+        the array (C, H, W), uint8 or float32, read-only; and the label, 0 if there is none.
 
     Raises:
-        DataError: not a Datum, sizes that contradict each other, or a picture that cannot be decoded. The text
-            names no place: the caller adds key and database.
+        DataError: the record is not a Datum, its sizes contradict each other, or the image cannot be decoded. The
+            caller adds the key and the database to the text.
     """
     datum = _parse(record)
     if datum.encoded:
-        return _decode_picture(datum.data, decoding), datum.label
+        return _decode_image(datum.data, decoding), datum.label
     shape = (datum.channels, datum.height, datum.width)
     count = _checked_count(shape)
     if datum.data:
@@ -79,7 +79,7 @@ def decode(
 
 
 def encode_datum(array: Array, label: int) -> bytes:
-    """Return a serialized raw Datum: uint8 arrays (C, H, W) go to `data`, every other type to `float_data`."""
+    """Return a serialized raw Datum of an array (C, H, W): uint8 is stored in `data`, every other type in `float_data`."""
     channels, height, width = array.shape
     datum = Datum(channels=channels, height=height, width=width, label=label)
     if array.dtype == np.uint8:
@@ -91,10 +91,10 @@ def encode_datum(array: Array, label: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawLayout:
-    """Where pixels and label lie in raw uint8 records of one shape, so that they need no parsing.
+    """The offsets of pixels and label in raw uint8 records of one shape, for reading without protobuf.
 
-    Databases hold records that differ in nothing but pixels and label; of such a record the bytes before the
-    pixels are always the same, and what follows them is the label.
+    The records of a database usually differ only in pixels and label. Then the bytes before the pixels are always the
+    same, and the label follows the pixels.
     """
 
     shape: tuple[int, int, int]
@@ -104,7 +104,7 @@ class RawLayout:
 
     @staticmethod
     def of(record: bytes | memoryview) -> RawLayout | None:
-        """Return the layout of `record`, or None when it is float, encoded or laid out in another order."""
+        """Return the layout of `record`, or None if it is float, encoded or has its fields in another order."""
         datum = _parse(record)
         shape = (datum.channels, datum.height, datum.width)
         if datum.encoded or not datum.data or min(shape) < 1 or len(datum.data) != int(np.prod(shape)):
@@ -117,7 +117,7 @@ class RawLayout:
         return layout if layout.label(bytes(record[layout.end :])) == datum.label else None
 
     def matches(self, record: bytes | memoryview) -> bool:
-        """Return whether the bytes before the pixels are as expected."""
+        """Return whether a record has this layout: the same bytes before the pixels, and enough of them."""
         return record[: len(self.head)] == self.head and len(record) >= self.end
 
     def pixels(self, record: bytes | memoryview) -> bytes | memoryview:
@@ -125,27 +125,27 @@ class RawLayout:
         return record[len(self.head) : self.end]
 
     def label(self, tail: bytes) -> int | None:
-        """Return the label that the bytes after the pixels spell, or None when they spell anything more."""
+        """Return the label in the bytes after the pixels, or None if they hold any other field."""
         rest = tail.removesuffix(NOT_ENCODED)
         if not rest:
             return 0
         if rest[:1] != LABEL_TAG:
             return None
         number = 0
-        for place, byte in enumerate(rest[1:]):
-            number |= (byte & 0x7F) << (7 * place)
+        for index, byte in enumerate(rest[1:]):
+            number |= (byte & 0x7F) << (7 * index)
             if byte < 0x80:
-                # Longer, or negative (ten bytes): left to the general parser.
-                return number if place + 2 == len(rest) and number < 1 << 31 else None
+                # A longer tail or a negative number (ten bytes) is left to the general parser.
+                return number if index + 2 == len(rest) and number < 1 << 31 else None
         return None
 
 
 def _varint(number: int) -> bytes:
-    spelled = bytearray()
+    encoded = bytearray()
     while number >= 0x80:
-        spelled.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*spelled, number])
+    return bytes([*encoded, number])
 
 
 def _parse(record: bytes | memoryview) -> Datum:
@@ -161,20 +161,20 @@ def _product(shape: tuple[int, int, int]) -> str:
 
 def _checked_count(shape: tuple[int, int, int]) -> int:
     if min(shape) < 1:
-        raise DataError(f"the record is not a Datum with a picture: it says {_product(shape)}")
+        raise DataError(f"the record is not a Datum with an image: it has {_product(shape)}")
     return shape[0] * shape[1] * shape[2]
 
 
-def _decode_picture(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
+def _decode_image(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
     check_claim(encoded)
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), FLAGS[decoding])
     except cv2.error as error:
-        raise DataError(f"the encoded picture cannot be decoded: {error.err}") from error
+        raise DataError(f"the encoded image cannot be decoded: {error.err}") from error
     if pixels is None:
-        raise DataError("the encoded picture cannot be decoded: it is damaged, or of an unknown format")
+        raise DataError("the encoded image cannot be decoded: it is damaged, or of an unknown format")
     if pixels.dtype != np.uint8:
-        raise DataError("the encoded picture has more than 8 bits a channel")
+        raise DataError("the encoded image has more than 8 bits a channel")
     if pixels.ndim == 2:
         return pixels[np.newaxis]  # type: ignore[return-value]
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -1,6 +1,6 @@
-"""Mean pictures: read from and written to Caffe's mean files (one binary BlobProto of 1 x C x H x W).
+"""Mean images, in Caffe's mean files (one binary BlobProto of 1 x C x H x W).
 
-Law: the mean is exact: pixels are summed as integers and divided once.
+Law: the mean is exact, because pixels are summed as integers and divided once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from poseidon.proto.caffe_pb2 import BlobProto
 
 
 def read_mean(path: Path) -> npt.NDArray[np.float32]:
-    """Return the mean (C, H, W) of a mean file.
+    """Read the mean (C, H, W) from a mean file.
 
     Raises:
-        DataError: the file is missing, or not one BlobProto of a single picture.
+        DataError: the file is missing, or is not a BlobProto of one image.
     """
     try:
         blob = BlobProto.FromString(path.read_bytes())
@@ -39,13 +39,13 @@ def read_mean(path: Path) -> npt.NDArray[np.float32]:
     values = np.array(blob.double_data if blob.double_data else blob.data, np.float32)
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[0] != 1) or values.size != np.prod(shape):
         raise DataError(
-            f"the mean file {path} says shape {shape} and holds {values.size} values: expected 1 x C x H x W"
+            f"the mean file {path} has shape {shape} and {values.size} values: expected 1 x C x H x W"
         )
     return values.reshape(shape[-3:])
 
 
 def mean_blob(mean: npt.NDArray[np.float32]) -> bytes:
-    """Return the bytes of a mean file for a mean (C, H, W), in the old four-number form that every Caffe reads."""
+    """Serialize a mean (C, H, W) for a mean file, with the legacy shape fields that every version of Caffe reads."""
     channels, height, width = mean.shape
     blob = BlobProto(num=1, channels=channels, height=height, width=width)
     blob.data.extend(mean.ravel().tolist())
@@ -53,10 +53,10 @@ def mean_blob(mean: npt.NDArray[np.float32]) -> bytes:
 
 
 def write_mean(path: Path, mean: npt.NDArray[np.float32]) -> None:
-    """Write a mean (C, H, W) to a mean file, which appears complete or not at all.
+    """Write a mean (C, H, W) to a mean file atomically.
 
     Raises:
-        DataError: the place cannot be written.
+        DataError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -70,14 +70,14 @@ def write_mean(path: Path, mean: npt.NDArray[np.float32]) -> None:
 
 
 def compute_mean(cursor: Cursor, *, report: Report = silent) -> npt.NDArray[np.float32]:
-    """Return the mean (C, H, W) of all records of a database, which must have one shape.
+    """Compute the mean (C, H, W) of all records of a database, which must have one shape.
 
     Args:
-        cursor: on the database.
-        report: told how many records are added up, for a progress bar.
+        cursor: the database.
+        report: called with the number of records read, for a progress bar.
 
     Raises:
-        DataError: a damaged record, or one of another shape; names key and database.
+        DataError: a record is damaged or has another shape. The text names its key and the database.
     """
     total: npt.NDArray[Any] | None = None
     count, length = 0, len(cursor)

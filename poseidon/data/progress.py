@@ -1,13 +1,13 @@
-"""How long work tells how far it is.
+"""Progress reports of long operations.
 
-Law: the work decides nothing about screens: it calls a `Report`, and the command line draws the bar.
+Law: an operation calls a `Report`; only the command line draws a progress bar.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# Called with what is being done, how much of it is done, and how much there is in all.
+# Called with the activity, the amount done, and the total.
 Report = Callable[[str, int, int], object]
 
 DOWNLOADING = "downloading"
@@ -18,4 +18,4 @@ IN_BYTES = (DOWNLOADING, CHECKING, COPYING)
 
 
 def silent(activity: str, done: int, total: int) -> None:
-    """A report that nobody reads."""
+    """Ignore a progress report."""

@@ -1,11 +1,10 @@
-"""A private folder beside the place where something is to appear, so that nothing half-made ever does.
+"""Atomic creation of several files and folders, by means of a staging folder beside them.
 
-Law: final names appear only when everything is complete, all or none. Whatever interrupts the work (an error, Ctrl-C,
-kill -9) leaves at most a folder `.<name>.partial`, which the next run clears away. Two runs of the same work
-exclude each other.
+Law: the final names appear only when everything is complete, all or none. An interruption (an error, Ctrl-C, kill -9)
+leaves at most a folder `.<name>.partial`, which the next run removes. Two runs with the same target exclude each other.
 
-How: the folder is locked with flock, which dies with its process. Before the first rename, the order of removals and
-renames is written to a journal in the folder; a run that finds a journal with nobody holding the lock carries it out.
+The folder is locked with flock, which ends with its process. Before the first rename, the removals and renames are written
+to a journal in the folder; a run that finds a journal in an unlocked folder completes them.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ JOURNAL = "complete.json"
 
 
 class Staging:
-    """A locked private folder; made by `staging`.
+    """A locked staging folder, created by `staging`.
 
     Attributes:
-        folder: write here what `publish` is to move beside it.
+        folder: the folder for the new files, which `publish` moves to its parent.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def publish(self, names: Sequence[str], *, remove: Sequence[str] = ()) -> None:
-        """Move files and folders of these names out of `folder`, to lie beside it.
+        """Move files and folders from `folder` to its parent.
 
         Args:
-            names: in the order of the moves. Files of the same name are replaced; folders must not exist there.
-            remove: files and folders beside `folder` that go first.
+            names: the names to move, in this order. Existing files are replaced; existing folders are an error.
+            remove: files and folders in the parent to remove first.
         """
         journal = self.folder / JOURNAL
         temporary = self.folder / f"{JOURNAL}.new"
@@ -51,10 +50,10 @@ class Staging:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Staging]:
-    """Yield a staging folder for work on `target`, removed at the end, also when the work fails.
+    """Yield a staging folder for the creation of `target` and remove it at the end, also after an error.
 
     Raises:
-        DataError: another process is at the same work, or the place cannot be written.
+        DataError: another process creates the same target, or the folder is not writable.
     """
     folder = _folder_for(target)
     made_parent = not folder.parent.exists()
@@ -65,33 +64,35 @@ def staging(target: Path) -> Iterator[Staging]:
         _clear(folder)
         yield Staging(folder)
     finally:
-        # A journal that is still here belongs to renames that failed midway: left for the next run to finish.
+        # A journal that still exists belongs to renames that failed midway. The next run completes them.
         if not (folder / JOURNAL).exists():
             shutil.rmtree(folder, ignore_errors=True)
         if made_parent:
-            with suppress(OSError):  # it holds what was made
+            with suppress(OSError):  # not empty: it holds the result
                 folder.parent.rmdir()
         os.close(lock)
 
 
 def _lock(folder: Path, target: Path) -> int:
-    """Make the folder and take its lock; returns the descriptor that holds it."""
+    """Create the folder and lock it. Return the descriptor that holds the lock."""
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except FileNotFoundError:
-            continue  # the run before us has just removed the folder
+            continue  # the previous run has just removed the folder
         except OSError as error:
-            raise DataError(f"{target} cannot be made: {folder.parent}: {error.strerror}") from error
+            raise DataError(f"{target} cannot be created: {folder.parent}: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise DataError(f"{target} is being made by another process: wait for it, or end it") from None
+            raise DataError(
+                f"{target} is being created by another process: wait for it, or stop it"
+            ) from None
         if _is_same_file(descriptor, folder / LOCK):
             return descriptor
-        os.close(descriptor)  # locked a file that its last holder has removed
+        os.close(descriptor)  # the locked file has been removed by its last holder
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
@@ -102,10 +103,10 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def _finish(folder: Path) -> None:
-    """Do what the journal says and has not been done, then forget it."""
+    """Complete the removals and moves of the journal, then remove it."""
     journal = folder / JOURNAL
     order = json.loads(journal.read_text(encoding="utf-8"))
-    # What has been moved already is the new thing, not the one to be removed.
+    # A name that has been moved already is the new file and must not be removed.
     moved = {name for name in order["move"] if not (folder / name).exists()}
     for name in order["remove"]:
         if name not in moved:
@@ -130,10 +131,10 @@ def _clear(folder: Path) -> None:
 
 
 def recover(target: Path) -> None:
-    """Finish or clear away what an earlier run of the work on `target` left, if anything.
+    """Complete or remove what an interrupted creation of `target` has left.
 
     Raises:
-        DataError: that run is still at it.
+        DataError: the other run is still active.
     """
     if _folder_for(target).exists():
         with staging(target):

@@ -512,7 +512,7 @@ LAUNCHER += (
         name="mean-file-of-other-shape",
         edit=(net("scale: 0.01", 'mean_file: "mean"'),),
         prepare=lambda f: write_mean(f / "mean", np.zeros((3, 6, 6), np.float32)),
-        says=r"{}/mean is 3 x 6 x 6 .*but the pictures are 1 x 6 x 6",
+        says=r"{}/mean is 3 x 6 x 6 .*but the images are 1 x 6 x 6",
     ),
     Broken(
         name="mean-file-missing",
@@ -522,7 +522,7 @@ LAUNCHER += (
     Broken(
         name="crop-too-large",
         edit=(net("scale: 0.01", "crop_size: 9"),),
-        says=r"crop_size 9 is larger than the pictures, which are 1 x 6 x 6",
+        says=r"crop_size 9 is larger than the images, which are 1 x 6 x 6",
     ),
     Broken(
         name="state-cut-short",
@@ -558,7 +558,7 @@ LAUNCHER += (
         prepare=replace_database(
             lambda path: make_pictures(path, 10, backend=Backend.LEVELDB, shape=(1, 6, 6))
         ),
-        says=r"LevelDB database {}/train_lmdb .*one owner: give each client its own part",
+        says=r"LevelDB database {}/train_lmdb .*in one process only: give each client its own part",
     ),
     Broken(
         name="partition-missing",

@@ -8,16 +8,15 @@ from pathlib import Path
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.mean import compute_mean, write_mean
-from poseidon.data.prepare.convert import write_labelled
-from poseidon.data.prepare.labelled import Labelled
-from poseidon.data.prepare.procedural import draw_pictures
+from poseidon.data.prepare.convert import Labelled, write_labelled
+from poseidon.data.prepare.procedural import draw_images
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.proto.text import to_text
 
 
 def make_pictures(folder: Path, count: int) -> Labelled:
     """`train_lmdb` and `mean.binaryproto` in `folder`."""
-    pictures = draw_pictures(count, seed=5)
+    pictures = draw_images(count, seed=5)
     write_labelled(folder / "train_lmdb", Backend.LMDB, pictures, key_digits=5)
     with closing(open_cursor(folder / "train_lmdb", Backend.LMDB)) as cursor:
         write_mean(folder / "mean.binaryproto", compute_mean(cursor))

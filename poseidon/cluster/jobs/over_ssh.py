@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from poseidon.cluster.jobs.this_host import Answer
-from poseidon.cluster.machinefile import Host
-from poseidon.cluster.remote_python import LauncherEnvironment, module_words
+from poseidon.cluster.machinefile import Client
+from poseidon.cluster.remote_python import OwnPlaces, module_words
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, close_all, connect
 from poseidon.errors import JobError, printable
@@ -32,10 +32,10 @@ class SshAsk:
         own: where this process runs.
     """
 
-    def __init__(self, settings: SshSettings, own: LauncherEnvironment) -> None:
+    def __init__(self, settings: SshSettings, own: OwnPlaces) -> None:
         self._settings = settings
         self._own = own
-        self._connections: dict[Host, SshHost] = {}
+        self._hosts: dict[Client, SshHost] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> SshAsk:
@@ -44,34 +44,34 @@ class SshAsk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        close_all(self._connections.values())
-        self._connections.clear()
+        close_all(self._hosts.values())
+        self._hosts.clear()
 
-    def __call__(self, host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
-        """Ask a host.
+    def __call__(self, client: Client, request: Mapping[str, object]) -> Sequence[Answer]:
+        """Ask a client's host.
 
         Raises:
             JobError: it cannot be reached, or has no Poseidon that answers.
         """
-        connection = self._connection(host)
-        argv = module_words(host, self._own, "poseidon.cluster.jobs.this_host")
-        done = connection.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
+        host = self._host(client)
+        argv = module_words(client, self._own, "poseidon.cluster.jobs.this_host")
+        done = host.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
         if done.status != 0:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no word why"]
             raise JobError(
-                f"{connection.words}: it cannot say which jobs it has: {printable(last[0][:_LAST_WORDS])}"
+                f"{host.words}: it cannot say which jobs it has: {printable(last[0][:_LAST_WORDS])}"
             )
         return [answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None]
 
-    def _connection(self, host: Host) -> SshHost:
+    def _host(self, client: Client) -> SshHost:
         with self._lock:
-            connection = self._connections.get(host)
-        if connection is not None and connection.alive:
-            return connection
-        connection = connect(host, self._settings)
+            host = self._hosts.get(client)
+        if host is not None and host.alive:
+            return host
+        host = connect(client, self._settings)
         with self._lock:
-            self._connections[host] = connection
-        return connection
+            self._hosts[client] = host
+        return host
 
 
 def _decode(line: bytes) -> Answer | None:

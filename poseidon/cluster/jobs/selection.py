@@ -11,39 +11,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.cluster.jobs.registry import JobRecord
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Client
 
 
 def jobs_of_machinefile(
-    records: Sequence[JobRecord], hostfile: Path, hosts: Sequence[Host] | None
+    records: Sequence[JobRecord], hostfile: Path, clients: Sequence[Client] | None
 ) -> tuple[JobRecord, ...]:
     """The jobs that were started from a machinefile.
 
     Args:
         records: all jobs of this user.
         hostfile: absolute path, links resolved.
-        hosts: its lines; None when the file is gone.
+        clients: its lines; None when the file is gone.
     """
     same_file = tuple(
         record for record in records if record.hostfile is not None and Path(record.hostfile) == hostfile
     )
-    if same_file or not hosts or not all(host.port for host in hosts):
+    if same_file or not clients or not all(client.port for client in clients):
         return same_file
-    return tuple(record for record in records if record.hosts == tuple(hosts))
+    return tuple(record for record in records if record.clients == tuple(clients))
 
 
 def far_jobs_of_machinefile(
-    records: Sequence[JobRecord], hostfile: Path, hosts: Sequence[Host]
+    records: Sequence[JobRecord], hostfile: Path, clients: Sequence[Client]
 ) -> tuple[JobRecord, ...]:
     """The jobs of a machinefile among those that its hosts have on record.
 
     Args:
         records: as the hosts sent them; a path in them is one of the machine that the job was started from.
         hostfile: absolute path, links resolved, on this machine.
-        hosts: its lines.
+        clients: its lines.
     """
-    same = tuple(record for record in records if record.hosts == tuple(hosts))
-    if all(host.port for host in hosts):
+    same = tuple(record for record in records if record.clients == tuple(clients))
+    if all(client.port for client in clients):
         return same
     return tuple(
         record for record in same if record.hostfile is not None and Path(record.hostfile) == hostfile

@@ -1,7 +1,7 @@
-"""Batch memory that is used again, and never while somebody can still see it.
+"""A pool of reusable batch buffers.
 
-Law: a buffer comes back only when the last tensor on it is gone: whoever keeps a batch (a saved activation, a
-sufficient factor on its way to a peer) keeps its memory, and needs to know nothing of this pool.
+Law: a buffer returns to the pool only when the last array or tensor on it has been freed. Code that keeps a batch (as a
+saved activation, or a sufficient factor that is being sent) keeps its memory without knowing the pool.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 
 class BufferPool:
-    """Float32 arrays of one shape. Thread-safe."""
+    """A pool of float32 arrays of one shape. Thread-safe."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
         self._free: deque[npt.NDArray[np.float32]] = deque()
 
     def take(self) -> npt.NDArray[np.float32]:
-        """Return an array with arbitrary contents; its memory returns to the pool when the array has died.
+        """Return an uninitialized array. Its memory returns to the pool when the array is freed.
 
-        A tensor made of it by `torch.from_numpy` keeps it alive.
+        A tensor that `torch.from_numpy` makes of it keeps it alive.
         """
         try:
             buffer = self._free.pop()

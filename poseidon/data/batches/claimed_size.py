@@ -1,16 +1,15 @@
-"""The size that an encoded picture claims in its header, before anybody takes memory for it.
+"""A check of the size in the header of an encoded image, before memory is allocated for it.
 
-Law: a damaged header that claims millions of rows costs nothing but the look at it. Forms that are not known here are
-left to the decoder.
+Law: a damaged header with millions of rows costs no memory. Formats other than PNG, JPEG and BMP are left to the decoder.
 """
 
 from __future__ import annotations
 
 from poseidon.errors import DataError
 
-# The best that PNG's compression does is 1032 bytes from one, each of eight pixels of one bit; JPEG and BMP do less.
+# PNG's best compression is 1032 bytes to one, each of eight 1-bit pixels. JPEG and BMP compress less.
 PIXELS_A_BYTE = 8 * 1032
-# Any picture may have these many, so that tiny ones of one colour are safe whatever the form.
+# Any image may have this many pixels, so that small ones of one color pass in every format.
 ALWAYS = 1 << 16
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -19,27 +18,27 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def check_claim(encoded: bytes) -> None:
-    """Refuse a picture that claims more pixels than its bytes can hold, or a chunk longer than itself.
+    """Reject an image whose header claims more pixels than its bytes can hold, or a chunk longer than the file.
 
     Raises:
-        DataError: it does. The text names no place.
+        DataError: the header is wrong. The caller adds the name of the image.
     """
     if encoded.startswith(PNG):
         _check_chunks(encoded)
     width, height = claimed_size(encoded)
     if width * height > max(ALWAYS, PIXELS_A_BYTE * len(encoded)):
         raise DataError(
-            f"the encoded picture claims to be {width} wide and {height} high, more than its {len(encoded)} bytes can hold"
+            f"the encoded image claims a width of {width} and a height of {height}, more than its {len(encoded)} bytes can hold"
         )
 
 
 def claimed_size(encoded: bytes) -> tuple[int, int]:
-    """Width and height as a PNG, JPEG or BMP claims them; (0, 0) for what is none of these."""
+    """Return width and height from the header of a PNG, JPEG or BMP; (0, 0) for other formats."""
     if encoded.startswith(PNG):
         return _number(encoded, 16, 4), _number(encoded, 20, 4)
     if encoded.startswith(b"BM"):
         width, height = (
-            int.from_bytes(encoded[place : place + 4], "little", signed=True) for place in (18, 22)
+            int.from_bytes(encoded[offset : offset + 4], "little", signed=True) for offset in (18, 22)
         )
         return abs(width), abs(height)
     if encoded.startswith(b"\xff\xd8"):
@@ -48,29 +47,29 @@ def claimed_size(encoded: bytes) -> tuple[int, int]:
 
 
 def _check_chunks(encoded: bytes) -> None:
-    place = len(PNG)
-    while place + 8 <= len(encoded) and encoded[place + 4 : place + 8] != b"IEND":
-        place += 12 + _number(encoded, place, 4)
-    if place > len(encoded):
+    offset = len(PNG)
+    while offset + 8 <= len(encoded) and encoded[offset + 4 : offset + 8] != b"IEND":
+        offset += 12 + _number(encoded, offset, 4)
+    if offset > len(encoded):
         raise DataError(
-            "the encoded picture is damaged or cut short: its last chunk is longer than what is left"
+            "the encoded image is damaged or truncated: its last chunk is longer than the rest of the file"
         )
 
 
 def _jpeg(encoded: bytes) -> tuple[int, int]:
-    """Return the largest that any frame header claims; segments are walked up to the first scan."""
-    place, found = 2, (0, 0)
-    while place + 9 <= len(encoded):
-        if encoded[place] != 0xFF:
-            place += 1  # as decoders do: they look for the next marker
+    """Return the largest size in any frame header before the first scan."""
+    offset, found = 2, (0, 0)
+    while offset + 9 <= len(encoded):
+        if encoded[offset] != 0xFF:
+            offset += 1  # decoders search for the next marker, too
             continue
-        marker = encoded[place + 1]
+        marker = encoded[offset + 1]
         if marker in FRAMES:
-            found = max(found, (_number(encoded, place + 7, 2), _number(encoded, place + 5, 2)), key=_area)
+            found = max(found, (_number(encoded, offset + 7, 2), _number(encoded, offset + 5, 2)), key=_area)
         if marker == 0xDA:
             break
         alone = marker == 0xFF or marker in range(0xD0, 0xD9) or marker in (0x00, 0x01)
-        place += 1 if marker == 0xFF else 2 if alone else 2 + max(2, _number(encoded, place + 2, 2))
+        offset += 1 if marker == 0xFF else 2 if alone else 2 + max(2, _number(encoded, offset + 2, 2))
     return found
 
 
@@ -78,5 +77,5 @@ def _area(size: tuple[int, int]) -> int:
     return size[0] * size[1]
 
 
-def _number(encoded: bytes, place: int, length: int) -> int:
-    return int.from_bytes(encoded[place : place + length], "big")
+def _number(encoded: bytes, offset: int, length: int) -> int:
+    return int.from_bytes(encoded[offset : offset + length], "big")

@@ -1,9 +1,9 @@
-"""Batches of rows of HDF5 files, which a list names.
+"""Batches of rows from a list of HDF5 files.
 
-Law: the rows of all files, in the list's order, are the records; a batch is a pure function of its number (and of list, share and
-seed). One file is in memory at a time.
+Law: the records are the rows of all files in the list's order. A batch is a pure function of its number (and of list, share
+and seed). One file is in memory at a time.
 
-Source: caffe's HDF5DataLayer. Shuffled, the files change places and the rows within each, as there.
+Source: caffe's HDF5DataLayer. `shuffle` permutes the files, and the rows in each file, as in Caffe.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
-from poseidon.data.batches.order import Order
 from poseidon.data.batches.partition import Share
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
-# The best that HDF5's own compression does is 1032 bytes from one; a dataset of so many bytes is taken at its word.
+# HDF5's best compression is 1032 bytes to one. A dataset of up to ALWAYS_BYTES is always accepted.
 MOST_PACKED, ALWAYS_BYTES = 1032, 1 << 26
 NUMBERS = "fiu"  # numpy's kinds: float, signed, unsigned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """What to read.
+    """The batches to read.
 
     Attributes:
         batch_size: N.
-        names: datasets, one a top.
-        share: which rows.
-        seed: of the job.
-        shuffle: each pass in an order of its own.
+        names: the datasets, one for each top.
+        share: the rows of this worker.
+        seed: the seed of the job.
+        shuffle: read each epoch in another order.
     """
 
     batch_size: int
@@ -49,31 +49,27 @@ class RowPlan:
 
 
 def read_file_list(source: Path) -> list[str]:
-    """Return the paths that a list of HDF5 files names, one a line.
+    """Read the paths in a list of HDF5 files, one a line.
 
     Raises:
-        DataError: the file cannot be read, or names none.
+        DataError: the file cannot be read, or names no file.
     """
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise DataError(f"cannot read the list of HDF5 files {source}: {why}") from error
+    lines = read_lines(source, "list of HDF5 files")
     paths = [line.strip() for line in lines if line.strip()]
     if not paths:
-        raise DataError(f"the list of HDF5 files {source} names none")
+        raise DataError(f"the list of HDF5 files {source} is empty")
     return paths
 
 
 class RowMaker:
-    """Makes batches of rows.
+    """A maker of batches of rows.
 
     Args:
         files: HDF5 files, one or more.
-        plan: what to read.
+        plan: the batches to read.
 
     Raises:
-        DataError: a file is missing or broken, lacks a dataset, or its datasets differ in rows or in the shape of a row.
+        DataError: a file is missing or damaged, lacks a dataset, or its datasets differ in the number or the shape of rows.
     """
 
     def __init__(self, files: Sequence[Path], plan: RowPlan) -> None:
@@ -86,46 +82,45 @@ class RowMaker:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of each tensor of every batch."""
+        """The shape of each tensor of every batch."""
         return tuple((self._plan.batch_size, *shape) for shape in self.row_shapes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first tensor of every batch."""
+        """The shape of the first tensor of every batch."""
         return self.shapes[0]
 
     def tensors(self, number: int) -> tuple[Tensor, ...]:
-        """Batch `number` >= 0: N rows of each dataset."""
+        """Return batch `number` >= 0: N rows of each dataset."""
         plan = self._plan
         batch = [np.empty(shape, np.float32) for shape in self.shapes]
-        for place, stream in enumerate(
+        for index, stream in enumerate(
             plan.share.records(number * plan.batch_size, plan.batch_size).tolist()
         ):
             group, row = self._order.group(self._order.record(stream))
             self._load(group)
             for target, array in zip(batch, self._arrays, strict=True):
-                target[place] = array[row]
+                target[index] = array[row]
         return tuple(torch.from_numpy(array) for array in batch)
 
     def fresh_records(self, number: int) -> int:
-        """How many rows of batch `number`, from its front, belong to the first pass through the files."""
-        size = self._plan.batch_size
-        return int((self._plan.share.records(number * size, size) < len(self._order)).sum())
+        """See `Maker`."""
+        return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._order))
 
     def close(self) -> None:
-        """Let go of the file in memory."""
+        """Free the rows in memory."""
         self._arrays, self._loaded = [], None
 
     def _measure(self) -> tuple[list[int], list[tuple[int, ...]]]:
-        """Rows of each file, and the shape of a row of each dataset."""
+        """Return the number of rows of each file, and the shape of a row of each dataset."""
         rows: list[int] = []
         shapes: list[tuple[int, ...]] = []
         for path in self._files:
             found = [(name, shape) for name, shape, _ in _datasets(path, self._plan.names)]
             rows.append(_equal_rows(path, found))
-            mine = [shape[1:] for _, shape in found]
-            shapes = shapes or mine
-            for name, shape, expected in zip(self._plan.names, mine, shapes, strict=True):
+            row_shapes = [shape[1:] for _, shape in found]
+            shapes = shapes or row_shapes
+            for name, shape, expected in zip(self._plan.names, row_shapes, shapes, strict=True):
                 if shape != expected:
                     raise DataError(
                         f"{path}: rows of '{name}' have shape {shape}, expected {expected} as in {self._files[0]}"
@@ -143,7 +138,7 @@ class RowMaker:
 def _datasets(
     path: Path, names: Sequence[str], *, load: bool = False
 ) -> list[tuple[str, tuple[int, ...], Floats]]:
-    """Name, shape and, if asked for, values of each dataset."""
+    """Return the name, the shape and, with `load`, the values of each dataset."""
     if not path.is_file():
         raise DataError(f"there is no HDF5 file {path}")
     try:
@@ -163,7 +158,7 @@ def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tup
         raise DataError(
             f"{path}: dataset '{name}' is {found.dtype} of shape {found.shape}, expected rows of numbers"
         )
-    # What a file claims and never stored reads as zeros, and would take memory without end.
+    # Rows that a file claims but does not store read as zeros and would exhaust the memory.
     if found.nbytes > max(ALWAYS_BYTES, MOST_PACKED * found.id.get_storage_size()):
         raise DataError(f"{path}: dataset '{name}' claims shape {found.shape}, more than its file can hold")
     values = np.asarray(found[()], np.float32) if load else np.empty(0, np.float32)
@@ -171,20 +166,22 @@ def _dataset(path: Path, file: h5py.File, name: str, *, load: bool) -> tuple[tup
 
 
 def _equal_rows(path: Path, found: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    """Return the number of rows, the same in all datasets of a file."""
+    """Return the number of rows, which must be the same in all datasets of a file."""
     first, rows = found[0][0], found[0][1][0]
     for name, shape in found:
         if shape[0] != rows:
-            raise DataError(f"{path}: '{first}' has {rows} rows and '{name}' {shape[0]}, expected as many")
+            raise DataError(
+                f"{path}: '{first}' has {rows} rows and '{name}' has {shape[0]}, expected the same number"
+            )
     return rows
 
 
 class RowReader(NumberedReader):
-    """Reads one worker's share of the rows of HDF5 files, batch by batch, for ever.
+    """An endless reader of one worker's share of the rows of HDF5 files.
 
     Args:
-        source: the list, for messages.
-        maker: makes the batches.
+        source: the list, for error messages.
+        maker: the maker of the batches.
     """
 
     def __init__(self, source: Path, maker: RowMaker) -> None:

@@ -1,7 +1,7 @@
-"""Batches made ahead of training in the background, whatever they are made of.
+"""Readers that prepare numbered batches in the background, from any source.
 
-Law: `next` hands out batches 0, 1, 2, ... of a `Maker`, and `batches_done`, with the seed, is the whole state: a reader that was
-told to `skip_to(n)` goes on exactly as one that handed out n batches.
+Law: `next` returns batches 0, 1, 2, ... of a `Maker`. `batches_done` and the seed are the whole state: after `skip_to(n)` a
+reader continues exactly like one that has returned n batches.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ Self = TypeVar("Self", bound="NumberedReader")
 
 
 class Maker(Protocol):
-    """Makes any batch from its number. One thread at a time calls it."""
+    """A source that makes any batch from its number. Only one thread at a time may call it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first tensor of every batch; of the first batch where they differ."""
+        """The shape of the first tensor of every batch, or of the first batch if shapes differ."""
 
     def tensors(self, number: int) -> tuple[Tensor, ...]:
-        """Batch `number` >= 0, on the CPU.
+        """Return batch `number` >= 0, on the CPU.
 
         Raises:
-            DataError: a record of the batch is damaged, or unlike the others.
+            DataError: a record of the batch is damaged, or its shape differs from the others.
         """
 
     def fresh_records(self, number: int) -> int:
-        """How many records of batch `number`, from its front, belong to the first pass through the source."""
+        """Return how many leading records of batch `number` belong to the first epoch of the source."""
 
     def close(self) -> None:
-        """Let go of files; no other call may be under way."""
+        """Close the files. No other call may be running."""
 
 
 class NumberedReader:
-    """One worker's batches, for ever.
+    """An endless reader of one worker's batches.
 
-    The thread starts with the first `next`, so that a reader that only tells its shape costs nothing.
+    The thread starts with the first `next`, so a reader that is only asked for its shape costs nothing.
 
     Args:
-        source: where the records come from, for messages.
-        maker: makes the batches; closed with the reader.
-        prefetch: batches kept ready, >= 1.
+        source: the source of the records, for error messages.
+        maker: the maker of the batches, closed with the reader.
+        prefetch: the number of batches to prepare ahead, >= 1.
     """
 
     def __init__(self, source: Path, maker: Maker, *, prefetch: int = 4) -> None:
@@ -60,30 +60,30 @@ class NumberedReader:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first tensor of every batch; of the first batch where they differ."""
+        """The shape of the first tensor of every batch, or of the first batch if shapes differ."""
         return self._maker.shape
 
     @property
     def batches_done(self) -> int:
-        """Batches that `next` has handed out, those skipped included; not those made ahead."""
+        """The number of batches that `next` has returned or `skip_to` has skipped; not those prepared ahead."""
         return self._batches_done
 
     def fresh_records(self, number: int) -> int:
-        """How many records of batch `number`, from its front, are read for the first time by anyone.
+        """Return how many leading records of batch `number` belong to the first epoch of the source.
 
-        Zero says that the data has ended. To be asked before the first `next`, for LevelDB counts by reading.
+        Zero means that the epoch has ended. Call it before the first `next`, because LevelDB counts records by reading.
         """
         return self._maker.fresh_records(number)
 
     @property
     def ready(self) -> int:
-        """Batches that `next` would hand out without waiting."""
+        """The number of batches that `next` would return without waiting."""
         return self._prefetcher.ready if self._prefetcher is not None else 0
 
     def next(self) -> tuple[Tensor, ...]:
         """Return the next batch: float32 tensors on the CPU.
 
-        The tensors are the caller's as long as they live; their memory is used again afterwards.
+        The caller owns the tensors. Their memory is reused after they are freed.
 
         Raises:
             DataError: a record of the batch is damaged or has another shape, or the reader is closed.
@@ -102,12 +102,12 @@ class NumberedReader:
         return batch
 
     def skip_to(self, batches: int) -> None:
-        """Go on as if exactly `batches` >= 0 batches had been handed out."""
+        """Continue as if exactly `batches` >= 0 batches had been returned."""
         self._stop()
         self._batches_done = batches
 
     def close(self) -> None:
-        """End the background thread and let go of the source; a second call does nothing."""
+        """Stop the background thread and close the source. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._stop()

@@ -1,8 +1,8 @@
-"""Which records a worker reads: pure arithmetic, no files.
+"""Distribution of the records of a source among workers. Pure arithmetic, no files.
 
-Law: W workers with batch K read together exactly the records that one process with batch W*K reads, batch by
-batch, also across the end of the database and also when its length is no multiple of W. The records form one
-endless stream (stream record r is database record r mod length); a share is a regular part of it.
+Law: W workers with batch K read together exactly the records that one process with batch W*K reads, batch by batch, also
+across the end of the database and also if its length is not a multiple of W. The records form an endless stream (stream
+record r is database record r mod length); a share is a regular subset of it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from poseidon.proto.caffe_pb2 import TEST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The part of a database's endless stream of records that one worker reads.
+    """The subset of a database's endless stream of records that one worker reads.
 
-    The stream is dealt out like cards, `block` records at a time, to `step` readers; this one is number
-    `first`. Training deals single records; testing deals whole batches, so that the workers score exactly
-    the batches that one process scores.
+    The stream is distributed round robin, in blocks of `block` records, to `step` readers; this is reader `first`. The
+    block is one record in training. It is a batch in testing, so that the workers score exactly the batches that one
+    process scores.
 
     Args:
-        first: this reader, 0 <= first < step.
-        step: number of readers of this database.
-        block: records dealt at a time, >= 1.
-        client: which part of a divided database this is, 0 <= client < clients.
-        clients: number of parts that the job's records were divided into, 1 when all read one database.
+        first: the index of this reader, 0 <= first < step.
+        step: the number of readers of this database.
+        block: the number of records in a block, >= 1.
+        client: the number of the part of a divided database, 0 <= client < clients.
+        clients: the number of parts of the job's records; 1 if all workers read one database.
     """
 
     first: int = 0
@@ -41,24 +41,28 @@ class Share:
 
     def __post_init__(self) -> None:
         if not (0 <= self.first < self.step and self.block >= 1 and 0 <= self.client < self.clients):
-            raise ValueError(f"not a share: {self!r}")
+            raise ValueError(f"invalid share: {self!r}")
 
     def record(self, n: int) -> int:
-        """Stream record that is this reader's n-th, n >= 0."""
+        """Return the stream record that is this reader's n-th, n >= 0."""
         return int(self.records(n, 1)[0])
 
     def records(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Stream records of this reader's `count` records from its `first`-th on."""
-        deal, within = np.divmod(np.arange(first, first + count, dtype=np.int64), self.block)
-        return (deal * self.step + self.first) * self.block + within
+        """Return the stream records of this reader's records first, ..., first + count - 1."""
+        block, within = np.divmod(np.arange(first, first + count, dtype=np.int64), self.block)
+        return (block * self.step + self.first) * self.block + within
 
     def job_records(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Numbers for the same records that no other reader of the job uses.
+        """Return numbers for the same records that are unique in the job.
 
-        With one record dealt at a time they are the numbers that one process would give the same records, so
-        that random crops and mirrors do not depend on the number of workers.
+        With `block` 1 they are the numbers that one process gives the same records, so that random crops and mirrors do
+        not depend on the number of workers.
         """
         return self.records(first, count) * self.clients + self.client
+
+    def fresh_records(self, batch: int, batch_size: int, length: int) -> int:
+        """Return how many leading records of batch `batch` belong to the first epoch of a source of `length` records."""
+        return int((self.records(batch * batch_size, batch_size) < length).sum())
 
 
 def share_for(
@@ -76,12 +80,12 @@ def share_for(
     """Return the share of one worker.
 
     Args:
-        phase: TRAIN or TEST of the schema.
-        shared_file_system: True when all clients read one database, False when each has its own part.
-        client: this machine, of `clients`.
-        local_rank: this worker among the `local_workers` of its client.
-        rank: this worker among all `workers` of the job.
-        batch: records in a batch of this worker.
+        phase: TRAIN or TEST.
+        shared_file_system: True if all clients read one database, False if each has its own part.
+        client: the number of this client, of `clients`.
+        local_rank: the rank of this worker among the `local_workers` of its client.
+        rank: the rank of this worker among all `workers` of the job.
+        batch: the number of records in a batch of this worker.
     """
     block = batch if phase == TEST else 1
     if shared_file_system:
@@ -92,11 +96,11 @@ def share_for(
 def source_for(source: Path, *, shared_file_system: bool, client: int, clients: int) -> Path:
     """Return the database that client `client` of `clients` opens for a layer's `source`.
 
-    With a shared file system, the source itself. Without, `<source>_<client>`; a single client also takes the
-    undivided source, and prefers it, because the part `_0` beside it would be only some of the records.
+    With a shared file system this is the source itself, otherwise `<source>_<client>`. A single client prefers the
+    undivided source, because a part `_0` beside it would have only some of the records.
 
     Raises:
-        DataError: the part is missing, or the parts were made for more clients than the job has.
+        DataError: the part is missing, or the source was divided for more clients than the job has.
     """
     if shared_file_system or (clients == 1 and source.exists()):
         return source
@@ -106,7 +110,7 @@ def source_for(source: Path, *, shared_file_system: bool, client: int, clients: 
             return source
         raise DataError(
             f"client {client} of {clients} reads {part} (shared_file_system is false), which does not exist: "
-            f"make it with: poseidon partition_data --num_partitions={clients} {source}"
+            f"create it with: poseidon partition_data --num_partitions={clients} {source}"
         )
     if part_path(source, clients).exists():
         raise DataError(
@@ -118,5 +122,5 @@ def source_for(source: Path, *, shared_file_system: bool, client: int, clients: 
 
 
 def part_path(source: Path, part: int) -> Path:
-    """Where part number `part` of the database `source` lies: beside it, as `<source>_<part>`."""
+    """Return the path of part number `part` of the database `source`: `<source>_<part>`."""
     return source.with_name(f"{source.name}_{part}")

@@ -1,7 +1,7 @@
-"""One background thread that makes numbered things ahead of their use.
+"""A background thread that computes numbered results before they are needed.
 
-Law: what `get` hands out is what calling `make(first)`, `make(first + 1)`, ... would give, in this order; the
-thread runs at most `depth` ahead; its first error is raised by the `get` that would have had the result.
+Law: `get` returns the results of `make(first)`, `make(first + 1)`, ... in this order. The thread is at most `depth` results
+ahead. Its first error is raised by the `get` that would have returned the result.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from poseidon.errors import DataError
 
 Made = TypeVar("Made")
 
-# How often a waiter looks whether the other side is still there.
+# The interval at which a waiting thread checks that the other one is alive.
 WATCH_S = 1.0
 
 
 class Prefetcher(Generic[Made]):
-    """Runs `make` in a thread of its own from construction to `close`.
+    """A thread that runs `make` from construction to `close`.
 
     Args:
-        make: called with first, first + 1, ...; by the thread only.
-        first: number of the first call.
-        depth: results kept ready, >= 1.
-        name: of the thread.
+        make: called with first, first + 1, ..., by the thread only.
+        first: the argument of the first call.
+        depth: the maximum number of results to keep ready, >= 1.
+        name: the name of the thread.
     """
 
     def __init__(self, make: Callable[[int], Made], *, first: int, depth: int, name: str) -> None:
@@ -40,13 +40,13 @@ class Prefetcher(Generic[Made]):
         self._thread.start()
 
     def get(self) -> Made:
-        """Return the next result, waiting for it if it is not ready. Raises what `make` raised."""
+        """Wait for the next result and return it. Raise the exception that `make` raised."""
         with self._changed:
             while not self._ready:
                 if self._error is not None:
                     raise self._error
                 if self._closed or not self._thread.is_alive():
-                    raise DataError(f"the thread {self._thread.name} has ended: its reader was closed")
+                    raise DataError(f"the thread {self._thread.name} has ended because its reader was closed")
                 self._changed.wait(WATCH_S)
             made = self._ready.popleft()
             self._changed.notify_all()
@@ -54,11 +54,11 @@ class Prefetcher(Generic[Made]):
 
     @property
     def ready(self) -> int:
-        """Results that `get` would return without waiting."""
+        """The number of results that `get` would return without waiting."""
         return len(self._ready)
 
     def close(self) -> None:
-        """Stop and join the thread; it finishes the call of `make` that it is in."""
+        """Stop and join the thread, after the current call of `make`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -72,13 +72,13 @@ class Prefetcher(Generic[Made]):
                 with self._changed:
                     self._ready.append(made)
                     self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001 - the outermost frame: handed to the owner by get()
+        except BaseException as error:  # noqa: BLE001 - the thread's outermost frame: get() raises it in the owner
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Wait for room; False when closed."""
+        """Wait until a result can be stored. Return False if closed."""
         with self._changed:
             while len(self._ready) >= self._depth and not self._closed:
                 self._changed.wait(WATCH_S)

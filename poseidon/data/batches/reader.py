@@ -1,35 +1,208 @@
-"""Batches of a database, for a Data layer."""
+"""Batches of a database's records: read, decoded and transformed.
+
+Law: a batch is a pure function of its number (and of database, share, transform and seed), so that a resumed job can
+recompute any batch. The error for a damaged record names its key and its database.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from poseidon.data.batches.batch import BatchMaker, BatchPlan
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from poseidon.data.batches.buffers import BufferPool
+from poseidon.data.batches.draws import skipped_records
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.transform import Transform
-from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.cursor import Cursor, open_cursor
+from poseidon.data.datum import Decoding, RawLayout, decode
 from poseidon.errors import DataError
+
+Floats = npt.NDArray[np.float32]
+Record = bytes | memoryview
+
+# Labels of raw records are cached by their encoded bytes, up to this many different ones.
+KNOWN_TAILS = 100_000
+# Images are decoded in parallel. With more threads the workers of a host would compete for its cores.
+MAX_DECODERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The batches to read.
+
+    Args:
+        batch_size: N, the number of records in a batch.
+        share: the records of this worker.
+        seed: the seed of random crops, mirrors and the skip, the same on all workers of a job.
+        rand_skip: start at a random stream record below this; 0: at the first.
+        label: False if labels are not needed; they are then an empty tensor.
+        force_color: decode encoded images to three channels, as DataParameter.force_encoded_color.
+    """
+
+    batch_size: int
+    transform: Transform
+    share: Share
+    seed: int
+    rand_skip: int = 0
+    label: bool = True
+    force_color: bool = False
+
+    @property
+    def decoding(self) -> Decoding:
+        """The decoding of encoded images."""
+        return Decoding.COLOR if self.force_color else self.transform.decoding
+
+
+class BatchMaker:
+    """A maker of batches from a cursor, which it owns and closes.
+
+    Not thread-safe: only one thread at a time may call `make`.
+
+    Raises:
+        DataError: the first record is damaged or cannot be transformed.
+    """
+
+    def __init__(self, cursor: Cursor, plan: BatchPlan) -> None:
+        self._cursor = cursor
+        self._plan = plan
+        self._skipped = skipped_records(plan.seed, plan.rand_skip)
+        self._tails: dict[bytes, int | None] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        first = cursor.value()
+        image, _ = self._decode(first, cursor.position, cursor.key())
+        self._shape = image.shape
+        self.shape = (plan.batch_size, *plan.transform.output_shape(image.shape))
+        self._layout = RawLayout.of(first)
+        self._buffers = BufferPool(self.shape)
+
+    def make(self, number: int) -> tuple[Floats, Floats]:
+        """Return batch `number` >= 0: images (N, C, h, w) and labels (N)."""
+        plan = self._plan
+        first = number * plan.batch_size
+        numbers = (plan.share.records(first, plan.batch_size) + self._skipped).tolist()
+        draws = plan.transform.draws(plan.seed, plan.share.job_records(first, plan.batch_size))
+        data = self._buffers.take()
+        labels = self._raw_batch(numbers, draws, data) if self._layout is not None else None
+        if labels is None:
+            labels = self._any_batch(numbers, draws, data)
+        return data, np.array(labels, np.float32)
+
+    def tensors(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return batch `number` >= 0 as tensors."""
+        data, labels = self.make(number)
+        return torch.from_numpy(data), torch.from_numpy(labels) if self._plan.label else torch.empty(0)
+
+    def fresh_records(self, number: int) -> int:
+        """See `Maker`."""
+        return self._plan.share.fresh_records(number, self._plan.batch_size, len(self._cursor))
+
+    def close(self) -> None:
+        """Close the cursor and stop the decoding threads. No `make` may be running."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        self._cursor.close()
+
+    def _raw_batch(self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int] | None:
+        """Fill `data` from raw records in the first record's layout. Return the labels, or None if a layout differs."""
+        layout = self._layout
+        assert layout is not None
+        pixels: list[Record] = []
+        labels: list[int] = []
+        for number in numbers:
+            self._cursor.seek(number)
+            record = self._cursor.value()
+            label = self._label(layout, record)
+            if label is None:
+                return None
+            labels.append(label)
+            pixels.append(layout.pixels(record))
+        images = np.frombuffer(b"".join(pixels), np.uint8).reshape(len(numbers), *layout.shape)
+        self._plan.transform.batch(images, draws, data)
+        return labels
+
+    def _label(self, layout: RawLayout, record: Record) -> int | None:
+        if not layout.matches(record):
+            return None
+        tail = bytes(record[layout.end :])
+        if tail in self._tails:
+            return self._tails[tail]
+        label = layout.label(tail)
+        if len(self._tails) < KNOWN_TAILS:
+            self._tails[tail] = label
+        return label
+
+    def _any_batch(self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int]:
+        """Fill `data` from records of any kind, decoded in parallel. Return the labels."""
+        found: list[tuple[Record, int, bytes]] = []
+        for number in numbers:
+            self._cursor.seek(number)
+            found.append((self._cursor.value(), self._cursor.position, self._cursor.key()))
+        if self._pool is None:
+            decoders = min(MAX_DECODERS, os.cpu_count() or 1)
+            self._pool = ThreadPoolExecutor(decoders, thread_name_prefix="poseidon-decode")
+        return list(self._pool.map(self._fill, found, draws, data))
+
+    def _fill(self, found: tuple[Record, int, bytes], choice: npt.NDArray[np.int64], target: Floats) -> int:
+        """Decode a record into `target` and return its label."""
+        image, label = self._decode(*found)
+        self._require_shape(image.shape, found)
+        self._plan.transform.one(image, choice, target)
+        return label
+
+    def _decode(self, record: Record, position: int, key: bytes) -> tuple[npt.NDArray[Any], int]:
+        try:
+            return decode(record, self._plan.decoding)
+        except DataError as error:
+            raise DataError(f"{self._location(position, key)}: {error}") from error
+
+    def _require_shape(self, shape: Sequence[int], found: tuple[Record, int, bytes]) -> None:
+        """Raise DataError unless an image has the first one's size after the crop."""
+        if shape == self._shape:
+            return
+        location = self._location(*found[1:])
+        try:
+            outcome = self._plan.transform.output_shape(shape)
+        except DataError as error:
+            raise DataError(f"{location}: {error}") from error
+        if outcome != self.shape[1:]:
+            raise DataError(
+                f"{location} is {shape[0]} x {shape[1]} x {shape[2]} (channels x height x width), but the first record "
+                f"is {self._shape[0]} x {self._shape[1]} x {self._shape[2]}: the records of a database must have one shape"
+            )
+
+    def _location(self, position: int, key: bytes) -> str:
+        return f"{self._cursor.path}: record {position} (key '{key.decode(errors='backslashreplace')}')"
 
 
 class BatchReader(NumberedReader):
-    """Reads one worker's share of a database, batch by batch, for ever: data (N, C, h, w) and labels (N).
+    """An endless reader of one worker's share of a database: data (N, C, h, w) and labels (N).
 
     Args:
-        source: the database's folder, already this client's part (see `partition.source_for`).
-        backend: `Backend`, or the number of DataParameter.backend.
-        batch_size: N, records in a batch, >= 1.
+        source: the folder of the database or of this client's part of it (see `partition.source_for`).
+        backend: a `Backend`, or its number in DataParameter.DB.
+        batch_size: N, the number of records in a batch, >= 1.
         transform: crop, mirror, mean, scale.
-        share: which records of the database.
-        seed: the job's seed, the same on all its workers: random crops and mirrors depend on it and on a
-            record's place in the job, so that W workers see what one process sees.
-        prefetch: batches kept ready, >= 1.
+        share: the records of this worker.
+        seed: the seed of the job, the same on all workers. Random crops and mirrors depend on it and on the record's
+            number in the job, so that W workers see what one process sees.
+        prefetch: the number of batches to prepare ahead, >= 1.
         rand_skip: start at a random record below this, the same on all workers.
-        label: False when nobody wants labels; they are then an empty tensor.
-        force_color: encoded pictures become three channels.
+        label: False if labels are not needed; they are then an empty tensor.
+        force_color: decode encoded images to three channels.
 
     Raises:
-        DataError: the database cannot be read, or its first record does not suit the transform.
+        DataError: the database cannot be read, or its first record cannot be transformed.
     """
 
     def __init__(

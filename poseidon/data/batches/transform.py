@@ -1,12 +1,12 @@
-"""Caffe's TransformationParameter: crop, mirror, mean and scale, on a whole batch at once.
+"""Caffe's TransformationParameter: crop, mirror, mean and scale.
 
-Law: out = (pixel - mean) * scale at the pixel's place in the uncropped picture, then crop, then mirror, in
-float32 in this order, so that numbers are Caffe's to the bit. What is random depends only on the draws passed in.
+Law: out = (pixel - mean) * scale with the mean at the pixel's position in the uncropped image, then crop, then mirror, in
+float32 in this order, so that results are Caffe's to the bit. Random choices depend only on the draws passed in.
 
-Source: caffe/src/caffe/data_transformer.cpp. As there, `mirror` tosses its coin in the TEST phase too, while
-the crop is random in TRAIN and central in TEST, at offset (size - crop) // 2.
+Source: caffe/src/caffe/data_transformer.cpp. As in Caffe, `mirror` is random in the TEST phase too; the crop is random in
+TRAIN and central in TEST, at offset (size - crop) // 2.
 
-Shapes: N pictures, C channels, H x W before and h x w after the crop.
+Shapes: N images, C channels, H x W before and h x w after the crop.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Draws = npt.NDArray[np.int64]
 
-LANES = 3  # what is drawn for each record: row of the crop, column of the crop, mirror
+LANES = 3  # random numbers for each record: row of the crop, column of the crop, mirror
 
 
 class Transform:
-    """A checked TransformationParameter with its mean loaded. Immutable; threads may share it.
+    """A validated TransformationParameter with its mean loaded. Immutable and thread-safe.
 
     Args:
         param: the layer's transform_param.
         train: True in the TRAIN phase.
-        resolve: turns the mean_file that the definition names into a path.
+        resolve: resolves the path in mean_file.
 
     Raises:
-        DataError: both mean_file and mean_value, both force_color and force_gray, or a bad mean file.
+        DataError: both mean_file and mean_value, or both force_color and force_gray are set, or the mean file is wrong.
     """
 
     def __init__(
         self, param: TransformationParameter, *, train: bool, resolve: Callable[[str], Path]
     ) -> None:
         if param.HasField("mean_file") and param.mean_value:
-            raise DataError("transform_param has both mean_file and mean_value: give one of them")
+            raise DataError("transform_param has both mean_file and mean_value: set one of them")
         if param.force_color and param.force_gray:
-            raise DataError("transform_param has both force_color and force_gray: give one of them")
+            raise DataError("transform_param has both force_color and force_gray: set one of them")
         self.decoding = (
             Decoding.COLOR if param.force_color else Decoding.GRAY if param.force_gray else Decoding.AS_STORED
         )
@@ -61,7 +61,7 @@ class Transform:
         self._mean = self._load_mean(param)
 
     def _load_mean(self, param: TransformationParameter) -> Floats | None:
-        """(C, H, W) from a file, (C, 1, 1) or (1, 1, 1) from values, or None."""
+        """Return the mean: (C, H, W) from a file, (C, 1, 1) or (1, 1, 1) from values, or None."""
         if self._mean_file is not None:
             return read_mean(self._mean_file)
         if param.mean_value:
@@ -69,40 +69,40 @@ class Transform:
         return None
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """(C, h, w) that a picture of `shape` (C, H, W) becomes.
+        """Return the shape (C, h, w) of a transformed image of `shape` (C, H, W).
 
         Raises:
-            DataError: the mean has another shape, or the crop is larger than the picture.
+            DataError: the mean has another shape, or the crop is larger than the image.
         """
         channels, height, width = shape
-        said = f"{channels} x {height} x {width}"
+        extents = f"{channels} x {height} x {width}"
         if self._mean is not None:
             sizes = self._mean.shape
             if self._mean_file is not None and sizes != tuple(shape):
                 raise DataError(
                     f"the mean file {self._mean_file} is {sizes[0]} x {sizes[1]} x {sizes[2]} "
-                    f"(channels x height x width), but the pictures are {said}"
+                    f"(channels x height x width), but the images are {extents}"
                 )
             if sizes[0] not in (1, channels):
                 raise DataError(
-                    f"transform_param has {sizes[0]} values of mean_value, but the pictures have {channels} "
-                    f"channels: give 1 or {channels}"
+                    f"transform_param has {sizes[0]} values of mean_value, but the images have {channels} "
+                    f"channels: expected 1 or {channels}"
                 )
         if not self._crop:
             return channels, height, width
         if self._crop > min(height, width):
-            raise DataError(f"crop_size {self._crop} is larger than the pictures, which are {said}")
+            raise DataError(f"crop_size {self._crop} is larger than the images, which are {extents}")
         return channels, self._crop, self._crop
 
     def draws(self, seed: int, numbers: Draws) -> Draws:
-        """(N, LANES) random choices for the records of these numbers; see `draws.draw`."""
+        """Return random numbers (N, LANES) for the records of these numbers; see `draws.draw`."""
         return draw(seed, numbers, LANES)
 
     def batch(self, images: Array, draws: Draws, out: Floats) -> None:
-        """Transform pictures of one shape.
+        """Transform images of one shape.
 
         Args:
-            images: (N, C, H, W), uint8 or float32, of a shape that `output_shape` accepts.
+            images: (N, C, H, W), uint8 or float32, with a shape that `output_shape` accepts.
             draws: (N, LANES), from `draws`.
             out: (N, C, h, w), overwritten.
         """
@@ -116,7 +116,7 @@ class Transform:
             out[flipped] = out[flipped][..., ::-1]
 
     def one(self, image: Array, choice: Draws, out: Floats) -> None:
-        """Transform one picture (C, H, W) into `out` (C, h, w), with its row of draws (LANES)."""
+        """Transform one image (C, H, W) into `out` (C, h, w) with its random numbers (LANES)."""
         mean = self._mean
         if self._crop:
             rows, columns = self._window(image.shape, choice)

@@ -1,7 +1,7 @@
-"""Batches of windows of pictures, which R-CNN (Girshick et al., 2014) learns from.
+"""Batches of windows of images, for R-CNN (Girshick et al., 2014).
 
-Law: a batch is a pure function of its number (and of file, share, sampling and seed). Its first items are background windows, the
-rest foreground; each is drawn with the seed and the item's number in the job, so that no two workers draw alike.
+Law: a batch is a pure function of its number (and of file, share, sampling and seed). Its first items are background
+windows, the rest foreground. Each is drawn with the seed and the item's number in the job, so that workers draw differently.
 
 Source: caffe's WindowDataLayer.
 """
@@ -20,42 +20,42 @@ from torch import Tensor
 
 from poseidon.data.batches.buffers import BufferPool
 from poseidon.data.batches.draws import draw
+from poseidon.data.batches.images import decoded
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
-from poseidon.data.batches.pictures import decoded
 from poseidon.data.batches.window_file import Window, WindowFile
 from poseidon.errors import DataError
 
 Floats = npt.NDArray[np.float32]
 CHANNELS = 3
-LANES = 2  # what is drawn for each item: the window, and whether it is mirrored
+LANES = 2  # random numbers for each item: the window, and whether to mirror it
 
 
 class CropMode(Enum):
-    """What part of the picture a window is cut from."""
+    """The region of the image that is warped to an item."""
 
     WARP = auto()
-    """The window itself, whatever its shape."""
+    """The window."""
     SQUARE = auto()
-    """The smallest square around it."""
+    """The smallest square around the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How windows become a batch.
+    """The parameters of window sampling.
 
     Attributes:
         batch_size: N.
         crop: height and width of every item.
-        foreground: how many of a batch are foreground windows.
-        context_pad: pixels of context around the window, in the item.
-        mode: what is cut out.
+        foreground: the number of foreground windows in a batch.
+        context_pad: the pixels of context on each side of the window in the item.
+        mode: the region to cut out.
         mirror: mirror half of the items.
         scale: factor on every value, after the mean.
-        mean: (C, H, W) with H, W >= crop, or (C, 1, 1); None: none.
-        cache: keep the picture files' bytes in memory.
-        share: which items of the job.
-        seed: of the job.
+        mean: (C, H, W) with H, W >= crop, or (C, 1, 1); None: no mean.
+        cache: keep the bytes of the image files in memory.
+        share: the items of this worker.
+        seed: the seed of the job.
     """
 
     batch_size: int
@@ -72,10 +72,10 @@ class Sampling:
 
 
 class WindowMaker:
-    """Makes batches of windows.
+    """A maker of batches of windows.
 
     Raises:
-        DataError: there are no windows of a kind that is to be sampled.
+        DataError: the file has no windows of a kind that is needed.
     """
 
     def __init__(self, file: WindowFile, sampling: Sampling) -> None:
@@ -92,49 +92,46 @@ class WindowMaker:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, crop, crop)."""
+        """The shape (N, C, crop, crop) of every batch."""
         sampling = self._sampling
         return (sampling.batch_size, CHANNELS, sampling.crop, sampling.crop)
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor]:
-        """Batch `number` >= 0: items (N, C, crop, crop) and labels (N)."""
+        """Return batch `number` >= 0: items (N, C, crop, crop) and labels (N)."""
         sampling, size = self._sampling, self._sampling.batch_size
         draws = draw(sampling.seed, sampling.share.job_records(number * size, size), LANES)
         data = self._buffers.take()
         labels = np.empty(size, np.float32)
-        for place, (which, side) in enumerate(draws.tolist()):
-            behind = place < size - sampling.foreground
-            windows = self._file.background if behind else self._file.foreground
+        for index, (which, side) in enumerate(draws.tolist()):
+            is_background = index < size - sampling.foreground
+            windows = self._file.background if is_background else self._file.foreground
             window = windows[which % len(windows)]
-            labels[place] = window.label
+            labels[index] = window.label
             cut(
-                self._picture(window.picture),
+                self._image(window.image),
                 window,
                 sampling,
                 sampling.mirror and side % 2 == 1,
-                data[place],
+                data[index],
             )
         return torch.from_numpy(data), torch.from_numpy(labels)
 
     def fresh_records(self, number: int) -> int:
-        """How many items of batch `number` come before as many items as there are windows have been drawn."""
-        size = self._sampling.batch_size
+        """See `Maker`. An epoch is as many items as the file has windows."""
         windows = len(self._file.foreground) + len(self._file.background)
-        return int((self._sampling.share.records(number * size, size) < windows).sum())
+        return self._sampling.share.fresh_records(number, self._sampling.batch_size, windows)
 
     def close(self) -> None:
-        """Let go of the cached files."""
+        """Free the cached files."""
         self._cached.clear()
 
-    def _picture(self, index: int) -> npt.NDArray[np.uint8]:
-        path = self._file.pictures[index]
+    def _image(self, index: int) -> npt.NDArray[np.uint8]:
+        path = self._file.images[index]
         content = self._cached.get(index)
         try:
             content = path.read_bytes() if content is None else content
         except OSError as error:
-            raise DataError(
-                f"{self._file.source}: cannot read the picture {path}: {error.strerror}"
-            ) from error
+            raise DataError(f"{self._file.source}: cannot read the image {path}: {error.strerror}") from error
         if self._sampling.cache:
             self._cached[index] = content
         try:
@@ -146,12 +143,12 @@ class WindowMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What is cut out of a picture, and where it lies in the item.
+    """A region of an image, and its position in the item.
 
     Attributes:
-        corners: x1, y1, x2, y2 inside the picture, included.
-        size: width and height that it gets.
-        offset: column and row of its first pixel in the item.
+        corners: x1, y1, x2, y2 in the image, inclusive.
+        size: width and height in the item.
+        offset: column and row of the first pixel in the item.
     """
 
     corners: tuple[int, int, int, int]
@@ -160,15 +157,15 @@ class Placement:
 
 
 def place_window(
-    corners: tuple[int, int, int, int], picture: tuple[int, int], sampling: Sampling, *, mirrored: bool
+    corners: tuple[int, int, int, int], image: tuple[int, int], sampling: Sampling, *, mirrored: bool
 ) -> Placement:
-    """Where a window with its context is cut out, and where it goes; as Caffe rounds, halves away from zero.
+    """Compute the region of a window with its context, and its position in the item. Halves round away from zero, as in Caffe.
 
     Args:
-        corners: of the window.
-        picture: height and width.
+        corners: the corners of the window.
+        image: height and width of the image.
         sampling: crop, context and mode.
-        mirrored: the padding is mirrored too.
+        mirrored: mirror the padding too.
     """
     crop = sampling.crop
     if not sampling.context_pad and sampling.mode is CropMode.WARP:
@@ -176,7 +173,7 @@ def place_window(
     x1, y1, x2, y2 = _expanded(corners, sampling)
     wide, high = x2 - x1 + 1, y2 - y1 + 1
     before = (max(0, -x1), max(0, -y1))
-    after = (max(0, x2 - picture[1] + 1), max(0, y2 - picture[0] + 1))
+    after = (max(0, x2 - image[1] + 1), max(0, y2 - image[0] + 1))
     x1, y1, x2, y2 = x1 + before[0], y1 + before[1], x2 - after[0], y2 - after[1]
     scale_x, scale_y = crop / wide, crop / high
     left = _round((after[0] if mirrored else before[0]) * scale_x)
@@ -189,7 +186,7 @@ def place_window(
 
 
 def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[int, int, int, int]:
-    """Return the region that, warped to the item, has just context_pad pixels of context on each side."""
+    """Return the region that has context_pad pixels of context on each side after warping to the item."""
     x1, y1, x2, y2 = corners
     scale = sampling.crop / (sampling.crop - 2 * sampling.context_pad)
     half_w, half_h = (x2 - x1 + 1) / 2, (y2 - y1 + 1) / 2
@@ -205,20 +202,20 @@ def _expanded(corners: tuple[int, int, int, int], sampling: Sampling) -> tuple[i
 
 
 def cut(
-    picture: npt.NDArray[np.uint8], window: Window, sampling: Sampling, mirrored: bool, out: Floats
+    image: npt.NDArray[np.uint8], window: Window, sampling: Sampling, mirrored: bool, out: Floats
 ) -> None:
-    """Write a window into its item: cut out, warped, mirrored, less the mean, scaled; zeros around it.
+    """Write a window to its item: crop, warp, mirror, subtract the mean, scale. The rest of the item is zero.
 
     Raises:
-        DataError: the window lies outside its picture.
+        DataError: the window is outside its image.
     """
-    place = place_window(window.corners, picture.shape[:2], sampling, mirrored=mirrored)
-    (x1, y1, x2, y2), (wide, high), (left, top) = place.corners, place.size, place.offset
-    if not (0 <= x1 <= x2 < picture.shape[1] and 0 <= y1 <= y2 < picture.shape[0]) or min(wide, high) < 1:
+    placement = place_window(window.corners, image.shape[:2], sampling, mirrored=mirrored)
+    (x1, y1, x2, y2), (wide, high), (left, top) = placement.corners, placement.size, placement.offset
+    if not (0 <= x1 <= x2 < image.shape[1] and 0 <= y1 <= y2 < image.shape[0]) or min(wide, high) < 1:
         raise DataError(
-            f"window {window.corners} lies outside its picture of {picture.shape[1]} x {picture.shape[0]} (width x height)"
+            f"window {window.corners} is outside its image of {image.shape[1]} x {image.shape[0]} (width x height)"
         )
-    warped = cv2.resize(picture[y1 : y2 + 1, x1 : x2 + 1], (wide, high), interpolation=cv2.INTER_LINEAR)
+    warped = cv2.resize(image[y1 : y2 + 1, x1 : x2 + 1], (wide, high), interpolation=cv2.INTER_LINEAR)
     pixels = warped[:, ::-1] if mirrored else warped
     out.fill(0)
     target = out[:, top : top + high, left : left + wide]
@@ -233,16 +230,16 @@ def cut(
 
 
 def _round(value: float) -> int:
-    """C's round: halves away from zero."""
+    """Round halves away from zero, as C's round."""
     return math.floor(value + 0.5) if value >= 0 else -math.floor(-value + 0.5)
 
 
 class WindowReader(NumberedReader):
-    """Draws one worker's windows, batch by batch, for ever: items (N, C, crop, crop) and labels (N).
+    """An endless reader of one worker's windows: items (N, C, crop, crop) and labels (N).
 
     Args:
         file: the windows.
-        sampling: how they become batches.
+        sampling: the parameters of the batches.
     """
 
     def __init__(self, file: WindowFile, sampling: Sampling) -> None:

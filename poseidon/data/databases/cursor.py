@@ -1,7 +1,7 @@
-"""The contract of a database cursor, and the one door to open one.
+"""The interface of database cursors, and the function that opens one.
 
-Law: whatever the backend, the same records in the same (bytewise key) order under the same numbers, so that
-a definition may change its backend and nothing else.
+Law: all backends return the same records in the same (bytewise key) order with the same numbers, so that a definition can
+change its backend and nothing else.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from poseidon.data.databases.lmdb_cursor import LmdbCursor
 
 
 class Cursor(Protocol):
-    """A place in a database that is not empty. Not thread-safe; may be handed from thread to thread."""
+    """A cursor on a database with at least one record. Not thread-safe, but not bound to a thread."""
 
     path: Path
 
     def __len__(self) -> int:
-        """Number of records, at least 1. With LevelDB the first call reads through the database."""
+        """Return the number of records, at least 1. The first call on a LevelDB reads the whole database."""
 
     @property
     def position(self) -> int:
-        """Number of the record under the cursor, 0 <= position < len."""
+        """The number of the current record, 0 <= position < len."""
 
     def key(self) -> bytes:
-        """Key of the record under the cursor."""
+        """Return the key of the current record."""
 
     def value(self) -> bytes | memoryview:
-        """Value of the record under the cursor; must not be used after `close`."""
+        """Return the value of the current record, which must not be used after `close`."""
 
     def skip(self, count: int) -> None:
-        """Move `count` >= 0 records forward, from the last to the first; reads no values."""
+        """Move forward by `count` >= 0 records, from the last to the first, without reading values."""
 
     def seek(self, record: int) -> None:
-        """Stand on record number `record` >= 0, taken modulo len; reads no values."""
+        """Move to record number `record` >= 0, modulo len, without reading values."""
 
     def close(self) -> None:
-        """Let go of the database; a second call does nothing."""
+        """Close the database. A second call does nothing."""
 
 
 def open_cursor(path: Path, backend: int) -> Cursor:
-    """Return a cursor on the first record of a database.
+    """Open a cursor on the first record of a database.
 
     Args:
         path: the database's folder.
-        backend: a `Backend`, or the number that Caffe's `DataParameter.DB` gives it.
+        backend: a `Backend`, or its number in Caffe's `DataParameter.DB`.
 
     Raises:
         DataError: the database is missing, of another kind, empty, damaged, or locked by another process.

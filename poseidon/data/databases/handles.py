@@ -1,9 +1,8 @@
-"""Open databases of this process, shared by all its cursors.
+"""Reference-counted database handles, shared by all cursors of the process.
 
-Law: a database is opened at most once in a process. LevelDB and LMDB both demand it (LevelDB's lock refuses
-a second owner; LMDB's file locks break when one of two handles closes), yet a train net and a test net may
-well read the same database. So the set of open handles belongs to the process, as the locks do: this is the
-one piece of module state in the room, counted up and down under a lock.
+Law: a process opens a database at most once. LevelDB and LMDB both require it (LevelDB's lock refuses a second owner;
+LMDB's file locks break when one of two handles closes), yet a train net and a test net may read the same database. So
+the open handles are state of the process, as the locks are. This is the only module state in the package.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ Handle = TypeVar("Handle")
 
 
 class SharedHandles(Generic[Handle]):
-    """Handles by resolved path, each open while somebody holds it.
+    """Handles by resolved path, each open while its reference count is positive.
 
     Args:
-        close: called with a handle that its last holder has released.
+        close: called with a handle after its last release.
     """
 
     def __init__(self, close: Callable[[Handle], None]) -> None:
@@ -29,7 +28,7 @@ class SharedHandles(Generic[Handle]):
         self._open: dict[Path, tuple[Handle, int]] = {}
 
     def acquire(self, path: Path, open_handle: Callable[[], Handle]) -> Handle:
-        """Return the handle of `path`, opened by `open_handle` if nobody holds it yet. Thread-safe."""
+        """Return the handle of `path`, opened by `open_handle` if it is not open. Thread-safe."""
         key = path.resolve()
         with self._lock:
             if key in self._open:
@@ -40,7 +39,7 @@ class SharedHandles(Generic[Handle]):
             return handle
 
     def release(self, path: Path) -> None:
-        """Give back what `acquire` gave. Thread-safe."""
+        """Release a handle that `acquire` returned. Thread-safe."""
         key = path.resolve()
         with self._lock:
             handle, holders = self._open.pop(key)

@@ -1,7 +1,7 @@
-"""Which kind of database a folder holds.
+"""The backends, and detection of the backend of a database folder.
 
-Law: a database is known by its files, so that a wrong `backend:` in a definition is told apart from a
-missing or a foreign folder before any library opens it (LevelDB leaves files behind even when it fails).
+Law: a backend is recognized by the files in the folder, before any library opens it (LevelDB creates files even when it
+fails). A wrong `backend:` in a definition, a missing folder and a folder of another kind are different errors.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from poseidon.errors import DataError, UsageError
 
 
 class Backend(IntEnum):
-    """The numbers are those of Caffe's `DataParameter.DB`."""
+    """A kind of database, with its number in Caffe's `DataParameter.DB`."""
 
     LEVELDB = 0
-    """A folder that one process at a time may open."""
+    """A folder that one process at a time can open."""
     LMDB = 1
-    """A memory-mapped file that any number of processes may read at once."""
+    """A memory-mapped file that any number of processes can read at the same time."""
 
     @property
     def title(self) -> str:
-        """How its own project spells it."""
+        """The name as its project spells it."""
         return "LevelDB" if self is Backend.LEVELDB else "LMDB"
 
     @property
     def suffix(self) -> str:
-        """The ending that Caffe's examples give to folders of this kind: `lmdb` or `leveldb`."""
+        """The suffix of such folders in Caffe's examples: `lmdb` or `leveldb`."""
         return self.name.lower()
 
     @staticmethod
@@ -40,7 +40,7 @@ class Backend(IntEnum):
 
 
 def detect(path: Path) -> Backend | None:
-    """Return the kind of database in the folder `path`, or None when it holds neither."""
+    """Return the kind of database in the folder `path`, or None if it is not a database."""
     if (path / "data.mdb").is_file():
         return Backend.LMDB
     if (path / "CURRENT").is_file():
@@ -52,11 +52,11 @@ def require(path: Path) -> Backend:
     """Return the kind of database in the folder `path`.
 
     Raises:
-        DataError: nothing is there, or it is no database.
+        DataError: the folder does not exist or is not a database.
     """
     if not path.exists():
         raise DataError(
-            f"the database {path} does not exist: make it first, for example with a create script of examples/ "
+            f"the database {path} does not exist: create it first, for example with a create script of examples/ "
             "(examples/cifar10/create_cifar10.sh)"
         )
     found = detect(path)
@@ -71,7 +71,7 @@ def require_kind(path: Path, backend: Backend) -> None:
     """Check that the folder `path` holds a database of the kind `backend`.
 
     Raises:
-        DataError: nothing is there, it is no database, or one of the other kind.
+        DataError: the folder does not exist, is not a database, or is of the other kind.
     """
     found = require(path)
     if found is not backend:

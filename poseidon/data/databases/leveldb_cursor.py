@@ -1,7 +1,7 @@
-"""Cursor on a LevelDB database.
+"""Cursors on LevelDB databases, and the optional library plyvel behind them.
 
-Law: LevelDB has one owner. A second process is refused with a sentence that says what to do instead; cursors
-of one process share the one handle.
+Law: a LevelDB can be open in one process only. A second process gets an error that says what to do instead; the cursors of
+a process share one handle. Without plyvel everything but LevelDB works.
 """
 
 from __future__ import annotations
@@ -10,12 +10,41 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from poseidon.data.databases.handles import SharedHandles
-from poseidon.data.databases.leveldb import ERRORS, require_leveldb
 from poseidon.data.databases.stepping import SteppingCursor
 from poseidon.errors import DataError
+
+PLYVEL: ModuleType | None
+ERRORS: tuple[type[Exception], ...]
+"""The exceptions of the library."""
+
+try:
+    import plyvel
+except ImportError:
+    PLYVEL, ERRORS = None, ()
+else:
+    PLYVEL, ERRORS = plyvel, (plyvel.Error,)
+
+
+class LevelDbMissingError(DataError):
+    """The Python package for LevelDB is not installed."""
+
+
+def require_leveldb() -> ModuleType:
+    """Return the module `plyvel`.
+
+    Raises:
+        LevelDbMissingError: it is not installed. The text says how to install it and what works without it.
+    """
+    if PLYVEL is None:
+        raise LevelDbMissingError(
+            "LevelDB needs the Python package plyvel, which is not installed: use LMDB (--backend=lmdb), or "
+            "pip install plyvel (Python 3.13 and newer build it: apt-get install g++ libleveldb-dev first)"
+        )
+    return PLYVEL
 
 
 def _close(database: Any) -> None:
@@ -23,16 +52,16 @@ def _close(database: Any) -> None:
 
 
 ONE_OWNER = (
-    "and LevelDB has one owner: give each client its own part (poseidon partition_data and shared_file_system: false), "
-    "or use LMDB"
+    "and a LevelDB can be open in one process only: give each client its own part (poseidon partition_data and "
+    "shared_file_system: false), or use LMDB"
 )
-"""What to do where a second process would open a database."""
+"""The end of the error for a second process."""
 
 _DATABASES: SharedHandles[Any] = SharedHandles(_close)
 
 
 def _reason(error: Exception) -> str:
-    """LevelDB's own words; plyvel hands them over as bytes."""
+    """Return LevelDB's own message, which plyvel passes as bytes."""
     first = error.args[0] if error.args else error
     return first.decode(errors="replace") if isinstance(first, bytes) else str(first)
 
@@ -48,8 +77,8 @@ def _translated(path: Path) -> Iterator[None]:
 def _open(path: Path) -> Any:
     if not os.access(path, os.W_OK):
         raise DataError(
-            f"the LevelDB database {path} lies in a folder that cannot be written, and LevelDB writes to its "
-            "folder even for reading: copy it to a writable place, or use LMDB"
+            f"the LevelDB database {path} is in a folder that is not writable, and LevelDB writes to its "
+            "folder even for reading: copy it to a writable folder, or use LMDB"
         )
     plyvel = require_leveldb()
     try:
@@ -61,13 +90,13 @@ def _open(path: Path) -> Any:
 
 
 class LevelDbCursor(SteppingCursor):
-    """See `poseidon.data.databases.cursor.Cursor`. The number of records is learnt at the first wrap or `len`.
+    """A cursor on a LevelDB database. It knows the number of records after the first wrap or `len`.
 
     Args:
-        path: a folder that holds CURRENT.
+        path: a folder with a file CURRENT.
 
     Raises:
-        DataError: damaged, empty, in use by another process, in a read-only folder, or plyvel is not installed.
+        DataError: the database is damaged, empty, in use by another process or in a read-only folder, or plyvel is not installed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +126,7 @@ class LevelDbCursor(SteppingCursor):
             _DATABASES.release(self.path)
 
     def _new_iterator(self) -> Any:
-        # A pass over the whole database would only flush LevelDB's cache.
+        # A pass over the whole database would evict everything else from LevelDB's cache.
         return self._database.raw_iterator(verify_checksums=True, fill_cache=False)
 
     def _first(self) -> None:

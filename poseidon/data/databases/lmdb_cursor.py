@@ -1,7 +1,7 @@
-"""Cursor on an LMDB database.
+"""Cursors on LMDB databases.
 
-Law: reading changes nothing. The database is opened read-only, so it may lie in a folder that cannot be
-written, and any number of processes may read it at once.
+Law: the database is opened read-only, so its folder need not be writable, and any number of processes can read it at the
+same time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from poseidon.data.databases.handles import SharedHandles
 from poseidon.data.databases.stepping import SteppingCursor
 from poseidon.errors import DataError
 
-# Processes reading one database on one machine; a slot of the lock file costs 64 bytes.
+# Processes that read one database on one host. A slot in the lock file takes 64 bytes.
 MAX_READERS = 1024
 
 
@@ -44,12 +44,12 @@ def _lockable(path: Path) -> bool:
 
 
 def _open(path: Path) -> Any:
-    """Return an environment whose file is known to hold every page that its header promises."""
+    """Open an environment and check that its file has all pages that the header counts."""
     environment = lmdb.open(
         str(path),
         readonly=True,
         lock=_lockable(path),
-        # Records are read in key order, which is the order that they were written in.
+        # Records are read in key order, which is usually the order in which they were written.
         readahead=True,
         max_readers=MAX_READERS,
         create=False,
@@ -57,20 +57,20 @@ def _open(path: Path) -> Any:
     size = (path / "data.mdb").stat().st_size
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if size < needed:
-        # Touching a page beyond the file's end would kill the process (SIGBUS).
+        # Access to a page beyond the end of the file would kill the process (SIGBUS).
         environment.close()
-        raise DataError(f"the LMDB database {path} is cut short: data.mdb has {size} of {needed} bytes")
+        raise DataError(f"the LMDB database {path} is truncated: data.mdb has {size} of {needed} bytes")
     return environment
 
 
 class LmdbCursor(SteppingCursor):
-    """See `poseidon.data.databases.cursor.Cursor`. Values are views into the memory map, copied by nobody here.
+    """A cursor on an LMDB database. Values are views of the memory map, not copies.
 
     Args:
-        path: a folder that holds data.mdb.
+        path: a folder with a file data.mdb.
 
     Raises:
-        DataError: not LMDB, cut short, damaged or empty.
+        DataError: the database is not LMDB, truncated, damaged or empty.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Moving through a database by record number when it can only be stepped in key order.
+"""Access by record number for databases that can only be stepped in key order.
 
-Law: record numbers never end. Record r of a database of n records is record r mod n, as Caffe's cursor goes
-back to the first record after the last. Stepping touches keys only, never values.
+Law: record numbers are unbounded. Record r of a database with n records is record r mod n, as Caffe's cursor returns to the
+first record after the last. Stepping reads keys only, never values.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 class SteppingCursor(ABC):
-    """A cursor on a non-empty database, standing on its first record when made.
+    """A cursor on a database with at least one record, initially on the first.
 
     Args:
-        path: the database, for messages.
-        length: number of records if that is cheap to know, else None: then it is learnt at the first wrap.
+        path: the database, for error messages.
+        length: the number of records, or None if it is expensive to compute; then it is known after the first wrap.
     """
 
     def __init__(self, path: Path, length: int | None) -> None:
@@ -30,11 +30,11 @@ class SteppingCursor(ABC):
 
     @property
     def position(self) -> int:
-        """Number of the record under the cursor, 0 <= position < len."""
+        """The number of the current record, 0 <= position < len."""
         return self._position
 
     def seek(self, record: int) -> None:
-        """Stand on record number `record` >= 0, taken modulo the number of records."""
+        """Move to record number `record` >= 0, modulo the number of records."""
         if self._length is not None:
             record %= self._length
         if record < self._position:
@@ -49,7 +49,7 @@ class SteppingCursor(ABC):
                 record %= self._length
 
     def skip(self, count: int) -> None:
-        """Move `count` >= 0 records forward, from the last to the first."""
+        """Move forward by `count` >= 0 records, from the last to the first."""
         self.seek(self._position + count)
 
     def _rewind(self) -> None:
@@ -58,15 +58,15 @@ class SteppingCursor(ABC):
 
     @abstractmethod
     def _first(self) -> None:
-        """Stand on the first record."""
+        """Move to the first record."""
 
     @abstractmethod
     def _advance(self, count: int) -> int:
-        """Stand `count` records further on; returns how many steps there were.
+        """Move forward by up to `count` records and return the number of steps made.
 
-        Fewer than `count` means that the last record was reached, where the cursor need not be left standing.
+        Fewer than `count` steps mean that the last record was reached; the cursor's position is then undefined.
         """
 
     @abstractmethod
     def _count(self) -> int:
-        """Count the records; the cursor does not move."""
+        """Count the records without moving the cursor."""

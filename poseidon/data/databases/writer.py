@@ -1,6 +1,6 @@
-"""Writing databases of records, LMDB and LevelDB alike.
+"""Writers of LMDB and LevelDB databases.
 
-Law: a database appears under its name when it is complete, and not before; an existing one is never touched.
+Law: a database appears under its name only when it is complete. An existing one is never changed.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import Any, Protocol
 
 import lmdb
 
-from poseidon.data.databases import leveldb
+from poseidon.data.databases import leveldb_cursor as leveldb
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.staging import staging
 from poseidon.errors import DataError
 
-# Records in one transaction or write batch, as Caffe's converters do.
+# Records in a transaction or write batch, as in Caffe's converters.
 RECORDS_PER_COMMIT = 1000
-# LMDB reserves this much address space at first, and twice as much whenever it is full.
+# The initial size of LMDB's address space; it is doubled whenever it is full.
 FIRST_MAP_BYTES = 1 << 28
-_REFUSALS: tuple[type[Exception], ...] = (OSError, lmdb.Error, *leveldb.ERRORS)
+_WRITE_ERRORS: tuple[type[Exception], ...] = (OSError, lmdb.Error, *leveldb.ERRORS)
 
 
 class DatabaseWriter(Protocol):
-    """Takes records; they are safe after `close`."""
+    """A writer of records. They are stored after `close`."""
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Store one record, in place of an earlier one with the same key."""
+        """Store a record, in place of an earlier one with the same key."""
 
     def close(self) -> None:
-        """Store what is left and let go of the database; a second call does nothing."""
+        """Store buffered records and close the database. A second call does nothing."""
 
 
 class LmdbWriter:
-    """A new LMDB database in the folder `path`, which must not exist."""
+    """A writer of a new LMDB database in the folder `path`, which must not exist."""
 
     def __init__(self, path: Path) -> None:
-        # Nothing is read before it is complete, so one sync at the end is enough.
+        # Nobody reads an incomplete database, so one sync at the end is enough.
         self._environment: Any = lmdb.open(
             str(path), map_size=FIRST_MAP_BYTES, sync=False, metasync=False, lock=False
         )
@@ -67,7 +67,7 @@ class LmdbWriter:
                 last = self._last_key
                 with self._environment.begin(write=True) as transaction:
                     for key, value in self._pending:
-                        # Appending fills pages to the brim; keys out of order are sorted in.
+                        # Appending fills pages completely. Keys that are out of order are inserted.
                         transaction.put(key, value, append=key > last)
                         last = max(last, key)
             except lmdb.MapFullError:
@@ -79,7 +79,7 @@ class LmdbWriter:
 
 
 class LevelDbWriter:
-    """A new LevelDB database in the folder `path`, which must not exist."""
+    """A writer of a new LevelDB database in the folder `path`, which must not exist."""
 
     def __init__(self, path: Path) -> None:
         self._database: Any = leveldb.require_leveldb().DB(
@@ -105,16 +105,16 @@ class LevelDbWriter:
 
 
 def open_writer(path: Path, backend: Backend) -> DatabaseWriter:
-    """Return a writer of a new database at `path`, which is visible there at once: for use in a staging folder."""
+    """Open a writer of a new database at `path`. The database is visible at once, so `path` should be in a staging folder."""
     return LmdbWriter(path) if backend is Backend.LMDB else LevelDbWriter(path)
 
 
 @contextmanager
 def write_database(path: Path, backend: Backend) -> Iterator[DatabaseWriter]:
-    """Yield a writer of a new database that appears at `path` when the block ends without an error.
+    """Yield a writer of a new database, which appears at `path` when the block ends without an error.
 
     Raises:
-        DataError: something exists at `path`, another process is writing it, or the disk refuses.
+        DataError: `path` exists, another process writes it, or a write fails.
     """
     refuse_existing(path)
     with translated_writes(path), staging(path) as stage:
@@ -127,17 +127,17 @@ def write_database(path: Path, backend: Backend) -> Iterator[DatabaseWriter]:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise DataError when something lies at `path` already."""
+    """Raise DataError if `path` exists."""
     if path.exists() or path.is_symlink():
         raise DataError(f"{path} exists already and is not overwritten: move or remove it first")
 
 
 @contextmanager
 def translated_writes(path: Path) -> Iterator[None]:
-    """Errors of the libraries and the disk under this block become DataErrors about writing `path`."""
+    """Translate errors of the database libraries and the disk in this block to a DataError about writing `path`."""
     try:
         yield
-    except _REFUSALS as error:
+    except _WRITE_ERRORS as error:
         reason = error.args[0] if isinstance(error, leveldb.ERRORS) and error.args else error
         text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
         raise DataError(f"{path} cannot be written: {text}") from error

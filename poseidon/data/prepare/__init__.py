@@ -1,1 +1,1 @@
-"""Data sets made ready: downloaded, converted, and divided among clients."""
+"""Preparation of data sets: download, conversion, and division among clients."""

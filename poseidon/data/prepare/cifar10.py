@@ -1,8 +1,8 @@
-"""The CIFAR-10 example's databases, from whatever data there is.
+"""Preparation of the CIFAR-10 example's databases.
 
-Law: real data wins. In this order: databases made earlier; CIFAR-10 that is found; CIFAR-10 that can be fetched;
-and last the built-in pictures, which are never passed off as CIFAR-10: a marker beside the databases says what
-they were made of, and they make way as soon as real data is found. Nothing half-made is ever left.
+Law: real data takes precedence. The order is: existing databases; CIFAR-10 on this host; a download of CIFAR-10; the
+built-in pictures. A marker file beside the databases names their source, and databases of built-in pictures are replaced
+as soon as real data is found. Incomplete files are never left behind.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from poseidon.data.databases.cursor import open_cursor, records
 from poseidon.data.databases.kinds import Backend, detect
-from poseidon.data.databases.leveldb import require_leveldb
+from poseidon.data.databases.leveldb_cursor import require_leveldb
 from poseidon.data.databases.writer import open_writer, translated_writes
 from poseidon.data.mean import compute_mean, write_mean
 from poseidon.data.prepare.cifar10_source import URL, URL_MD5, Cifar10, find_cifar10, read_cifar10
 from poseidon.data.prepare.convert import write_labelled
 from poseidon.data.prepare.download import download
-from poseidon.data.prepare.procedural import draw_pictures
+from poseidon.data.prepare.procedural import draw_images
 from poseidon.data.prepare.split import existing_parts, partition_data
 from poseidon.data.progress import Report, silent
 from poseidon.data.staging import Staging, recover, staging
@@ -34,14 +34,14 @@ BUILT_IN_TRAIN, BUILT_IN_TEST = 10_000, 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is ready to be trained on.
+    """The prepared data set.
 
     Args:
-        train: database of the training set.
-        test: database of the test set.
-        mean: mean file of the training set.
-        origin: what they were made of, in words; empty for databases that this project did not make.
-        reason: why no real data was used, when none was.
+        train: the database of the training set.
+        test: the database of the test set.
+        mean: the mean file of the training set.
+        origin: a description of the source; empty for databases that this project did not create.
+        reason: why no real data was used; empty if it was.
     """
 
     train: Path
@@ -52,34 +52,34 @@ class Prepared:
 
     @property
     def built_in(self) -> bool:
-        """Whether these are the project's own pictures and not CIFAR-10."""
+        """Whether these are the built-in pictures and not CIFAR-10."""
         return _is_built_in(self.origin)
 
     @property
     def warning(self) -> str | None:
-        """The line that a user of the built-in pictures must see, else None."""
+        """The warning for a user of the built-in pictures, else None."""
         if not self.built_in:
             return None
         because = f" ({self.reason})" if self.reason else ""
         return (
-            f"*** THIS IS NOT CIFAR-10 *** training on {BUILT_IN}, drawn by Poseidon{because}: accuracies mean nothing "
-            "beside published ones; give the real data with --data DIR or $POSEIDON_DATA, or run "
+            f"*** THIS IS NOT CIFAR-10 *** training on {BUILT_IN}, drawn by Poseidon{because}: accuracies cannot be compared "
+            "with published ones; pass the real data with --data DIR or $POSEIDON_DATA, or run "
             "examples/cifar10/get_cifar10.sh ***"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is wanted.
+    """The data set to prepare.
 
     Args:
-        folder: where the databases go, examples/cifar10 of the checkout by default.
-        backend: kind of the databases.
-        clients: with LevelDB, which cannot be shared, this many parts are made as well; 1 makes none.
-        data: where the user says that CIFAR-10 is: an archive, or a folder that holds it, also in `cifar10/`.
-        hint: a folder that may hold it as well ($POSEIDON_DATA).
-        url: where to fetch it; empty fetches nothing.
-        url_md5: checksum of what is fetched.
+        folder: the folder for the databases, examples/cifar10 of the checkout by default.
+        backend: the kind of the databases.
+        clients: with LevelDB, which cannot be shared, the number of parts to create too; 1: none.
+        data: the user's path to CIFAR-10: an archive, or a folder that holds it, also in `cifar10/`.
+        hint: another folder that may hold it ($POSEIDON_DATA).
+        url: the URL to download it from; empty: no download.
+        url_md5: the checksum of the download.
     """
 
     folder: Path
@@ -92,22 +92,22 @@ class Request:
 
     @property
     def downloads(self) -> Path:
-        """Where fetched archives are kept."""
+        """The folder of downloaded archives."""
         return self.folder / "data"
 
     def database(self, part: str, backend: Backend | None = None) -> Path:
         """Return the database of `train` or `test`."""
-        # Not `backend or`: the number of LevelDB is 0.
+        # `backend or` would be wrong: LevelDB is 0.
         kind = self.backend if backend is None else backend
         return self.folder / f"cifar10_{part}_{kind.suffix}"
 
 
 def prepare(request: Request, *, report: Report = silent) -> Prepared:
-    """Make what is missing of databases, mean file and parts.
+    """Create the databases, the mean file and the parts that are missing.
 
     Raises:
-        DataError: `data` holds no CIFAR-10, what was found is damaged, another process is preparing the same
-            folder, the disk refuses, or LevelDB is not installed.
+        DataError: `data` does not hold CIFAR-10, the data is damaged, another process is preparing the same folder, a
+            write fails, or LevelDB is not installed.
     """
     if request.backend is Backend.LEVELDB:
         require_leveldb()
@@ -134,10 +134,10 @@ def prepare(request: Request, *, report: Report = silent) -> Prepared:
 
 
 def fetch(request: Request, *, report: Report = silent) -> Path:
-    """Fetch the published archive, if it is not there yet; returns where it lies.
+    """Download the published archive unless it exists. Return its path.
 
     Raises:
-        ConnectionError: the network or the server is not there.
+        ConnectionError: the network or the server cannot be reached.
     """
     archive = request.downloads / Path(request.url).name
     if not archive.exists():
@@ -146,26 +146,26 @@ def fetch(request: Request, *, report: Report = silent) -> Path:
 
 
 def _find(request: Request) -> Path | None:
-    """Real data on this machine, or None.
+    """Return the path of real data on this host, or None.
 
     Raises:
-        DataError: the user named a place, it holds none, and no real data was prepared earlier.
+        DataError: the user's path holds none, and no real data was prepared earlier.
     """
     made_earlier = _complete(request, request.backend) and not _is_built_in(_read_marker(request))
-    for place in (request.data, request.hint, request.downloads, request.folder):
-        found = find_cifar10(place) if place is not None else None
+    for path in (request.data, request.hint, request.downloads, request.folder):
+        found = find_cifar10(path) if path is not None else None
         if found is not None:
             return found
-        if place is not None and place is request.data and not made_earlier:
+        if path is not None and path is request.data and not made_earlier:
             raise DataError(
-                f"no CIFAR-10 at {place}: expected an archive like cifar-10-binary.tar.gz or an unpacked folder like "
+                f"no CIFAR-10 at {path}: expected an archive like cifar-10-binary.tar.gz or an unpacked folder like "
                 "cifar-10-batches-bin, there or in its folder cifar10/"
             )
     return None
 
 
 def _complete(request: Request, backend: Backend) -> bool:
-    """Return whether both databases of this kind are there; they are only ever there complete."""
+    """Return whether both databases of this kind exist. They appear only when complete."""
     return all(detect(request.database(part, backend)) is backend for part in ("train", "test"))
 
 
@@ -183,7 +183,7 @@ def _stage_name(request: Request) -> Path:
 
 
 def _make_databases(request: Request, found: Path | None, report: Report) -> str:
-    """Make both databases; returns why they are not real, or nothing."""
+    """Create both databases. Return why they do not hold real data, or an empty string."""
     reason = ""
     with translated_writes(request.folder), staging(_stage_name(request)) as stage:
         other = Backend(1 - request.backend)
@@ -199,7 +199,7 @@ def _make_databases(request: Request, found: Path | None, report: Report) -> str
                 target, request.backend, labelled, key_digits=5, report=report, activity=f"writing {part}"
             )
         (stage.folder / MARKER_NAME).write_text(data.origin + "\n", encoding="utf-8")
-        # What was made of other data goes together with it.
+        # Everything made of other data is removed at the same time.
         stage.publish([*_names(request), MARKER_NAME], remove=list(_outdated(request)))
     return reason
 
@@ -209,7 +209,7 @@ def _names(request: Request) -> list[str]:
 
 
 def _outdated(request: Request) -> Iterator[str]:
-    """Everything of either kind that this module may have made."""
+    """Yield the names of all files of both kinds that this module creates."""
     yield MEAN_NAME
     for backend in Backend:
         for part in ("train", "test"):
@@ -219,7 +219,7 @@ def _outdated(request: Request) -> Iterator[str]:
 
 
 def _copy(request: Request, other: Backend, stage: Staging, report: Report) -> None:
-    """Copy databases made earlier into the other kind, record by record."""
+    """Copy existing databases of the other kind record by record."""
     for part in ("train", "test"):
         target = stage.folder / request.database(part).name
         with closing(open_cursor(request.database(part, other), other)) as cursor:
@@ -231,7 +231,7 @@ def _copy(request: Request, other: Backend, stage: Staging, report: Report) -> N
 
 
 def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar10, str]:
-    """Return the data to make databases of, and why it is not real, if it is not."""
+    """Return the data for the databases, and why it is not real; an empty string if it is."""
     if found is not None:
         return read_cifar10(found), ""
     reason = "none was found"
@@ -240,9 +240,9 @@ def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar
             return read_cifar10(fetch(request, report=report)), ""
         except ConnectionError as error:
             reason = f"none was found, and {error}"
-    train = draw_pictures(BUILT_IN_TRAIN, seed=1, report=report)
+    train = draw_images(BUILT_IN_TRAIN, seed=1, report=report)
     return Cifar10(
-        train=train, test=draw_pictures(BUILT_IN_TEST, seed=2), origin=f"{BUILT_IN}, not CIFAR-10"
+        train=train, test=draw_images(BUILT_IN_TEST, seed=2), origin=f"{BUILT_IN}, not CIFAR-10"
     ), reason
 
 

@@ -1,7 +1,7 @@
-"""CIFAR-10 as it is published: found in a folder, read, and checked.
+"""A reader of CIFAR-10 in its published formats.
 
-Law: whatever the form (binary or python version, archive or unpacked), the same pictures come out in the published
-order, or an error that names the file. Pickles are read by an unpickler that knows arrays and nothing else.
+Law: every format (binary or python version, archive or unpacked) gives the same images in the published order, or an
+error that names the file. Pickles are read by an unpickler that allows arrays only.
 
 Source: https://www.cs.toronto.edu/~kriz/cifar.html for both layouts.
 """
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from poseidon.data.prepare.convert import Labelled
 from poseidon.data.prepare.download import file_md5
-from poseidon.data.prepare.labelled import Labelled
 from poseidon.errors import DataError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -43,9 +43,9 @@ class Cifar10:
     """The data set in memory.
 
     Args:
-        train: 50,000 pictures in the order of the five published batches.
-        test: 10,000 pictures.
-        origin: where it was read from, in words.
+        train: 50,000 images in the order of the five published batches.
+        test: 10,000 images.
+        origin: a description of the source.
     """
 
     train: Labelled
@@ -53,18 +53,18 @@ class Cifar10:
     origin: str
 
 
-# Reads the named batches out of a place: name without ending -> contents of the file.
+# The batch files: name without suffix -> content.
 _Contents = Mapping[str, bytes]
 
 
-def find_cifar10(place: Path) -> Path | None:
-    """CIFAR-10 at or under `place`: an unpacked folder or an archive, whichever is read fastest.
+def find_cifar10(path: Path) -> Path | None:
+    """Return the path of CIFAR-10 at or under `path`, or None. Formats that are read faster are preferred.
 
-    `place` may be the archive or the unpacked folder itself, or a folder that holds one, directly or in `cifar10/`.
+    `path` is an archive, an unpacked folder, or a folder that holds one of them, directly or in `cifar10/`.
     """
-    if place.is_file():
-        return place if tarfile.is_tarfile(place) else None
-    return next((found for folder in (place, place / "cifar10") for found in _candidates(folder)), None)
+    if path.is_file():
+        return path if tarfile.is_tarfile(path) else None
+    return next((found for folder in (path, path / "cifar10") for found in _candidates(folder)), None)
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
@@ -78,37 +78,37 @@ def _candidates(folder: Path) -> Iterator[Path]:
                 yield archive
 
 
-def read_cifar10(place: Path) -> Cifar10:
-    """Read what `find_cifar10` found.
+def read_cifar10(path: Path) -> Cifar10:
+    """Read the data set at a path that `find_cifar10` returned.
 
     Raises:
-        DataError: damaged, incomplete, or not CIFAR-10.
+        DataError: the data is damaged, incomplete, or not CIFAR-10.
     """
-    contents = _read_folder(place) if place.is_dir() else _read_archive(place)
+    contents = _read_folder(path) if path.is_dir() else _read_archive(path)
     missing = [name for name in (*TRAIN_BATCHES, TEST_BATCH) if name not in contents]
     if missing:
-        raise DataError(f"{place} is not the whole of CIFAR-10: {', '.join(missing)} is missing")
-    batches = {name: _parse(content, f"{name} in {place}") for name, content in contents.items()}
+        raise DataError(f"{path} is not complete: {', '.join(missing)} of CIFAR-10 is missing")
+    batches = {name: _parse(content, f"{name} in {path}") for name, content in contents.items()}
     parts = [batches[name] for name in TRAIN_BATCHES]
     train = Labelled(
         images=np.concatenate([part.images for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
     )
-    _check(train, TRAIN_RECORDS, f"the training set in {place}")
-    _check(batches[TEST_BATCH], TEST_RECORDS, f"the test set in {place}")
-    return Cifar10(train=train, test=batches[TEST_BATCH], origin=_origin(place))
+    _check(train, TRAIN_RECORDS, f"the training set in {path}")
+    _check(batches[TEST_BATCH], TEST_RECORDS, f"the test set in {path}")
+    return Cifar10(train=train, test=batches[TEST_BATCH], origin=_origin(path))
 
 
-def _origin(place: Path) -> str:
-    if place.is_dir():
-        return f"CIFAR-10 from {place}"
-    known = PUBLISHED_MD5.get(file_md5(place))
-    word = f"the published {known}" if known else "not the published archive, but its records check out"
-    return f"CIFAR-10 from {place} ({word})"
+def _origin(path: Path) -> str:
+    if path.is_dir():
+        return f"CIFAR-10 from {path}"
+    known = PUBLISHED_MD5.get(file_md5(path))
+    status = f"the published {known}" if known else "not the published archive, but its records check out"
+    return f"CIFAR-10 from {path} ({status})"
 
 
 def _batch_name(file_name: str) -> str | None:
-    """Return the batch that a file of this name holds, or None."""
+    """Return the name of the batch in a file of this name, or None."""
     name = Path(file_name).name.removesuffix(".bin")
     return name if name in (*TRAIN_BATCHES, TEST_BATCH) else None
 
@@ -123,7 +123,7 @@ def _read_folder(folder: Path) -> _Contents:
 
 
 def _read_archive(path: Path) -> _Contents:
-    """One pass through the archive, in memory: nothing is unpacked to disk, so no member's path matters."""
+    """Read an archive in one pass, in memory. No file is unpacked, so the members' paths are harmless."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r|*") as archive:
@@ -137,22 +137,22 @@ def _read_archive(path: Path) -> _Contents:
     return found
 
 
-def _parse(content: bytes, place: str) -> Labelled:
-    """Return a batch of either version."""
-    # A pickle of the published protocol starts with 0x80; as a label that byte would be no class.
-    return _parse_pickle(content, place) if content[:1] in (b"\x80", b"(") else _parse_binary(content, place)
+def _parse(content: bytes, path: str) -> Labelled:
+    """Parse a batch of either version."""
+    # A pickle of the published protocol starts with 0x80, which is not a legal label.
+    return _parse_pickle(content, path) if content[:1] in (b"\x80", b"(") else _parse_binary(content, path)
 
 
-def _parse_binary(content: bytes, place: str) -> Labelled:
-    """Records of one label byte and 3072 pixels: red, green and blue plane."""
+def _parse_binary(content: bytes, path: str) -> Labelled:
+    """Parse records of one label byte and 3072 pixels: the red, green and blue plane."""
     if not content or len(content) % (1 + PIXELS):
-        raise DataError(f"{place} has {len(content)} bytes: expected records of {1 + PIXELS} bytes")
+        raise DataError(f"{path} has {len(content)} bytes: expected records of {1 + PIXELS} bytes")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
     return Labelled(images=records[:, 1:].reshape(-1, *SHAPE), labels=records[:, 0].copy())
 
 
-def _parse_pickle(content: bytes, place: str) -> Labelled:
-    """Return a dictionary with `data`, (N, 3072) uint8, and `labels`, N integers."""
+def _parse_pickle(content: bytes, path: str) -> Labelled:
+    """Parse a pickled dictionary with `data`, (N, 3072) uint8, and `labels`, N integers."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
         entries = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
@@ -163,22 +163,22 @@ def _parse_pickle(content: bytes, place: str) -> Labelled:
         if labels.min() < 0 or labels.max() >= CLASSES:
             raise ValueError("a label is not 0..9")
         return Labelled(images=images.reshape(-1, *SHAPE), labels=labels.astype(np.uint8))
-    # An unpickler fed with rubbish may raise nearly anything.
+    # An unpickler can raise nearly any exception on damaged input.
     except Exception as error:
-        raise DataError(f"{place} is not a batch of the python version: {error}") from error
+        raise DataError(f"{path} is not a batch of the python version: {error}") from error
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, texts, numbers and numpy arrays; refuses every other class and function."""
+    """An unpickler for dictionaries, lists, strings, numbers and numpy arrays. Other classes and functions are errors."""
 
-    # numpy 1 and 2 keep the constructor in modules of different names; old files name the first.
+    # numpy 1 and 2 have the constructor in different modules. The published files name the first.
     _CONSTRUCTOR: Any = np.empty(0).__reduce__()[0]
     _ALLOWED: Mapping[tuple[str, str], Callable[..., Any]] = {
         ("numpy.core.multiarray", "_reconstruct"): _CONSTRUCTOR,
         ("numpy._core.multiarray", "_reconstruct"): _CONSTRUCTOR,
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
-        # How Python 3 spells bytes in the protocols of Python 2.
+        # Python 3 writes bytes in the protocols of Python 2 this way.
         ("_codecs", "encode"): _codecs.encode,
     }
 
@@ -186,15 +186,15 @@ class _ArrayUnpickler(pickle.Unpickler):
         try:
             return self._ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed") from None
+            raise pickle.UnpicklingError(f"it needs {module}.{name}, which is not allowed") from None
 
 
-def _check(part: Labelled, count: int, place: str) -> None:
-    """The published sets hold equally many pictures of each class."""
+def _check(part: Labelled, count: int, path: str) -> None:
+    """Raise DataError unless a set has `count` images, the same number of each class."""
     if len(part) != count:
-        raise DataError(f"{place} has {len(part)} pictures: expected {count}")
+        raise DataError(f"{path} has {len(part)} images: expected {count}")
     histogram: npt.NDArray[np.intp] = np.bincount(part.labels, minlength=CLASSES)
     if histogram.tolist() != [count // CLASSES] * CLASSES:
         raise DataError(
-            f"{place} has {histogram.tolist()} pictures of each class: expected {count // CLASSES} each"
+            f"{path} has {histogram.tolist()} images of each class: expected {count // CLASSES} each"
         )

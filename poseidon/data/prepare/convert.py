@@ -1,6 +1,6 @@
-"""Data sets in memory into databases, as Caffe's converters write them.
+"""Conversion of MNIST and of labelled images in memory to databases, as by Caffe's converters.
 
-Law: record i has key i in decimal, padded with zeros, so that key order is the order of the data set.
+Law: the key of record i is i in decimal with leading zeros, so that key order is the order of the data set.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,19 +20,38 @@ import numpy.typing as npt
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import open_writer, refuse_existing, translated_writes
 from poseidon.data.datum import encode_datum
-from poseidon.data.prepare.labelled import Labelled
 from poseidon.data.progress import Report, silent
 from poseidon.data.staging import staging
 from poseidon.errors import DataError
 
 MNIST_KEY_DIGITS = 8
-# Part -> its pictures and labels.
+# Part -> its files of images and labels.
 MNIST_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 # The first four bytes of an idx file: two zeros, the type (unsigned byte), the number of dimensions.
 IDX_MAGIC = {3: 0x803, 1: 0x801}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """Labelled images in memory.
+
+    Args:
+        images: (N, C, H, W) uint8.
+        labels: (N) uint8.
+    """
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} images have {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 def write_labelled(
@@ -43,11 +63,11 @@ def write_labelled(
     report: Report = silent,
     activity: str = "writing",
 ) -> None:
-    """Write a new database at `path`, where it is visible at once: for use in a staging folder.
+    """Write a new database at `path`. The database is visible at once, so `path` should be in a staging folder.
 
     Args:
-        key_digits: digits of a key: Caffe uses 5 for CIFAR-10 and 8 for MNIST.
-        activity: what to tell `report`.
+        key_digits: the number of digits of a key. Caffe uses 5 for CIFAR-10 and 8 for MNIST.
+        activity: the activity for `report`.
     """
     with closing(open_writer(path, backend)) as writer:
         for number, (image, label) in enumerate(zip(labelled.images, labelled.labels, strict=True)):
@@ -58,31 +78,31 @@ def write_labelled(
 def convert_mnist(
     source: Path, folder: Path, backend: Backend, *, report: Report = silent
 ) -> tuple[Path, Path]:
-    """Databases `mnist_train_<kind>` and `mnist_test_<kind>` in `folder`, both or none.
+    """Create databases `mnist_train_<kind>` and `mnist_test_<kind>` in `folder`, both or none.
 
     Args:
-        source: holds the four published files, gzipped or not, directly or in `mnist/`.
+        source: a folder with the four published files, gzipped or not, directly or in `mnist/`.
 
     Returns:
-        paths of the training and the test database.
+        the paths of the training and the test database.
 
     Raises:
         DataError: a file is missing or damaged, or a database exists already.
     """
-    return _convert_mnist(source, folder, "mnist", backend, _as_published, report)
+    return _convert_mnist(source, folder, "mnist", backend, _identity, report)
 
 
 def convert_mnist_siamese(
     source: Path, folder: Path, backend: Backend, *, seed: int = 0, report: Report = silent
 ) -> tuple[Path, Path]:
-    """Databases `mnist_siamese_train_<kind>` and `mnist_siamese_test_<kind>` of pairs in `folder`, both or none.
+    """Create databases `mnist_siamese_train_<kind>` and `mnist_siamese_test_<kind>` of pairs in `folder`, both or none.
 
     Args:
         source: as for `convert_mnist`.
-        seed: of the random pairs.
+        seed: the seed of the random pairs.
 
     Returns:
-        paths of the training and the test database.
+        the paths of the training and the test database.
 
     Raises:
         DataError: as for `convert_mnist`.
@@ -92,13 +112,13 @@ def convert_mnist_siamese(
 
 
 def random_pairs(labelled: Labelled, *, seed: int) -> Labelled:
-    """As many pairs as there are pictures: two random pictures as channels; the label is 1 where their labels agree.
+    """Draw as many pairs as there are images: two random images as channels, label 1 if their labels are equal, else 0.
 
     Raises:
-        DataError: there is no picture.
+        DataError: there are no images.
     """
     if not len(labelled):
-        raise DataError("there is no picture to make pairs of")
+        raise DataError("there are no images to make pairs of")
     first, second = np.random.default_rng(seed).integers(0, len(labelled), (2, len(labelled)))
     images, labels = labelled.images, labelled.labels
     return Labelled(
@@ -112,15 +132,16 @@ def _convert_mnist(
     folder: Path,
     name: str,
     backend: Backend,
-    change: Callable[[Labelled], Labelled],
+    transform: Callable[[Labelled], Labelled],
     report: Report,
 ) -> tuple[Path, Path]:
-    """Databases `<name>_<part>_<kind>` of what `change` makes of the training and the test set."""
+    """Create databases `<name>_<part>_<kind>` of the training and the test set after `transform`."""
     targets = [folder / f"{name}_{part}_{backend.suffix}" for part in MNIST_FILES]
     for target in targets:
         refuse_existing(target)
     sets = [
-        change(read_mnist(*(_mnist_file(source, file) for file in files))) for files in MNIST_FILES.values()
+        transform(read_mnist(*(_mnist_file(source, file) for file in files)))
+        for files in MNIST_FILES.values()
     ]
     with translated_writes(folder), staging(folder / name) as stage:
         for part, target, labelled in zip(MNIST_FILES, targets, sets, strict=True):
@@ -136,26 +157,26 @@ def _convert_mnist(
     return targets[0], targets[1]
 
 
-def _as_published(labelled: Labelled) -> Labelled:
+def _identity(labelled: Labelled) -> Labelled:
     return labelled
 
 
 def _mnist_file(source: Path, name: str) -> Path:
-    """Where the file lies; the plain place when it lies nowhere, for the error to name."""
-    places = [folder / f"{name}{ending}" for folder in (source, source / "mnist") for ending in ("", ".gz")]
-    return next((place for place in places if place.is_file()), source / f"{name}.gz")
+    """Return the path of a file, or the default path if it does not exist."""
+    paths = [folder / f"{name}{ending}" for folder in (source, source / "mnist") for ending in ("", ".gz")]
+    return next((path for path in paths if path.is_file()), source / f"{name}.gz")
 
 
 def read_mnist(images: Path, labels: Path) -> Labelled:
-    """Pictures (N, 1, H, W) and labels from two idx files, plain or gzipped.
+    """Read images (N, 1, H, W) and labels from two idx files, plain or gzipped.
 
     Raises:
-        DataError: a file is missing or damaged, or the two do not belong together.
+        DataError: a file is missing or damaged, or the two differ in the number of records.
     """
-    pictures, digits = _read_idx(images, 3), _read_idx(labels, 1)
-    if len(pictures) != len(digits):
-        raise DataError(f"{images} has {len(pictures)} pictures, but {labels} has {len(digits)} labels")
-    return Labelled(images=pictures[:, np.newaxis], labels=digits)
+    pixels, digits = _read_idx(images, 3), _read_idx(labels, 1)
+    if len(pixels) != len(digits):
+        raise DataError(f"{images} has {len(pixels)} images, but {labels} has {len(digits)} labels")
+    return Labelled(images=pixels[:, np.newaxis], labels=digits)
 
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
@@ -172,5 +193,5 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
         raise DataError(f"{path} is not an idx file of {dimensions} dimensions of bytes")
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     if len(content) - start != int(np.prod(shape)):
-        raise DataError(f"{path} says shape {shape} and holds {len(content) - start} bytes")
+        raise DataError(f"{path} has shape {shape} in its header, but {len(content) - start} bytes of data")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

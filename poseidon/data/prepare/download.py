@@ -1,7 +1,7 @@
-"""Fetching one published file.
+"""Download of a published file.
 
-Law: the file appears under its name only when its checksum is right. What a broken connection left behind is kept
-beside it and gone on from the next time.
+Law: the file appears under its name only after its checksum has been verified. A partial download is kept beside it and
+resumed by the next call.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from poseidon.data.progress import DOWNLOADING, Report, silent
 
 CHUNK_BYTES = 1 << 16
-# A connection that is cut is taken up again this often, as long as each try brings something.
+# The number of attempts after a broken connection, as long as each receives something.
 TRIES = 5
-# Name look-up and connecting; a first run without a network must not wait long for its pictures.
+# The timeout of connecting. A first run without a network must not wait long.
 TIMEOUT_S = 10.0
 RANGE_NOT_SATISFIABLE = 416
 
@@ -31,17 +31,17 @@ def download(
     report: Report = silent,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Fetch `url` to `target`, which need not have a folder yet.
+    """Download `url` to `target`, and create its folder if needed.
 
     Args:
-        md5: checksum of the whole file, in hex; or
-        sha1: that one.
-        report: told how many bytes have come, of how many (0 when the server does not say).
-        timeout_s: for connecting, and for every wait for more bytes.
+        md5: the MD5 checksum of the file, in hex; or
+        sha1: its SHA-1 checksum.
+        report: called with the bytes received and the total (0 if the server does not send it).
+        timeout_s: the timeout of connecting and of each read.
 
     Raises:
-        ConnectionError: the network or the server is not there, broke off, or sent another file. Bytes that
-            may still be of use are kept for the next call.
+        ConnectionError: the network or the server cannot be reached, the connection broke, or the checksum is wrong. A
+            partial download is kept for the next call.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.partial")
@@ -52,7 +52,7 @@ def download(
             break
         except (OSError, http.client.HTTPException) as error:
             if left == 0 or _size(part) <= before:
-                raise ConnectionError(f"{url} cannot be fetched: {_reason(error)}") from error
+                raise ConnectionError(f"{url} cannot be downloaded: {_reason(error)}") from error
     kind, expected = ("sha1", sha1) if sha1 else ("md5", md5)
     found = file_digest(part, kind)
     if found != expected:
@@ -62,7 +62,7 @@ def download(
 
 
 def file_md5(path: Path) -> str:
-    """Return the md5 of a file, in hex."""
+    """Return the MD5 checksum of a file, in hex."""
     return file_digest(path, "md5")
 
 
@@ -89,7 +89,7 @@ def _reason(error: Exception) -> str:
 
 
 def _fetch(url: str, part: Path, report: Report, timeout_s: float) -> None:
-    """Append to `part` what is missing of `url`; start anew when the server cannot go on in the middle."""
+    """Append the rest of `url` to `part`, or download it again if the server does not support ranges."""
     done = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
@@ -97,7 +97,7 @@ def _fetch(url: str, part: Path, report: Report, timeout_s: float) -> None:
     except urllib.error.HTTPError as error:
         with error:
             if error.code == RANGE_NOT_SATISFIABLE:
-                return  # nothing is missing; if it is the wrong file, the checksum will tell
+                return  # the file is complete; the checksum decides whether it is the right one
             raise
     with response:
         if response.status != http.client.PARTIAL_CONTENT:
@@ -109,4 +109,4 @@ def _fetch(url: str, part: Path, report: Report, timeout_s: float) -> None:
                 done += len(chunk)
                 report(DOWNLOADING, done, expected)
     if done < expected:
-        raise ConnectionError(f"the connection broke off after {done} of {expected} bytes")
+        raise ConnectionError(f"the connection broke after {done} of {expected} bytes")

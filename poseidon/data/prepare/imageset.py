@@ -1,7 +1,7 @@
-"""Picture files into a database, as Caffe's convert_imageset does it.
+"""Conversion of image files to a database, as by Caffe's convert_imageset.
 
-Law: the record of line i of the list (after the shuffle, if any) has the key `<i>_<path>`, i in eight digits. A picture that cannot
-be read is an error with its line, where Caffe leaves it out and says nothing; the database appears when all are in it.
+Law: the record of line i of the list (after the shuffle, if any) has the key `<i>_<path>`, i with eight digits. A image
+that cannot be read is an error that names the line (Caffe skips it silently). The database appears when it is complete.
 
 Source: caffe/tools/convert_imageset.cpp, ReadImageToDatum in util/io.cpp.
 """
@@ -19,31 +19,31 @@ from typing import Any
 import cv2
 import numpy as np
 
-from poseidon.data.batches.order import permutation
-from poseidon.data.batches.pictures import Line, decoded, planes, read_list, resized
+from poseidon.data.batches.images import Line, decoded, planes, read_list, resized
+from poseidon.data.batches.lists import permutation
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
 from poseidon.data.progress import Report, silent
 from poseidon.errors import DataError
 from poseidon.proto.caffe_pb2 import Datum
 
-# Pictures decoded side by side before they are written.
+# Images decoded in parallel before they are written.
 CHUNK = 256
 JPEG = ("jpg", "jpeg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """How pictures become records.
+    """The options of the conversion.
 
     Attributes:
-        gray: one channel, else three.
-        size: height and width to give each picture; a 0 leaves the picture's own.
-        encoded: keep pictures in a file format, else as pixels.
-        encode_type: that format, such as `png`; empty: that of each file.
-        check_size: all pictures must have as many values.
-        shuffle: in an order drawn from `seed`.
-        seed: of the shuffle.
+        gray: True for one channel, False for three.
+        size: height and width to resize images to; 0 keeps the image's own.
+        encoded: store images in a file format, not as pixels.
+        encode_type: the format, such as `png`; empty: the format of each file.
+        check_size: require the same number of values in all images.
+        shuffle: store the images in an order drawn from `seed`.
+        seed: the seed of the shuffle.
     """
 
     gray: bool = False
@@ -58,25 +58,25 @@ class Conversion:
 def convert_imageset(
     root: str, source: Path, path: Path, backend: Backend, conversion: Conversion, *, report: Report = silent
 ) -> int:
-    """Write the pictures of a list into a new database.
+    """Write the images of a list to a new database.
 
     Args:
-        root: put before each path of the list as it is.
+        root: the prefix of each path of the list.
         source: the list; a line is a path, a space and the label.
-        path: of the database.
-        backend: its kind.
-        conversion: how.
-        report: told how many are written, for a progress bar.
+        path: the new database.
+        backend: the kind of database.
+        conversion: the options.
+        report: called with the number of records written, for a progress bar.
 
     Returns:
         the number of records.
 
     Raises:
-        DataError: a picture or the list cannot be read, sizes differ though they are checked, or the database exists.
+        DataError: an image or the list cannot be read, sizes differ and `check_size` is set, or the database exists.
     """
     lines = read_list(source, "")
     if conversion.shuffle:
-        lines = [lines[place] for place in permutation(conversion.seed, 0, len(lines))]
+        lines = [lines[index] for index in permutation(conversion.seed, 0, len(lines))]
     values = None
     with write_database(path, backend) as writer:
         for number, (line, datum) in enumerate(_records(root, source, lines, conversion)):
@@ -84,7 +84,7 @@ def convert_imageset(
                 values = values or len(datum.data)
                 if len(datum.data) != values:
                     raise DataError(
-                        f"{source}:{line.number}: picture of {len(datum.data)} values, expected {values} as in the first"
+                        f"{source}:{line.number}: image of {len(datum.data)} values, expected {values} as in the first"
                     )
             writer.put(b"%08d_%s" % (number, os.fsencode(line.path)), datum.SerializeToString())
             report("converting", number + 1, len(lines))
@@ -94,7 +94,7 @@ def convert_imageset(
 def _records(
     root: str, source: Path, lines: Sequence[Line], conversion: Conversion
 ) -> Iterator[tuple[Line, Datum]]:
-    """Yield each line with its record, made side by side."""
+    """Yield each line with its record. Records are made in parallel."""
     make = partial(_record, root, source, conversion)
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="poseidon-convert") as pool:
         for start in range(0, len(lines), CHUNK):
@@ -110,29 +110,29 @@ def _record(root: str, source: Path, conversion: Conversion, line: Line) -> Datu
 
 
 def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
-    """Return the record of one picture file.
+    """Return the record of an image file.
 
     Raises:
-        DataError: it cannot be read, or not be encoded.
+        DataError: the file cannot be read or encoded.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"the picture {path} cannot be read: {error.strerror}") from error
+        raise DataError(f"the image {path} cannot be read: {error.strerror}") from error
     own = path.suffix.removeprefix(".").lower()
     kind = conversion.encode_type.lower() or (own if conversion.encoded else "")
     pixels = decoded(content, path, color=not conversion.gray)
     if kind and not any(conversion.size) and _same_format(own, kind) and _same_channels(content, pixels):
-        # The file's own bytes, as they are.
+        # Store the bytes of the file unchanged.
         return Datum(data=content, label=label, encoded=True)
     high, wide = (side or own_side for side, own_side in zip(conversion.size, pixels.shape[:2], strict=True))
     pixels = resized(pixels, (high, wide))
     if kind:
         return Datum(data=_encoded(pixels, kind, path), label=label, encoded=True)
-    picture = planes(pixels)
-    channels, height, width = picture.shape
+    image = planes(pixels)
+    channels, height, width = image.shape
     return Datum(
-        channels=channels, height=height, width=width, data=picture.tobytes(), label=label, encoded=False
+        channels=channels, height=height, width=width, data=image.tobytes(), label=label, encoded=False
     )
 
 
@@ -141,7 +141,7 @@ def _same_format(own: str, kind: str) -> bool:
 
 
 def _same_channels(content: bytes, pixels: Any) -> bool:
-    """Return whether the file has the channels that were asked for, so that its bytes will do."""
+    """Return whether the file has the wanted number of channels, so that its bytes can be stored unchanged."""
     stored = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
     return stored is not None and stored.ndim == pixels.ndim
 
@@ -150,9 +150,7 @@ def _encoded(pixels: Any, kind: str, path: Path) -> bytes:
     try:
         done, buffer = cv2.imencode(f".{kind}", pixels)
     except cv2.error as error:
-        raise DataError(
-            f"the picture {path} cannot be encoded as '{kind}': no such format is known"
-        ) from error
+        raise DataError(f"the image {path} cannot be encoded as '{kind}': unknown format") from error
     if not done:
-        raise DataError(f"the picture {path} cannot be encoded as '{kind}'")
+        raise DataError(f"the image {path} cannot be encoded as '{kind}'")
     return bytes(buffer)

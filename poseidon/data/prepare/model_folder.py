@@ -1,4 +1,4 @@
-"""The published weights of a folder of the model zoo, as its readme states them.
+"""The published weights of a model zoo folder, as described in its readme.
 
     ---
     name: BAIR/BVLC CaffeNet Model
@@ -7,7 +7,7 @@
     sha1: 4c8d77deb20ea792f84eb5e6d0a11ca0a8660a46
     ---
 
-Law: a model appears under its name only when its checksum is right.
+Law: a model appears under its name only after its checksum has been verified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARK = "---"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
-    """Where a model lies, here and in the world, and its checksum in hex."""
+    """The path and the URL of a model's weights, and their checksum in hex."""
 
     path: Path
     url: str
@@ -35,19 +35,19 @@ class PublishedModel:
 
 
 def read_model_folder(folder: Path) -> PublishedModel:
-    """What the readme of a model's folder says.
+    """Read the description of a model from the readme of its folder.
 
     Raises:
-        DataError: there is no readme, or it does not say where the model is.
+        DataError: there is no readme, or it lacks a field.
     """
     readme = next((folder / name for name in README_NAMES if (folder / name).is_file()), None)
     if readme is None:
-        raise DataError(f"{folder} is no folder of a model: it has no readme.md")
+        raise DataError(f"{folder} is not a model folder: it has no readme.md")
     fields = front_matter(readme.read_text(encoding="utf-8", errors="replace"))
     missing = [name for name in NEEDED if not fields.get(name)]
     if missing:
         raise DataError(
-            f"{readme} does not say its {missing[0]}: expected {', '.join(NEEDED)} between two lines of {MARK} at its head"
+            f"{readme} has no {missing[0]}: expected {', '.join(NEEDED)} between two lines of {MARK} at its start"
         )
     name, sha1 = fields["caffemodel"], fields["sha1"].lower()
     if Path(name).name != name:
@@ -67,7 +67,7 @@ def front_matter(text: str) -> dict[str, str]:
 
 
 def is_complete(model: PublishedModel) -> bool:
-    """Return whether the model is there with the right checksum."""
+    """Return whether the file exists and has the right checksum."""
     return model.path.is_file() and file_digest(model.path, "sha1") == model.sha1
 
 
@@ -75,7 +75,7 @@ def fetch_model(model: PublishedModel, report: Report = silent) -> None:
     """Download a model.
 
     Raises:
-        DataError: the network or the server is not there, or what came is another file.
+        DataError: the network or the server cannot be reached, or the checksum is wrong.
     """
     try:
         download(model.url, model.path, sha1=model.sha1, report=report)

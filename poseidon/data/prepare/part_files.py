@@ -1,7 +1,7 @@
-"""Which files make up one part of a divided database or list: what its client needs to have.
+"""The files of one part of a divided database or list.
 
-Law: only names and order are thought about here; nothing is written. What a part is known by (`data.mdb`, `CURRENT`, the list
-itself) is the last of its files, so that a part that is copied in order is there when it is whole.
+Law: this module writes nothing. The file by which a part is recognized (`data.mdb`, `CURRENT`, the list) is the last, so
+that a part that is copied in order is recognized only when it is complete.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from poseidon.data.batches.partition import part_path
 from poseidon.data.databases.kinds import Backend, require
 from poseidon.data.prepare.split import existing_parts
-from poseidon.data.prepare.split_list import ROWS, ListKind, list_kind, listed_pictures
+from poseidon.data.prepare.split_list import ROWS, ListKind, list_kind, listed_images
 from poseidon.errors import DataError
 
-KNOWN_BY = {Backend.LMDB: "data.mdb", Backend.LEVELDB: "CURRENT"}
-# They belong to whoever has the database open, not to its records.
-PASSING = ("lock.mdb", "LOCK", "LOG", "LOG.old")
+RECOGNIZED_BY = {Backend.LMDB: "data.mdb", Backend.LEVELDB: "CURRENT"}
+# Files of the process that has the database open; they hold no records.
+TRANSIENT = ("lock.mdb", "LOCK", "LOG", "LOG.old")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class PartFiles:
     """The files of one part.
 
     Attributes:
-        files: as the source and its list name them, absolute or not.
-        folders: that hold nothing but files of this part.
+        files: the paths as in the source and its list, absolute or relative.
+        folders: the folders that hold only files of this part.
     """
 
     files: tuple[Path, ...]
@@ -38,45 +38,45 @@ def part_files(source: Path, part: int, *, root: str = "") -> PartFiles:
 
     Args:
         source: the database or list that was divided.
-        part: its number.
-        root: of a list of pictures, what stands before each path (`root_folder`).
+        part: the number of the part.
+        root: the prefix of each path in a list of images (`root_folder`).
 
     Raises:
-        DataError: the part is not there or is damaged.
+        DataError: the part does not exist or is damaged.
     """
-    mine = part_path(source, part)
+    path = part_path(source, part)
     if source.is_dir():
-        known_by = KNOWN_BY[require(mine)]
-        names = sorted(path.name for path in mine.iterdir() if path.is_file() and path.name not in PASSING)
-        names.sort(key=lambda name: name == known_by)
-        return PartFiles(files=tuple(mine / name for name in names), folders=(mine,))
-    if not mine.is_file():
-        raise DataError(f"the part {mine} does not exist")
+        last = RECOGNIZED_BY[require(path)]
+        names = sorted(file.name for file in path.iterdir() if file.is_file() and file.name not in TRANSIENT)
+        names.sort(key=lambda name: name == last)
+        return PartFiles(files=tuple(path / name for name in names), folders=(path,))
+    if not path.is_file():
+        raise DataError(f"the part {path} does not exist")
     if list_kind(source) is ListKind.ROWS:
-        rows = mine.with_name(mine.name + ROWS)
-        return PartFiles(files=(*sorted(rows.iterdir()), mine), folders=(rows,))
-    return PartFiles(files=(*listed_pictures(mine, root), mine), folders=())
+        rows = path.with_name(path.name + ROWS)
+        return PartFiles(files=(*sorted(rows.iterdir()), path), folders=(rows,))
+    return PartFiles(files=(*listed_images(path, root), path), folders=())
 
 
 def is_divided(source: Path, parts: int) -> bool:
-    """Return whether `source` lies there in just this many parts, none older than itself.
+    """Return whether `source` is divided into exactly this many parts, none older than the source.
 
     Raises:
-        DataError: it is divided in another way, or has changed since.
+        DataError: it is divided into another number of parts, or has changed since.
     """
-    there = existing_parts(source) if source.exists() else []
-    if not there:
+    found = existing_parts(source) if source.exists() else []
+    if not found:
         return False
-    if [path.name for path in there] != [part_path(source, part).name for part in range(parts)]:
+    if [path.name for path in found] != [part_path(source, part).name for part in range(parts)]:
         raise DataError(
-            f"{source} lies there in {len(there)} parts, not in {parts}: remove them, or add --replace to divide it again"
+            f"{source} is divided into {len(found)} parts, not into {parts}: remove them, or add --replace to divide it again"
         )
-    if any(_changed_s(path) < _changed_s(source) for path in there):
+    if any(_changed_s(path) < _changed_s(source) for path in found):
         raise DataError(f"{source} has changed since it was divided: add --replace to divide it again")
     return True
 
 
 def _changed_s(path: Path) -> float:
-    """When the records of a database or list last changed."""
-    files = [file for file in path.iterdir() if file.name not in PASSING] if path.is_dir() else [path]
+    """Return the time of the last change to the records of a database or list, in seconds."""
+    files = [file for file in path.iterdir() if file.name not in TRANSIENT] if path.is_dir() else [path]
     return max((file.stat().st_mtime for file in files), default=0.0)

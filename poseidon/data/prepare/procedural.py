@@ -1,11 +1,10 @@
-"""A small set of pictures that the project draws itself, for a first run without CIFAR-10 and without a network.
+"""A small synthetic data set, for a first run without CIFAR-10 and without a network.
 
-Law: the same seed gives the same pictures. Ten classes are ten shapes; place, size, rotation,
-colours, shading and noise say nothing about the class, so that a linear classifier of pixels fails where a
-small convolutional net succeeds.
+Law: the same seed gives the same images. The ten classes are ten shapes. Position, size, rotation, colors, shading and
+noise are independent of the class, so that a linear classifier of pixels fails and a small convolutional net succeeds.
 
-Legend: N pictures; maps are float32 (N, 32, 32); u and v are coordinates in the shape's own frame, where it fills
-about -1..1; a shape is a function f(u, v) that is negative inside.
+Legend: N images; maps are float32 (N, 32, 32); u and v are coordinates in the frame of the shape, which fills about
+-1..1; a shape is a function f(u, v) that is negative inside.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from poseidon.data.prepare.labelled import Labelled
+from poseidon.data.prepare.convert import Labelled
 from poseidon.data.progress import Report, silent
 
 Map = npt.NDArray[Any]
 Shape = Callable[[Map, Map], Map]
 
 SIDE = 32
-CHUNK = 500  # pictures drawn at once: bounds the memory, nothing else
+CHUNK = 500  # images drawn at a time, to bound the memory
 
 
 def _disc(u: Map, v: Map) -> Map:
@@ -88,11 +87,11 @@ SHAPES: tuple[Shape, ...] = (
 CLASS_NAMES = ("disc", "ring", "square", "triangle", "cross", "star", "crescent", "bars", "corners", "dots")
 
 
-def draw_pictures(count: int, *, seed: int, report: Report = silent) -> Labelled:
-    """`count` pictures with labels 0..9, as evenly many of each as `count` allows, in random order.
+def draw_images(count: int, *, seed: int, report: Report = silent) -> Labelled:
+    """Draw `count` images with labels 0..9, as equal in number as possible, in random order.
 
     Returns:
-        images (count, 3, 32, 32) uint8 and their labels; red, green, blue, as CIFAR-10 has them.
+        images (count, 3, 32, 32) uint8 in RGB order, as in CIFAR-10, and their labels.
     """
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(SHAPES)).astype(np.uint8)
@@ -106,17 +105,19 @@ def draw_pictures(count: int, *, seed: int, report: Report = silent) -> Labelled
 def _draw(labels: npt.NDArray[np.uint8], random: np.random.Generator) -> npt.NDArray[np.uint8]:
     count = len(labels)
     inside = _coverage(labels, random)[:, np.newaxis]  # N, 1, 32, 32
-    ground, figure = _colours(count, random)
-    picture = ground * _shading(count, random) * (1 - inside) + figure * _shading(count, random) * inside
+    background, foreground = _colors(count, random)
+    image = (
+        background * _shading(count, random) * (1 - inside) + foreground * _shading(count, random) * inside
+    )
     noise = random.uniform(0.02, 0.12, (count, 1, 1, 1)) * random.standard_normal(
         (count, 3, SIDE, SIDE), np.float32
     )
-    pixels: Map = np.clip((picture + noise) * 255, 0, 255)
+    pixels: Map = np.clip((image + noise) * 255, 0, 255)
     return pixels.astype(np.uint8)
 
 
 def _coverage(labels: npt.NDArray[np.uint8], random: np.random.Generator) -> Map:
-    """How much of each pixel the shape covers, 0..1."""
+    """Return the fraction of each pixel that the shape covers, 0..1."""
     count = len(labels)
     y, x = np.mgrid[-1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j].astype(np.float32)
     left, top = random.uniform(-0.3, 0.3, (2, count, 1, 1)).astype(np.float32)
@@ -127,24 +128,26 @@ def _coverage(labels: npt.NDArray[np.uint8], random: np.random.Generator) -> Map
     v = ((y - top) * np.cos(turn) - (x - left) * np.sin(turn)) / (size / stretch)
     outline = np.empty_like(u)
     for label, shape in enumerate(SHAPES):
-        mine = labels == label
-        outline[mine] = shape(u[mine], v[mine])
-    # A pixel is 2 / 32 wide: the edge is one pixel soft.
+        selected = labels == label
+        outline[selected] = shape(u[selected], v[selected])
+    # A pixel is 2 / 32 wide, so the edge is one pixel wide.
     coverage: Map = np.clip(0.5 - outline * size * (SIDE / 2), 0, 1)
     return coverage
 
 
-def _colours(count: int, random: np.random.Generator) -> tuple[Map, Map]:
-    """Two colours (N, 3, 1, 1) for ground and figure; the figure is always the lighter one."""
-    ground = random.uniform(0.05, 0.55, (count, 3, 1, 1))
-    way = np.abs(random.standard_normal((count, 3, 1, 1)))
-    way *= random.uniform(0.2, 0.6, (count, 1, 1, 1)) / np.linalg.norm(way, axis=1, keepdims=True)
-    figure = np.minimum(ground + way, 1)
-    return ground.astype(np.float32), figure.astype(np.float32)
+def _colors(count: int, random: np.random.Generator) -> tuple[Map, Map]:
+    """Draw two colors (N, 3, 1, 1), for backbackground and shape. The shape is always lighter."""
+    background = random.uniform(0.05, 0.55, (count, 3, 1, 1))
+    difference = np.abs(random.standard_normal((count, 3, 1, 1)))
+    difference *= random.uniform(0.2, 0.6, (count, 1, 1, 1)) / np.linalg.norm(
+        difference, axis=1, keepdims=True
+    )
+    foreground = np.minimum(background + difference, 1)
+    return background.astype(np.float32), foreground.astype(np.float32)
 
 
 def _shading(count: int, random: np.random.Generator) -> Map:
-    """Light (N, 1, 32, 32) around 1 that falls from one side and ripples."""
+    """Draw brightness maps (N, 1, 32, 32) around 1, with a gradient and a wave."""
     y, x = np.mgrid[-1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j].astype(np.float32)
     slope = random.uniform(-0.25, 0.25, (2, count, 1, 1, 1)).astype(np.float32)
     wave = random.uniform(-7, 7, (2, count, 1, 1, 1)).astype(np.float32)

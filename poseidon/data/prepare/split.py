@@ -1,7 +1,7 @@
-"""Dividing a database, or a list (`split_list.py`), among clients that share no file system.
+"""Division of a database or a list (`split_list.py`) among clients that share no file system.
 
-Law: record i (of a database in key order) goes to part i mod n unchanged; the parts appear beside the source as
-`<name>_0` to `<name>_<n-1>`, all of them or none, and nothing is overwritten.
+Law: record i (in key order) goes to part i mod n unchanged. The parts appear beside the source as `<name>_0` to
+`<name>_<n-1>`, all of them or none. Nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from poseidon.data.batches.partition import part_path
 from poseidon.data.databases.cursor import Cursor, open_cursor, records
 from poseidon.data.databases.kinds import Backend, require
 from poseidon.data.databases.writer import open_writer, refuse_existing, translated_writes
-from poseidon.data.prepare.split_list import ROWS, deal_list, list_kind, part_names
+from poseidon.data.prepare.split_list import ROWS, divide_list, list_kind, part_names
 from poseidon.data.progress import Report, silent
 from poseidon.data.staging import staging
 from poseidon.errors import UsageError
@@ -23,13 +23,13 @@ def partition_data(source: Path, parts: int, *, replace: bool = False, report: R
     """Divide the database `source` into `parts` >= 1 databases of the same kind.
 
     Args:
-        source: LMDB or LevelDB folder, or a list file; it is only read (LevelDB, too, must be free of other owners).
-        parts: number of parts; their sizes differ by at most one record.
-        replace: let earlier parts, however many, make way for the new ones instead of refusing.
-        report: told how many records are written, for a progress bar.
+        source: an LMDB or LevelDB folder, or a list file. It is only read; no other process may have a LevelDB open.
+        parts: the number of parts. Their sizes differ by at most one record.
+        replace: remove earlier parts, whatever their number.
+        report: called with the number of records written, for a progress bar.
 
     Returns:
-        number of records.
+        the number of records.
 
     Raises:
         UsageError: `parts` is not positive or exceeds the number of records.
@@ -49,27 +49,27 @@ def partition_data(source: Path, parts: int, *, replace: bool = False, report: R
         stack.enter_context(translated_writes(source))
         stage = stack.enter_context(staging(source.with_name(f"{source.name}-parts")))
         old = _replaceable(source, targets, replace=replace)
-        _deal(cursor, [stage.folder / target.name for target in targets], backend, report)
+        _distribute(cursor, [stage.folder / target.name for target in targets], backend, report)
         stage.publish([target.name for target in targets], remove=old)
     return length
 
 
 def _partition_list(source: Path, parts: int, *, replace: bool, report: Report) -> int:
-    """Deal a list out to lists; gives the number of its records."""
+    """Divide a list into lists. Return the number of its records."""
     kind = list_kind(source)
     names = [name for part in range(parts) for name in part_names(source, part, kind)]
     with translated_writes(source), staging(source.with_name(f"{source.name}-parts")) as stage:
         old = _replaceable(source, [source.with_name(name) for name in names], replace=replace)
-        count = deal_list(source, parts, stage.folder, report)
+        count = divide_list(source, parts, stage.folder, report)
         stage.publish(names, remove=old)
     return count
 
 
 def _replaceable(source: Path, targets: list[Path], *, replace: bool) -> list[str]:
-    """Names of earlier parts that make way.
+    """Return the names of earlier parts to remove.
 
     Raises:
-        DataError: a part exists and is not to be replaced.
+        DataError: a part exists and `replace` is False.
     """
     old = _old_names(source) if replace else []
     for target in targets:
@@ -85,7 +85,7 @@ def _old_names(source: Path) -> list[str]:
 
 
 def existing_parts(source: Path) -> list[Path]:
-    """Return the parts `<source>_<number>` that lie beside `source`, by number."""
+    """Return the existing parts `<source>_<number>` of `source`, by number."""
     prefix = f"{source.name}_"
     numbered = [
         (int(entry.name.removeprefix(prefix)), entry)
@@ -95,8 +95,8 @@ def existing_parts(source: Path) -> list[Path]:
     return [entry for _, entry in sorted(numbered)]
 
 
-def _deal(cursor: Cursor, targets: list[Path], backend: Backend, report: Report) -> None:
-    """Deal all records of `cursor` out to new databases, one at a time."""
+def _distribute(cursor: Cursor, targets: list[Path], backend: Backend, report: Report) -> None:
+    """Distribute the records of `cursor` round robin to new databases."""
     length = len(cursor)
     with ExitStack() as stack:
         writers = [stack.enter_context(closing(open_writer(target, backend))) for target in targets]

@@ -35,7 +35,7 @@ from poseidon.engine.module.tensors import (
     rows_by_example,
 )
 from poseidon.engine.module.update_rules import UpdateRule
-from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
+from poseidon.engine.module.workplace import ThisWorker, Workplace
 from poseidon.errors import UsageError
 from poseidon.exchange.module_hooks import uncompiled
 
@@ -43,7 +43,7 @@ from poseidon.exchange.module_hooks import uncompiled
 class _Process:
     """What this process is in its job, and the group it has joined."""
 
-    context: WorkerContext | None = None
+    workplace: Workplace | None = None
     group: Group | None = None
 
 
@@ -51,20 +51,20 @@ _PROCESS = _Process()
 
 
 @contextmanager
-def running_in(context: WorkerContext) -> Iterator[None]:
+def at_work(workplace: Workplace) -> Iterator[None]:
     """Make this process one worker of a job; a group that is open at the end is closed."""
-    _PROCESS.context = context
+    _PROCESS.workplace = workplace
     try:
         yield
     finally:
-        group, _PROCESS.context, _PROCESS.group = _PROCESS.group, None, None
+        group, _PROCESS.workplace, _PROCESS.group = _PROCESS.group, None, None
         if group is not None:
             group.close()
 
 
 def this_worker() -> ThisWorker:
     """Rank, number of workers and device of this process; may be asked before `distribute`."""
-    return ThisWorker() if _PROCESS.context is None else _PROCESS.context.worker
+    return ThisWorker() if _PROCESS.workplace is None else _PROCESS.workplace.worker
 
 
 @overload
@@ -127,8 +127,8 @@ def distribute(
     options = Options(
         clip=clip, passes=passes, buffers=_buffers(buffers), example=example, batch_size=batch_size
     )
-    group = join(module, how, options, _context())
-    if _PROCESS.context is not None:
+    group = join(module, how, options, _workplace())
+    if _PROCESS.workplace is not None:
         _PROCESS.group = group
         gc.collect()
         gc.freeze()  # the module, and all that was imported, stay to the end: collections need not look through them
@@ -155,7 +155,7 @@ class Options:
 
 
 def join(
-    module: nn.Module, how: UpdateRule | torch.optim.Optimizer, options: Options, context: WorkerContext
+    module: nn.Module, how: UpdateRule | torch.optim.Optimizer, options: Options, workplace: Workplace
 ) -> Group:
     """`distribute` for a worker whose place is given.
 
@@ -174,11 +174,11 @@ def join(
         rows = rows_by_batch_size(module, options.batch_size)
     if isinstance(how, UpdateRule):
         return RuleGroup(
-            module, how, tensors, rows, clip=options.clip, passes=options.passes, context=context
+            module, how, tensors, rows, clip=options.clip, passes=options.passes, workplace=workplace
         )
     if isinstance(how, torch.optim.Optimizer):
         return OptimizerGroup(
-            module, how, tensors, rows, clip=options.clip, passes=options.passes, context=context
+            module, how, tensors, rows, clip=options.clip, passes=options.passes, workplace=workplace
         )
     raise UsageError(
         f"distribute() was given a {type(how).__name__}; expected a rule such as poseidon.SGD(lr=0.1), or a "
@@ -186,14 +186,14 @@ def join(
     )
 
 
-def _context() -> WorkerContext:
-    if _PROCESS.context is None:
-        return WorkerContext()
+def _workplace() -> Workplace:
+    if _PROCESS.workplace is None:
+        return Workplace()
     if _PROCESS.group is not None:
         raise UsageError(
             "distribute() was called a second time; expected one call a job, with one module that holds all parts"
         )
-    return _PROCESS.context
+    return _PROCESS.workplace
 
 
 def _buffers(name: str) -> Buffers:

@@ -18,7 +18,7 @@ MOVED_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
 
 @register("Data")
 class Data(ReadingSource):
-    """Pictures and labels from an LMDB or LevelDB database, read ahead in the background.
+    """Images and labels from an LMDB or LevelDB database, read ahead in the background.
 
     Tops: data N x C x H x W, cropped and transformed; optionally label N.
 

@@ -1,4 +1,4 @@
-"""ImageData: batches of picture files that a list names."""
+"""ImageData: batches of image files that a list names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from poseidon.data.batches.pictures import PicturePlan, PictureReader, read_list
+from poseidon.data.batches.images import ImagePlan, ImageReader, read_list
 from poseidon.data.batches.transform import Transform
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
@@ -16,10 +16,10 @@ from poseidon.proto.caffe_pb2 import TRAIN
 
 @register("ImageData")
 class ImageData(ReadingSource):
-    """Pictures and labels, each line of a list a path and a whole number; read ahead in the background.
+    """Images and labels, each line of a list a path and a whole number; read ahead in the background.
 
     Tops: data N x C x H x W, cropped and transformed; label N. Where neither new_height and new_width nor a crop make the
-    pictures alike, those of one batch must be, and the tops have their size.
+    images alike, those of one batch must be, and the tops have their size.
 
     Fields (image_data_param): source, the list; root_folder, put before each path; batch_size N of one worker; new_height
     and new_width; is_color; shuffle, anew in each pass and the same on all workers; rand_skip; shared_file_system (true:
@@ -37,14 +37,14 @@ class ImageData(ReadingSource):
             self.tops_may_change_shape = not fixed
         return [self.reader.shape, (param.batch_size,)]
 
-    def _open(self) -> PictureReader:
+    def _open(self) -> ImageReader:
         param, context = self.param.image_data_param, self.context
         if param.batch_size < 1:
             raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
         if bool(param.new_height) != bool(param.new_width):
             raise LayerError("has only one of new_height and new_width, expected both or none")
         source = self.source(param.source, shared_file_system=param.shared_file_system)
-        plan = PicturePlan(
+        plan = ImagePlan(
             batch_size=param.batch_size,
             transform=Transform(
                 self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
@@ -56,10 +56,10 @@ class ImageData(ReadingSource):
             shuffle=param.shuffle,
             rand_skip=param.rand_skip,
         )
-        return PictureReader(source, self._root(source), plan)
+        return ImageReader(source, self._root(source), plan)
 
     def _root(self, source: Path) -> str:
-        """root_folder; and before it, where the list's first picture is not found, the folder in which it is."""
+        """root_folder; and before it, where the list's first image is not found, the folder in which it is."""
         root = self.param.image_data_param.root_folder
         first = root + read_list(source, "", most=1)[0].path
         if Path(first).is_absolute():

@@ -1,4 +1,4 @@
-"""WindowData: batches of windows of pictures, foreground and background."""
+"""WindowData: batches of windows of images, foreground and background."""
 
 from __future__ import annotations
 

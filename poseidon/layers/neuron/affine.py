@@ -124,7 +124,7 @@ class Bias(Layer):
 
 @register("Axpy")
 class Axpy(Layer):
-    """y = a x + z, with one a for each channel of each picture. From SENet, Hu et al., 2017.
+    """y = a x + z, with one a for each channel of each image. From SENet, Hu et al., 2017.
 
     Bottoms: a, N x C or N x C x 1 x 1; x, N x C x ... ; z, shaped as x. Top: shaped as x. No fields.
     """

@@ -117,7 +117,7 @@ class Standardize(torch.autograd.Function):
 
 @register("MVN")
 class MVN(Layer):
-    """y = (x - mean) / (sqrt(variance) + eps), of each channel of each picture, or of each picture.
+    """y = (x - mean) / (sqrt(variance) + eps), of each channel of each image, or of each image.
 
     Bottom: N x C x H x W; axes that lack count as ones. Top: the same with all 4 axes.
 
@@ -143,11 +143,11 @@ class MVN(Layer):
 
 @register("Normalize")
 class Normalize(Layer):
-    """y = s x / sqrt(sum of x^2 + eps), the sum over channels, or over a whole picture. From SSD, Liu et al., 2016.
+    """y = s x / sqrt(sum of x^2 + eps), the sum over channels, or over a whole image. From SSD, Liu et al., 2016.
 
     Bottom: N x C x ... . Top: the same.
 
-    Fields (norm_param): across_spatial (true: over the whole picture); channel_shared (true: one s for all channels);
+    Fields (norm_param): across_spatial (true: over the whole image); channel_shared (true: one s for all channels);
     scale_filler of s, 1 by default; eps.
 
     Blobs: scale s, C, or a scalar with channel_shared.

@@ -1,4 +1,4 @@
-"""Interp: pictures in another size, of the DeepLab branch (Chen et al., 2015)."""
+"""Interp: images in another size, of the DeepLab branch (Chen et al., 2015)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Interp(Layer):
             )
         kept = tuple(extent - self.front - self.back for extent in shape[2:])
         if min(kept) < 1:
-            raise LayerError(f"pad_beg and pad_end leave nothing of a {times(shape[2:])} picture")
+            raise LayerError(f"pad_beg and pad_end leave nothing of a {times(shape[2:])} image")
         self.extents = self._extents((kept[0], kept[1]))
         return [(*shape[:2], *self.extents)]
 

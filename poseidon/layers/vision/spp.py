@@ -22,7 +22,7 @@ POOLS = {
 
 @register("SPP")
 class SPP(Layer):
-    """Level l of the pyramid pools the picture in 2^l x 2^l windows; all results side by side (He et al., 2014).
+    """Level l of the pyramid pools the image in 2^l x 2^l windows; all results side by side (He et al., 2014).
 
     Bottom: N x C x H x W. Top: N x C (4^pyramid_height - 1)/3, level after level, each flattened; with one level
     N x C x 1 x 1, as Caffe gives it.
@@ -60,7 +60,7 @@ class SPP(Layer):
             raise LayerError(f"pyramid level {level} of {bins}x{bins} windows: {error}") from error
         if pooled[2:] != (bins, bins):
             raise LayerError(
-                f"pyramid level {level} gives {times(pooled[2:])} windows of a {times(shape[2:])} picture, expected {bins}x{bins}"
+                f"pyramid level {level} gives {times(pooled[2:])} windows of a {times(shape[2:])} image, expected {bins}x{bins}"
             )
         return pooling
 

@@ -91,7 +91,7 @@ SHAPE = {"channels": 3, "height": 2, "width": 2}
     ("record", "message"),
     [
         (b"\xff\xff\xff", "not a Datum"),
-        (b"", "not a Datum with a picture: it says channels 0 x height 0 x width 0"),
+        (b"", "not a Datum with an image: it has channels 0 x height 0 x width 0"),
         (
             Datum(**SHAPE, data=bytes(11)).SerializeToString(),
             "holds 11 bytes, but channels 3 x height 2 x width 2 = 12",
@@ -99,7 +99,7 @@ SHAPE = {"channels": 3, "height": 2, "width": 2}
         (Datum(**SHAPE, float_data=[1.0] * 13).SerializeToString(), "holds 13 floats, but channels 3"),
         (Datum(**SHAPE).SerializeToString(), "holds 0 floats"),
         (Datum(channels=-1, height=2, width=2, data=b"12").SerializeToString(), "channels -1"),
-        (Datum(data=b"no picture", encoded=True).SerializeToString(), "picture cannot be decoded"),
+        (Datum(data=b"no images", encoded=True).SerializeToString(), "image cannot be decoded"),
         (encoded(Image.new("RGB", (9, 9)))[:60], "not a Datum"),
         (encoded(Image.fromarray(np.zeros((2, 2), np.uint16))), "more than 8 bits"),
     ],
@@ -112,7 +112,7 @@ def test_records_that_are_wrong(record: bytes, message: str) -> None:
 def test_a_picture_that_is_cut_short() -> None:
     datum = Datum.FromString(encoded(Image.fromarray(picture(0, (3, 64, 64)).transpose(1, 2, 0)), "JPEG"))
     datum.data = datum.data[: len(datum.data) // 2]
-    with pytest.raises(DataError, match="picture cannot be decoded"):
+    with pytest.raises(DataError, match="image cannot be decoded"):
         decode(datum.SerializeToString())
 
 

@@ -35,8 +35,8 @@ def test_the_new_form_of_a_blob(tmp_path: Path, shape: list[int]) -> None:
     ("content", "message"),
     [
         (b"\xff\xff", "not a binary BlobProto"),
-        (b"", "holds 0 values"),
-        (BlobProto(num=1, channels=2, height=2, width=2, data=[1] * 7).SerializeToString(), "holds 7 values"),
+        (b"", "0 values"),
+        (BlobProto(num=1, channels=2, height=2, width=2, data=[1] * 7).SerializeToString(), "7 values"),
         (BlobProto(num=2, channels=1, height=1, width=1, data=[1] * 2).SerializeToString(), "1 x C x H x W"),
     ],
 )

@@ -94,7 +94,7 @@ def test_renames_that_fail_are_left_for_the_next_run(tmp_path: Path) -> None:
 def test_two_at_once_exclude_each_other(tmp_path: Path) -> None:
     with (
         staging(tmp_path / "thing") as stage,
-        pytest.raises(DataError, match="thing is being made by another process"),
+        pytest.raises(DataError, match="thing is being created by another process"),
         staging(tmp_path / "thing"),
     ):
         pass
@@ -121,5 +121,5 @@ def test_a_killed_process_lets_go_of_its_lock(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be made"), staging(tmp_path / "file" / "thing"):
+    with pytest.raises(DataError, match="cannot be created"), staging(tmp_path / "file" / "thing"):
         pass

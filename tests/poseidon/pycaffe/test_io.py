@@ -48,9 +48,9 @@ def test_grey_deep_and_transparent_files(tmp_path: Path, stored: np.ndarray, exp
 
 
 def test_what_is_no_picture(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no picture"):
+    with pytest.raises(DataError, match="there is no image"):
         io.load_image(tmp_path / "none.png")
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no images")
     with pytest.raises(DataError, match="cannot be decoded"):
         io.load_image(tmp_path / "text.png")
 

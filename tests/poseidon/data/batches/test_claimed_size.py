@@ -56,7 +56,7 @@ def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: s
     changed = picture[:at] + bytes.fromhex(sides) + picture[at + len(sides) // 2 :]
     record = Datum(data=changed, encoded=True).SerializeToString()
     with pytest.raises(
-        DataError, match=r"claims to be \d+ wide and \d+ high, more than its \d+ bytes can hold"
+        DataError, match=r"claims a width of \d+ and a height of \d+, more than its \d+ bytes can hold"
     ):
         decode(record)
 
@@ -64,7 +64,7 @@ def test_a_claim_beyond_reason_is_refused(form: str, place: int | None, sides: s
 def test_a_chunk_longer_than_the_picture_is_refused() -> None:
     picture = encoded(".png", 8, 8)
     at = picture.index(b"IDAT") - 4
-    with pytest.raises(DataError, match="its last chunk is longer than what is left"):
+    with pytest.raises(DataError, match="its last chunk is longer than the rest"):
         check_claim(picture[:at] + b"\x40" + picture[at + 1 :])
-    with pytest.raises(DataError, match="its last chunk is longer than what is left"):
+    with pytest.raises(DataError, match="its last chunk is longer than the rest"):
         check_claim(picture[: at + 10])

@@ -85,7 +85,7 @@ def test_caffes_own_files(shared: Path) -> None:
     ("datasets", "message"),
     [
         ({"data": np.zeros((2, 3))}, "has no dataset 'label', the name of a top; it has: data"),
-        ({"data": np.zeros((2, 3)), "label": np.zeros(3)}, "'data' has 2 rows and 'label' 3"),
+        ({"data": np.zeros((2, 3)), "label": np.zeros(3)}, "'data' has 2 rows and 'label' has 3"),
         (
             {"data": np.zeros((2, 3)), "label": np.array([b"x", b"y"])},
             "'label' is .* expected rows of numbers",
@@ -106,7 +106,7 @@ def test_files_that_do_not_do(
 
 def test_no_files(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\n")
-    with pytest.raises(DataError, match="names none"):
+    with pytest.raises(DataError, match="is empty"):
         read_file_list(tmp_path / "list")
     with pytest.raises(DataError, match="cannot read the list"):
         read_file_list(tmp_path / "nosuch")

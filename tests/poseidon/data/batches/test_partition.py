@@ -65,7 +65,7 @@ def test_parts_dealt_round_robin_hold_the_same_batches(
 
 @pytest.mark.parametrize("wrong", [{"first": 1}, {"first": -1}, {"step": 0}, {"block": 0}, {"client": 1}])
 def test_what_is_no_share(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="not a share"):
+    with pytest.raises(ValueError, match="invalid share"):
         Share(**wrong)
 
 

@@ -47,8 +47,8 @@ def opened(source: Path, how: Sampling) -> WindowReader:
 
 def test_thresholds_divide_the_windows(source: Path) -> None:
     file = read_windows(source, "", fg_threshold=0.6, bg_threshold=0.5)
-    assert [(w.picture, w.label) for w in file.foreground] == [(0, 2), (1, 4)]
-    assert [(w.picture, w.label, w.corners) for w in file.background] == [
+    assert [(w.image, w.label) for w in file.foreground] == [(0, 2), (1, 4)]
+    assert [(w.image, w.label, w.corners) for w in file.background] == [
         (0, 0, (0, 0, 29, 19)),
         (1, 0, (1, 1, 5, 5)),
     ]
@@ -136,7 +136,7 @@ def caffes(window: tuple[int, int, int, int], how: Sampling, mirrored: bool) -> 
 def test_items_are_caffes(how: dict[str, object], window: tuple[int, int, int, int], mirrored: bool) -> None:
     made = sampling(**how)
     item = np.full((3, CROP, CROP), np.nan, np.float32)
-    cut(picture(), Window(picture=0, label=1, corners=window), made, mirrored, item)
+    cut(picture(), Window(image=0, label=1, corners=window), made, mirrored, item)
     np.testing.assert_allclose(item, caffes(window, made, mirrored), rtol=1e-6)
 
 
@@ -152,7 +152,7 @@ def test_context_is_as_wide_as_asked_for() -> None:
     [
         ("0.png\n", r"windows:1: expected '# <index>'"),
         ("# 0\n0.png\n3\n20\n30\nx\n", r"windows:6: expected the number of windows"),
-        ("# 0\n0.png\n3\n20\n30\n2\n1 0.9 0 0 1 1\n", r"windows:6: says 2 windows"),
+        ("# 0\n0.png\n3\n20\n30\n2\n1 0.9 0 0 1 1\n", r"windows:6: expected 2 windows"),
         ("# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 1\n", r"windows:7: expected class, overlap and four corners"),
         ("# 0\n0.png\n3\n20\n30\n1\n1e999 0.9 0 0 1 1\n", r"windows:7: expected class"),
         ("# 0\n0.png\n3\n20\n30\n1\n0 0.9 0 0 1 1\n", r"windows:7: a foreground window has class 0"),
@@ -170,9 +170,9 @@ def test_pictures_and_windows_that_are_not_there(source: Path) -> None:
     source.write_text("# 0\n0.png\n3\n20\n30\n1\n1 0.9 0 0 30 19\n")
     with (
         opened(source, sampling(1)) as reader,
-        pytest.raises(DataError, match="lies outside its picture of 30 x 20"),
+        pytest.raises(DataError, match="is outside its image of 30 x 20"),
     ):
         reader.next()
     (source.parent / "0.png").unlink()
-    with opened(source, sampling(1)) as reader, pytest.raises(DataError, match="cannot read the picture"):
+    with opened(source, sampling(1)) as reader, pytest.raises(DataError, match="cannot read the image"):
         reader.next()

@@ -114,7 +114,7 @@ def test_leveldb_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch:
     path = make_database(tmp_path / "db", Backend.LEVELDB, RECORDS)
     # The superuser may write everywhere, so the answer of the system is scripted.
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(DataError, match=r"cannot be written.*use LMDB"):
+    with pytest.raises(DataError, match=r"not writable.*use LMDB"):
         open_cursor(path, Backend.LEVELDB)
 
 
@@ -122,7 +122,7 @@ def test_an_lmdb_file_that_is_cut_short(tmp_path: Path) -> None:
     path = make_database(tmp_path / "db", Backend.LMDB, [(b"%05d" % i, bytes(3000)) for i in range(100)])
     size = (path / "data.mdb").stat().st_size
     os.truncate(path / "data.mdb", size // 2)
-    with pytest.raises(DataError, match=rf"{path} is cut short: data.mdb has {size // 2} of {size} bytes"):
+    with pytest.raises(DataError, match=rf"{path} is truncated: data.mdb has {size // 2} of {size} bytes"):
         open_cursor(path, Backend.LMDB)
 
 

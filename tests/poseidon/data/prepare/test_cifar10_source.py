@@ -130,12 +130,12 @@ LABELLED_WRONG = np.column_stack([np.zeros(PER_BATCH, np.uint8), batch("test_bat
     [
         ("binary", corrupt("data_batch_2.bin", b""), "data_batch_2 in .* has 0 bytes"),
         ("binary", corrupt("data_batch_2.bin", bytes(3072)), "3072 bytes: expected records of 3073"),
-        ("binary", corrupt("test_batch.bin", bytes(3073)), "the test set .* has 1 pictures: expected 20"),
+        ("binary", corrupt("test_batch.bin", bytes(3073)), "the test set .* has 1 images: expected 20"),
         ("binary", corrupt("test_batch.bin", LABELLED_WRONG), r"has \[20, 0, .* expected 2 each"),
         (
             "binary",
             lambda folder: (folder / "data_batch_5.bin").unlink(),
-            "whole of CIFAR-10: data_batch_5 is missing",
+            "not complete: data_batch_5 of CIFAR-10 is missing",
         ),
         (
             "python",

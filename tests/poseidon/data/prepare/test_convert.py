@@ -15,12 +15,12 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.datum import decode
 from poseidon.data.prepare.convert import (
     MNIST_FILES,
+    Labelled,
     convert_mnist,
     convert_mnist_siamese,
     random_pairs,
     read_mnist,
 )
-from poseidon.data.prepare.labelled import Labelled
 from poseidon.errors import DataError
 from tests.support.databases import BACKENDS
 
@@ -80,7 +80,7 @@ def test_a_pair_is_of_one_class_where_its_label_says_so() -> None:
 
 def test_no_pairs_of_nothing() -> None:
     nothing = Labelled(images=np.zeros((0, 1, 2, 3), np.uint8), labels=np.zeros(0, np.uint8))
-    with pytest.raises(DataError, match="no picture"):
+    with pytest.raises(DataError, match="no images"):
         random_pairs(nothing, seed=0)
 
 
@@ -89,8 +89,8 @@ def test_no_pairs_of_nothing() -> None:
     [
         (b"", "not an idx file of 3 dimensions"),
         (idx(LABELS), "not an idx file of 3 dimensions"),
-        (idx(PICTURES)[:-1], r"says shape \(6, 5, 4\) and holds 119 bytes"),
-        (idx(PICTURES[:5]), "has 5 pictures, but .* has 6 labels"),
+        (idx(PICTURES)[:-1], r"has shape \(6, 5, 4\) in its header, but 119 bytes"),
+        (idx(PICTURES[:5]), "has 5 images, but .* has 6 labels"),
         (gzip.compress(idx(PICTURES))[:-20], "cannot be read"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_off_is_taken_up_again(server: Server, tmp_path
 
 def test_a_later_run_goes_on(server: Server, tmp_path: Path) -> None:
     server.break_off_after = [100_000, 0]
-    with pytest.raises(ConnectionError, match="cannot be fetched"):
+    with pytest.raises(ConnectionError, match="cannot be downloaded"):
         download(url(server), tmp_path / "file", md5=MD5)
     assert names(tmp_path) == [".file.partial"]
     download(url(server), tmp_path / "file", md5=MD5)
@@ -112,7 +112,7 @@ def test_another_file_is_not_kept(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_server_without_the_file(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(ConnectionError, match=r"/none cannot be fetched: .*404"):
+    with pytest.raises(ConnectionError, match=r"/none cannot be downloaded: .*404"):
         download(url(server, "/none"), tmp_path / "file", md5=MD5)
 
 

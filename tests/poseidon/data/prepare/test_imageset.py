@@ -93,10 +93,10 @@ def test_a_shuffle_is_its_seeds(folder: Path, tmp_path_factory: pytest.TempPathF
 def test_mistakes_leave_no_database(folder: Path, wrong: str) -> None:
     how: dict[str, object] = {}
     message = {
-        "check_size": r"list:3: picture of 54 values, expected 60",
-        "missing": r"list:2: the picture .* cannot be read: No such file",
-        "damaged": r"list:2: the picture .* cannot be decoded",
-        "format": r"list:1: the picture .* cannot be encoded as 'nosuch'",
+        "check_size": r"list:3: image of 54 values, expected 60",
+        "missing": r"list:2: the image .* cannot be read: No such file",
+        "damaged": r"list:2: the image .* cannot be decoded",
+        "format": r"list:1: the image .* cannot be encoded as 'nosuch'",
     }[wrong]
     if wrong == "check_size":
         how["check_size"] = True

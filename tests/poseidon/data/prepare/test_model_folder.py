@@ -102,14 +102,14 @@ def test_another_file_is_refused(tmp_path: Path, url: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("sha1: ", "md5: ", "does not say its sha1"),
+        ("sha1: ", "md5: ", "has no sha1"),
         (
             "caffemodel: net",
             "caffemodel: ../net",
             r"caffemodel is '../net\.caffemodel', expected the name of a file",
         ),
         ("sha1: ", "sha1: g", "sha1 is 'g.*expected 40 hexadecimal digits"),
-        ("---", "", "does not say its caffemodel"),
+        ("---", "", "has no caffemodel"),
     ],
 )
 def test_mistakes_in_a_readme(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -121,7 +121,7 @@ def test_mistakes_in_a_readme(tmp_path: Path, old: str, new: str, message: str) 
 
 
 def test_no_readme(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder of a model: it has no readme"):
+    with pytest.raises(DataError, match="is not a model folder: it has no readme"):
         read_model_folder(tmp_path)
 
 

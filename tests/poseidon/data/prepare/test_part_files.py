@@ -57,7 +57,7 @@ def test_whether_a_source_is_divided(tmp_path: Path) -> None:
     assert not is_divided(tmp_path / "list", 2)
     partition_data(tmp_path / "list", 2)
     assert is_divided(tmp_path / "list", 2)
-    with pytest.raises(DataError, match="lies there in 2 parts, not in 3"):
+    with pytest.raises(DataError, match="is divided into 2 parts, not into 3"):
         is_divided(tmp_path / "list", 3)
     later_s = (tmp_path / "list_0").stat().st_mtime + 10
     os.utime(tmp_path / "list", (later_s, later_s))

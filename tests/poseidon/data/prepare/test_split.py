@@ -120,7 +120,7 @@ def test_a_run_that_is_ended_midway(tmp_path: Path, backend: Backend, blow: sign
         assert process.stdout is not None
         assert process.stdout.readline() == "halfway\n"
         if backend is Backend.LMDB:
-            with pytest.raises(DataError, match="is being made by another process"):
+            with pytest.raises(DataError, match="is being created by another process"):
                 partition_data(path, 3)
         process.send_signal(blow)
         assert process.wait(30) != 0

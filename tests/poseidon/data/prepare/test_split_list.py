@@ -12,7 +12,7 @@ from poseidon.data.batches.hdf5_rows import RowMaker, RowPlan, read_file_list
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.window_file import read_windows
 from poseidon.data.prepare.split import partition_data
-from poseidon.data.prepare.split_list import ListKind, list_kind, listed_pictures
+from poseidon.data.prepare.split_list import ListKind, list_kind, listed_images
 from poseidon.errors import DataError, UsageError
 
 WINDOWS = """# 0
@@ -108,19 +108,19 @@ def test_windows_stay_with_their_pictures(tmp_path: Path) -> None:
     (tmp_path / "list").write_text(WINDOWS)
     assert partition_data(tmp_path / "list", 2) == 3
     first = read_windows(tmp_path / "list_0", "", fg_threshold=0.5, bg_threshold=0.5)
-    assert [path.name for path in first.pictures] == ["a.jpg", "c.jpg"]
+    assert [path.name for path in first.images] == ["a.jpg", "c.jpg"]
     assert [window.label for window in first.foreground] == [1, 2]
     second = read_windows(tmp_path / "list_1", "", fg_threshold=0.5, bg_threshold=0.5)
-    assert [path.name for path in second.pictures] == ["b b.jpg"]
+    assert [path.name for path in second.images] == ["b b.jpg"]
 
 
 def test_kinds_of_lists(tmp_path: Path) -> None:
     assert list_kind(make_rows(tmp_path, [1])) is ListKind.ROWS
     (tmp_path / "pictures").write_text("\na b.jpg 3\na b.jpg 4\nc.jpg 1\n")
-    assert list_kind(tmp_path / "pictures") is ListKind.PICTURES
-    assert listed_pictures(tmp_path / "pictures", "root/") == [Path("root/a b.jpg"), Path("root/c.jpg")]
+    assert list_kind(tmp_path / "pictures") is ListKind.IMAGES
+    assert listed_images(tmp_path / "pictures", "root/") == [Path("root/a b.jpg"), Path("root/c.jpg")]
     (tmp_path / "windows").write_text(WINDOWS)
-    assert [path.name for path in listed_pictures(tmp_path / "windows", "")] == ["a.jpg", "b b.jpg", "c.jpg"]
+    assert [path.name for path in listed_images(tmp_path / "windows", "")] == ["a.jpg", "b b.jpg", "c.jpg"]
 
 
 def damage_missing(folder: Path) -> None:
@@ -150,10 +150,10 @@ def damage_nothing_inside(folder: Path) -> None:
     ("damage", "message"),
     [
         (damage_missing, "there is no HDF5 file f1.h5"),
-        (damage_group, "f1.h5: 'more' is no dataset of rows"),
+        (damage_group, "f1.h5: 'more' is not a dataset of rows"),
         (damage_rows, r"f1.h5: its datasets have \[2, 9\] rows"),
         (damage_bytes, "f1.h5 cannot be read as HDF5"),
-        (damage_nothing_inside, "f1.h5 holds no dataset"),
+        (damage_nothing_inside, "f1.h5 has no dataset"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -174,5 +174,5 @@ def test_more_parts_than_rows(tmp_path: Path) -> None:
 
 def test_an_empty_list(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("\n\n")
-    with pytest.raises(DataError, match="has no lines"):
+    with pytest.raises(DataError, match="is empty"):
         partition_data(tmp_path / "list", 1)

@@ -80,7 +80,7 @@ def test_where_pictures_are_looked_for(folder: Path, tmp_path_factory: pytest.Te
     lists = tmp_path_factory.mktemp("lists")
     (lists / "list").write_text("0.png 0\n")
     assert labels(net(lists, f'batch_size: 1 root_folder: "{folder}/"'), 1) == [0]
-    with pytest.raises(DataError, match="list:1: there is no picture"):
+    with pytest.raises(DataError, match="list:1: there is no image"):
         net(lists, "batch_size: 1")
 
 

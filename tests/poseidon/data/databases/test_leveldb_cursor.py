@@ -1,0 +1,60 @@
+"""Where LevelDB's library is missing, LevelDB is one sentence and everything else works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.main import main
+from poseidon.data.databases import leveldb_cursor as leveldb
+from poseidon.data.databases.cursor import open_cursor
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import write_database
+from poseidon.data.prepare.cifar10 import Request, prepare
+from poseidon.errors import DataError
+
+
+@pytest.fixture
+def no_plyvel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Python for which plyvel has no wheels."""
+    monkeypatch.setattr(leveldb, "PLYVEL", None)
+
+
+def write(folder: Path) -> None:
+    with write_database(folder / "new", Backend.LEVELDB):
+        pass
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder: open_cursor(folder / "db", Backend.LEVELDB),
+        write,
+        lambda folder: prepare(Request(folder=folder, backend=Backend.LEVELDB, url="")),
+    ],
+    ids=["read", "write", "cifar10"],
+)
+def test_every_use_names_the_remedy_and_leaves_nothing(
+    no_plyvel: None, tmp_path: Path, use: Callable[[Path], object]
+) -> None:
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "CURRENT").write_text("MANIFEST-000001\n")
+    with pytest.raises(DataError) as caught:
+        use(tmp_path)
+    assert "plyvel, which is not installed: use LMDB (--backend=lmdb), or pip install plyvel" in str(
+        caught.value
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["db"]
+
+
+def test_a_command_says_it_in_one_line(
+    no_plyvel: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list").write_text("a.jpg 0\n")
+    (tmp_path / "a.jpg").write_bytes(b"")
+    words = ["convert_imageset", "--backend=leveldb", f"{tmp_path}/", f"{tmp_path}/list", f"{tmp_path}/db"]
+    assert main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("poseidon convert_imageset: LevelDB needs the Python package plyvel")

@@ -1,0 +1,61 @@
+"""Writing beside training: one at a time, in order, and a failure that is not forgotten."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from poseidon.engine.background_writer import BackgroundWriter
+from poseidon.errors import SnapshotError
+
+
+def fail() -> None:
+    raise SnapshotError("the disk is full")
+
+
+def test_submit_returns_while_the_write_is_under_way() -> None:
+    writer, go, written = BackgroundWriter(), threading.Event(), list[int]()
+
+    def write() -> None:
+        assert go.wait(30)
+        written.append(1)
+
+    writer.submit(write)
+    assert written == []
+    go.set()
+    writer.wait()
+    assert written == [1]
+
+
+def test_writes_keep_their_order() -> None:
+    writer, written = BackgroundWriter(), list[int]()
+    for number in range(20):
+        writer.submit(lambda number=number: written.append(number))
+    writer.wait()
+    assert written == list(range(20))
+
+
+def test_the_last_failure_is_raised_once_and_each_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    writer = BackgroundWriter()
+    with caplog.at_level(logging.WARNING):
+        writer.submit(fail)
+        with pytest.raises(SnapshotError, match="the disk is full"):
+            writer.wait()
+    assert "the disk is full; training goes on" in caplog.text
+    writer.wait()
+
+
+def test_a_later_write_makes_good_for_an_earlier() -> None:
+    writer = BackgroundWriter()
+    writer.submit(fail)
+    writer.submit(lambda: None)
+    writer.wait()
+
+
+def test_what_nobody_foresaw_is_an_error_too() -> None:
+    writer = BackgroundWriter()
+    writer.submit(lambda: print(1 / 0))
+    with pytest.raises(SnapshotError, match=r"could not be written: ZeroDivisionError: division by zero"):
+        writer.wait()
