@@ -41,7 +41,7 @@ import torch
 
 from benchmarks.chaos_runs.definitions import RECORDS, write_pictures
 from poseidon.engine.averages import SmoothedLoss
-from poseidon.engine.control import Control
+from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
@@ -141,11 +141,11 @@ def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
 def _exchange(replica: Replica) -> Iterator[Exchange]:
     exchange = SingleProcessExchange(replica.trained, ExchangeSettings())
     exchange.open(None)
-    control = Control(io.StringIO(), io.StringIO())
-    control.start()
-    control.watchdog.start()
-    yield EveryOther(exchange, control.watchdog)
-    control.close()
+    launcher = LauncherConnection(io.StringIO(), io.StringIO())
+    launcher.start()
+    launcher.watchdog.start()
+    yield EveryOther(exchange, launcher.watchdog)
+    launcher.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

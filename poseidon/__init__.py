@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ParameterGroup,
         RMSProp,
     )
-    from poseidon.engine.module.workplace import ThisWorker
+    from poseidon.engine.module.worker_context import ThisWorker
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ if not TYPE_CHECKING:
         "rule_group": ("RuleGroup",),
         "sampler": ("SharedSampler",),
         "update_rules": ("SGD", "AdaDelta", "AdaGrad", "Adam", "Nesterov", "ParameterGroup", "RMSProp"),
-        "workplace": ("ThisWorker",),
+        "worker_context": ("ThisWorker",),
     }
     _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

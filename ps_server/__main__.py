@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ps_server.errors import ServerError, SpecError
+from ps_server.errors import ServerError, SpecError, as_server_error
 from ps_server.keys import Keyring, read_keyring
 from ps_server.numerics import prepare_process
 from ps_server.protocol.shard import Shard
@@ -138,11 +138,15 @@ class Reporter:
         self._thread.start()
 
     def _beat(self) -> None:
+        assert self._server is not None
         turns = -1
-        while not self._over.wait(ALIVE_S):
-            if self._server is not None and self._server.turns != turns:  # a shard that hangs shows no life
-                turns = self._server.turns
-                self.tell_statistics()
+        try:
+            while not self._over.wait(ALIVE_S):
+                if self._server.turns != turns:  # a shard that hangs shows no life
+                    turns = self._server.turns
+                    self.tell_statistics()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._server.fail(as_server_error(error, "reporting to the launcher failed"))
 
     def tell_statistics(self) -> None:
         """Tell what the shard has done so far."""
@@ -158,14 +162,22 @@ class Reporter:
 
 def _obey_launcher(server: Server) -> None:
     """Stop when the launcher says so; when it is gone (its end of the pipe closes), once the workers fall silent."""
-    for line in sys.stdin:
-        try:
-            if json.loads(line).get("do") == "stop":
+    try:
+        for line in sys.stdin:
+            if _is_stop(line):
                 server.stop()
                 return
-        except (ValueError, AttributeError):
-            continue
-    server.stop_when_idle(ORPHAN_IDLE_S)
+        server.stop_when_idle(ORPHAN_IDLE_S)
+    except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+        server.fail(as_server_error(error, "reading the launcher's commands failed"))
+
+
+def _is_stop(line: str) -> bool:
+    try:
+        command = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(command, dict) and command.get("do") == "stop"
 
 
 def _trace(options: Options) -> Tracer:

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from ps_server.errors import LocalProtocolError, PeerLost, ServerError, StalenessTimeout
-from ps_server.inquiry import Inquiry
+from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.meters import ClientMeter
+from ps_server.monitor import Monitor
 from ps_server.neighbours import WorkerNeighbours
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.messages import Array, Message, Shared, Signal, SignalKind, Value
@@ -101,13 +101,9 @@ class Client:
         self._names = [table.name for table in store.tables]
         self._transport = ZmqClientTransport(shards, keys) if isinstance(shards, Sequence) else shards
         self._neighbours = WorkerNeighbours(shards if share_memory and isinstance(shards, Sequence) else ())
-        self._timeout_s = timeout_s
-        self._changed = threading.Condition()
+        self._monitor = Monitor(timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs")
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
-        self._inquiries: list[Inquiry[Any]] = []
         self._others_first: Callable[[], bool] = lambda: False
-        self._failure: ServerError | None = None
-        self._closing = False
         self._offered = False
         self._asked_before: tuple[SignalKind, ...] = ()
         self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
@@ -141,9 +137,9 @@ class Client:
             start_clock: the iteration that the new first values stand at.
         """
         self.barrier()  # from here on no value of the old store is on its way to anybody
-        with self._changed:
-            self._check()
-            kinds = [signal.kind for signal in self._session.signals]
+        with self._monitor:
+            self._monitor.check()
+            kinds = [signal.kind for signal in self._session.signals.all]
             self._asked_before = tuple(kinds) if self.rank == 0 else ()
             self._session = self._session.renewed(start_clock)
             self._offered = True
@@ -158,7 +154,7 @@ class Client:
             table: table id.
             out: flat float32 of the table's size.
         """
-        with self._changed:
+        with self._monitor:
             self._session.bind(table, out)
 
     def push(self, table: int, array: Array, *, rate: float = 0.0) -> None:
@@ -191,8 +187,8 @@ class Client:
         return self._wake
 
     def _wake(self) -> None:
-        with self._changed:
-            if not self._closing:  # the transport may be closed
+        with self._monitor:
+            if not self._monitor.closed:  # the transport may be closed
                 self._transport.wake()
 
     def clock(self) -> None:
@@ -218,7 +214,7 @@ class Client:
         began_s = self._meter.now()
         self._until_fresh(table, staleness)
         self._meter.waited(table, began_s)
-        with self._changed:
+        with self._monitor:
             pieces = self._session.take(table)
         for piece in pieces:
             view = out[piece.start : piece.stop]
@@ -229,7 +225,9 @@ class Client:
     def history(self, table: int) -> list[Array]:
         """The history that the shards keep for a table of staleness 0."""
         self._do(lambda: self._session.ask_history(table))
-        return self._until(lambda: self._session.history(table), f"the history of table {table} did not come")
+        return self._monitor.wait_for(
+            lambda: self._session.history(table), f"the history of table {table} did not come"
+        )
 
     def store_copy(self, table: int, array: Array) -> None:
         """Rank 0: bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns at once."""
@@ -246,8 +244,9 @@ class Client:
 
     def total_norm(self, clock: int) -> float:
         """The sum of squares over all gradients of iteration `clock`, in the store and outside it."""
-        return self._until(
-            lambda: self._session.total_norm(clock), f"the gradients' norm of iteration {clock} did not come"
+        return self._monitor.wait_for(
+            lambda: self._session.norm.take_total(clock),
+            f"the gradients' norm of iteration {clock} did not come",
         )
 
     def gather(self, payload: bytes = b"") -> Collection:
@@ -257,9 +256,9 @@ class Client:
 
         def poll() -> tuple[bytes, ...] | None:
             nonlocal found
-            with self._changed:
-                self._check()
-                found = self._session.gathered(tag) or found
+            with self._monitor:
+                self._monitor.check()
+                found = self._session.collections.take(tag) or found
                 return found
 
         return Collection(poll, lambda: self.wait(poll))
@@ -270,7 +269,7 @@ class Client:
         Raises:
             StalenessTimeout: it did not in time.
         """
-        return self._until(poll, "not every worker has contributed to a collection")
+        return self._monitor.wait_for(poll, "not every worker has contributed to a collection")
 
     def barrier(self) -> None:
         """Wait until every worker has called this."""
@@ -283,9 +282,9 @@ class Client:
     @property
     def signals(self) -> tuple[Signal, ...]:
         """What rank 0 has asked for so far."""
-        with self._changed:
-            self._check()
-            return tuple(self._session.signals)
+        with self._monitor:
+            self._monitor.check()
+            return tuple(self._session.signals.all)
 
     @property
     def rank(self) -> int:
@@ -303,13 +302,12 @@ class Client:
 
     def close(self, *, leave: bool = True) -> None:
         """Say goodbye, send what is queued, and disconnect; whoever still waits hears that. Safe to call twice."""
-        with self._changed:
-            if self._closing:
+        with self._monitor:
+            if self._monitor.closed:
                 return
-            if leave and self._failure is None:
+            if leave and self._monitor.failure is None:
                 self._add(self._session.leave())
-            self._closing = True
-            self._changed.notify_all()
+            self._monitor.close()
         self._transport.wake()
         self._thread.join()
         self._transport.close()
@@ -317,15 +315,9 @@ class Client:
 
     # -- within --------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._closing:
-            raise LocalProtocolError("the client is closed")
-
     def _tell(self, call: Callable[[], tuple[T, list[Addressed]]]) -> T:
-        with self._changed:
-            self._check()
+        with self._monitor:
+            self._monitor.check()
             result, outgoing = call()
             self._add(outgoing)
         if outgoing:
@@ -347,27 +339,9 @@ class Client:
             first = first if chunk is None else chunk.index
             return True if chunk is None else None
 
-        self._until(fresh, f"table '{name}' did not become fresh enough for iteration {session.clock}")
-
-    def _until(self, found: Callable[[], T | None], otherwise: str) -> T:
-        deadline = time.monotonic() + self._timeout_s
-        inquiry = Inquiry(found)
-        with self._changed:
-            self._inquiries.append(inquiry)
-            try:
-                while True:
-                    self._check()
-                    answer = inquiry.ask()
-                    if answer is not None:
-                        return answer
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        raise StalenessTimeout(
-                            f"{otherwise} within {self._timeout_s:g} s: a worker or a shard hangs"
-                        )
-                    self._changed.wait(left)
-            finally:
-                self._inquiries.remove(inquiry)
+        self._monitor.wait_for(
+            fresh, f"table '{name}' did not become fresh enough for iteration {session.clock}"
+        )
 
     def _offer_memory(self) -> list[Addressed]:
         if self._offered:
@@ -381,23 +355,21 @@ class Client:
 
     def _pump(self) -> None:
         try:
-            while not self._closing:
+            while not self._monitor.closed:
                 wait_s = self._release()
                 self._send_waiting()
                 self._receive(wait_s)
             self._send_rest()
-        except ServerError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
-            lost = PeerLost(f"the connection of worker {self._session.rank} failed: {error!r}")
-            lost.__cause__ = error
-            self._fail(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._monitor.fail(
+                as_server_error(error, f"the connection of worker {self._session.rank} failed")
+            )
 
     def _release(self) -> float:
         """Queue what the budget allows of what is kept back; returns the seconds until it allows more."""
         if not self._keeps_back:
             return POLL_S
-        with self._changed:
+        with self._monitor:
             self._add(self._session.release(time.monotonic()))
             wait_s = self._session.release_in_s(time.monotonic())
         return POLL_S if wait_s is None else min(wait_s, POLL_S)
@@ -409,21 +381,16 @@ class Client:
             self._receive(POLL_S)
             self._send_waiting()
 
-    def _fail(self, error: ServerError) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
-
     def _send_waiting(self) -> None:
         """Send as much as the transport takes."""
-        free = self._closing or not self._others_first()
+        free = self._monitor.closed or not self._others_first()
         for shard, queue in enumerate(self._queues):
             pushes = free or self._neighbours.shares(shard)
             while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):
                 pass
 
     def _send_packet(self, shard: int, queue: Schedule, pushes: bool) -> bool:
-        with self._changed:
+        with self._monitor:
             packet = queue.take(PACKET_BYTES, pushes=pushes)
         if not packet:
             return False
@@ -431,7 +398,7 @@ class Client:
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         frames = [frame for _, frames in parts for frame in frames]
         taken = self._neighbours.send(shard, frames, self._transport.send)
-        with self._changed:
+        with self._monitor:
             (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
             self._meter.sent(message, frames)
@@ -447,21 +414,15 @@ class Client:
                 self._meter.received(message, parts)
                 if isinstance(message, Value):
                     self._session.land(shard, message)
-            with self._changed:
+            with self._monitor:
                 for message, _ in received:
                     if isinstance(message, Shared):
                         self._neighbours.answered(shard, message)
                     else:
                         self._add(self._session.receive(shard, message))
-                self._answer_inquiries()
+                self._monitor.notify()
             for message, _ in received:
                 self._tell_trace(Track.RECEIVE, shard, message, began_ns)
-
-    def _answer_inquiries(self) -> None:
-        """Wake who waits, and not for each message: to wake somebody in vain costs more than the message."""
-        answers = [inquiry.ask() for inquiry in self._inquiries if not self._closing]
-        if any(answer is not None for answer in answers):
-            self._changed.notify_all()
 
     def _tell_trace(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
         tell_message(self._trace, track, message, self._names, began_ns, shard=shard)

@@ -38,3 +38,20 @@ class PeerLost(ServerError):
 
 class StalenessTimeout(ServerError):
     """A value did not become fresh enough in time: a worker or a shard hangs, or the limit is too short."""
+
+
+def as_server_error(error: Exception, what: str) -> ServerError:
+    """Return what a thread's outermost frame hands to the thread's owner.
+
+    Args:
+        error: what ended the thread.
+        what: the beginning of the sentence: `the connection of worker 3 failed`.
+
+    Returns:
+        The error itself where it is a `ServerError`; otherwise a `PeerLost` that it caused.
+    """
+    if isinstance(error, ServerError):
+        return error
+    lost = PeerLost(f"{what}: {error!r}")
+    lost.__cause__ = error
+    return lost

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ps_server.errors import RemoteProtocolError
+from ps_server.errors import RemoteProtocolError, ServerError
 from ps_server.meters import ServerMeter
 from ps_server.neighbours import ShardNeighbours
+from ps_server.protocol.members import Outgoing
 from ps_server.protocol.messages import Create, Message, Share, ToWorker
 from ps_server.protocol.schedule import PACKET_BYTES, Schedule
-from ps_server.protocol.shard import Outgoing, Shard
+from ps_server.protocol.shard import Shard
 from ps_server.protocol.wire import Buffer, decode
 from ps_server.statistics import ShardStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
@@ -54,6 +55,7 @@ class Server:
         self._neighbours = ShardNeighbours()
         self._stopping = threading.Event()
         self._idle_limit_s: float | None = None
+        self._failure: ServerError | None = None
         self.turns = 0
         """How often `serve` has looked for messages: what does not grow hangs."""
 
@@ -64,7 +66,11 @@ class Server:
 
     @torch.inference_mode()
     def serve(self) -> None:
-        """Run in the calling thread; returns when all workers have left or `stop` was called."""
+        """Run in the calling thread; returns when all workers have left or `stop` was called.
+
+        Raises:
+            ServerError: what `fail` was given.
+        """
         heard_s = time.monotonic()
         try:
             while not (self.shard.finished or self._stopping.is_set()):
@@ -80,6 +86,8 @@ class Server:
             self._send_rest()
         finally:
             self._transport.close()
+        if self._failure is not None:
+            raise self._failure
 
     def _is_left_alone(self, silent_s: float) -> bool:
         assert self._idle_limit_s is not None
@@ -192,6 +200,11 @@ class Server:
     def stop_when_idle(self, limit_s: float) -> None:
         """Make `serve` return once nobody is connected, or has said anything for `limit_s` seconds. Any thread may."""
         self._idle_limit_s = limit_s
+
+    def fail(self, error: ServerError) -> None:
+        """Make `serve` raise `error` soon. Any thread may call it."""
+        self._failure = self._failure or error
+        self.stop()
 
     def stop(self) -> None:
         """Make `serve` return soon. Any thread may call it."""

@@ -17,6 +17,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -144,6 +145,7 @@ class Trace:
         head = [json.dumps(event) for event in describe_process(self._pid, process, order)]
         self._file.write("[\n" + ",\n".join(head))
         self._file.flush()
+        self._failure: Exception | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write, name="ps-trace", daemon=True)
         self._thread.start()
@@ -176,21 +178,37 @@ class Trace:
             self._dropped += 1
 
     def close(self) -> None:
-        """See `Tracer`."""
+        """See `Tracer`.
+
+        Raises:
+            OSError: the file could not be written; it ends where that was.
+        """
         if self._closing.is_set():
             return
         self._closing.set()
         self._thread.join()
+        try:
+            self._end()
+        finally:
+            with contextlib.suppress(OSError):  # what could not be written above cannot be written now
+                self._file.close()
+
+    def _end(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         self._write_piece()
         if self._dropped:
             lost = {"ph": "M", "name": "dropped_events", "pid": self._pid, "args": {"count": self._dropped}}
             self._file.write(",\n" + json.dumps(lost))
         self._file.write("\n]\n")
-        self._file.close()
+        self._file.flush()
 
     def _write(self) -> None:
-        while not self._closing.wait(WRITE_EVERY_S):
-            self._write_piece()
+        try:
+            while not self._closing.wait(WRITE_EVERY_S):
+                self._write_piece()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `close` raises the error
+            self._failure = error
 
     def _write_piece(self) -> None:
         lines = []

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.testbed.shapes import LayerShape, shares_of_work
-from poseidon.cluster.shares import best_shares
+from poseidon.cluster.plan import best_shares
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
 from poseidon.exchange.pooled import FULL, SMALL

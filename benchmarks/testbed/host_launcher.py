@@ -1,7 +1,7 @@
 """Starts a job's processes on hosts: a `Launcher` for `run_job`, whose clients are hosts by their addresses.
 
     with Hosts(2, rate_mbit=250) as hosts:
-        clients = [Client(id=host.index, host=host.address, port=9000) for host in hosts]
+        clients = [machinefile.Host(id=host.index, address=host.address, port=9000) for host in hosts]
         run_job(plan_job(clients, ...), make_spec, HostLauncher(hosts), ...)
 
 Law: a process gets what `LocalLauncher` gives it; only its network is its host's.
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from benchmarks.testbed.hosts import Host
+from poseidon.cluster import machinefile
 from poseidon.cluster.local import LocalLauncher, LocalProcess
-from poseidon.cluster.machinefile import Client
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError
 
@@ -31,11 +31,11 @@ class HostLauncher:
         self._hosts = {host.address: host for host in hosts}
         self._launcher = launcher or LocalLauncher()
 
-    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> LocalProcess:
+    def start(self, spec: ProcessSpec, client: machinefile.Host, listener: Listener) -> LocalProcess:
         """Start a process; see `Launcher.start`."""
-        host = self._hosts.get(client.host)
+        host = self._hosts.get(client.address)
         if host is None:
             known = ", ".join(self._hosts)
-            raise JobError(f"client {client.id} is on {client.host}, which is none of the hosts: {known}")
+            raise JobError(f"client {client.id} is on {client.address}, which is none of the hosts: {known}")
         inside = replace(spec, argv=(*host.enter, *spec.argv))
-        return self._launcher.start(inside, replace(client, host="127.0.0.1"), listener)
+        return self._launcher.start(inside, replace(client, address="127.0.0.1"), listener)

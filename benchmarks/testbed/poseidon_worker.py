@@ -24,8 +24,8 @@ from benchmarks.testbed.worker_settings import (
     WorkerSettings,
     read_settings,
 )
-from poseidon.engine.module.distribute import at_work
-from poseidon.engine.module.workplace import ThisWorker, Workplace, unobserved
+from poseidon.engine.module.distribute import running_in
+from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, unobserved
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
@@ -58,10 +58,10 @@ class PoseidonTraining:
         self._group.mean(0.0)
 
 
-def workplace(settings: WorkerSettings, rank: int, trace: Tracer) -> Workplace:
+def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext:
     """The worker's place in its job."""
     assert isinstance(settings.how, PoseidonSettings)
-    return Workplace(
+    return WorkerContext(
         worker=ThisWorker(rank=rank, size=settings.workers),
         member=Membership(
             rank=rank,
@@ -77,7 +77,7 @@ def workplace(settings: WorkerSettings, rank: int, trace: Tracer) -> Workplace:
         connect=lambda: settings.shards,
         trace=trace,
         observe=unobserved if trace is NO_TRACE else lambda built, module: Traced(built, module, trace),
-        on_open=tell_plan if rank == 0 else lambda built, exchange: None,
+        on_open=log_plan if rank == 0 else lambda built, exchange: None,
     )
 
 
@@ -105,7 +105,7 @@ class Traced:
         self.exchange.close()
 
 
-def tell_plan(built: Built, exchange: Exchange) -> None:
+def log_plan(built: Built, exchange: Exchange) -> None:
     """The plan, for the job's file of output."""
     print("\n".join(built.plan.table()), flush=True)
 
@@ -129,7 +129,7 @@ def main() -> None:
     settings = read_settings(flags.settings)
     with (
         contextlib.closing(open_trace(settings, flags.rank)) as trace,
-        at_work(workplace(settings, flags.rank, trace)),
+        running_in(context(settings, flags.rank, trace)),
     ):
         replica = PoseidonTraining(settings.training)
         obey(settings.control, flags.rank, replica.iterate, replica.barrier, steady=settings.training.steady)

@@ -114,7 +114,7 @@ def _run_job(flags: argparse.Namespace) -> int:
     devices = devices_from_flag(flags.gpu, available=torch.cuda.device_count())
     if devices == ("cpu",):
         devices *= flags.num_app_threads
-    plan = plan_job(clients, devices_per_client=devices, channels=1, with_server=False)
+    plan = plan_job(clients, devices_per_host=devices, channels=1, with_server=False)
     job = flags.job or new_job_id(
         f"{EXTRACTION}_{Path(flags.model).stem}", datetime.now(), secrets.token_hex(3)
     )
@@ -129,8 +129,8 @@ def _run_job(flags: argparse.Namespace) -> int:
         job=job,
         output=str(output),
         workers=plan.worker_count,
-        clients=plan.working_clients,
-        local_workers=plan.workers_per_client,
+        clients=plan.working_hosts,
+        local_workers=plan.workers_per_host,
         threads=max(1, (os.cpu_count() or 1) // plan.worker_count),
         imports=module_names(flags.imports),
     )
@@ -170,7 +170,7 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
     first = extractions[0]
     terminal = Terminal(Path(first.model).stem, sys.stderr, on_started=lambda: None)
     terminal.say(
-        f"job {first.job}: {counted(len(plan.clients), 'client')}, {counted(plan.worker_count, 'worker')}; "
+        f"job {first.job}: {counted(len(plan.hosts), 'client')}, {counted(plan.worker_count, 'worker')}; "
         f"logs in {near(output)}"
     )
 
@@ -192,12 +192,12 @@ def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str 
         )
 
     try:
-        with register_job(first.job, hostfile, plan.clients, output) as registration:
+        with register_job(first.job, hostfile, plan.hosts, output) as registration:
             run_job(
                 plan,
                 spec,
                 LocalLauncher(),
-                callbacks=terminal,
+                listener=terminal,
                 settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
                 registration=registration,
             )

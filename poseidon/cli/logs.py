@@ -19,7 +19,7 @@ from poseidon.cluster.jobs.kill import live_process
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.log_files import FOLDER
+from poseidon.launch.listeners import REMOTE_LOGS
 from poseidon.launch.stopping import job_folder
 from poseidon.metrics.log_merge import merge_logs
 from poseidon.settings import read_settings
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def log_paths(folder: Path) -> Mapping[str, Path]:
     """The logs of a job by the names of its processes, workers first; of two of one process the one kept by the launcher."""
-    found = {path.stem: path for place in (folder, folder / FOLDER) for path in place.glob("*_*.log")}
+    found = {path.stem: path for place in (folder, folder / REMOTE_LOGS) for path in place.glob("*_*.log")}
     numbered = [
         (role, int(number), path)
         for stem, path in found.items()

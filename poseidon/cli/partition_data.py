@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.cli.progress import progress_bar
-from poseidon.cluster.machinefile import Client, read_machinefile
+from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.data.databases.kinds import Backend, require_kind
 from poseidon.data.prepare.part_files import is_divided
@@ -50,7 +50,7 @@ def _divide(source: Path, parts: int, arguments: argparse.Namespace, report: Rep
     print(f"Processed {count} files.")
 
 
-def _parts(arguments: argparse.Namespace, clients: Sequence[Client]) -> int:
+def _parts(arguments: argparse.Namespace, clients: Sequence[Host]) -> int:
     """How many parts there are to be.
 
     Raises:

@@ -63,7 +63,7 @@ def _by_host(here: Sequence[HostJob], far: Sequence[FarJob]) -> list[tuple[str |
     """Every job with the host that it was seen on; None: this machine, which may be one of the hosts."""
     seen = {job.seen.record for job in far}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
-    return [*rows, *((job.client.host, job.seen) for job in far)]
+    return [*rows, *((job.host.address, job.seen) for job in far)]
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:

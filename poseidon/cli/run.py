@@ -23,7 +23,7 @@ from poseidon.errors import UsageError
 from poseidon.launch.closing import near, resume_command, without_flags
 from poseidon.launch.job import Job, run_from_flags
 from poseidon.launch.job_flags import leaves_this_machine
-from poseidon.launch.snapshot_ledger import snapshot_of
+from poseidon.launch.snapshot_list import snapshot_of
 from poseidon.launch.ssh_site import Shipment
 from poseidon.launch.terminal import Shown
 from poseidon.snapshot.checksums import sums_path
@@ -85,7 +85,7 @@ class _ScriptJob(Job):
     def document(self, role: WorkerPlan) -> ScriptDocument:
         """See `Job`."""
         return ScriptDocument(
-            **self.worker_document(role).parts(),
+            **self.worker_document(role).to_fields(),
             script=self.brought(self._script.absolute(), role),
             arguments=tuple(self._flags.arguments),
             shows_prints=self._flags.show_logs == Shown.ALL.value,

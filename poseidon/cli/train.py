@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from poseidon.cluster.host_checks import ClientNeeds
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
@@ -28,7 +28,7 @@ from poseidon.launch.closing import model_of, near, resume_command, test_command
 from poseidon.launch.job import Job, run_from_flags
 from poseidon.launch.job_flags import check_folder, leaves_this_machine
 from poseidon.launch.requirements import needed_files, snapshot_files, written_prefixes
-from poseidon.launch.snapshot_ledger import snapshot_of
+from poseidon.launch.snapshot_list import snapshot_of
 from poseidon.launch.ssh_site import Shipment
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules, module_names
@@ -106,9 +106,9 @@ class _TrainingJob(Job):
             rank=role.rank,
             workers=self._plan.worker_count,
             client=role.position,
-            clients=self._plan.working_clients,
+            clients=self._plan.working_hosts,
             local_rank=role.local_rank,
-            local_workers=self._plan.workers_per_client,
+            local_workers=self._plan.workers_per_host,
         )
 
     def notes(self) -> list[str]:
@@ -154,10 +154,10 @@ class _TrainingJob(Job):
             words = resume_command(self._flags.words, state)
         return f"{words}  # once max_iter is above {self._solver.param.max_iter}" if finished else words
 
-    def needs(self, client: Client) -> ClientNeeds:
+    def needs(self, client: Host) -> ClientNeeds:
         """See `Job`."""
         needs = super().needs(client)
-        mine = [worker for worker in self._plan.workers if worker.client.id == client.id]
+        mine = [worker for worker in self._plan.workers if worker.host.id == client.id]
         if not mine:
             return needs
         folders = (
@@ -167,7 +167,7 @@ class _TrainingJob(Job):
             needs,
             folders=folders,
             prefixes=written_prefixes(self._solver) if mine[0].rank == 0 else (),
-            files=needed_files(self._solver, client=mine[0].position, clients=self._plan.working_clients),
+            files=needed_files(self._solver, client=mine[0].position, clients=self._plan.working_hosts),
             modules=self._imports,
         )
 
@@ -194,7 +194,7 @@ class _TrainingJob(Job):
         """See `Job`."""
         flags = self._flags
         return JobDocument(
-            **self.worker_document(role).parts(),
+            **self.worker_document(role).to_fields(),
             solver=str(Path(flags.solver).absolute()),
             definitions=self._packed,
             settings=self._overridden,

@@ -23,7 +23,7 @@ from typing import IO
 import psutil
 
 from poseidon.cluster.events import decode_line
-from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError
@@ -49,11 +49,11 @@ class LocalLauncher:
         self._environment = dict(inherited_environment() if environment is None else environment)
         self._folder = folder
 
-    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> LocalProcess:
+    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> LocalProcess:
         """Start a child; see `Launcher.start`."""
-        if not is_loopback(client.host):
+        if not is_loopback(host.address):
             raise JobError(
-                f"client {client.id} is on {client.host}: only hosts of this machine (localhost, 127.0.0.1, ::1) "
+                f"client {host.id} is on {host.address}: only hosts of this machine (localhost, 127.0.0.1, ::1) "
                 "can be started here; expected --launcher=ssh for others"
             )
         try:

@@ -1,4 +1,4 @@
-"""The machinefile: which machines a job runs on, one client a line.
+"""The machinefile: the hosts of a job, one a line.
 
     # id  host        port
     0     127.0.0.1   9999
@@ -8,82 +8,120 @@
 
 `<id> <host> <port>`, parted by any blanks; `#` starts a comment; empty lines are allowed. Ids are
 0..n-1, each once, in any order. The host is a name, an IPv4 or an IPv6 address. The port is the first
-of the client's server ports; 0 takes any free ones. What may follow is in `poseidon.cluster.machine_words`.
+of the client's server ports; 0 takes any free ones. Options may follow, `key=value`, each at most once:
 
-Law: every mistake is one MachinefileError with file, line and what was expected; what comes out of here
-needs no second look (no host can be taken for an option or a shell word).
+    role=server                 worker, server or both
+    user=ml  ssh_port=2222      for SSH; without them ~/.ssh/config decides
+    gpus=0,1                    devices of this host's workers: numbers or cpu; without it --gpu decides
+    python=/opt/ml/bin/python   the interpreter: a program's name, or a path, ~/ being the user's home
+    workdir=~/poseidon          the folder in which the processes run
+
+Law: every mistake is one MachinefileError with file, line and what was expected. No value begins with a dash or
+holds a blank, a quote or another sign that means something to a shell: none can be taken for an option or a command.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
-from poseidon.cluster.machine_words import HIGHEST_PORT, LAYOUT, ClientRole, parse_number, parse_words
 from poseidon.errors import MachinefileError
 
+HIGHEST_PORT = 65535
+LAYOUT = "'<id> <host> <port>'"
+
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}", re.ASCII)
+_GPUS = re.compile(r"cpu|[0-9]{1,4}(,[0-9]{1,4})*", re.ASCII)
+_PATH = re.compile(r"(~?/)[A-Za-z0-9_.+@,/-]{0,1000}", re.ASCII)
+_PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}", re.ASCII)
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 
 
+class HostRole(Enum):
+    """What a host is for."""
+
+    BOTH = "both"
+    """Workers, and server shards beside them."""
+    WORKER = "worker"
+    """Workers alone; its port is not used."""
+    SERVER = "server"
+    """Server shards alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """One line of a machinefile.
+class Host:
+    """One line of a machinefile: a host, "client 3" in messages.
 
     Attributes:
-        id: 0..n-1.
-        host: a name, an IPv4 address, or an IPv6 address without brackets.
-        port: first port of the client's shards, 1..65535; 0 for any free ports.
-        role: what the machine is for.
+        id: 0..n-1, "client 3" in messages.
+        address: a name, an IPv4 address, or an IPv6 address without brackets.
+        port: first port of its shards, 1..65535; 0 for any free ports.
+        role: what the host is for.
         user: who logs in over SSH; None: as `~/.ssh/config` says, else the user of the launcher.
         ssh_port: where its sshd listens; None: as `~/.ssh/config` says, else 22.
         gpus: the devices of its workers, as `--gpu` takes them; None: what `--gpu` says.
         python: its interpreter, a program's name or a path (`~/` is the user's home); None: the launcher's own
             path where that exists, else `python3`.
         workdir: the folder its processes run in; None: the launcher's own where that exists, else the user's home.
-        address: where the others reach it, once the host was asked; None: at `host`.
+        peer_address: where the other hosts reach it, once the host was checked; None: at `address`.
     """
 
     id: int
-    host: str
+    address: str
     port: int
-    role: ClientRole = ClientRole.BOTH
+    role: HostRole = HostRole.BOTH
     user: str | None = None
     ssh_port: int | None = None
     gpus: str | None = None
     python: str | None = None
     workdir: str | None = None
-    address: str | None = None
+    peer_address: str | None = None
 
     @property
-    def reached_at(self) -> str:
-        """Its address as it stands in `tcp://host:port`."""
-        return socket_host(self.address or self.host)
+    def socket_address(self) -> str:
+        """The address at which the other hosts reach it, as it stands in `tcp://host:port`."""
+        return socket_host(self.peer_address or self.address)
 
     @property
     def works(self) -> bool:
-        """Whether it may have workers."""
-        return self.role is not ClientRole.SERVER
+        """Whether the host may have workers."""
+        return self.role is not HostRole.SERVER
 
     @property
     def serves(self) -> bool:
-        """Whether it may have shards."""
-        return self.role is not ClientRole.WORKER
+        """Whether the host may have shards."""
+        return self.role is not HostRole.WORKER
 
 
-def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Client, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """What the words of one line say; `Client` has their meaning."""
+
+    role: HostRole = HostRole.BOTH
+    user: str | None = None
+    ssh_port: int | None = None
+    gpus: str | None = None
+    python: str | None = None
+    workdir: str | None = None
+
+
+def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Host, ...]:
     """Read and check a machinefile.
 
     Args:
         path: the file.
-        channels: shards per client (at least 1); shard c of a client takes port + c.
+        channels: shards per host (at least 1); shard c of a host takes port + c.
 
     Returns:
-        The clients in the order of their ids.
+        The hosts in the order of their ids.
 
     Raises:
         MachinefileError: the file cannot be read, or a line is wrong.
@@ -99,18 +137,18 @@ def read_machinefile(path: Path, *, channels: int = 1) -> tuple[Client, ...]:
     return parse_machinefile(text, source=str(path), channels=channels)
 
 
-def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Client, ...]:
-    """The clients that the text of a machinefile names; see `read_machinefile`.
+def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Host, ...]:
+    """Parse the text of a machinefile; see `read_machinefile`.
 
     Args:
         text: the whole file.
         source: its name, for errors.
-        channels: shards per client, at least 1.
+        channels: shards per host, at least 1.
 
     Raises:
         MachinefileError: with `source`, the line and what was expected.
     """
-    found: list[tuple[int, Client]] = []
+    found: list[tuple[int, Host]] = []
     for number, line in enumerate(text.split("\n"), start=1):
         words = line.partition("#")[0].split()
         if words:
@@ -119,53 +157,52 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Cli
         raise MachinefileError(f"{source}: no client found; expected one line {LAYOUT} for each machine")
     _check_ids(found, source)
     _check_ports(found, source, channels)
-    if not any(client.works for _, client in found):
+    if not any(host.works for _, host in found):
         raise MachinefileError(f"{source}: every client says role=server; expected a machine that works, too")
-    return tuple(sorted((client for _, client in found), key=lambda client: client.id))
+    return tuple(sorted((host for _, host in found), key=lambda host: host.id))
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by name or address alone: localhost, 127.0.0.0/8, ::1."""
-    if host.lower().rstrip(".") == "localhost":
+def is_loopback(address: str) -> bool:
+    """Return whether an address is a loopback one: localhost, 127.0.0.0/8, ::1."""
+    if address.lower().rstrip(".") == "localhost":
         return True
     try:
-        address = ipaddress.ip_address(host)
+        number = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    mapped = getattr(number, "ipv4_mapped", None)
+    return (mapped or number).is_loopback
 
 
-def has_other_machines(clients: Iterable[Client]) -> bool:
-    """Whether a client is on another machine than this."""
-    return any(not is_loopback(client.host) for client in clients)
+def has_remote_hosts(hosts: Iterable[Host]) -> bool:
+    """Return whether a host is another machine than this one."""
+    return any(not is_loopback(host.address) for host in hosts)
 
 
-def socket_host(host: str) -> str:
-    """The host as it stands in a `tcp://host:port` address: IPv6 in brackets, localhost as its number.
+def socket_host(address: str) -> str:
+    """Return an address as it stands in `tcp://host:port`: IPv6 in brackets, localhost as its number.
 
     A server can bind to an address but not to a name, and `localhost` is the one name whose address is known.
     """
-    if host.lower().rstrip(".") == "localhost":
+    if address.lower().rstrip(".") == "localhost":
         return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+    return f"[{address}]" if ":" in address else address
 
 
-def _parse_line(words: list[str], place: str, channels: int) -> Client:
+def _parse_line(words: list[str], place: str, channels: int) -> Host:
     if len(words) < 3:
         raise MachinefileError(f"{place}: expected {LAYOUT}, found '{' '.join(words)}'")
-    extra = parse_words(words[3:], place)
+    extra = parse_options(words[3:], place)
     identifier = parse_number(words[0], f"{place}: the client id")
-    host = _parse_host(words[1], place)
     port = parse_number(words[2], f"{place}: the port", highest=HIGHEST_PORT)
-    if port and port + channels - 1 > HIGHEST_PORT and extra.role is not ClientRole.WORKER:
+    if port and port + channels - 1 > HIGHEST_PORT and extra.role is not HostRole.WORKER:
         raise MachinefileError(
             f"{place}: {channels} shards from port {port} on go beyond port {HIGHEST_PORT}; "
             f"expected a port up to {HIGHEST_PORT - channels + 1}"
         )
-    return Client(
+    return Host(
         id=identifier,
-        host=host,
+        address=_parse_address(words[1], place),
         port=port,
         role=extra.role,
         user=extra.user,
@@ -176,7 +213,7 @@ def _parse_line(words: list[str], place: str, channels: int) -> Client:
     )
 
 
-def _parse_host(word: str, place: str) -> str:
+def _parse_address(word: str, place: str) -> str:
     host = word[1:-1] if word.startswith("[") and word.endswith("]") else word
     if ":" in host:
         address, percent, scope = host.partition("%")
@@ -198,35 +235,133 @@ def _parse_host(word: str, place: str) -> str:
     return host
 
 
-def _check_ids(found: list[tuple[int, Client]], source: str) -> None:
+def _check_ids(found: list[tuple[int, Host]], source: str) -> None:
     line_of: dict[int, int] = {}
     highest = len(found) - 1
-    for line, client in found:
-        if client.id in line_of:
+    for line, host in found:
+        if host.id in line_of:
             raise MachinefileError(
-                f"{source}:{line}: client {client.id} is already on line {line_of[client.id]}; ids are 0 to "
+                f"{source}:{line}: client {host.id} is already on line {line_of[host.id]}; ids are 0 to "
                 f"{highest}, each once"
             )
-        line_of[client.id] = line
-    for line, client in found:
-        if client.id > highest:
+        line_of[host.id] = line
+    for line, host in found:
+        if host.id > highest:
             missing = next(number for number in range(highest + 1) if number not in line_of)
             raise MachinefileError(
-                f"{source}:{line}: client {client.id} is one of {len(found)}, so ids must be 0 to {highest}, "
+                f"{source}:{line}: client {host.id} is one of {len(found)}, so ids must be 0 to {highest}, "
                 f"each once; {missing} is missing"
             )
 
 
-def _check_ports(found: list[tuple[int, Client]], source: str, channels: int) -> None:
-    # Clients that share a host: their port ranges [port, port + channels) must not touch.
+def _check_ports(found: list[tuple[int, Host]], source: str, channels: int) -> None:
+    # Lines with one address: their port ranges [port, port + channels) must not touch.
     taken = sorted(
-        (socket_host(client.host).lower(), client.port, line, client.id)
-        for line, client in found
-        if client.port and client.serves
+        (socket_host(host.address).lower(), host.port, line, host.id)
+        for line, host in found
+        if host.port and host.serves
     )
-    for (host, port, line, first), (next_host, next_port, next_line, second) in pairwise(taken):
-        if host == next_host and next_port < port + channels:
+    for (address, port, line, first), (next_address, next_port, next_line, second) in pairwise(taken):
+        if address == next_address and next_port < port + channels:
             raise MachinefileError(
-                f"{source}:{max(line, next_line)}: clients {first} and {second} on {host} share port {next_port} "
+                f"{source}:{max(line, next_line)}: clients {first} and {second} on {address} share port {next_port} "
                 f"(each takes {channels} from its own on); expected ports at least {channels} apart, or 0"
             )
+
+
+def parse_options(words: Sequence[str], place: str) -> HostOptions:
+    """Parse the options that follow the port.
+
+    Args:
+        words: as they stand in the line.
+        place: file and line, for errors.
+
+    Raises:
+        MachinefileError: an option is unknown, stands twice, or has an illegal value.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in _CHECKS or not equals:
+            raise MachinefileError(f"{place}: {_unknown_option(word)}")
+        if name in found:
+            raise MachinefileError(f"{place}: a machine has one {name}, found a second word {name}=")
+        _CHECKS[name](value, place)
+        found[name] = value
+    return HostOptions(
+        role=HostRole(found.get("role", HostRole.BOTH.value)),
+        user=found.get("user"),
+        ssh_port=int(found["ssh_port"]) if "ssh_port" in found else None,
+        gpus=found.get("gpus"),
+        python=found.get("python"),
+        workdir=found.get("workdir"),
+    )
+
+
+def parse_number(word: str, what: str, highest: int | None = None) -> int:
+    """Parse a whole number, 0 or more.
+
+    Args:
+        word: the number as it stands in the line.
+        what: begins the error, `FILE:LINE: the port`.
+        highest: the largest that is legal, if there is one.
+
+    Raises:
+        MachinefileError: it is not one.
+    """
+    if not _NUMBER.fullmatch(word) or (highest is not None and int(word) > highest):
+        limits = "0, 1, 2, ..." if highest is None else f"0 to {highest}"
+        raise MachinefileError(f"{what} must be a whole number ({limits}), not '{word}'")
+    return int(word)
+
+
+def _check_role(value: str, place: str) -> None:
+    if value not in {role.value for role in HostRole}:
+        raise MachinefileError(f"{place}: 'role={value}' is no role; expected role=server, worker or both")
+
+
+def _check_port(value: str, place: str) -> None:
+    if not parse_number(value, f"{place}: ssh_port", highest=HIGHEST_PORT):
+        raise MachinefileError(f"{place}: ssh_port must be a port from 1 to {HIGHEST_PORT}, not 0")
+
+
+def _check_gpus(value: str, place: str) -> None:
+    if not _GPUS.fullmatch(value):
+        raise MachinefileError(f"{place}: 'gpus={value}': expected device numbers (gpus=0,1) or cpu")
+    numbers = value.split(",")
+    if len({number.lstrip("0") for number in numbers}) < len(numbers):
+        raise MachinefileError(f"{place}: 'gpus={value}' lists a device twice")
+
+
+def _check_user(value: str, place: str) -> None:
+    if not _USER.fullmatch(value):
+        raise MachinefileError(f"{place}: 'user={value}' is no user's name")
+
+
+def _check_python(value: str, place: str) -> None:
+    if not (_PROGRAM.fullmatch(value) or _PATH.fullmatch(value)):
+        raise MachinefileError(f"{place}: 'python={value}': {_EXPECTED_PATH}, or a program's name")
+
+
+def _check_workdir(value: str, place: str) -> None:
+    if not _PATH.fullmatch(value):
+        raise MachinefileError(f"{place}: 'workdir={value}': {_EXPECTED_PATH}")
+
+
+_EXPECTED_PATH = "expected a path from / or ~/ on, of letters, digits and any of _ . + @ , / -"
+_CHECKS: dict[str, Callable[[str, str], None]] = {
+    "role": _check_role,
+    "user": _check_user,
+    "ssh_port": _check_port,
+    "gpus": _check_gpus,
+    "python": _check_python,
+    "workdir": _check_workdir,
+}
+
+
+def _unknown_option(word: str) -> str:
+    name, equals, _ = word.partition("=")
+    if not equals:
+        return f"nothing known may follow {LAYOUT}, found '{word}'"
+    near = get_close_matches(name, _CHECKS, n=1)
+    return f"unknown word '{word}'" + (f"; did you mean '{near[0]}='?" if near else f" after {LAYOUT}")

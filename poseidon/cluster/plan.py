@@ -1,8 +1,8 @@
-"""Who does what in a job: clients and devices in, workers and shards out.
+"""The plan of a job: hosts and devices in, workers and shards out.
 
-Law: pure and deterministic. Worker ranks run over the clients that work, device by device; shard indices over those
-that serve, channel by channel; every process that is handed the same clients and numbers computes the same plan. Where
-machines that only serve stand beside working ones, shards carry what makes all links alike (`poseidon.cluster.shares`).
+Law: pure and deterministic. Worker ranks run over the hosts that work, device by device; shard indices over those
+that serve, channel by channel; every process that is given the same hosts and numbers computes the same plan. Where
+hosts that only serve stand beside working ones, shards carry what makes all links alike (`best_shares`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import gcd
 
-from poseidon.cluster.machine_words import ClientRole
-from poseidon.cluster.machinefile import Client, has_other_machines
-from poseidon.cluster.shares import best_shares
+from poseidon.cluster.machinefile import Host, HostRole, has_remote_hosts
 from poseidon.errors import UsageError
 
 
@@ -51,14 +50,14 @@ class WorkerPlan:
 
     Attributes:
         rank: 0..W-1 over the whole job.
-        client: the machine it runs on.
+        host: the one it runs on.
         position: the number of that machine among those that work, 0, 1, ...
-        local_rank: 0..(workers of that client)-1.
+        local_rank: 0..(workers of that host)-1.
         device: `cpu` or `cuda:<n>`.
     """
 
     rank: int
-    client: Client
+    host: Host
     position: int
     local_rank: int
     device: str
@@ -66,7 +65,7 @@ class WorkerPlan:
     @property
     def process(self) -> ProcessName:
         """The name of its process."""
-        return ProcessName(role=Role.WORKER, index=self.rank, client=self.client.id, host=self.client.host)
+        return ProcessName(role=Role.WORKER, index=self.rank, client=self.host.id, host=self.host.address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +74,15 @@ class ShardPlan:
 
     Attributes:
         index: 0..P-1 over the whole job.
-        client: the machine it runs on.
-        channel: 0..(shards of that client)-1.
+        host: the one it runs on.
+        channel: 0..(shards of that host)-1.
         address: what it binds to, `tcp://host:port`; port 0: any free one.
         home: the position of its machine among those that work; -1 - j on the j-th machine that only serves.
         share: the load it is to carry, relative to the other shards; at least 1.
     """
 
     index: int
-    client: Client
+    host: Host
     channel: int
     address: str
     home: int = 0
@@ -92,7 +91,7 @@ class ShardPlan:
     @property
     def process(self) -> ProcessName:
         """The name of its process."""
-        return ProcessName(role=Role.SHARD, index=self.index, client=self.client.id, host=self.client.host)
+        return ProcessName(role=Role.SHARD, index=self.index, client=self.host.id, host=self.host.address)
 
     @property
     def port(self) -> int:
@@ -104,10 +103,10 @@ class ShardPlan:
 class JobPlan:
     """All roles of a job, by rank and by index."""
 
-    clients: tuple[Client, ...]
+    hosts: tuple[Host, ...]
     workers: tuple[WorkerPlan, ...]
     shards: tuple[ShardPlan, ...]
-    workers_per_client: int
+    workers_per_host: int
     channels: int
 
     @property
@@ -126,14 +125,14 @@ class JobPlan:
         return len(self.shards)
 
     @property
-    def working_clients(self) -> int:
+    def working_hosts(self) -> int:
         """The number of machines with workers."""
-        return len(self.workers) // self.workers_per_client
+        return len(self.workers) // self.workers_per_host
 
     @property
     def has_dedicated_servers(self) -> bool:
         """Whether some machine only serves."""
-        return any(client.role is ClientRole.SERVER for client in self.clients)
+        return any(host.role is HostRole.SERVER for host in self.hosts)
 
     @property
     def homes(self) -> tuple[int, ...]:
@@ -148,9 +147,9 @@ class JobPlan:
 
 
 def plan_job(
-    clients: Sequence[Client],
+    hosts: Sequence[Host],
     *,
-    devices_per_client: Sequence[str],
+    devices_per_host: Sequence[str],
     channels: int,
     with_server: bool = True,
 ) -> JobPlan:
@@ -160,8 +159,8 @@ def plan_job(
     each than a worker moves anyway. Where all clients are on this machine, shards take free ports: nobody has to know them.
 
     Args:
-        clients: in the order of their ids, as `read_machinefile` returns them; at least one that works.
-        devices_per_client: the devices of every working client, as `devices_from_flag` returns them, save of those
+        hosts: in the order of their ids, as `read_machinefile` returns them; at least one that works.
+        devices_per_host: the devices of every working client, as `devices_from_flag` returns them, save of those
             whose line in the machinefile says `gpus=`.
         channels: shards per serving client (`--num_comm_channels_per_client`), 1 to 1024.
         with_server: whether the job has shards at all.
@@ -170,65 +169,98 @@ def plan_job(
         UsageError: no client, no device, a device twice, another number of them on one client, an impossible number
             of channels, or several workers and no machine for their shards.
     """
-    if not any(client.works for client in clients):
+    if not any(host.works for host in hosts):
         raise UsageError("a job needs at least one client that works")
-    if not devices_per_client:
+    if not devices_per_host:
         raise UsageError("a job needs at least one device per client")
-    if len(set(devices_per_client) - {"cpu"}) != sum(device != "cpu" for device in devices_per_client):
-        raise UsageError(f"a device is listed twice in '{','.join(devices_per_client)}'")
+    if len(set(devices_per_host) - {"cpu"}) != sum(device != "cpu" for device in devices_per_host):
+        raise UsageError(f"a device is listed twice in '{','.join(devices_per_host)}'")
     if not 1 <= channels <= 1024:
         raise UsageError(f"--num_comm_channels_per_client must be from 1 to 1024, not {channels}")
-    working = [client for client in clients if client.works]
-    own = [client.gpus for client in working if client.gpus is not None]
-    usual = devices_from_flag(own[0]) if len(own) == len(working) else tuple(devices_per_client)
+    working = [host for host in hosts if host.works]
+    own = [host.gpus for host in working if host.gpus is not None]
+    usual = devices_from_flag(own[0]) if len(own) == len(working) else tuple(devices_per_host)
     local = len(usual)
-    devices_of = {client.id: _devices_of(client, usual) for client in working}
+    devices_of = {host.id: _devices_of(host, usual) for host in working}
     workers = tuple(
         WorkerPlan(
             rank=position * local + local_rank,
-            client=client,
+            host=host,
             position=position,
             local_rank=local_rank,
             device=device,
         )
-        for position, client in enumerate(working)
-        for local_rank, device in enumerate(devices_of[client.id])
+        for position, host in enumerate(working)
+        for local_rank, device in enumerate(devices_of[host.id])
     )
-    shards = _plan_shards(clients, channels) if with_server else ()
+    shards = _plan_shards(hosts, channels) if with_server else ()
     if with_server and len(working) > 1 and not shards:
         raise UsageError(
             f"every client says role=worker, so there is no place for the shards that {len(working)} clients need; "
             "expected a client with role=server or role=both"
         )
     return JobPlan(
-        clients=tuple(clients), workers=workers, shards=shards, workers_per_client=local, channels=channels
+        hosts=tuple(hosts), workers=workers, shards=shards, workers_per_host=local, channels=channels
     )
 
 
-def _plan_shards(clients: Sequence[Client], channels: int) -> tuple[ShardPlan, ...]:
+def _plan_shards(hosts: Sequence[Host], channels: int) -> tuple[ShardPlan, ...]:
     """The shards of all machines whose share is not 0."""
     home_of: dict[int, int] = {}
-    for client in clients:
+    for host in hosts:
         dedicated = sum(home < 0 for home in home_of.values())
-        home_of[client.id] = len(home_of) - dedicated if client.works else -1 - dedicated
-    working = sum(client.works for client in clients)
-    both = sum(client.role is ClientRole.BOTH for client in clients)
-    with_worker, alone = best_shares(working, len(clients) - working, sharing=both)
-    share_of = {ClientRole.BOTH: with_worker, ClientRole.SERVER: alone, ClientRole.WORKER: 0}
-    serving = [client for client in clients if share_of[client.role]]
-    fixed_ports = has_other_machines(clients)
+        home_of[host.id] = len(home_of) - dedicated if host.works else -1 - dedicated
+    working = sum(host.works for host in hosts)
+    both = sum(host.role is HostRole.BOTH for host in hosts)
+    with_worker, alone = best_shares(working, len(hosts) - working, sharing=both)
+    share_of = {HostRole.BOTH: with_worker, HostRole.SERVER: alone, HostRole.WORKER: 0}
+    serving = [host for host in hosts if share_of[host.role]]
+    fixed_ports = has_remote_hosts(hosts)
     return tuple(
         ShardPlan(
             index=position * channels + channel,
-            client=client,
+            host=host,
             channel=channel,
-            address=_shard_address(client, channel, fixed_ports),
-            home=home_of[client.id],
-            share=share_of[client.role],
+            address=_shard_address(host, channel, fixed_ports),
+            home=home_of[host.id],
+            share=share_of[host.role],
         )
-        for position, client in enumerate(serving)
+        for position, host in enumerate(serving)
         for channel in range(channels)
     )
+
+
+def best_shares(workers: int, servers: int, *, sharing: int | None = None) -> tuple[int, int]:
+    """Return the relative load of a working host's shards and of a serving host's, in smallest whole numbers.
+
+    With n working machines, b of which have shards too, and k that only serve, a part w of the model on each of the b and
+    s on each of the k, the bytes that an iteration brings to a link are, in models (sent and received),
+
+        worker and shards  2 (1 + w (n - 2))       worker alone  2       shards alone  2 n s
+
+    and b w + k s = 1. The largest of them is least where the first and the last are equal:
+
+        w = (n - k) / (b n + k (n - 2))            s = (b + n - 2) / (b n + k (n - 2))
+
+    which with b = n is BytePS's optimum, w = (n - k) / (n n + k n - 2 k), s = 2 (n - 1) / (n n + k n - 2 k) (OSDI 2020,
+    section 4.1). With k >= n the servers alone suffice, and w = 0.
+
+    Args:
+        workers: n, machines with workers; at least 1.
+        servers: k, machines with shards only.
+        sharing: b, those working machines that have shards too; None: all.
+
+    Returns:
+        The two shares; 0 where such a machine is to have no shards, or there is no such machine.
+    """
+    both = workers if sharing is None else sharing
+    if servers == 0:
+        return (1, 0) if both else (0, 0)
+    if servers >= workers or both == 0:
+        return (0, 1)
+    working, serving = workers - servers, both + workers - 2
+    divisor = gcd(working, serving)
+    return (working // divisor, serving // divisor)
 
 
 def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, ...]:
@@ -268,19 +300,19 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
     return tuple(f"cuda:{number}" for number in numbers)
 
 
-def _devices_of(client: Client, usual: tuple[str, ...]) -> tuple[str, ...]:
+def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
     """The devices of a client: those of its own line, as many as everywhere, else the usual ones."""
-    if client.gpus is None:
+    if host.gpus is None:
         return usual
-    own = ("cpu",) * len(usual) if client.gpus == "cpu" else devices_from_flag(client.gpus)
+    own = ("cpu",) * len(usual) if host.gpus == "cpu" else devices_from_flag(host.gpus)
     if len(own) != len(usual):
         raise UsageError(
-            f"client {client.id} on {client.host} has gpus={client.gpus}, {len(own)} workers, where the others have "
+            f"client {host.id} on {host.address} has gpus={host.gpus}, {len(own)} workers, where the others have "
             f"{len(usual)}; expected as many on each machine"
         )
     return own
 
 
-def _shard_address(client: Client, channel: int, fixed_ports: bool) -> str:
-    port = client.port + channel if client.port and fixed_ports else 0
-    return f"tcp://{client.reached_at}:{port}"
+def _shard_address(host: Host, channel: int, fixed_ports: bool) -> str:
+    port = host.port + channel if host.port and fixed_ports else 0
+    return f"tcp://{host.socket_address}:{port}"

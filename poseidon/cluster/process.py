@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName
 
 
@@ -88,7 +88,7 @@ class RunningProcess(Protocol):
 class Launcher(Protocol):
     """Starts processes on clients."""
 
-    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> RunningProcess:
+    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
         """Start a process; its first line is on its way when this returns.
 
         Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 
 # One line, for a remote command holds no line ends. The words are the four of `module_words`, then those of Python.
 _SCRIPT = "; ".join(
@@ -38,7 +38,7 @@ _SCRIPT = "; ".join(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnPlaces:
+class LauncherEnvironment:
     """Where the launcher itself runs.
 
     Attributes:
@@ -52,25 +52,25 @@ class OwnPlaces:
     folder: str
 
 
-def module_words(client: Client, own: OwnPlaces, module: str, *arguments: str) -> tuple[str, ...]:
+def module_words(host: Host, own: LauncherEnvironment, module: str, *arguments: str) -> tuple[str, ...]:
     """The argv that runs a module on a client's host.
 
     Args:
-        client: says `python=` and `workdir=`, or does not.
+        host: says `python=` and `workdir=`, or does not.
         own: what is taken where it does not.
         module: what is run, `python -m`.
         arguments: of the module.
     """
-    return python_words(client, own, "-m", module, *arguments)
+    return python_words(host, own, "-m", module, *arguments)
 
 
-def python_words(client: Client, own: OwnPlaces, *arguments: str) -> tuple[str, ...]:
+def python_words(host: Host, own: LauncherEnvironment, *arguments: str) -> tuple[str, ...]:
     """The argv that runs the interpreter on a client's host; see `module_words`.
 
     Args:
-        client: says `python=` and `workdir=`, or does not.
+        host: says `python=` and `workdir=`, or does not.
         own: what is taken where it does not.
         arguments: of the interpreter.
     """
-    places = (own.python, own.checkout, client.python or "", client.workdir or "", own.folder)
+    places = (own.python, own.checkout, host.python or "", host.workdir or "", own.folder)
     return ("sh", "-c", _SCRIPT, "poseidon", *places, *arguments)

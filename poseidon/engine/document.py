@@ -1,6 +1,6 @@
-"""The job document: everything a worker must know, as one JSON object on its standard input.
+"""The job document: the configuration of one worker, one JSON object on the first line of its standard input.
 
-Law: it is checked here, field by field; what does not fit is refused with the field's name.
+Law: the document is checked here, field by field. An error names the field that does not fit.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from poseidon.errors import UsageError
+from poseidon.exchange.build import Membership
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
+from ps_server.keys import Keyring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDocument:
-    """What every worker of a job with a server is told.
+    """The configuration that every kind of worker has.
 
     Attributes:
         job: the job's id.
         token: the job's secret, hexadecimal.
-        keys: what `Keyring.to_json` makes: this worker's pair, and the public keys of those that it speaks with; empty: all
-            is in clear.
+        keys: `Keyring.to_json` of this worker's key pair and its peers' public keys; empty: no encryption.
         output: folder of logs and net outputs.
         rank: this worker, 0..workers-1.
         workers: number of workers.
-        client: this machine, 0..clients-1.
-        clients: number of machines.
-        local_rank: this worker on its machine.
-        local_workers: workers on each machine.
-        local_address: where the workers of this machine meet: a path in a folder that only this user can enter, which is
-            gone once they have met; empty where a machine has one.
+        client: this host, 0..clients-1.
+        clients: number of hosts.
+        local_rank: this worker's rank on its host.
+        local_workers: workers on each host.
+        local_address: rendezvous of this host's workers: a socket path in a folder that only this user can enter, removed
+            once all have connected; empty where a host has one worker.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
         shards: number of server shards; 0 for a single client without a server.
-        exchange: what the job asks of its exchange.
-        host: where this machine is reached by the others; an IPv6 address in brackets.
-        homes: for each shard the working client on whose machine it runs, or -1 - j for the j-th machine that only
-            serves; empty: spread evenly over the working ones.
-        shares: relative load of each shard; empty: all alike.
-        trace: write what this worker does when to `<output>/trace_worker_<rank>.json`.
+        exchange: the options of the exchange.
+        host: this host's address for the others; an IPv6 address in brackets.
+        homes: for each shard the client with workers on whose host it runs, or -1 - j for the j-th host that only
+            serves; empty: spread evenly over the hosts with workers.
+        shares: relative load of each shard; empty: all equal.
+        trace: write a trace to `<output>/trace_worker_<rank>.json`.
     """
 
     job: str
@@ -74,33 +75,50 @@ class WorkerDocument:
             raise UsageError(f"the job document's rank is {self.rank} of {self.workers} workers")
 
     def to_json(self) -> bytes:
-        """One line of JSON, without the line end."""
-        return json.dumps({**self.parts(), "exchange": self.exchange.to_json()}).encode()
+        """Return one line of JSON, without the line end."""
+        return json.dumps({**self.to_fields(), "exchange": self.exchange.to_json()}).encode()
 
-    def parts(self) -> dict[str, Any]:
-        """Its fields by name, for a document that says more."""
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields by name, for a document with more of them."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+    def membership(self) -> Membership:
+        """Return this worker's membership of the exchange."""
+        return Membership(
+            rank=self.rank // self.local_workers,
+            workers=self.workers // self.local_workers,
+            local_rank=self.local_rank,
+            local_workers=self.local_workers,
+            local_address=self.local_address,
+            shards=self.shards,
+            host=self.host,
+            token=bytes.fromhex(self.token),
+            keys=Keyring.from_json(self.keys) if self.keys else None,
+            homes=self.homes,
+            shares=self.shares,
+            options=self.exchange,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDocument(WorkerDocument):
-    """What a worker that trains Caffe's nets is told.
+    """The configuration of a worker of `poseidon train`.
 
     Attributes:
         solver: path of the solver definition.
-        definitions: the solver and its nets, as `poseidon.proto.shipped` packs them, for a machine that need not have
-            their files; empty: they are read from `solver` on.
+        definitions: the solver and its nets, as `poseidon.proto.shipped` packs them, for a host that need not have
+            their files; empty: they are read from `solver`.
         settings: fields of the solver that the command line sets, as `poseidon.proto.overrides` reads them.
         seed: the job's random seed, the same on every worker.
-        snapshot: solver state to go on from, or empty.
+        snapshot: solver state to resume from, or empty.
         weights: models to start from, later ones over earlier ones.
         net_outputs: prefix of the net outputs' file.
         level: of the train net, for rules of the definition, or empty: that of the solver.
         stages: of the train net, beyond those of the solver.
         imports: Python modules to import before any net is read: they register layers.
-        goes_on: the job was started before: its net outputs up to the snapshot stay.
+        goes_on: the job is restarted: its net outputs up to the snapshot stay.
         snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
-        stop_at_nan: a loss or weights that are not finite end the job; else they are a warning.
+        stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a warning.
     """
 
     solver: str
@@ -120,13 +138,13 @@ class JobDocument(WorkerDocument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptDocument(WorkerDocument):
-    """What a worker that runs a script is told.
+    """The configuration of a worker of `poseidon run`.
 
     Attributes:
         script: path of the script.
-        arguments: its words.
-        shows_prints: what it prints goes to the launcher too, not to the worker's log alone; of rank 0 it does anyway.
-        snapshot: checkpoint to go on from, or empty.
+        arguments: the script's command-line arguments.
+        shows_prints: the script's output goes to the launcher too, not only to the worker's log; rank 0's always does.
+        snapshot: checkpoint to resume from, or empty.
     """
 
     script: str
@@ -139,15 +157,19 @@ Document = TypeVar("Document", bound=WorkerDocument)
 
 
 def read_document(line: str | bytes) -> JobDocument:
-    """The document of a job of `poseidon train`; see `read_document_of`."""
+    """Read the document of a worker of `poseidon train`. See `read_document_of`."""
     return read_document_of(JobDocument, line)
 
 
 def read_document_of(kind: type[Document], line: str | bytes) -> Document:
-    """The document in a line of JSON.
+    """Read a document from a line of JSON.
+
+    Args:
+        kind: the class of the document.
+        line: the line.
 
     Raises:
-        UsageError: the line is no document; names the field that does not fit.
+        UsageError: the line is not such a document; the text names the field that does not fit.
     """
     try:
         value: dict[str, Any] = json.loads(line)

@@ -44,7 +44,7 @@ def open_trace(output: Path, rank: int) -> Tracer:
         raise JobError(f"cannot write the trace {path}: {error.strerror or error}") from error
 
 
-def tell_plan(plan: ExchangePlan, output: Path) -> None:
+def log_plan(plan: ExchangePlan, output: Path) -> None:
     """Keep the plan in the job's folder as far as its disk has room, and log a line on it."""
     path = output / "exchange_plan.txt"
     LOGGER.info("%s; the way of each tensor is in %s", plan.in_words(), path)

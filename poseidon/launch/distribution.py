@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.remote_python import python_words
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, close_all, connect_all, listed
@@ -17,7 +17,7 @@ from poseidon.cluster.ssh.delivery import ReceivingHost, SentFile, deliver, sent
 from poseidon.data.prepare.part_files import PartFiles, part_files
 from poseidon.data.progress import CHECKING, COPYING, Report
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.site import own_places
+from poseidon.launch.site import launcher_environment
 
 MOST_AT_ONCE = 16
 
@@ -32,7 +32,7 @@ class Parcel:
         folders: there, that hold nothing else.
     """
 
-    client: Client
+    client: Host
     files: tuple[SentFile, ...]
     folders: tuple[str, ...]
 
@@ -44,7 +44,7 @@ class Parcel:
 
 def distribute(
     source: Path,
-    clients: Sequence[Client],
+    clients: Sequence[Host],
     *,
     root: str,
     replace: bool,
@@ -71,7 +71,7 @@ def distribute(
     working = [client for client in clients if client.works]
     parts = [part_files(source, number, root=root) for number in range(len(working))]
     away = [
-        (client, part) for client, part in zip(working, parts, strict=True) if not is_loopback(client.host)
+        (client, part) for client, part in zip(working, parts, strict=True) if not is_loopback(client.address)
     ]
     if not away:
         return [f"{place_of(client)}: this machine, where its part is" for client in working]
@@ -83,12 +83,12 @@ def distribute(
     return [said.get(client.id, f"{place_of(client)}: this machine, where its part is") for client in working]
 
 
-def place_of(client: Client) -> str:
+def place_of(client: Host) -> str:
     """`client 1 (node1)`."""
-    return f"client {client.id} ({client.host})"
+    return f"client {client.id} ({client.address})"
 
 
-def place_there(path: Path, client: Client) -> str:
+def place_there(path: Path, client: Host) -> str:
     """Where a file of ours lies on a client's host.
 
     A relative path is meant in the client's `workdir`; without one the host is taken to be laid out like this machine.
@@ -105,7 +105,7 @@ def place_there(path: Path, client: Client) -> str:
     return str(PurePosixPath(client.workdir) / PurePosixPath(path))
 
 
-def _pack(away: Sequence[tuple[Client, PartFiles]], report: Report) -> list[Parcel]:
+def _pack(away: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Parcel]:
     """Read all that is to be sent, for its checksums."""
     every = {file for _, part in away for file in part.files}
     total = sum(file.stat().st_size for file in every if file.is_file())
@@ -157,7 +157,9 @@ def _deliver_one(
         parcel.files,
         host,
         name=place,
-        python=python_words(replace(parcel.client, workdir=None), own_places()),  # it may not be there yet
+        python=python_words(
+            replace(parcel.client, workdir=None), launcher_environment()
+        ),  # it may not be there yet
         folders=parcel.folders,
         replace=replacing,
         report=report,

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from enum import Enum
 
-from poseidon.cluster.machinefile import Client, has_other_machines
+from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
@@ -26,12 +26,12 @@ class Encrypt(Enum):
     """Always: other users of this machine are kept out, too."""
 
 
-def is_encrypted(flags: argparse.Namespace, clients: Sequence[Client]) -> bool:
+def is_encrypted(flags: argparse.Namespace, clients: Sequence[Host]) -> bool:
     """Whether the job's own sockets are."""
-    return flags.encrypt == Encrypt.ON.value or has_other_machines(clients)
+    return flags.encrypt == Encrypt.ON.value or has_remote_hosts(clients)
 
 
-def check_encryption(flags: argparse.Namespace, kind: ExchangeKind, clients: Sequence[Client]) -> None:
+def check_encryption(flags: argparse.Namespace, kind: ExchangeKind, clients: Sequence[Host]) -> None:
     """Refuse what would have to be encrypted and cannot be.
 
     Raises:
@@ -46,9 +46,9 @@ def check_encryption(flags: argparse.Namespace, kind: ExchangeKind, clients: Seq
 
 def new_keys(flags: argparse.Namespace, plan: JobPlan) -> JobKeys | None:
     """Keys for one start of a job; None where it needs none."""
-    if not plan.shards or not is_encrypted(flags, plan.clients):
+    if not plan.shards or not is_encrypted(flags, plan.hosts):
         return None
-    return JobKeys.new(workers=plan.working_clients, shards=plan.shard_count)
+    return JobKeys.new(workers=plan.working_hosts, shards=plan.shard_count)
 
 
 def told_keys(keys: JobKeys | None, role: WorkerPlan | ShardPlan) -> str:

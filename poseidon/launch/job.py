@@ -21,7 +21,7 @@ from poseidon.cluster.agent.launcher import AgentLauncher
 from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.jobs.registry import Registration, new_job_id
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import Client, has_other_machines
+from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
 from poseidon.cluster.supervision.background import (
@@ -30,7 +30,7 @@ from poseidon.cluster.supervision.background import (
     run_in_background,
     this_command,
 )
-from poseidon.cluster.supervision.loop import JobCallbacks, JobResult, run_job
+from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.restarts import StartingPoint, ending_words, run_with_restarts
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.engine.document import WorkerDocument
@@ -40,7 +40,7 @@ from poseidon.launch.closing import listed, near, without_flags
 from poseidon.launch.encryption import check_encryption, new_keys, told_keys
 from poseidon.launch.exchange_flags import check_clients, exchange_options
 from poseidon.launch.job_flags import START_TIMEOUT_S, check_folder, patience, restart_settings
-from poseidon.launch.log_files import LogFiles
+from poseidon.launch.listeners import Listeners, RemoteLogs, StatisticsFile, StragglerReports
 from poseidon.launch.restarting import Restarting
 from poseidon.launch.site import (
     ClosingLauncher,
@@ -52,10 +52,8 @@ from poseidon.launch.site import (
     remove_unused,
 )
 from poseidon.launch.snapshot_copies import SnapshotCopies
-from poseidon.launch.snapshot_ledger import SnapshotLedger
+from poseidon.launch.snapshot_list import SnapshotList
 from poseidon.launch.ssh_site import Shipment, SshSite, site_of
-from poseidon.launch.statistics_file import StatisticsFile
-from poseidon.launch.straggler_watch import StragglerWatch
 from poseidon.launch.terminal import Shown, Terminal
 from poseidon.proto.shipped import portable
 from poseidon.settings import read_settings
@@ -150,7 +148,7 @@ class Job(ABC):
         with (
             self._prepared(),
             output_folder(self._output),
-            register_job(self._id, self._flags.hostfile, self._plan.clients, self._output) as registration,
+            register_job(self._id, self._flags.hostfile, self._plan.hosts, self._output) as registration,
         ):
             return self._supervise(report, registration)
 
@@ -163,27 +161,26 @@ class Job(ABC):
             shown=shown,
             interval_s=self._flags.progress_interval,
         )
-        logs = LogFiles(terminal, self._output)
-        statistics = StatisticsFile(logs, self._id, self._output)
-        copies = self._copies(terminal.say)
-        ledger = SnapshotLedger(StragglerWatch(statistics, terminal.say), terminal.say, copies)
+        snapshots = SnapshotList(self.origin, terminal.say, self._copies(terminal.say))
+        listeners = Listeners(  # files before the terminal: what is shown is kept already
+            snapshots,
+            StragglerReports(terminal.say),
+            StatisticsFile(self._id, self._output),
+            RemoteLogs(self._output),
+            terminal,
+        )
         terminal.say(f"job {self._id}: {_in_words(self._plan)}; logs in {near(self._output)}")
         for note in self.notes():
             terminal.say(note)
         try:
             with SignalRequests(self._patience) as requests:
-                start = partial(self._start, ledger, registration, requests, terminal.say)
-                world = Restarting(start, ledger, self._point, self._do_without, terminal.say, requests)
+                start = partial(self._start, listeners, registration, requests, terminal.say)
+                world = Restarting(start, snapshots, self._do_without, terminal.say, requests)
                 ended = run_with_restarts(world, self._restarts)
-                if copies is not None:
-                    copies.finish(ended.result.outcome, requests)
-                newest = ledger.newest(self.origin)
+                snapshots.finish(ended.result.outcome, requests)
+                newest = snapshots.newest()
         finally:
-            if copies is not None:
-                copies.close()
-            statistics.close()
-            logs.close()
-            terminal.close()
+            listeners.close()
         for line in listed(self.closing(ended.result, newest, terminal.reached())):
             terminal.say(line)
         terminal.say(ending_words(self._id, ended))
@@ -215,7 +212,7 @@ class Job(ABC):
         if not isinstance(site, SshSite) or not self.resumes:
             return None
         folder = self._output / COPIES
-        return SnapshotCopies(folder, lambda: site.host_of(self._plan.workers[0].client).sftp(), warn)
+        return SnapshotCopies(folder, lambda: site.host_of(self._plan.workers[0].host).sftp(), warn)
 
     def _do_without(self) -> str:
         """See `Surroundings`."""
@@ -229,7 +226,7 @@ class Job(ABC):
             self._plan = self._make_plan(self._devices)
         except UsageError:
             return ""  # nobody is left who serves
-        names = ", ".join(f"client {client.id} ({client.host})" for client in missing)
+        names = ", ".join(f"client {client.id} ({client.address})" for client in missing)
         return f"going on without {names}: {_in_words(self._plan)} from here on"
 
     def shares_data(self) -> bool:
@@ -250,14 +247,14 @@ class Job(ABC):
         finally:
             site.close()
 
-    def needs(self, client: Client) -> ClientNeeds:
+    def needs(self, client: Host) -> ClientNeeds:
         """What a client's host must have before anything starts."""
-        workers = [worker for worker in self._plan.workers if worker.client.id == client.id]
+        workers = [worker for worker in self._plan.workers if worker.host.id == client.id]
         cards = (worker.device.removeprefix("cuda:") for worker in workers)
         return ClientNeeds(
             id=client.id,
             addresses=(),
-            ports=tuple(s.port for s in self._plan.shards if s.client.id == client.id and s.port),
+            ports=tuple(s.port for s in self._plan.shards if s.host.id == client.id and s.port),
             devices=tuple(int(card) for card in cards if card.isdecimal()),
             folders=(self.there(self._output),),
         )
@@ -268,7 +265,7 @@ class Job(ABC):
 
     def brought(self, path: Path, role: WorkerPlan) -> str:
         """Where a worker finds a file that was brought to its host; `path` itself where none had to be."""
-        return self._brought.get(role.client.id, {}).get(path) or self.there(path)
+        return self._brought.get(role.host.id, {}).get(path) or self.there(path)
 
     def shipments(self) -> Sequence[Shipment]:
         """Files that every worker's host needs and may not have."""
@@ -276,7 +273,7 @@ class Job(ABC):
 
     def _start(
         self,
-        callbacks: JobCallbacks,
+        listener: JobListener,
         registration: Registration,
         requests: SignalRequests,
         say: Callable[[str], None],
@@ -298,7 +295,7 @@ class Job(ABC):
                     self._plan,
                     self._spec,
                     launcher,
-                    callbacks=callbacks,
+                    listener=listener,
                     settings=self._patience,
                     registration=registration,
                     requests=requests,
@@ -338,7 +335,7 @@ class Job(ABC):
         self._far = launcher
         shipments = self.shipments()
         if isinstance(self._site, SshSite) and shipments:
-            clients = {worker.client.id: worker.client for worker in self._plan.workers}
+            clients = {worker.host.id: worker.host for worker in self._plan.workers}
             self._brought = self._site.bring(shipments, launcher, clients.values())
 
     @property
@@ -347,7 +344,7 @@ class Job(ABC):
         return StartingPoint()
 
     def _usual_restarts(self) -> int:
-        far = has_other_machines(self._plan.clients)
+        far = has_remote_hosts(self._plan.hosts)
         return RESTARTS_OF_MANY_HOSTS if far and self.resumes else 0
 
     def worker_document(self, role: WorkerPlan) -> WorkerDocument:
@@ -361,15 +358,15 @@ class Job(ABC):
             rank=role.rank,
             workers=plan.worker_count,
             client=role.position,
-            clients=plan.working_clients,
+            clients=plan.working_hosts,
             local_rank=role.local_rank,
-            local_workers=plan.workers_per_client,
+            local_workers=plan.workers_per_host,
             local_address=self._meeting_place(role),
             device=role.device,
             threads=self._threads(role),
             shards=plan.shard_count,
             exchange=self._exchange,
-            host=role.client.reached_at,
+            host=role.host.socket_address,
             homes=plan.homes,
             shares=plan.shares,
             trace=flags.trace,
@@ -383,12 +380,12 @@ class Job(ABC):
             devices *= flags.num_app_threads
         channels = flags.num_comm_channels_per_client
         clients = self._here if self._site is None else self._site.clients
-        plan = plan_job(clients, devices_per_client=devices, channels=channels)
-        check_clients(self._exchange, plan.working_clients)
+        plan = plan_job(clients, devices_per_host=devices, channels=channels)
+        check_clients(self._exchange, plan.working_hosts)
         check_encryption(flags, self._exchange.kind, clients)
         # A client that is alone needs no server, unless it is asked for: it applies the update rule itself.
         asked = flags.exchange not in (None, "local") or plan.has_dedicated_servers
-        served = plan.working_clients > 1 or (asked and self._exchange.kind is not ExchangeKind.LOCAL)
+        served = plan.working_hosts > 1 or (asked and self._exchange.kind is not ExchangeKind.LOCAL)
         return plan if served else replace(plan, shards=())
 
     def _spec(self, role: WorkerPlan | ShardPlan) -> ProcessSpec:
@@ -410,7 +407,7 @@ class Job(ABC):
         line: dict[str, object] = {
             "token": self._token,
             "keys": told_keys(self._keys, role),
-            "workers": self._plan.working_clients,  # of several workers on a machine one speaks for all
+            "workers": self._plan.working_hosts,  # of several workers on a machine one speaks for all
             "address": role.address,
         }
         if self._flags.trace:
@@ -422,15 +419,15 @@ class Job(ABC):
         if self._flags.threads is not None:
             return int(self._flags.threads)
         if self._far is not None:
-            return max(1, self._far.cores(role.client) // self._plan.workers_per_client)
+            return max(1, self._far.cores(role.host) // self._plan.workers_per_host)
         return max(1, (os.cpu_count() or 1) // self._plan.worker_count)
 
     def _meeting_place(self, role: WorkerPlan) -> str:
         """Where the workers of a machine meet: a path in a folder that only this user can enter."""
-        if self._plan.workers_per_client == 1:
+        if self._plan.workers_per_host == 1:
             return ""
         if self._far is not None:
-            return str(Path(self._far.scratch(role.client)) / f"client_{role.position}" / "workers")
+            return str(Path(self._far.scratch(role.host)) / f"client_{role.position}" / "workers")
         if role.position not in self._meeting_places:
             self._meeting_places[role.position] = tempfile.mkdtemp(prefix="poseidon-")
         return str(Path(self._meeting_places[role.position]) / "workers")
@@ -439,7 +436,7 @@ class Job(ABC):
 def _in_words(plan: JobPlan) -> str:
     return ", ".join(
         (
-            counted(len(plan.clients), "client"),
+            counted(len(plan.hosts), "client"),
             counted(plan.worker_count, "worker"),
             counted(plan.shard_count, "shard"),
         )

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.rendezvous.hosts import HostPlan
 from poseidon.cluster.rendezvous.remote_host import MetHost
-from poseidon.cluster.ssh.launcher import Place, open_agents
+from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.errors import UsageError
-from poseidon.launch.site import ClosingLauncher, own_places
+from poseidon.launch.site import ClosingLauncher, launcher_environment
 
 
 class MetSite:
@@ -27,10 +27,10 @@ class MetSite:
         self._hosts = tuple(hosts)
 
     @property
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[Host, ...]:
         """One for each host, by rank; their shards take free ports."""
         return tuple(
-            Client(id=number, host=plan.address, port=0) for number, (plan, _) in enumerate(self._hosts)
+            Host(id=number, address=plan.address, port=0) for number, (plan, _) in enumerate(self._hosts)
         )
 
     def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
@@ -54,10 +54,10 @@ class MetSite:
     def close(self) -> None:
         """Nothing: the meeting ends with its own block."""
 
-    def _places(self) -> dict[int, Place]:
-        own = own_places()
+    def _places(self) -> dict[int, HostEnvironment]:
+        own = launcher_environment()
         return {
-            number: Place(host=host, own=own, python=plan.python, workdir=plan.folder)
+            number: HostEnvironment(host=host, own=own, python=plan.python, workdir=plan.folder)
             for number, (plan, host) in enumerate(self._hosts)
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.launch.snapshot_ledger import SnapshotLedger
+from poseidon.launch.snapshot_list import SnapshotList
 
 _LOOK_S = 0.1
 
@@ -18,8 +18,7 @@ class Restarting:
 
     Args:
         start: runs the job to its end.
-        ledger: the job's snapshots.
-        origin: where the job begins.
+        snapshots: those of the job.
         do_without: leaves out hosts that are missing; see `Surroundings`.
         say: tells the user.
         requests: the signals that come between two starts.
@@ -28,15 +27,13 @@ class Restarting:
     def __init__(
         self,
         start: Callable[[int, StartingPoint], JobResult],
-        ledger: SnapshotLedger,
-        origin: StartingPoint,
+        snapshots: SnapshotList,
         do_without: Callable[[], str],
         say: Callable[[str], None],
         requests: SignalRequests,
     ) -> None:
         self._start = start
-        self._ledger = ledger
-        self._origin = origin
+        self._snapshots = snapshots
         self._do_without = do_without
         self._say = say
         self._requests = requests
@@ -47,7 +44,7 @@ class Restarting:
 
     def starting_point(self) -> StartingPoint:
         """See `Surroundings`."""
-        return self._ledger.newest_whole(self._origin)
+        return self._snapshots.newest_intact()
 
     def do_without(self) -> str:
         """See `Surroundings`."""

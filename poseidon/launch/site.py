@@ -15,9 +15,9 @@ import psutil
 
 from poseidon.cluster.host_checks import ClientNeeds
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
-from poseidon.cluster.machinefile import Client, is_loopback, read_machinefile
+from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
 from poseidon.cluster.process import Launcher
-from poseidon.cluster.remote_python import OwnPlaces
+from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.errors import JobError
 from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.proto.paths import repository_root
@@ -41,7 +41,7 @@ class Site(Protocol):
     """Machines that are known without a machinefile: those that an engine of the site has chosen."""
 
     @property
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[Host, ...]:
         """One for each."""
 
     def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
@@ -65,37 +65,37 @@ class Site(Protocol):
         """Let go of the machines. May be called twice."""
 
 
-def own_places() -> OwnPlaces:
+def launcher_environment() -> LauncherEnvironment:
     """Where this process runs, for hosts that are laid out alike."""
-    return OwnPlaces(python=sys.executable, checkout=str(repository_root()), folder=os.getcwd())
+    return LauncherEnvironment(python=sys.executable, checkout=str(repository_root()), folder=os.getcwd())
 
 
-def read_clients(hostfile: str | None, channels: int) -> tuple[Client, ...]:
+def read_clients(hostfile: str | None, channels: int) -> tuple[Host, ...]:
     """The clients of a machinefile; this machine alone without one.
 
     Raises:
         MachinefileError: a line is wrong.
     """
     if not hostfile:
-        return (Client(id=0, host="127.0.0.1", port=0),)
+        return (Host(id=0, address="127.0.0.1", port=0),)
     return read_machinefile(Path(hostfile), channels=channels)
 
 
-def require_near(hostfile: str | None, clients: tuple[Client, ...]) -> None:
+def require_near(hostfile: str | None, clients: tuple[Host, ...]) -> None:
     """Refuse other machines, for a command that starts its processes on this one only.
 
     Raises:
         JobError: a client is another machine.
     """
     for client in clients:
-        if not is_loopback(client.host):
+        if not is_loopback(client.address):
             raise JobError(
-                f"{hostfile}: client {client.id} is on {client.host}; this command works on "
+                f"{hostfile}: client {client.id} is on {client.address}; this command works on "
                 "this machine only (127.0.0.1, ::1, localhost)"
             )
 
 
-def register_job(job: str, hostfile: str | None, clients: tuple[Client, ...], output: Path) -> Registration:
+def register_job(job: str, hostfile: str | None, clients: tuple[Host, ...], output: Path) -> Registration:
     """Put a job that this process launches on record, for `poseidon ps` and `poseidon kill`.
 
     Raises:
@@ -107,7 +107,7 @@ def register_job(job: str, hostfile: str | None, clients: tuple[Client, ...], ou
         job=job,
         launcher=launcher,
         hostfile=str(Path(hostfile).resolve()) if hostfile else None,
-        clients=clients,
+        hosts=clients,
         output=str(output),
         started_s=datetime.now().timestamp(),
     )

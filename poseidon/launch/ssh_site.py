@@ -16,7 +16,7 @@ from poseidon.cluster.agent.launcher import AgentLauncher
 from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
-from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.ssh.config import SshConfig, SshSettings
 from poseidon.cluster.ssh.connections import (
@@ -29,9 +29,9 @@ from poseidon.cluster.ssh.connections import (
     reached,
 )
 from poseidon.cluster.ssh.delivery import deliver, sent_file
-from poseidon.cluster.ssh.launcher import Place, open_agents
+from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.errors import JobError, JobInterrupted, UsageError
-from poseidon.launch.site import own_places
+from poseidon.launch.site import launcher_environment
 
 _ANSWER_S = 10.0
 NAMES_S = 15.0
@@ -54,24 +54,24 @@ def ssh_settings(flags: argparse.Namespace) -> SshSettings:
     return SshSettings(config=Path(flags.ssh_config) if flags.ssh_config else None)
 
 
-def site_of(flags: argparse.Namespace, clients: tuple[Client, ...]) -> SshSite | None:
+def site_of(flags: argparse.Namespace, clients: tuple[Host, ...]) -> SshSite | None:
     """The site of a job's clients; None where its processes are children of the launcher.
 
     Raises:
         UsageError: the machines cannot be started in the way that is asked for, or not reach each other.
     """
     kind = LauncherKind(flags.launcher)
-    far = [client for client in clients if not is_loopback(client.host)]
+    far = [client for client in clients if not is_loopback(client.address)]
     if kind is LauncherKind.LOCAL and far:
         raise UsageError(
-            f"--launcher=local starts processes on this machine only, and client {far[0].id} is on {far[0].host}"
+            f"--launcher=local starts processes on this machine only, and client {far[0].id} is on {far[0].address}"
         )
     if kind is LauncherKind.LOCAL or (kind is LauncherKind.AUTO and not far):
         return None
-    near = [client for client in clients if is_loopback(client.host)]
+    near = [client for client in clients if is_loopback(client.address)]
     if far and near:
         raise UsageError(
-            f"{flags.hostfile}: client {near[0].id} is on {near[0].host}, which the other machines cannot reach; "
+            f"{flags.hostfile}: client {near[0].id} is on {near[0].address}, which the other machines cannot reach; "
             "expected a name or an address of this machine on their network"
         )
     return SshSite(clients, ssh_settings(flags))
@@ -96,14 +96,14 @@ class SshSite:
         settings: of the connections.
     """
 
-    def __init__(self, clients: tuple[Client, ...], settings: SshSettings) -> None:
+    def __init__(self, clients: tuple[Host, ...], settings: SshSettings) -> None:
         self._clients = clients
         self._settings = settings
-        self._own = own_places()
+        self._own = launcher_environment()
         self._hosts: dict[int, SshHost] = {}
 
     @property
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[Host, ...]:
         """One for each line of the machinefile; with the address of each, once the site was prepared."""
         return self._clients
 
@@ -112,13 +112,13 @@ class SshSite:
         self._hosts = dict(connect_all(self._clients, self._settings))
         config = SshConfig(self._settings)
         dialled = {client.id: config.endpoint(client).host for client in self._clients}
-        known = addresses_of({*dialled.values(), *(client.host for client in self._clients)}, NAMES_S)
+        known = addresses_of({*dialled.values(), *(client.address for client in self._clients)}, NAMES_S)
         asked = {
             client.id: replace(needs[client.id], addresses=_names_of(client, dialled[client.id], known))
             for client in self._clients
         }
         places = self._places()
-        first_of: dict[Place, int] = {}
+        first_of: dict[HostEnvironment, int] = {}
         for number, place in places.items():
             first_of.setdefault(place, number)
         addresses = check_hosts(
@@ -131,13 +131,13 @@ class SshSite:
                 for place in first_of
             ]
         )
-        self._clients = tuple(replace(client, address=addresses[client.id]) for client in self._clients)
+        self._clients = tuple(replace(client, peer_address=addresses[client.id]) for client in self._clients)
 
-    def host_of(self, client: Client) -> SshHost:
+    def host_of(self, client: Host) -> SshHost:
         """The connection to a client's host."""
         return self._hosts[client.id]
 
-    def leave_out_missing(self) -> tuple[Client, ...]:
+    def leave_out_missing(self) -> tuple[Host, ...]:
         """Forget the clients whose hosts do not answer.
 
         Returns:
@@ -171,7 +171,7 @@ class SshSite:
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
 
     def bring(
-        self, shipments: Sequence[Shipment], launcher: AgentLauncher, clients: Iterable[Client]
+        self, shipments: Sequence[Shipment], launcher: AgentLauncher, clients: Iterable[Host]
     ) -> dict[int, dict[Path, str]]:
         """Bring files to clients, into the folders that their agents take away again.
 
@@ -184,7 +184,7 @@ class SshSite:
         sent = [[sent_file(path, "") for path in shipment.files] for shipment in shipments]
         places = self._places()
 
-        def bring_one(client: Client) -> dict[Path, str]:
+        def bring_one(client: Host) -> dict[Path, str]:
             scratch = launcher.scratch(client)
             files = [
                 replace(file, remote=f"{scratch}/{client.id}/{number}/{file.local.name}")
@@ -211,9 +211,9 @@ class SshSite:
         close_all(set(self._hosts.values()))
         self._hosts.clear()
 
-    def _places(self) -> dict[int, Place]:
+    def _places(self) -> dict[int, HostEnvironment]:
         return {
-            client.id: Place(
+            client.id: HostEnvironment(
                 host=self._hosts[client.id], own=self._own, python=client.python, workdir=client.workdir
             )
             for client in self._clients
@@ -232,7 +232,7 @@ def _answers(host: SshHost) -> bool:
     return host.run(["true"], timeout_s=_ANSWER_S).status == 0
 
 
-def _names_of(client: Client, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _names_of(client: Host, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """How a client's host may be called: as in the machinefile, as SSH dials it, and what these names mean here.
 
     Args:
@@ -240,6 +240,6 @@ def _names_of(client: Client, dialled: str, known: Mapping[str, tuple[str, ...]]
         dialled: what SSH dials.
         known: the addresses of names.
     """
-    names = [client.host, dialled]
-    names += [address for name in (client.host, dialled) for address in known.get(name, ())]
-    return tuple(name for name in dict.fromkeys(names) if name == client.host or not is_loopback(name))
+    names = [client.address, dialled]
+    names += [address for name in (client.address, dialled) for address in known.get(name, ())]
+    return tuple(name for name in dict.fromkeys(names) if name == client.address or not is_loopback(name))

@@ -14,10 +14,10 @@ from poseidon.cluster.jobs.over_ssh import SshAsk
 from poseidon.cluster.jobs.registry import JobRecord, Registry
 from poseidon.cluster.jobs.selection import far_jobs_of_machinefile, jobs_of_machinefile
 from poseidon.cluster.jobs.this_host import readable_records
-from poseidon.cluster.machinefile import Client, read_machinefile
+from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.errors import JobError, MachinefileError
-from poseidon.launch.site import own_places
+from poseidon.launch.site import launcher_environment
 from poseidon.metrics.job_statistics import FILE_NAME
 from poseidon.settings import read_settings
 
@@ -39,7 +39,7 @@ class Wanted:
 
     jobs: tuple[str, ...]
     here: tuple[JobRecord, ...] = ()
-    hosts: tuple[Client, ...] = ()
+    hosts: tuple[Host, ...] = ()
     seen: tuple[FarJob, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ def over_ssh(config: str | None) -> SshAsk:
     Args:
         config: the file of `--ssh_config`.
     """
-    return SshAsk(SshSettings(config=Path(config) if config else None), own_places())
+    return SshAsk(SshSettings(config=Path(config) if config else None), launcher_environment())
 
 
 def here_records(registry: Registry) -> list[JobRecord]:
@@ -58,9 +58,7 @@ def here_records(registry: Registry) -> list[JobRecord]:
     return readable_records(registry, lambda words: print(f"warning: {words}", file=sys.stderr))
 
 
-def jobs_by_id(
-    jobs: Sequence[str], registry: Registry, ask: Ask, *, clients: Sequence[Client] = ()
-) -> Wanted:
+def jobs_by_id(jobs: Sequence[str], registry: Registry, ask: Ask, *, clients: Sequence[Host] = ()) -> Wanted:
     """Jobs, and the hosts of their machinefiles.
 
     Args:
@@ -70,7 +68,7 @@ def jobs_by_id(
         clients: where they may run as well.
     """
     records = [record for record in here_records(registry) if record.job in jobs]
-    hosts = far_hosts([*clients, *(client for record in records for client in record.clients)])
+    hosts = far_hosts([*clients, *(client for record in records for client in record.hosts)])
     far, problems = list_far(hosts, ask)
     seen = tuple(job for job in far if job.seen.record.job in jobs)
     return Wanted(jobs=tuple(jobs), here=tuple(records), hosts=hosts, seen=seen, problems=tuple(problems))
@@ -87,7 +85,7 @@ def jobs_of(hostfile: Path, registry: Registry, ask: Ask) -> Wanted:
     Raises:
         MachinefileError: it is there and wrong, and no job was started from it before.
     """
-    clients: tuple[Client, ...] | None = None
+    clients: tuple[Host, ...] | None = None
     mistake: MachinefileError | None = None
     try:
         clients = read_machinefile(hostfile) if hostfile.exists() else None
@@ -96,7 +94,7 @@ def jobs_of(hostfile: Path, registry: Registry, ask: Ask) -> Wanted:
     here = jobs_of_machinefile(here_records(registry), hostfile.resolve(), clients)
     if not here and mistake is not None:
         raise mistake
-    hosts = far_hosts([*(clients or ()), *(client for record in here for client in record.clients)])
+    hosts = far_hosts([*(clients or ()), *(client for record in here for client in record.hosts)])
     far, problems = list_far(hosts, ask)
     records = [job.seen.record for job in far]
     there = far_jobs_of_machinefile(records, hostfile.resolve(), clients) if clients else ()
@@ -128,9 +126,9 @@ def stop_jobs(
     count = sum(_stop_here(job, registry, patience, report, problems) for job in wanted.jobs)
     killed = kill_far(wanted.jobs, wanted.hosts, ask, patience=patience, report=report)
     for client, stopped in killed.counts.items():
-        before = sum(job.seen.living + job.seen.launcher for job in wanted.seen if job.client == client)
+        before = sum(job.seen.living + job.seen.launcher for job in wanted.seen if job.host == client)
         if before > stopped:
-            report(f"{client.host}: {before - stopped} processes had ended with their launcher")
+            report(f"{client.address}: {before - stopped} processes had ended with their launcher")
         count += stopped
     problems += killed.problems
     if not (count or problems or here or wanted.seen):

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.supervision.loop import JobListener
 from poseidon.metrics.progress import Pace, ProgressLine
 
 MOST_TOLD = 10_000
@@ -25,8 +26,8 @@ class Shown(Enum):
     """Everyone's, each line after its client and process."""
 
 
-class Terminal:
-    """The callbacks of a job, for a person. See `JobCallbacks`.
+class Terminal(JobListener):
+    """Shows a job to its user.
 
     Args:
         title: the net's name.
@@ -61,11 +62,11 @@ class Terminal:
         self._line.write(text)
 
     def on_started(self) -> None:
-        """See `JobCallbacks`."""
+        """See `JobListener`."""
         self._started()
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """See `JobCallbacks`."""
+        """See `JobListener`."""
         if not _is_first(name):
             return
         if event.get("event") == "tested":
@@ -83,7 +84,7 @@ class Terminal:
             self._line.write(f"progress: {progress.in_words()}")
 
     def on_log(self, name: ProcessName, line: str) -> None:
-        """See `JobCallbacks`. The same warning is shown once, from whichever process it comes."""
+        """See `JobListener`. The same warning is shown once, from whichever process it comes."""
         level = line[0] if _GLOG.match(line) else ""
         if level == "F":
             return  # what a process ends with; the launcher's last sentence says it

@@ -30,6 +30,8 @@ from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
 from ps_server.protocol.chunk_copy import ChunkCopy, Held, Piece, feedback_for
 from ps_server.protocol.clock import needed_clock
+from ps_server.protocol.control import WorkerCollections, WorkerSignals
+from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import NUMPY_TYPES, add, of_pushes, of_values
 from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
@@ -65,7 +67,8 @@ class Session:
         self.rank = rank
         self.store = store
         self.clock = store.start_clock
-        self.signals: list[m.Signal] = []
+        self.signals = WorkerSignals(rank)
+        self.collections = WorkerCollections(store.workers)
         self._token = token
         self._log = log if store.consistency is Consistency.SSP_AGGR else None
         self._told_clock = store.start_clock
@@ -80,18 +83,10 @@ class Session:
         self._feedback = [feedback_for(store, table) for table in store.tables]
         self._bound_outside = [False] * len(store.tables)
         self._fresh = [-1] * store.shards
-        self._norms: dict[int, dict[int, m.PartialNorm]] = {}
-        self._outside: dict[int, float] = {}
-        self._totals: dict[int, float] = {}
         self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
-        self._gathered: dict[int, tuple[bytes, ...]] = {}
-        self._awaited: set[int] = set()  # tags of collections that this worker is part of
-        self._next_tag = 0
-        self._joins = True  # whether `start` says who this is
-        self._unwelcome: set[int] = set()  # shards whose signals may be those of the session before
-        self._next_norm = store.start_clock  # the iteration whose norm rank 0 is told next
+        self._joins = True  # whether `start` sends a `Hello`
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
-        self._norm_shards = frozenset(bulk)
+        self.norm = WorkerNorm(rank, bulk, outside=store.outside_norm, clock=store.start_clock)
         self._clocked = sorted({c.shard for row, t in self._rows() if t.adds_changes for c in row})
 
     def _rows(self) -> list[tuple[tuple[Chunk, ...], TableSpec]]:
@@ -132,8 +127,9 @@ class Session:
             raise LocalProtocolError("a store begins anew only before its first push")
         store = replace(self.store, start_clock=start_clock)
         session = Session(self.rank, store, self._token, log=self._log)
-        session._next_tag, session._joins = self._next_tag, False
-        session._unwelcome = set(range(store.shards))
+        session._joins = False
+        session.collections = self.collections.renewed()
+        session.signals = WorkerSignals(self.rank, unwelcome=frozenset(range(store.shards)))
         return session
 
     def _checked_initial(self, table: int, arrays: Sequence[m.Array]) -> Sequence[m.Array]:
@@ -284,36 +280,25 @@ class Session:
         return outgoing
 
     def add_norm(self, clock: int, squares: float) -> list[Addressed]:
-        """Rank 0, where the store has an outside norm: the sum of squares of the gradients outside it."""
-        if self.rank != 0 or not self.store.outside_norm:
-            raise LocalProtocolError("only worker 0 of a store with an outside norm adds to the norm")
-        self._outside[clock] = squares
-        return self._total_norm(clock)
-
-    def total_norm(self, clock: int) -> float | None:
-        """The sum of squares over all gradients of iteration `clock`, once it is known; handed out once."""
-        return self._totals.pop(clock, None)
+        """Rank 0, where the store has an outside norm: add the sum of squares of the gradients outside it."""
+        return [Addressed(*to) for to in self.norm.add_outside(clock, squares)]
 
     def gather(self, payload: bytes) -> tuple[int, list[Addressed]]:
-        """Contribute to the next collection; returns its number."""
-        tag = self._next_tag
-        self._next_tag += 1
-        self._awaited.add(tag)
-        return tag, [Addressed(0, m.Gather(tag, payload))]
+        """Contribute to the next collection. Return its number."""
+        gather = self.collections.contribute(payload)
+        return gather.tag, [Addressed(0, gather)]
 
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
-        """Rank 0: ask every worker, this one too, to do `kind` after an iteration all can still reach.
+        """Rank 0: ask every worker, this one too, to do `kind` after an iteration that all can still reach.
 
         What this worker pushes in iteration `clock` may have left already, though the iteration has not ended. So
-        another worker can have read its tables for iteration clock + s + 1, and finished it, before it hears of this;
-        for the one after it needs this worker's next push, and each shard passes the signal on before any value with
-        that. So the end of iteration clock + s + 2 is the first one that all can meet at: clock + s + 3 are finished then.
+        another worker can have read its tables for iteration clock + s + 1, and finished it, before the signal
+        reaches it; for the one after it needs this worker's next push, and each shard passes the signal on before any
+        value with that. So the end of iteration clock + s + 2 is the first one that all can stop at: clock + s + 3 are
+        finished then.
         """
-        if self.rank != 0:
-            raise LocalProtocolError(f"worker {self.rank} signals; only worker 0 may")
         lead = max((table.staleness for table in self.store.tables), default=0)
-        signal = m.Signal(kind, self.clock + lead + 3)
-        self.signals.append(signal)
+        signal = self.signals.send(kind, self.clock + lead + 3)
         return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
 
     def leave(self) -> list[Addressed]:
@@ -371,21 +356,18 @@ class Session:
             case m.Fresh(clock):
                 self._fresh[shard] = max(self._fresh[shard], clock)
             case m.Welcome(index) if index == shard:
-                self._unwelcome.discard(shard)  # all else is sent without waiting for it
-            case m.PartialNorm(clock, _) if self._awaits_norm(shard, clock):
-                self._norms.setdefault(clock, {})[shard] = message
-                return self._total_norm(clock)
-            case m.TotalNorm(clock, total) if self._awaits_total(shard, clock):
-                self._totals[clock] = total
+                self.signals.welcome(shard)  # all else is sent without waiting for it
+            case m.PartialNorm(clock, _) if self.norm.expects_partial(shard, clock):
+                return [Addressed(*to) for to in self.norm.add_partial(shard, message)]
+            case m.TotalNorm(clock, _) if self.norm.expects_total(shard, clock, now=self.clock):
+                self.norm.put_total(message)
             case m.History(table, chunk, _, arrays):
                 self._check_history(self._known(shard, table, chunk), arrays)
                 self._histories[table, chunk] = arrays
-            case m.Gathered(tag, payloads) if tag in self._awaited and len(payloads) == self.store.workers:
-                self._awaited.remove(tag)
-                self._gathered[tag] = payloads
+            case m.Gathered() if self.collections.expects(message):
+                self.collections.receive(message)
             case m.Signal() if self.rank != 0:
-                if shard not in self._unwelcome and message not in self.signals:  # every shard passes it on
-                    self.signals.append(message)
+                self.signals.receive(shard, message)
             case m.Fault(reason):
                 raise RemoteProtocolError(f"shard {shard} refused a message of worker {self.rank}: {reason}")
             case m.Gone(worker, iterations) if worker != self.rank and worker < self.store.workers:
@@ -423,32 +405,6 @@ class Session:
                     f"shard {shard} sent a change that does not fit chunk {value.chunk}"
                 )
         return copy
-
-    def _total_norm(self, clock: int) -> list[Addressed]:
-        """Rank 0: once all parts of a norm are here, tell the shards."""
-        parts = self._norms.get(clock, {})
-        outside = self.store.outside_norm
-        if parts.keys() != self._norm_shards or (outside and clock not in self._outside):
-            return []
-        self._norms.pop(clock, None)
-        self._next_norm = clock + 1
-        # In table and chunk order, whichever shard answered first.
-        sums = sorted(entry for part in parts.values() for entry in part.sums)
-        total = sum(value for _, _, value in sums) + self._outside.pop(clock, 0.0)
-        if outside:
-            self._totals[clock] = total
-        told = self._norm_shards | ({0} if outside else set())
-        return [Addressed(to, m.TotalNorm(clock, total)) for to in sorted(told)]
-
-    def _awaits_norm(self, shard: int, clock: int) -> bool:
-        """Whether this is rank 0, and the shard's part of the next norm is missing."""
-        said = self._norms.get(clock, {})
-        return self.rank == 0 and shard in self._norm_shards - said.keys() and clock == self._next_norm
-
-    def _awaits_total(self, shard: int, clock: int) -> bool:
-        """Whether rank 0 may have told shard 0 a norm of this iteration that this worker must hear of."""
-        told = self.store.outside_norm and self.rank != 0 and shard == 0
-        return told and self.clock - 1 <= clock <= self.clock and clock not in self._totals
 
     def _check_history(self, copy: ChunkCopy, arrays: Sequence[m.Array]) -> None:
         chunk, spec = copy.chunk, self.store.tables[copy.chunk.table]
@@ -515,7 +471,3 @@ class Session:
             return None
         parts = [self._histories.pop((table, chunk.index)) for chunk in row]
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-    def gathered(self, tag: int) -> tuple[bytes, ...] | None:
-        """Collection `tag`, by rank, once every worker has contributed; handed out once."""
-        return self._gathered.pop(tag, None)

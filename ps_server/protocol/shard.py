@@ -11,12 +11,8 @@ Laws:
   moves, and also, once between two pushes of its own, as soon as it is there: values are then mostly fresher than
   the bound asks for, which is what keeps stale training close to exact training, at no more than twice the bytes.
 * Nothing illegal changes state: it is answered with `Fault` and counted.
-* A worker that leaves before the others have finished can be waited for by nobody: those who go on are told (`Gone`).
 * Until the first push all workers together may create the store anew, with other first values at another clock (a state is
-  loaded). Each hears `Welcome` once it has: what it is sent after that is of the new store.
-
-    stranger --Hello--> known --Create--> joined --Leave--> left
-
+  loaded). Each gets `Welcome` once it has: what it is sent after that is of the new store.
 * Memory is taken when the store is made; an iteration takes none but what its messages lie in. The gradient that
   came for worker 0 becomes the sum, in the memory that it arrived in. A value's memory is handed to the transport
   without a copy: at staleness 0 the next change of the chunk needs a push from every worker, which each sends only
@@ -25,71 +21,20 @@ Laws:
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.cell import EMPTY, Cell
 from ps_server.protocol.clock import VectorClock
+from ps_server.protocol.control import ShardCollections
+from ps_server.protocol.members import Members, Outgoing
 from ps_server.protocol.placement import place
 from ps_server.protocol.precision import NUMPY_TYPES, Replica, as_array, as_tensor, of_pushes, of_values
 from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec
 from ps_server.rules import clip_factor, sum_of_squares
-
-
-class Outgoing(NamedTuple):
-    """A message for the peer of that transport name."""
-
-    peer: bytes
-    message: m.ToWorker
-
-
-class Stage(Enum):
-    """How far a peer has come."""
-
-    STRANGER = "stranger"
-    """Has said nothing yet."""
-    KNOWN = "known"
-    """Has a rank."""
-    JOINED = "joined"
-    """Has agreed on the store."""
-    LEFT = "left"
-    """Has finished."""
-
-
-LEGAL: dict[Stage, dict[type, Stage]] = {
-    Stage.STRANGER: {m.Hello: Stage.KNOWN},
-    Stage.KNOWN: {m.Create: Stage.JOINED},
-    Stage.JOINED: {
-        **dict.fromkeys(
-            (
-                m.Create,
-                m.Initial,
-                m.Push,
-                m.Store,
-                m.Clock,
-                m.Get,
-                m.TotalNorm,
-                m.GetHistory,
-                m.Gather,
-                m.Signal,
-            ),
-            Stage.JOINED,
-        ),
-        m.Leave: Stage.LEFT,
-    },
-    Stage.LEFT: {},
-}
-
-
-MAX_ANSWERED_FAULTS = 100
-"""Of each worker; one ends a worker that is in its right mind."""
-MAX_OPEN_GATHERS = 1024
-"""Collections that some workers may be ahead of others."""
 
 
 @dataclass(slots=True)
@@ -116,10 +61,8 @@ class Shard:
         self.index = index
         self.counts = Counts()
         self._workers = workers
-        self._token = token
-        self._stages: dict[bytes, Stage] = {}
-        self._ranks: dict[bytes, int] = {}
-        self._peers: dict[int, bytes] = {}
+        self._members = Members(workers, token)
+        self._collections = ShardCollections(workers)
         self._store: StoreSpec | None = None
         self._cells: dict[tuple[int, int], Cell] = {}
         self._clock = VectorClock(workers)
@@ -127,10 +70,6 @@ class Shard:
         self._agreed: set[int] = set()  # ranks that have created the present store
         self._generation = 0  # of the present store: workers create it anew together
         self._created = [0] * workers  # times each rank has created a store
-        self._gathering: dict[int, dict[int, bytes]] = {}
-        self._next_tag = [0] * workers
-        self._faults = [0] * workers
-        self._left: list[int] = []
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
             m.Initial: self._initial,
@@ -148,13 +87,12 @@ class Shard:
     @property
     def finished(self) -> bool:
         """Whether every worker has come and left."""
-        stages = [self._stages[peer] for peer in self._peers.values()]
-        return len(stages) == self._workers and all(stage is Stage.LEFT for stage in stages)
+        return self._members.finished
 
     @property
     def all_here(self) -> bool:
-        """Whether every worker has come: nobody else ever may."""
-        return len(self._peers) == self._workers
+        """Whether every worker has come: no other peer may join."""
+        return self._members.all_here
 
     @property
     def memory_bytes(self) -> int:
@@ -170,48 +108,30 @@ class Shard:
             return self.refuse(sender, str(error))
 
     def _handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
-        stage = self._stages.get(sender, Stage.STRANGER)
-        after = LEGAL[stage].get(type(message))
-        if after is None:
-            raise RemoteProtocolError(
-                f"{type(message).__name__} is not legal from a peer that is {stage.value}"
-            )
+        members = self._members
+        after = members.next_stage(sender, message)
         if isinstance(message, m.Hello):
-            outgoing = self._hello(sender, message)
+            members.join(sender, message)
+            outgoing = [Outgoing(sender, m.Welcome(self.index))]
         else:
-            outgoing = list(self._handlers[type(message)](self._ranks[sender], message))
-        self._stages[sender] = after
-        if self._left and isinstance(message, m.Push):
-            outgoing.extend(self._miss_the_left(self._ranks[sender]))
+            outgoing = list(self._handlers[type(message)](members.ranks[sender], message))
+        members.advance(sender, after)
+        if members.left and isinstance(message, m.Push):
+            outgoing.extend(self._notify_of_missing(members.ranks[sender]))
         if isinstance(message, m.Create):
             outgoing.extend(self._begin())
         return outgoing
 
     def refuse(self, sender: bytes, reason: str) -> list[Outgoing]:
-        """Count something that is not a legal message, and answer it: a known peer, and not without end."""
+        """Count something that is not a legal message, and answer it."""
         self.counts.faults += 1
-        rank = self._ranks.get(sender)
-        if rank is None or self._faults[rank] >= MAX_ANSWERED_FAULTS:
-            return []
-        self._faults[rank] += 1
-        return [Outgoing(sender, m.Fault(reason))]
+        return self._members.fault(sender, reason)
 
     def knows(self, peer: bytes) -> bool:
-        """Whether a peer has said who it is."""
-        return peer in self._ranks
+        """Return whether a peer has a rank."""
+        return peer in self._members.ranks
 
-    # -- joining -------------------------------------------------------------------------------------
-
-    def _hello(self, sender: bytes, hello: m.Hello) -> list[Outgoing]:
-        if not hmac.compare_digest(hello.token, self._token):
-            raise RemoteProtocolError("the token is not this job's")
-        if not 0 <= hello.worker < self._workers:
-            raise RemoteProtocolError(f"worker {hello.worker} is not one of {self._workers}")
-        if hello.worker in self._peers:
-            raise RemoteProtocolError(f"worker {hello.worker} is already here")
-        self._peers[hello.worker] = sender
-        self._ranks[sender] = hello.worker
-        return [Outgoing(sender, m.Welcome(self.index))]
+    # -- the store -----------------------------------------------------------------------------------------
 
     def _create(self, rank: int, create: m.Create) -> Iterator[Outgoing]:
         store = create.store
@@ -242,7 +162,7 @@ class Shard:
         self._agreed.add(rank)
         self._created[rank] = generation
         if self._generation > 1:
-            yield Outgoing(self._peers[rank], m.Welcome(self.index))
+            yield self._members.to(rank, m.Welcome(self.index))
 
     def _forget_store(self, rank: int) -> None:
         """The first worker that creates the store, or creates it anew: nobody has pushed anything to the one before.
@@ -338,7 +258,7 @@ class Shard:
         cells = [other for other in self._cells.values() if other.spec.follows_gradients]
         if all(other.complete for other in cells):
             sums = tuple((other.chunk.table, other.chunk.index, sum_of_squares(other.sum)) for other in cells)
-            yield Outgoing(self._peers[0], m.PartialNorm(cell.clock, sums))
+            yield self._members.to(0, m.PartialNorm(cell.clock, sums))
 
     def _total_norm(self, rank: int, norm: m.TotalNorm) -> Iterator[Outgoing]:
         cells = [cell for cell in self._cells.values() if cell.spec.follows_gradients]
@@ -349,7 +269,7 @@ class Shard:
         for cell in cells:
             yield from self._apply(cell, factor)
         if self._store.outside_norm and self.index == 0:
-            yield from (Outgoing(peer, norm) for other, peer in self._peers.items() if other != 0)
+            yield from self._members.to_all(norm, but=0)
 
     def _apply(self, cell: Cell, factor: float) -> Iterator[Outgoing]:
         assert self._store is not None
@@ -429,7 +349,7 @@ class Shard:
             else:
                 yield from self._answer_waiting(cell, slowest)
         if push:
-            yield from (Outgoing(peer, m.Fresh(slowest)) for peer in self._peers.values())
+            yield from self._members.to_all(m.Fresh(slowest))
 
     # -- reading ---------------------------------------------------------------------------------------
 
@@ -462,49 +382,45 @@ class Shard:
                 value is None or value.own != cell.own[rank]
             ):  # one message for all whom it suits is encoded once
                 value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
-            yield Outgoing(self._peers[rank], value)
+            yield self._members.to(rank, value)
 
     def _get_history(self, rank: int, get: m.GetHistory) -> Iterator[Outgoing]:
         cell = self._cell(get.table, get.chunk)
         arrays = [tensor.numpy() for tensor in cell.history]
         history = m.History(get.table, get.chunk, cell.clock, arrays)
-        yield Outgoing(self._peers[rank], history)
+        yield self._members.to(rank, history)
 
-    # -- meeting -----------------------------------------------------------------------------------------
+    # -- job control -------------------------------------------------------------------------------------
 
     def _gather(self, rank: int, gather: m.Gather) -> Iterator[Outgoing]:
-        if gather.tag != self._next_tag[rank]:
-            raise RemoteProtocolError(f"worker {rank} gathers {gather.tag}; expected {self._next_tag[rank]}")
-        if gather.tag not in self._gathering and len(self._gathering) >= MAX_OPEN_GATHERS:
-            raise RemoteProtocolError(f"worker {rank} is {MAX_OPEN_GATHERS} collections ahead")
-        self._next_tag[rank] += 1
-        yield from self._miss_the_left(rank)
-        parts = self._gathering.setdefault(gather.tag, {})
-        parts[rank] = gather.payload
-        if len(parts) == self._workers:
-            del self._gathering[gather.tag]
-            gathered = m.Gathered(gather.tag, tuple(parts[worker] for worker in range(self._workers)))
-            yield from (Outgoing(peer, gathered) for peer in self._peers.values())
+        gathered = self._collections.contribute(rank, gather)
+        yield from self._notify_of_missing(rank)
+        if gathered is not None:
+            yield from self._members.to_all(gathered)
 
     def _signal(self, rank: int, signal: m.Signal) -> Iterator[Outgoing]:
         if rank != 0:
             raise RemoteProtocolError(f"worker {rank} signals; only worker 0 may")
-        yield from (Outgoing(peer, signal) for other, peer in self._peers.items() if other != 0)
+        yield from self._members.to_all(signal, but=0)
 
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
-        self._left.append(rank)
-        for other in self._peers:
-            if other not in self._left:
-                yield from self._miss_the_left(other)
+        left = self._members.left
+        left.append(rank)
+        for other in self._members.peers:
+            if other not in left:
+                yield from self._notify_of_missing(other)
 
-    def _miss_the_left(self, rank: int) -> Iterator[Outgoing]:
-        """Tell a worker of one that has left before it: what it began can never be finished."""
-        for gone in self._left:
-            behind = self._next_tag[gone] < self._next_tag[rank]
-            if behind or any(cell.own[gone] < cell.own[rank] for cell in self._cells.values()):
-                iterations = max((cell.own[gone] for cell in self._cells.values()), default=0)
-                yield Outgoing(self._peers[rank], m.Gone(gone, iterations))
-                return
+    def _notify_of_missing(self, rank: int) -> Iterator[Outgoing]:
+        """Notify a worker of one that has left before it: what it began can never be finished."""
+        gone = self._members.missing_for(rank, self._is_behind)
+        if gone is not None:
+            iterations = max((cell.own[gone] for cell in self._cells.values()), default=0)
+            yield self._members.to(rank, m.Gone(gone, iterations))
+
+    def _is_behind(self, rank: int, other: int) -> bool:
+        return self._collections.behind(rank, other) or any(
+            cell.own[rank] < cell.own[other] for cell in self._cells.values()
+        )
 
     def _cell(self, table: int, chunk: int) -> Cell:
         cell = self._cells.get((table, chunk))

@@ -296,7 +296,7 @@ def strangers_at_a_shard(messages: int, random: Random) -> Report:
     assert transport.sent == told_in_peace.sent, "strangers changed what the workers are told"
     assert fingerprint(server.shard._cells) == fingerprint(peaceful.shard._cells)
     assert set(server._queues) == set(transport.sent) == {peer(0), peer(1)}, "a stranger was remembered"
-    assert set(server.shard._stages) == {peer(0), peer(1)}
+    assert set(server.shard._members._stages) == {peer(0), peer(1)}
     return memory.report(thrown, server.shard.counts.faults)
 
 

@@ -147,7 +147,7 @@ def test_a_fast_worker_blocks_at_exactly_s_plus_1_clocks(staleness: int) -> None
             fast_is_blocked.wait(20)  # the slow worker finishes nothing before the fast one is stuck
             client.close(leave=False)
             return
-        client._timeout_s = 0.3  # long enough that anything allowed would have come
+        client._monitor.timeout_s = 0.3  # long enough that anything allowed would have come
         try:
             while len(finished) < 20:
                 client.read(0, w)
@@ -416,7 +416,7 @@ def test_stores_that_differ_are_refused_by_name() -> None:
         for rank, client in enumerate(clients):
 
             def run(client: Client = client, rank: int = rank) -> None:
-                client._timeout_s = 1.0
+                client._monitor.timeout_s = 1.0
                 try:
                     body(client, rank)
                 except RemoteProtocolError as error:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from ps_server.__main__ import main, parse
-from ps_server.errors import SpecError
+from ps_server.__main__ import Reporter, _obey_launcher, main, parse
+from ps_server.errors import PeerLost, ServerError, SpecError
+from ps_server.protocol.shard import Shard
+from ps_server.server import Server
+from ps_server.statistics import ShardStatistics
+from ps_server.transport.memory import MemoryNetwork
 
 COMMAND = [sys.executable, "-m", "ps_server"]
 
@@ -76,6 +81,44 @@ def test_a_launcher_starts_and_stops_it() -> None:
         events = [json.loads(line)["event"] for line in shard.stdout]
         assert events[-1] == "done"
         assert shard.wait(20) == 0
+
+
+class Unreadable:
+    """A standard input with a line that is no text."""
+
+    def __iter__(self) -> Unreadable:
+        return self
+
+    def __next__(self) -> str:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server(Shard(0, 1, b""), MemoryNetwork(1).server(0))
+
+
+def test_commands_that_cannot_be_read_end_the_shard(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    monkeypatch.setattr("sys.stdin", Unreadable())
+    thread = threading.Thread(target=_obey_launcher, args=(server,))
+    thread.start()
+    with pytest.raises(ServerError, match=r"^reading the launcher's commands failed: UnicodeDecodeError"):
+        server.serve()
+    thread.join()
+
+
+def test_statistics_that_cannot_be_had_end_the_shard(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    def broken() -> ShardStatistics:
+        raise KeyError("counts")
+
+    monkeypatch.setattr(server, "statistics", broken)
+    monkeypatch.setattr("ps_server.__main__.ALIVE_S", 0.0)
+    server.turns = 1
+    reporter = Reporter()
+    reporter.keep_alive(server)
+    with pytest.raises(PeerLost, match=r"^reporting to the launcher failed: KeyError"):
+        server.serve()
+    reporter.close()
 
 
 def test_a_trace_is_asked_for_by_flag_or_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

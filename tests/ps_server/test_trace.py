@@ -53,6 +53,19 @@ def test_names_and_facts_are_text_of_any_kind(tmp_path: Path) -> None:
     assert sent[0]["args"] == {"fact": odd, "number": 1.5}
 
 
+def test_a_disk_that_is_full_is_an_error_of_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.1)
+    trace = Trace(tmp_path / "t.json", process="worker 0")
+    trace._file.close()
+    trace._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - `close` closes it
+    trace.span(Track.SEND, "send", "w", trace.now())
+    trace._thread.join()
+    trace.span(Track.SEND, "send", "w", trace.now())
+    with pytest.raises(OSError, match="No space left"):
+        trace.close()
+    trace.close()
+
+
 def test_every_track_has_a_name() -> None:
     named = [event for event in describe_process(1, "shard 0", 0) if event["name"] == "thread_name"]
     assert [event["tid"] for event in named] == [track.value for track in Track]

@@ -12,22 +12,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import has_other_machines, read_machinefile
-from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
+from poseidon.cluster.machinefile import has_remote_hosts, read_machinefile
+from poseidon.cluster.plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
-from poseidon.cluster.remote_python import OwnPlaces
+from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
-from poseidon.cluster.ssh.launcher import Place, open_agents
+from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.cluster.supervision.background import StartReport
-from poseidon.cluster.supervision.loop import run_job
+from poseidon.cluster.supervision.loop import JobListener, run_job
 from poseidon.cluster.supervision.settings import SupervisionSettings
 from poseidon.errors import JobError
 from poseidon.settings import read_settings
@@ -36,7 +35,7 @@ from tests.support.job_child import ENDLESS_WORKER, SHARD, child
 ROOT = Path(__file__).parents[2]
 
 
-class Reporter:
+class Reporter(JobListener):
     """Says when the job runs."""
 
     def __init__(self, registry: Registry, job: str, report: StartReport) -> None:
@@ -50,12 +49,6 @@ class Reporter:
         print(json.dumps([process.pid for process in record.processes]), flush=True)
         self._report.started()
 
-    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        pass
-
-    def on_log(self, name: ProcessName, line: str) -> None:
-        pass
-
 
 def main(state_folder: Path, job: str, hostfile: Path) -> int:
     report = StartReport(read_settings().status_fd)
@@ -67,7 +60,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
             name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=me.create_time()
         ),
         hostfile=str(hostfile.resolve()),
-        clients=clients,
+        hosts=clients,
         output="/nowhere",
         started_s=time.time(),
     )
@@ -80,10 +73,10 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
     try:
         with Registration(registry, record) as registration:
             run_job(
-                plan_job(clients, devices_per_client=("cpu",), channels=1),
+                plan_job(clients, devices_per_host=("cpu",), channels=1),
                 make_spec,
                 launcher_for(record),
-                callbacks=Reporter(registry, job, report),
+                listener=Reporter(registry, job, report),
                 settings=SupervisionSettings(),
                 registration=registration,
             )
@@ -96,11 +89,11 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
 
 def launcher_for(record: JobRecord) -> Launcher:
     """Agents over SSH when a client is another machine."""
-    if not has_other_machines(record.clients):
+    if not has_remote_hosts(record.hosts):
         return LocalLauncher()
-    hosts = connect_all(record.clients, SshSettings())
-    own = OwnPlaces(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
-    places = {client: Place(host=host, own=own) for client, host in hosts.items()}
+    hosts = connect_all(record.hosts, SshSettings())
+    own = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
+    places = {client: HostEnvironment(host=host, own=own) for client, host in hosts.items()}
     return open_agents(places, record_fields(record), record.job)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from poseidon.engine.module.distribute import Options, join
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.update_rules import UpdateRule
-from poseidon.engine.module.workplace import ThisWorker, Workplace
+from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
 from poseidon.exchange.build import Membership
 from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
 
@@ -22,10 +22,10 @@ How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer]
 Body = Callable[[nn.Module, Group], None]
 
 
-def workplaces(workers: int, addresses: list[str], member: Membership) -> list[Workplace]:
+def worker_contexts(workers: int, addresses: list[str], member: Membership) -> list[WorkerContext]:
     """One of each worker, over shards at these addresses."""
     return [
-        Workplace(
+        WorkerContext(
             worker=ThisWorker(rank=rank, size=workers),
             member=replace(member, rank=rank, workers=workers, shards=len(addresses), token=TOKEN),
             connect=lambda: addresses,
@@ -58,10 +58,10 @@ def together(
     ends: list[dict[str, Tensor] | None] = [None] * workers
     failures: list[BaseException] = []
 
-    def run(rank: int, workplace: Workplace) -> None:
+    def run(rank: int, context: WorkerContext) -> None:
         try:
             module = build(rank)
-            with join(module, _how(how, module), options or Options(), workplace) as group:
+            with join(module, _how(how, module), options or Options(), context) as group:
                 body(module, group)
                 group.settle()
                 ends[rank] = copy.deepcopy(module.state_dict())
@@ -69,10 +69,10 @@ def together(
             failures.append(error)
 
     with ExitStack() as stack:
-        places = [Workplace()]
+        places = [WorkerContext()]
         if workers > 1:
             addresses = stack.enter_context(shards_on_sockets(workers, shards))
-            places = workplaces(workers, addresses, member or Membership(timeout_s=TIMEOUT_S))
+            places = worker_contexts(workers, addresses, member or Membership(timeout_s=TIMEOUT_S))
         threads = [threading.Thread(target=run, args=pair) for pair in enumerate(places)]
         for thread in threads:
             thread.start()

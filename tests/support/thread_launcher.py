@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import threading
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener, ProcessSpec
-from poseidon.engine.control import Control
 from poseidon.engine.document import read_document
+from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.solver.worker import run_worker
 from poseidon.exchange.base import Exchange
 
 
-class ThreadControl(Control):
-    """Tells events to a listener."""
+class ThreadConnection(LauncherConnection):
+    """Sends events to a listener."""
 
     def __init__(self, name: ProcessName, listener: Listener) -> None:
         super().__init__()
@@ -27,13 +27,13 @@ class ThreadControl(Control):
         self._listener = listener
 
     def start(self) -> None:
-        """No standard input to listen to, and the job is too short for signs of life."""
+        """No standard input to listen to, and the job is too short for heartbeats."""
 
-    def tell(self, event: str, **fields: object) -> None:
+    def send(self, event: str, **fields: object) -> None:
         self._listener.event(self._name, {"event": event, **fields})
 
-    def obey(self, exchange: Exchange, rank: int) -> None:
-        """Nobody gives a command."""
+    def forward_requests(self, exchange: Exchange, rank: int) -> None:
+        """No command comes."""
 
 
 class ThreadProcess:
@@ -50,18 +50,18 @@ class ThreadProcess:
         self._thread.start()
 
     def _run(self) -> None:
-        control = ThreadControl(self.name, self._listener)
-        self._status = run_worker(read_document(self._spec.first_line), control)
+        launcher = ThreadConnection(self.name, self._listener)
+        self._status = run_worker(read_document(self._spec.first_line), launcher)
         self._listener.exited(self.name, self._status)
 
     def send_line(self, line: bytes) -> None:
-        """Commands are not heard."""
+        """Commands are ignored."""
 
     def poll(self) -> int | None:
         return self._status
 
     def terminate(self) -> None:
-        """A worker that has told its error ends by itself."""
+        """A worker that has reported an error ends by itself."""
 
     def kill(self) -> None:
         """As `terminate`."""
@@ -73,5 +73,5 @@ class ThreadProcess:
 class ThreadLauncher:
     """See `poseidon.cluster.process.Launcher`."""
 
-    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> ThreadProcess:
+    def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> ThreadProcess:
         return ThreadProcess(spec, listener)

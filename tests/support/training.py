@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.engine.saving import Saving
+from poseidon.engine.snapshot_writer import SnapshotSettings
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.tester import Tester
@@ -149,7 +149,7 @@ class Job:
     stop_wanted: Callable[[], bool] = lambda: False
     options: ExchangeOptions = NO_CHECK
     spoils: tuple[int, int] | None = None
-    saving: Saving = field(default_factory=Saving)
+    saving: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
 @dataclass(slots=True)

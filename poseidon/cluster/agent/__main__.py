@@ -61,7 +61,7 @@ from poseidon.cluster.jobs.registry import (
     record_from_fields,
 )
 from poseidon.cluster.local import LocalLauncher, LocalProcess
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError, PoseidonError
@@ -213,7 +213,7 @@ class Agent:
             environment=order.environment,
             first_line=order.first_line.encode(),
         )
-        here = Client(id=order.name.client, host=HERE, port=0)
+        here = Host(id=order.name.client, address=HERE, port=0)
         voice = _Voice(self, order.id)
         try:
             process = self._launcher.start(spec, here, voice)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from poseidon.cluster.agent.link import AgentLink
 from poseidon.cluster.agent.remote_process import FarProcess
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.process import Listener, ProcessSpec
 
 
@@ -24,17 +24,17 @@ class AgentLauncher:
     def __init__(self, links: Mapping[int, AgentLink]) -> None:
         self._links = dict(links)
 
-    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> FarProcess:
+    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> FarProcess:
         """Start a process on a client's host; see `Launcher.start`."""
-        return self._links[client.id].start(spec, listener)
+        return self._links[host.id].start(spec, listener)
 
-    def scratch(self, client: Client) -> str:
+    def scratch(self, host: Host) -> str:
         """A folder on a client's host that only this user can enter, until the agent there goes."""
-        return self._links[client.id].scratch
+        return self._links[host.id].scratch
 
-    def cores(self, client: Client) -> int:
+    def cores(self, host: Host) -> int:
         """CPUs that the processes of a client may use, its share where several clients are on one host."""
-        link = self._links[client.id]
+        link = self._links[host.id]
         return max(1, link.cores // sum(other is link for other in self._links.values()))
 
     def close(self) -> None:

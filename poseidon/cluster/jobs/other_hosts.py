@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.jobs.kill import KillPatience
 from poseidon.cluster.jobs.this_host import Answer, HostJob
-from poseidon.cluster.machinefile import Client, is_loopback
+from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.errors import JobError, printable
 
 MOST_AT_ONCE = 64
 
-Ask = Callable[[Client, Mapping[str, object]], Sequence[Answer]]
+Ask = Callable[[Host, Mapping[str, object]], Sequence[Answer]]
 """Asks the host of a client a request of `poseidon.cluster.jobs.this_host`: the answers, or a JobError."""
 
 
@@ -26,11 +26,11 @@ class FarJob:
     """A job on another host.
 
     Attributes:
-        client: a client of that host.
+        host: a line of the machinefile for that host.
         seen: the job as that host sees it.
     """
 
-    client: Client
+    host: Host
     seen: HostJob
 
 
@@ -43,20 +43,20 @@ class Killed:
         problems: what could not be done, a sentence each.
     """
 
-    counts: Mapping[Client, int]
+    counts: Mapping[Host, int]
     problems: tuple[str, ...]
 
 
-def far_hosts(clients: Iterable[Client]) -> tuple[Client, ...]:
+def far_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
     """One client for each account on another machine, in the order given."""
-    found: dict[tuple[str, str | None, int | None], Client] = {}
-    for client in clients:
-        if not is_loopback(client.host):
-            found.setdefault((client.host.lower(), client.user, client.ssh_port), client)
+    found: dict[tuple[str, str | None, int | None], Host] = {}
+    for host in hosts:
+        if not is_loopback(host.address):
+            found.setdefault((host.address.lower(), host.user, host.ssh_port), host)
     return tuple(found.values())
 
 
-def list_far(hosts: Sequence[Client], ask: Ask) -> tuple[list[FarJob], list[str]]:
+def list_far(hosts: Sequence[Host], ask: Ask) -> tuple[list[FarJob], list[str]]:
     """The jobs of this user on other hosts.
 
     Args:
@@ -68,20 +68,20 @@ def list_far(hosts: Sequence[Client], ask: Ask) -> tuple[list[FarJob], list[str]
     """
     jobs: list[FarJob] = []
     problems: list[str] = []
-    for client, answers in _ask_all(hosts, ask, {"do": "list"}, problems):
+    for host, answers in _ask_all(hosts, ask, {"do": "list"}, problems):
         for answer in answers:
             if "job" not in answer:
                 continue
             try:
-                jobs.append(FarJob(client=client, seen=HostJob.from_fields(answer)))
+                jobs.append(FarJob(host=host, seen=HostJob.from_fields(answer)))
             except JobError as error:
-                problems.append(f"{client.host}: {error}")
+                problems.append(f"{host.address}: {error}")
     return jobs, problems
 
 
 def kill_far(
     jobs: Sequence[str],
-    hosts: Sequence[Client],
+    hosts: Sequence[Host],
     ask: Ask,
     *,
     patience: KillPatience,
@@ -104,27 +104,27 @@ def kill_far(
     }
     problems: list[str] = []
     counts = {}
-    for client, answers in _ask_all(hosts, ask, request, problems):
+    for host, answers in _ask_all(hosts, ask, request, problems):
         stopped = [words for answer in answers if isinstance(words := answer.get("stopped"), str)]
-        counts[client] = len(stopped)
+        counts[host] = len(stopped)
         for words in stopped:
-            report(f"{client.host}: stopped {printable(words).removeprefix('stopped ')}")
+            report(f"{host.address}: stopped {printable(words).removeprefix('stopped ')}")
     return Killed(counts=counts, problems=tuple(problems))
 
 
 def _ask_all(
-    hosts: Sequence[Client], ask: Ask, request: Mapping[str, object], problems: list[str]
-) -> list[tuple[Client, Sequence[Answer]]]:
+    hosts: Sequence[Host], ask: Ask, request: Mapping[str, object], problems: list[str]
+) -> list[tuple[Host, Sequence[Answer]]]:
     """The answers of those that answered; problems get what the others met and what all of them told of."""
-    outcomes = all_at_once(lambda client: ask(client, request), hosts, name="poseidon ask", most=MOST_AT_ONCE)
+    outcomes = all_at_once(lambda host: ask(host, request), hosts, name="poseidon ask", most=MOST_AT_ONCE)
     answered = []
-    for client, outcome in zip(hosts, outcomes, strict=True):
+    for host, outcome in zip(hosts, outcomes, strict=True):
         if isinstance(outcome, JobError):
             problems.append(str(outcome))
             continue
         told = (answer.get("problem") for answer in outcome)
-        problems += [f"{client.host}: {printable(words)}" for words in told if isinstance(words, str)]
+        problems += [f"{host.address}: {printable(words)}" for words in told if isinstance(words, str)]
         if not any(answer.get("end") for answer in outcome):
-            problems.append(f"{client.host}: it broke off in the middle of its answer")
-        answered.append((client, outcome))
+            problems.append(f"{host.address}: it broke off in the middle of its answer")
+        answered.append((host, outcome))
     return answered

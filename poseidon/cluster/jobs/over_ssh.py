@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from poseidon.cluster.jobs.this_host import Answer
-from poseidon.cluster.machinefile import Client
-from poseidon.cluster.remote_python import OwnPlaces, module_words
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.remote_python import LauncherEnvironment, module_words
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, close_all, connect
 from poseidon.errors import JobError, printable
@@ -32,10 +32,10 @@ class SshAsk:
         own: where this process runs.
     """
 
-    def __init__(self, settings: SshSettings, own: OwnPlaces) -> None:
+    def __init__(self, settings: SshSettings, own: LauncherEnvironment) -> None:
         self._settings = settings
         self._own = own
-        self._hosts: dict[Client, SshHost] = {}
+        self._connections: dict[Host, SshHost] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> SshAsk:
@@ -44,34 +44,34 @@ class SshAsk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        close_all(self._hosts.values())
-        self._hosts.clear()
+        close_all(self._connections.values())
+        self._connections.clear()
 
-    def __call__(self, client: Client, request: Mapping[str, object]) -> Sequence[Answer]:
-        """Ask a client's host.
+    def __call__(self, host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
+        """Ask a host.
 
         Raises:
             JobError: it cannot be reached, or has no Poseidon that answers.
         """
-        host = self._host(client)
-        argv = module_words(client, self._own, "poseidon.cluster.jobs.this_host")
-        done = host.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
+        connection = self._connection(host)
+        argv = module_words(host, self._own, "poseidon.cluster.jobs.this_host")
+        done = connection.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
         if done.status != 0:
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no word why"]
             raise JobError(
-                f"{host.words}: it cannot say which jobs it has: {printable(last[0][:_LAST_WORDS])}"
+                f"{connection.words}: it cannot say which jobs it has: {printable(last[0][:_LAST_WORDS])}"
             )
         return [answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None]
 
-    def _host(self, client: Client) -> SshHost:
+    def _connection(self, host: Host) -> SshHost:
         with self._lock:
-            host = self._hosts.get(client)
-        if host is not None and host.alive:
-            return host
-        host = connect(client, self._settings)
+            connection = self._connections.get(host)
+        if connection is not None and connection.alive:
+            return connection
+        connection = connect(host, self._settings)
         with self._lock:
-            self._hosts[client] = host
-        return host
+            self._connections[host] = connection
+        return connection
 
 
 def _decode(line: bytes) -> Answer | None:

@@ -21,15 +21,14 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from poseidon.cluster.machine_words import MachineWords, parse_words
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host, HostOptions, parse_options
 from poseidon.cluster.plan import ProcessName
 from poseidon.durable import put_in_place
 from poseidon.errors import JobError, MachinefileError, UsageError
 
 EXTRACTION = "extract_features"
 """How the ids of feature extractions begin."""
-_WORDS = tuple(field.name for field in fields(MachineWords))
+_OPTIONS = tuple(field.name for field in fields(HostOptions))
 NO_RECORD = (ValueError, KeyError, TypeError, UsageError, MachinefileError)
 """What `record_from_fields` raises."""
 _LATEST_S = 1e11
@@ -61,7 +60,7 @@ class JobRecord:
         job: its id.
         launcher: the process that supervises it.
         hostfile: absolute path of its machinefile; None when it had none.
-        clients: the machinefile's lines.
+        hosts: the machinefile's lines.
         output: absolute path of its output folder.
         started_s: seconds since 1970.
         processes: all that were started so far.
@@ -70,7 +69,7 @@ class JobRecord:
     job: str
     launcher: RecordedProcess
     hostfile: str | None
-    clients: tuple[Client, ...]
+    hosts: tuple[Host, ...]
     output: str
     started_s: float
     processes: tuple[RecordedProcess, ...] = ()
@@ -234,40 +233,56 @@ class Registration:
 
 
 def record_fields(record: JobRecord) -> dict[str, object]:
-    """A record as a JSON object."""
-    document = asdict(record)
-    document["clients"] = [{**client, "role": client["role"].value} for client in document["clients"]]
-    document["processes"] = list(document["processes"])
-    return document
+    """Return a record as a JSON object."""
+    return {
+        "job": record.job,
+        "launcher": asdict(record.launcher),
+        "hostfile": record.hostfile,
+        "clients": [_host_fields(host) for host in record.hosts],
+        "output": record.output,
+        "started_s": record.started_s,
+        "processes": [asdict(process) for process in record.processes],
+    }
 
 
 def record_from_fields(fields: Mapping[str, object]) -> JobRecord:
-    """The record in a JSON object.
+    """Return the record in a JSON object.
 
     Raises:
         NO_RECORD: it is none.
     """
-    clients = [_client(client) for client in _objects(fields["clients"])]
+    hosts = [_host(client) for client in _objects(fields["clients"])]
     processes = [_process(process) for process in _objects(fields["processes"])]
     hostfile = fields["hostfile"]
     return JobRecord(
         job=check_job_id(str(fields["job"])),
         launcher=_process(_objects([fields["launcher"]])[0]),
         hostfile=None if hostfile is None else str(hostfile),
-        clients=tuple(clients),
+        hosts=tuple(hosts),
         output=str(fields["output"]),
         started_s=_seconds(fields["started_s"]),
         processes=tuple(processes),
     )
 
 
-def _client(fields: Mapping[str, object]) -> Client:
+def _host_fields(host: Host) -> dict[str, object]:
+    return {
+        "id": host.id,
+        "host": host.address,
+        "port": host.port,
+        **{name: getattr(host, name) for name in _OPTIONS},
+        "role": host.role.value,
+        "address": host.peer_address,
+    }
+
+
+def _host(fields: Mapping[str, object]) -> Host:
     identifier, port = fields["id"], fields["port"]
     if not isinstance(identifier, int) or not isinstance(port, int):
         raise ValueError("a client's id and port are whole numbers")
-    words = [f"{name}={fields[name]}" for name in _WORDS if fields.get(name) is not None]
-    checked = parse_words(words, f"client {identifier}")
-    return Client(id=identifier, host=str(fields["host"]), port=port, **asdict(checked))
+    words = [f"{name}={fields[name]}" for name in _OPTIONS if fields.get(name) is not None]
+    checked = parse_options(words, f"client {identifier}")
+    return Host(id=identifier, address=str(fields["host"]), port=port, **asdict(checked))
 
 
 def _process(fields: Mapping[str, object]) -> RecordedProcess:

@@ -11,39 +11,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from poseidon.cluster.jobs.registry import JobRecord
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 
 
 def jobs_of_machinefile(
-    records: Sequence[JobRecord], hostfile: Path, clients: Sequence[Client] | None
+    records: Sequence[JobRecord], hostfile: Path, hosts: Sequence[Host] | None
 ) -> tuple[JobRecord, ...]:
     """The jobs that were started from a machinefile.
 
     Args:
         records: all jobs of this user.
         hostfile: absolute path, links resolved.
-        clients: its lines; None when the file is gone.
+        hosts: its lines; None when the file is gone.
     """
     same_file = tuple(
         record for record in records if record.hostfile is not None and Path(record.hostfile) == hostfile
     )
-    if same_file or not clients or not all(client.port for client in clients):
+    if same_file or not hosts or not all(host.port for host in hosts):
         return same_file
-    return tuple(record for record in records if record.clients == tuple(clients))
+    return tuple(record for record in records if record.hosts == tuple(hosts))
 
 
 def far_jobs_of_machinefile(
-    records: Sequence[JobRecord], hostfile: Path, clients: Sequence[Client]
+    records: Sequence[JobRecord], hostfile: Path, hosts: Sequence[Host]
 ) -> tuple[JobRecord, ...]:
     """The jobs of a machinefile among those that its hosts have on record.
 
     Args:
         records: as the hosts sent them; a path in them is one of the machine that the job was started from.
         hostfile: absolute path, links resolved, on this machine.
-        clients: its lines.
+        hosts: its lines.
     """
-    same = tuple(record for record in records if record.clients == tuple(clients))
-    if all(client.port for client in clients):
+    same = tuple(record for record in records if record.hosts == tuple(hosts))
+    if all(host.port for host in hosts):
         return same
     return tuple(
         record for record in same if record.hostfile is not None and Path(record.hostfile) == hostfile

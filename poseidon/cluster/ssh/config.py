@@ -17,7 +17,7 @@ from pathlib import Path
 
 import paramiko
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.known_hosts import SSH_PORT
 from poseidon.errors import JobError
 
@@ -101,13 +101,13 @@ class SshConfig:
         except (paramiko.SSHException, ValueError) as error:
             raise JobError(f"{self._words}: {error}") from error
 
-    def endpoint(self, client: Client) -> Endpoint:
+    def endpoint(self, host: Host) -> Endpoint:
         """How a client's host is reached.
 
         Raises:
             JobError: the configuration says something impossible about it.
         """
-        return self._endpoint(client.host, client.user, client.ssh_port)
+        return self._endpoint(host.address, host.user, host.ssh_port)
 
     def jump(self, words: str) -> Endpoint:
         """How a host of a ProxyJump is reached.

@@ -1,7 +1,7 @@
 """Connections to the hosts of a machinefile over SSH.
 
-    hosts = connect_all(clients, SshSettings())      one connection a host, all at once
-    done = hosts[0].run(["uname", "-a"], timeout_s=10)
+    connections = connect_all(hosts, SshSettings())      one connection a host, in parallel
+    done = connections[0].run(["uname", "-a"], timeout_s=10)
 
 Law: keys only, of files without a passphrase or of the SSH agent, and never a password. A host whose key is not in
 known_hosts, or is another one there, hears nothing from us but the handshake. Each step has a time limit.
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import paramiko
 
 from poseidon.cluster.all_at_once import all_at_once
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.channel import Finished, SshLines, run_over
 from poseidon.cluster.ssh.config import DEEPEST, Endpoint, SshConfig, SshSettings
 from poseidon.cluster.ssh.handshake import handshake, hang_up
@@ -102,43 +102,43 @@ class SshHost:
             hang_up(transport)
 
 
-def connect(client: Client, settings: SshSettings) -> SshHost:
-    """Connect to a client's host.
+def connect(host: Host, settings: SshSettings) -> SshHost:
+    """Connect to a host.
 
     Raises:
         JobError: one sentence that names the host and says what is in the way.
     """
     config = SshConfig(settings)
-    return _reach(config.endpoint(client), config, settings)
+    return _reach(config.endpoint(host), config, settings)
 
 
-def connect_all(clients: Sequence[Client], settings: SshSettings) -> Mapping[int, SshHost]:
-    """Connect to the hosts of all clients, as `connect_each` does.
+def connect_all(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, SshHost]:
+    """Connect to all hosts, as `connect_each` does.
 
     Returns:
-        The host of each client, by the client's id.
+        The connection to each host, by the host's id.
 
     Raises:
         JobError: lists what is in the way, host by host; no connection is left open.
     """
-    outcomes = connect_each(clients, settings)
-    hosts = reached(outcomes)
+    outcomes = connect_each(hosts, settings)
+    connections = reached(outcomes)
     try:
         check_reached(outcomes)
     except JobError:
-        close_all(set(hosts.values()))
+        close_all(set(connections.values()))
         raise
-    return hosts
+    return connections
 
 
-def connect_each(clients: Sequence[Client], settings: SshSettings) -> Mapping[int, SshHost | JobError]:
-    """Connect to the hosts of clients at once; clients that are reached in the same way share a connection.
+def connect_each(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, SshHost | JobError]:
+    """Connect to hosts in parallel; those that are reached in the same way share a connection.
 
     Returns:
-        The host of each client, or what is in the way, by the client's id.
+        The connection to each host, or the error, by the host's id.
     """
     config = SshConfig(settings)
-    endpoint_of = {client.id: config.endpoint(client) for client in clients}
+    endpoint_of = {host.id: config.endpoint(host) for host in hosts}
     endpoints = list(dict.fromkeys(endpoint_of.values()))
     outcomes = all_at_once(
         lambda endpoint: _reach(endpoint, config, settings),
@@ -147,12 +147,12 @@ def connect_each(clients: Sequence[Client], settings: SshSettings) -> Mapping[in
         most=MOST_AT_ONCE,
     )
     outcome_of = dict(zip(endpoints, outcomes, strict=True))
-    return {client_id: outcome_of[endpoint] for client_id, endpoint in endpoint_of.items()}
+    return {host: outcome_of[endpoint] for host, endpoint in endpoint_of.items()}
 
 
 def reached(outcomes: Mapping[int, SshHost | JobError]) -> dict[int, SshHost]:
-    """The hosts among what `connect_each` came to."""
-    return {client: host for client, host in outcomes.items() if isinstance(host, SshHost)}
+    """Return the connections that `connect_each` has made."""
+    return {host: outcome for host, outcome in outcomes.items() if isinstance(outcome, SshHost)}
 
 
 def check_reached(outcomes: Mapping[int, SshHost | JobError]) -> None:
@@ -167,9 +167,12 @@ def check_reached(outcomes: Mapping[int, SshHost | JobError]) -> None:
         raise JobError(listed(problems, of=len(distinct)))
 
 
-def close_all(hosts: Iterable[SshHost]) -> None:
-    """Close connections, all at once: a dead host answers late."""
-    threads = [threading.Thread(target=host.close, name="poseidon ssh close", daemon=True) for host in hosts]
+def close_all(connections: Iterable[SshHost]) -> None:
+    """Close connections in parallel: a dead host answers late."""
+    threads = [
+        threading.Thread(target=connection.close, name="poseidon ssh close", daemon=True)
+        for connection in connections
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -16,8 +16,8 @@ from poseidon.cluster.agent.launcher import AgentLauncher, close_links
 from poseidon.cluster.agent.line_channel import LineChannel
 from poseidon.cluster.agent.link import AgentLink, LinkSettings
 from poseidon.cluster.all_at_once import all_at_once
-from poseidon.cluster.machinefile import Client
-from poseidon.cluster.remote_python import OwnPlaces, module_words, python_words
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.remote_python import LauncherEnvironment, module_words, python_words
 from poseidon.cluster.ssh.connections import listed
 from poseidon.errors import JobError, printable
 
@@ -43,18 +43,18 @@ class ReachedHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class HostEnvironment:
     """Where and with what a client's processes run.
 
     Attributes:
         host: the connection to its host.
         own: where the launcher runs.
-        python: see `Client`.
-        workdir: see `Client`.
+        python: see `Host`.
+        workdir: see `Host`.
     """
 
     host: ReachedHost
-    own: OwnPlaces
+    own: LauncherEnvironment
     python: str | None = None
     workdir: str | None = None
 
@@ -67,12 +67,12 @@ class Place:
         return python_words(self._client, self.own, *arguments)
 
     @property
-    def _client(self) -> Client:
-        return Client(id=0, host="", port=0, python=self.python, workdir=self.workdir)
+    def _client(self) -> Host:
+        return Host(id=0, address="", port=0, python=self.python, workdir=self.workdir)
 
 
 def open_agents(
-    places: Mapping[int, Place],
+    places: Mapping[int, HostEnvironment],
     record: Mapping[str, object],
     job: str,
     settings: LinkSettings | None = None,
@@ -102,7 +102,9 @@ def open_agents(
     return AgentLauncher({client: links[place] for client, place in places.items()})
 
 
-def _open(place: Place, record: Mapping[str, object], job: str, settings: LinkSettings) -> AgentLink:
+def _open(
+    place: HostEnvironment, record: Mapping[str, object], job: str, settings: LinkSettings
+) -> AgentLink:
     lines = place.host.open(place.module("poseidon.cluster.agent", "--job", job), timeout_s=settings.greet_s)
     last_words = _LastWords(lines)
     link = AgentLink(lines, place.host.words, settings)

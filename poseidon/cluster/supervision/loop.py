@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from poseidon.cluster.events import parse_event
 from poseidon.cluster.jobs.registry import Registration
@@ -42,17 +41,23 @@ TICK_S = 0.1
 MOST_WAITING = 10_000
 
 
-class JobCallbacks(Protocol):
-    """Hears what the processes of a job say. All calls come from the thread that called `run_job`."""
+class JobListener:
+    """An observer of a job's processes. A subclass overrides what it needs; the others do nothing.
+
+    `run_job` calls it from its own thread. What a method raises ends the job and passes through `run_job`.
+    """
 
     def on_started(self) -> None:
-        """All shards listen and all workers are ready."""
+        """Note that all shards listen and all workers are ready."""
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """A process said an event, as it came."""
+        """Receive an event of a process, as it came."""
 
     def on_log(self, name: ProcessName, line: str) -> None:
-        """A process wrote a line of free text."""
+        """Receive a line of free text of a process."""
+
+    def close(self) -> None:
+        """Release what the listener holds. Its owner calls this after the last start of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ def run_job(
     make_spec: Callable[[WorkerPlan | ShardPlan], ProcessSpec],
     launcher: Launcher,
     *,
-    callbacks: JobCallbacks,
+    listener: JobListener,
     settings: SupervisionSettings,
     registration: Registration | None = None,
     requests: SignalRequests | None = None,
@@ -88,7 +93,7 @@ def run_job(
         plan: which processes, where.
         make_spec: how to start the process of one role.
         launcher: what starts it.
-        callbacks: hear what the processes say.
+        listener: receives what the processes send.
         settings: time limits and signal effects.
         registration: the job's record, told of each process right after its start, and when none is left.
         requests: entered; None: signals are caught from here on.
@@ -96,10 +101,10 @@ def run_job(
     Raises:
         JobError: a process failed, ended early or fell silent, or the job was stopped before it had
             started; one sentence with the process, its host and the cause, and the exit code to use.
-            Whatever else a callback raises passes through. In each case all processes have ended.
+            Whatever else the listener raises passes through. In each case all processes have ended.
     """
     with nullcontext(requests) if requests is not None else SignalRequests(settings) as signals:
-        run = _Run(plan, callbacks, settings, registration)
+        run = _Run(plan, listener, settings, registration)
         try:
             run.start_all(plan, make_spec, launcher, signals)
             run.loop(signals)
@@ -165,13 +170,13 @@ class _Run:
     def __init__(
         self,
         plan: JobPlan,
-        callbacks: JobCallbacks,
+        listener: JobListener,
         settings: SupervisionSettings,
         registration: Registration | None,
     ) -> None:
         self._began_s = time.monotonic()
         self._supervision = Supervision([role.process for role in plan.roles], settings, self._began_s)
-        self._callbacks = callbacks
+        self._listener = listener
         self._registration = registration
         self._inbox = _Inbox()
         self._running: dict[ProcessName, RunningProcess] = {}
@@ -191,7 +196,7 @@ class _Run:
             if self._supervision.state is not JobState.STARTING:
                 return
             try:
-                process = launcher.start(make_spec(role), role.client, self._inbox)
+                process = launcher.start(make_spec(role), role.host, self._inbox)
             except JobError as error:
                 unwanted = isinstance(error, JobKilled)
                 self._handle(NotStarted(name=role.process, message=str(error), unwanted=unwanted))
@@ -215,7 +220,7 @@ class _Run:
                 self._hear(what)
             if not self._told_started and self._supervision.all_ready:
                 self._told_started = True
-                self._callbacks.on_started()
+                self._listener.on_started()
 
     def close(self) -> None:
         """End what still runs, and let go of everything."""
@@ -247,10 +252,10 @@ class _Run:
         if said.event is None:
             if said.line.strip():
                 self._last_line[said.name] = said.line.strip()
-            self._callbacks.on_log(said.name, said.line)
+            self._listener.on_log(said.name, said.line)
         else:
             self._handle(Heard(name=said.name, event=parse_event(said.event)))
-            self._callbacks.on_event(said.name, said.event)
+            self._listener.on_event(said.name, said.event)
 
     def _take_requests(self, requests: SignalRequests) -> None:
         for request in requests.take():

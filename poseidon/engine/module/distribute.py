@@ -35,7 +35,7 @@ from poseidon.engine.module.tensors import (
     rows_by_example,
 )
 from poseidon.engine.module.update_rules import UpdateRule
-from poseidon.engine.module.workplace import ThisWorker, Workplace
+from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
 from poseidon.errors import UsageError
 from poseidon.exchange.module_hooks import uncompiled
 
@@ -43,7 +43,7 @@ from poseidon.exchange.module_hooks import uncompiled
 class _Process:
     """What this process is in its job, and the group it has joined."""
 
-    workplace: Workplace | None = None
+    context: WorkerContext | None = None
     group: Group | None = None
 
 
@@ -51,20 +51,20 @@ _PROCESS = _Process()
 
 
 @contextmanager
-def at_work(workplace: Workplace) -> Iterator[None]:
+def running_in(context: WorkerContext) -> Iterator[None]:
     """Make this process one worker of a job; a group that is open at the end is closed."""
-    _PROCESS.workplace = workplace
+    _PROCESS.context = context
     try:
         yield
     finally:
-        group, _PROCESS.workplace, _PROCESS.group = _PROCESS.group, None, None
+        group, _PROCESS.context, _PROCESS.group = _PROCESS.group, None, None
         if group is not None:
             group.close()
 
 
 def this_worker() -> ThisWorker:
     """Rank, number of workers and device of this process; may be asked before `distribute`."""
-    return ThisWorker() if _PROCESS.workplace is None else _PROCESS.workplace.worker
+    return ThisWorker() if _PROCESS.context is None else _PROCESS.context.worker
 
 
 @overload
@@ -127,8 +127,8 @@ def distribute(
     options = Options(
         clip=clip, passes=passes, buffers=_buffers(buffers), example=example, batch_size=batch_size
     )
-    group = join(module, how, options, _workplace())
-    if _PROCESS.workplace is not None:
+    group = join(module, how, options, _context())
+    if _PROCESS.context is not None:
         _PROCESS.group = group
         gc.collect()
         gc.freeze()  # the module, and all that was imported, stay to the end: collections need not look through them
@@ -155,7 +155,7 @@ class Options:
 
 
 def join(
-    module: nn.Module, how: UpdateRule | torch.optim.Optimizer, options: Options, workplace: Workplace
+    module: nn.Module, how: UpdateRule | torch.optim.Optimizer, options: Options, context: WorkerContext
 ) -> Group:
     """`distribute` for a worker whose place is given.
 
@@ -174,11 +174,11 @@ def join(
         rows = rows_by_batch_size(module, options.batch_size)
     if isinstance(how, UpdateRule):
         return RuleGroup(
-            module, how, tensors, rows, clip=options.clip, passes=options.passes, workplace=workplace
+            module, how, tensors, rows, clip=options.clip, passes=options.passes, context=context
         )
     if isinstance(how, torch.optim.Optimizer):
         return OptimizerGroup(
-            module, how, tensors, rows, clip=options.clip, passes=options.passes, workplace=workplace
+            module, how, tensors, rows, clip=options.clip, passes=options.passes, context=context
         )
     raise UsageError(
         f"distribute() was given a {type(how).__name__}; expected a rule such as poseidon.SGD(lr=0.1), or a "
@@ -186,14 +186,14 @@ def join(
     )
 
 
-def _workplace() -> Workplace:
-    if _PROCESS.workplace is None:
-        return Workplace()
+def _context() -> WorkerContext:
+    if _PROCESS.context is None:
+        return WorkerContext()
     if _PROCESS.group is not None:
         raise UsageError(
             "distribute() was called a second time; expected one call a job, with one module that holds all parts"
         )
-    return _PROCESS.workplace
+    return _PROCESS.context
 
 
 def _buffers(name: str) -> Buffers:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch.utils.hooks import RemovableHandle
 
-from poseidon.engine.alike import broadcast, make_alike
+from poseidon.engine.broadcast import broadcast_bytes, broadcast_parameters
 from poseidon.engine.module.checkpoint_file import (
     FORMAT,
     checked,
@@ -43,9 +43,9 @@ from poseidon.engine.module.checkpoint_file import (
 )
 from poseidon.engine.module.output_watch import OutputWatch
 from poseidon.engine.module.sampler import SharedLoader, SharedSampler
+from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.engine.module.worker_state import Kept, WorkerState
-from poseidon.engine.module.workplace import Standing, Workplace
-from poseidon.engine.saving import Written
+from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import build_exchange
@@ -84,19 +84,19 @@ class Group(ABC):
     Args:
         module: the module.
         together: what of it is kept together.
-        workplace: this worker.
+        context: this worker.
     """
 
-    def __init__(self, module: nn.Module, together: Together, workplace: Workplace) -> None:
+    def __init__(self, module: nn.Module, together: Together, context: WorkerContext) -> None:
         self._module = uncompiled(module)
-        self._workplace = workplace
-        self._options = workplace.member.options
+        self._context = context
+        self._options = context.member.options
         self._together = together
         settings = ExchangeSettings(clip=together.clip)
         built = build_exchange(
-            together.tensors, settings, workplace.member, workplace.connect, trace=workplace.trace
+            together.tensors, settings, context.member, context.connect, trace=context.trace
         )
-        self._seen = workplace.observe(built, module)
+        self._seen = context.observe(built, module)
         self._exchange = self._seen.exchange
         self._handles: list[RemovableHandle] = []
         self._hooks: Hooks | None = None
@@ -108,8 +108,8 @@ class Group(ABC):
             rank=self.rank,
         )
         self._own = WorkerState(self._module, together.rest, self.device)
-        self._goes_on_from = workplace.checkpoint
-        self._steps = self._meetings = 0
+        self._goes_on_from = context.checkpoint
+        self._steps = self._collections = 0
         self._passes = 0  # backward passes of this step that have ended
         self._in_backward = False
         self._begun = False
@@ -118,29 +118,29 @@ class Group(ABC):
         try:
             self._exchange.open(None)
             if self.size > 1:
-                make_alike(list(together.rest.values()), self._gather, rank=self.rank)
+                broadcast_parameters(list(together.rest.values()), self._gather, rank=self.rank)
             self._watch(module)
         except BaseException:
             self.close()
             raise
-        workplace.on_open(built, self._exchange)
+        context.on_open(built, self._exchange)
 
     # -- for the user's loop -------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
         """This worker, 0..size-1."""
-        return self._workplace.worker.rank
+        return self._context.worker.rank
 
     @property
     def size(self) -> int:
         """Number of workers."""
-        return self._workplace.worker.size
+        return self._context.worker.size
 
     @property
     def device(self) -> torch.device:
         """Where this worker is to compute."""
-        return self._workplace.worker.device
+        return self._context.worker.device
 
     @property
     def steps(self) -> int:
@@ -347,9 +347,9 @@ class Group(ABC):
             UsageError: a step is under way, or there is no job and no prefix.
         """
         if prefix is None:
-            if self._workplace.folder is None:
+            if self._context.folder is None:
                 raise UsageError("save() needs a prefix where no job has a folder: save('checkpoints/net')")
-            prefix = self._workplace.folder / "checkpoint"
+            prefix = self._context.folder / "checkpoint"
         prefix = Path(prefix).absolute()
         began_s = time.monotonic()
         state = self.state_dict()
@@ -357,7 +357,7 @@ class Group(ABC):
         if self.rank == 0:
             write_checkpoint(path, packed(state), keep)
             seconds = time.monotonic() - began_s
-            self._workplace.on_saved(Written(state=path, iteration=self._steps, seconds=seconds))
+            self._context.on_saved(WrittenSnapshot(state=path, iteration=self._steps, seconds=seconds))
         return path
 
     def resume(self, prefix: str | Path | None = None) -> bool:
@@ -393,7 +393,7 @@ class Group(ABC):
                 f"a state is loaded before the first step, and this group has begun step {self._steps + 1}; expected "
                 "resume() or load_state_dict() right after distribute()"
             )
-        shared = broadcast(
+        shared = broadcast_bytes(
             content, lambda payload: tuple(self._meet("load_state_dict", payload)), rank=self.rank
         )
         if shared is None:
@@ -491,7 +491,7 @@ class Group(ABC):
         self._begun = self._settled = False
         self._passes = 0
         self._steps += 1
-        self._workplace.on_move(Standing(steps=self._steps, meetings=self._meetings))
+        self._context.on_progress(LoopPosition(steps=self._steps, collections=self._collections))
 
     def _before_begin(self) -> None:  # noqa: B027 - nothing to check where an optimizer owns the parameters
         """Check what the script has done since the last step."""
@@ -542,13 +542,13 @@ class Group(ABC):
     @contextmanager
     def _meeting(self, meeting: str) -> Iterator[None]:
         """Tell that this worker waits for all others; nothing where there is no name, since it does not."""
-        self._meetings += bool(meeting)
-        here = Standing(steps=self._steps, meetings=self._meetings)
-        self._workplace.on_move(replace(here, meeting=meeting))
+        self._collections += bool(meeting)
+        here = LoopPosition(steps=self._steps, collections=self._collections)
+        self._context.on_progress(replace(here, collection=meeting))
         try:
             yield
         finally:
-            self._workplace.on_move(here)
+            self._context.on_progress(here)
 
     def _watch(self, entry: nn.Module) -> None:
         """Hooks that begin an iteration come before those that use it; those of a compiled module are on its entry alone."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.group import Group, Together
 from poseidon.engine.module.tensors import ModuleTensors
-from poseidon.engine.module.workplace import Workplace
+from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
 from ps_server import Rule, RuleKind
@@ -42,7 +42,7 @@ class OptimizerGroup(Group):
         rows: of the factors of each weight that may travel so.
         clip: largest L2 norm of all mean gradients together.
         passes: backward passes a step.
-        workplace: this worker.
+        context: this worker.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class OptimizerGroup(Group):
         *,
         clip: float | None,
         passes: int,
-        workplace: Workplace,
+        context: WorkerContext,
     ) -> None:
-        if workplace.member.options.staleness:
+        if context.member.options.staleness:
             raise UsageError(
                 f"an optimizer runs on the workers and needs every gradient at once; expected --table_staleness=0, "
-                f"not {workplace.member.options.staleness}, or a rule such as poseidon.SGD"
+                f"not {context.member.options.staleness}, or a rule such as poseidon.SGD"
             )
         self._optimizer = optimizer
         self._means: dict[nn.Parameter, nn.Parameter] = {}
@@ -68,7 +68,7 @@ class OptimizerGroup(Group):
             tuple[Tensor, Tensor]
         ] = []  # a few gradients of this step, with their first values as sent
         together = self._plan(tensors, rows, clip, passes)
-        super().__init__(module, together, workplace)
+        super().__init__(module, together, context)
         self._take_first()
         self._handles.append(optimizer.register_step_pre_hook(self._before_step))
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -156,7 +156,7 @@ class OptimizerGroup(Group):
 
     def _backward_is_over(self) -> None:
         super()._backward_is_over()
-        member = self._workplace.member
+        member = self._context.member
         if member.local_workers > 1 and member.local_rank == 0:
             return  # the mean of this machine's workers is computed in this worker's gradients
         gradients = (parameter.grad for parameter in reversed(self._means))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from poseidon.engine.module.group import Group, Together
 from poseidon.engine.module.tensors import ModuleTensors
 from poseidon.engine.module.update_rules import UpdateRule
-from poseidon.engine.module.workplace import Workplace
+from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import History, Trained
 from ps_server.rules import history_count
@@ -29,7 +29,7 @@ class RuleGroup(Group):
         rows: of the factors of each weight that may travel so.
         clip: largest L2 norm of all mean gradients together.
         passes: backward passes a step.
-        workplace: this worker.
+        context: this worker.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RuleGroup(Group):
         *,
         clip: float | None,
         passes: int,
-        workplace: Workplace,
+        context: WorkerContext,
     ) -> None:
         trained = tensors.trained
         rule.check_groups(list(trained))
@@ -72,7 +72,7 @@ class RuleGroup(Group):
         _check_apart(trained)
         self._trained = trained
         self._known: dict[str, tuple[int, int]] = {}
-        super().__init__(module, together, workplace)
+        super().__init__(module, together, context)
         self._note_values()
 
     @property
@@ -97,7 +97,7 @@ class RuleGroup(Group):
     @property
     def _histories_differ(self) -> bool:
         """Whether the rule runs on each worker, on its own gradients."""
-        return self._workplace.member.private_histories
+        return self._context.member.private_histories
 
     def _save_how(self) -> dict[str, Any]:
         return {"lr": self._set_rate, **({} if self._histories_differ else self._histories())}

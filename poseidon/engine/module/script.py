@@ -10,6 +10,7 @@ reads nothing, and what it prints goes to the worker's log, on rank 0 (with --sh
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import runpy
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,14 +28,12 @@ import torch
 from torch import nn
 
 from poseidon import log
-from poseidon.engine.control import ORPHAN_S, Control
 from poseidon.engine.document import ScriptDocument, read_document_of
-from poseidon.engine.membership import membership
-from poseidon.engine.module.distribute import at_work
-from poseidon.engine.module.prints import Prints
-from poseidon.engine.module.workplace import Observed, Standing, ThisWorker, Workplace
-from poseidon.engine.observation import Observation, open_trace, tell_plan
-from poseidon.engine.saving import Written
+from poseidon.engine.launcher_connection import ORPHAN_S, LauncherConnection
+from poseidon.engine.module.distribute import running_in
+from poseidon.engine.module.worker_context import LoopPosition, Observed, ThisWorker, WorkerContext
+from poseidon.engine.observation import Observation, log_plan, open_trace
+from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
@@ -47,8 +46,8 @@ LOGGER = logging.getLogger("poseidon.engine.module.script")
 PROGRESS_S = 0.25
 
 
-class ScriptControl(Control):
-    """See `Control`."""
+class ScriptConnection(LauncherConnection):
+    """See `LauncherConnection`."""
 
     notes = {  # noqa: RUF012 - never changed
         "stop": "asked to stop: after a step that all workers reach together; a second request ends the job at once",
@@ -65,73 +64,73 @@ class ScriptControl(Control):
         os._exit(1)
 
 
-class StepTeller:
-    """Tells the launcher how many steps are done, a few times a second."""
+class StepReporter:
+    """Reports the number of finished steps to the launcher, a few times a second."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
+    def __init__(self, launcher: LauncherConnection) -> None:
+        self._launcher = launcher
         self._next_s = 0.0
-        self._steps = self._told = 0
+        self._steps = self._reported = 0
 
-    def __call__(self, standing: Standing) -> None:
-        """Note how far the loop has come; tell its steps when the last telling is long enough ago."""
-        self._control.standing = standing
-        self._steps = standing.steps
+    def __call__(self, position: LoopPosition) -> None:
+        """Note the position of the loop; report its steps when the last report is long enough ago."""
+        self._launcher.loop_position = position
+        self._steps = position.steps
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + PROGRESS_S
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        """Tell the latest step, unless that is told already."""
-        if self._told != self._steps:
-            self._told = self._steps
-            self._control.tell("progress", iteration=self._steps)
+    def report(self) -> None:
+        """Report the latest step, unless it is reported already."""
+        if self._reported != self._steps:
+            self._reported = self._steps
+            self._launcher.send("progress", iteration=self._steps)
 
 
 class ScriptWorker:
     """One worker, from its document to the end of the script."""
 
-    def __init__(self, document: ScriptDocument, control: Control) -> None:
+    def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
         self._document = document
-        self._control = control
-        self._progress = StepTeller(control)
+        self._launcher = launcher
+        self._progress = StepReporter(launcher)
 
     def run(self) -> None:
         """Run the script; whatever it raises passes through."""
         document = self._document
         trace = open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
-        self._control.tell("ready")
+        self._launcher.send("ready")
         sys.argv = [document.script, *document.arguments]
         sys.path[0] = str(Path(document.script).parent)
         try:
-            with at_work(self._workplace(trace)):
+            with running_in(self._context(trace)):
                 runpy.run_path(document.script, run_name="__main__")
         finally:
-            self._progress.tell()
+            self._progress.report()
 
-    def _workplace(self, trace: Tracer) -> Workplace:
+    def _context(self, trace: Tracer) -> WorkerContext:
         document = self._document
-        return Workplace(
+        return WorkerContext(
             worker=ThisWorker(
                 rank=document.rank, size=document.workers, device=torch.device(document.device)
             ),
-            member=membership(document),
-            connect=self._control.await_connect,
+            member=document.membership(),
+            connect=self._launcher.wait_for_addresses,
             trace=trace,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
-            on_saved=self._tell_saved,
+            on_saved=self._report_saved,
             observe=lambda built, module: self._observe(built, module, trace),
             on_open=self._on_open,
-            on_move=self._progress,
+            on_progress=self._progress,
         )
 
     def _observe(self, built: Built, module: nn.Module, trace: Tracer) -> Observed:
-        return Observation(built, named_layers(module), trace, self._control.tell)
+        return Observation(built, named_layers(module), trace, self._launcher.send)
 
-    def _tell_saved(self, written: Written) -> None:
-        self._control.tell(
+    def _report_saved(self, written: WrittenSnapshot) -> None:
+        self._launcher.send(
             "snapshot",
             state=str(written.state),
             iteration=written.iteration,
@@ -139,10 +138,10 @@ class ScriptWorker:
         )
 
     def _on_open(self, built: Built, exchange: Exchange) -> None:
-        self._control.obey(exchange, self._document.rank)
+        self._launcher.forward_requests(exchange, self._document.rank)
         if self._document.rank or built.store is None:
             return
-        tell_plan(built.plan, Path(self._document.output))
+        log_plan(built.plan, Path(self._document.output))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -157,17 +156,17 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
     logging.raiseExceptions = False  # a terminal that has gone must not end training
     inlet, outlet = private_streams()
-    control = ScriptControl(inlet, outlet)
+    launcher = ScriptConnection(inlet, outlet)
     try:
         document = read_document_of(ScriptDocument, inlet.readline())
         prepare_process(document.threads)
         outputs = log.setup(stream=sys.stderr, file=_log_file(document))
     except (PoseidonError, OSError) as error:
-        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
+        launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
     with outputs, prints_into_log(document):
-        control.end_without_launcher()
-        return run_script(document, control)
+        launcher.end_without_launcher()
+        return run_script(document, launcher)
 
 
 def private_streams() -> tuple[TextIO, TextIO]:
@@ -179,6 +178,67 @@ def private_streams() -> tuple[TextIO, TextIO]:
     return inlet, outlet
 
 
+class LineOutput(io.TextIOBase):
+    """A standard output into several streams. Each line is written whole, so that lines of threads do not mix.
+
+    A full disk costs lines of output and one warning; the script goes on.
+
+    Args:
+        streams: the destinations; they stay open.
+    """
+
+    def __init__(self, streams: Sequence[TextIO]) -> None:
+        super().__init__()
+        self._streams = streams
+        self._pending = ""
+        self._warned = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the first stream."""
+        return self._streams[0].encoding
+
+    def fileno(self) -> int:
+        """Return the first stream's descriptor, for processes that a script starts."""
+        return self._streams[0].fileno()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """See `io.TextIOBase`."""
+        whole, end, rest = (self._pending + text).rpartition("\n")
+        self._pending = rest
+        if end:
+            self._write(whole + end)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write an unfinished line."""
+        left, self._pending = getattr(self, "_pending", ""), ""
+        if left:
+            self._write(left)
+
+    def _write(self, text: str) -> None:
+        for stream in self._streams:
+            try:
+                stream.write(text)
+                stream.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            LOGGER.warning(
+                "what the script prints cannot be kept in its log: %s; the job goes on without it",
+                error.strerror or error,
+            )
+
+
 @contextmanager
 def prints_into_log(document: ScriptDocument) -> Iterator[None]:
     """Send what is printed to the worker's log; on rank 0, and where the document says so, to standard error too."""
@@ -187,7 +247,7 @@ def prints_into_log(document: ScriptDocument) -> Iterator[None]:
     kept = document.rank > 0 and not document.shows_prints
     if kept:
         os.dup2(file.fileno(), 1)
-    sys.stdout = Prints((file,) if kept else (sys.stderr, file))
+    sys.stdout = LineOutput((file,) if kept else (sys.stderr, file))
     try:
         yield
     finally:
@@ -196,36 +256,38 @@ def prints_into_log(document: ScriptDocument) -> Iterator[None]:
             file.close()
 
 
-def run_script(document: ScriptDocument, control: Control) -> int:
+def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
     """Run a script to its end, telling how it ended; returns the exit code."""
-    control.start()
+    launcher.start()
     try:
-        ScriptWorker(document, control).run()
+        ScriptWorker(document, launcher).run()
     except KeyboardInterrupt as stop:  # from `Group.step`, when the job was asked to stop
         LOGGER.info("the script has ended: %s", stop or "interrupted")
     except SystemExit as end:
         if end.code not in (None, 0):
-            return _failed(document, control, end, f"the script ended itself with {end.code!r}", end.code)
+            return _failed(document, launcher, end, f"the script ended itself with {end.code!r}", end.code)
     except (PoseidonError, ServerError) as error:
-        return _failed(document, control, error, str(error), getattr(error, "exit_code", 1))
+        return _failed(document, launcher, error, str(error), getattr(error, "exit_code", 1))
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
         with suppress(OSError), _log_file(document).open("a", encoding="utf-8") as file:
             traceback.print_exc(file=file)
         what = f"{type(error).__name__}: {error} (details in {_log_file(document)})"
-        return _failed(document, control, error, what, 1)
+        return _failed(document, launcher, error, what, 1)
     finally:
-        control.close()
-    control.tell("done")
+        launcher.close()
+    launcher.send("done")
     return 0
 
 
-def _failed(document: ScriptDocument, control: Control, error: BaseException, what: str, code: object) -> int:
+def _failed(
+    document: ScriptDocument, launcher: LauncherConnection, error: BaseException, what: str, code: object
+) -> int:
     """Tell the launcher one sentence with the worker, the line of the script, and what is wrong."""
     line = line_of(error, document.script)
     place = f"{Path(document.script).name}, line {line}" if line else Path(document.script).name
     sentence = f"worker {document.rank}: {place}: {what}"
     LOGGER.critical("%s", sentence)
-    control.tell(
+    launcher.send(
         "error",
         message=sentence,
         exit_code=code if isinstance(code, int) else 1,

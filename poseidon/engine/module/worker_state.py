@@ -10,15 +10,16 @@ Law: all workers load the same bytes, so what does not fit is refused by all of 
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from poseidon.engine.module.checkpoint_file import on_host
 from poseidon.engine.module.sampler import SharedSampler
-from poseidon.engine.random_state import random_state, set_random_state
 from poseidon.errors import SnapshotError, UsageError
 
 _DIGEST_BYTES = 32
@@ -169,3 +170,42 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def _in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the states of Python's, numpy's and torch's generators, and of a GPU's.
+
+    The values are of types that `torch.load(weights_only=True)` reads.
+
+    Args:
+        device: the device of this worker.
+    """
+    name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "python": random.getstate(),
+        "numpy": (
+            name,
+            torch.from_numpy(np.asarray(keys, np.int64)),
+            int(place),
+            int(has_gauss),
+            float(gauss),
+        ),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore the generators; a GPU's only where the state has one.
+
+    Args:
+        state: from `random_state`.
+        device: the device of this worker.
+    """
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -4,7 +4,7 @@ Law: a snapshot is the state after one iteration that all workers have finished,
 staleness 0, with the same bits as one that never stopped: weights, history, every reader's place, random states
 and the losses in the average all travel.
 
-What a snapshot holds is copied while training waits; making files of it is `BackgroundWriter`'s, and a snapshot counts
+What a snapshot holds is copied while training waits; making files of it is `SnapshotWriter`'s, and a snapshot counts
 once its checksums are there (`poseidon.snapshot.checksums`).
 """
 
@@ -18,9 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from poseidon.engine.background_writer import BackgroundWriter
 from poseidon.engine.finite import REMEDY, not_finite
-from poseidon.engine.saving import Saving, Written
+from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
 from poseidon.engine.solver.replica import Replica, Values
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Exchange, History
@@ -102,7 +101,7 @@ class Checkpoint:
         rank: int,
         workers: int,
         worker_history: bool,
-        saving: Saving | None = None,
+        saving: SnapshotSettings | None = None,
     ) -> None:
         self._replica = replica
         self._solver = solver
@@ -110,8 +109,8 @@ class Checkpoint:
         self._rank = rank
         self._workers = workers
         self._worker_history = worker_history
-        self._saving = saving or Saving()
-        self._writer = BackgroundWriter(self._saving.on_wait)
+        self._saving = saving or SnapshotSettings()
+        self._writer = SnapshotWriter(self._saving.on_wait)
 
     def save(
         self,
@@ -135,7 +134,7 @@ class Checkpoint:
             before: the blobs before the last iteration, whose changes the model gets as diffs; None: no diffs.
 
         Raises:
-            JobError: a number in it is not finite, and `Saving.stop_at_nan`.
+            JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
         """
         exchange.settle()
         own = self._worker_state(progress, exchange)
@@ -233,7 +232,9 @@ class Checkpoint:
         write_state(state, contents.run)
         seal(state, model)
         seconds = time.monotonic() - began_s
-        self._saving.on_written(Written(state=state, iteration=contents.run.iteration, seconds=seconds))
+        self._saving.on_written(
+            WrittenSnapshot(state=state, iteration=contents.run.iteration, seconds=seconds)
+        )
         remove_older(state, self._saving.keep)
 
     def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:

@@ -22,11 +22,10 @@ import torch
 
 from poseidon import log
 from poseidon.engine.averages import SmoothedLoss
-from poseidon.engine.control import Control
 from poseidon.engine.document import JobDocument, read_document
-from poseidon.engine.membership import membership
-from poseidon.engine.observation import Observation, open_trace, tell_plan
-from poseidon.engine.saving import Saving, Written
+from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.observation import Observation, log_plan, open_trace
+from poseidon.engine.snapshot_writer import SnapshotSettings, WrittenSnapshot
 from poseidon.engine.solver.checkpoint import Checkpoint, Progress
 from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.summary import net_table
@@ -55,35 +54,37 @@ LOGGER = logging.getLogger("poseidon.engine.solver.worker")
 PROGRESS_S = 0.25
 
 
-class ProgressTeller:
-    """Tells the launcher where training stands, a few times a second; at its end also where it began, if it went nowhere."""
+class ProgressReporter:
+    """Reports progress to the launcher, a few times a second; a run that makes no iteration reports its start at its end."""
 
-    def __init__(self, control: Control, max_iter: int, images_per_iteration: int, start: Progress) -> None:
-        self._control = control
+    def __init__(
+        self, launcher: LauncherConnection, max_iter: int, images_per_iteration: int, start: Progress
+    ) -> None:
+        self._launcher = launcher
         self._max_iter = max_iter
         self._images = images_per_iteration
         self._next_s = 0.0
         self._iteration = start.iteration
         self._loss: float | None = None
-        self._untold: tuple[int, SmoothedLoss] | None = None
+        self._unreported: tuple[int, SmoothedLoss] | None = None
         if start.losses:
-            self._untold = (start.iteration, SmoothedLoss(len(start.losses), start.losses))
+            self._unreported = (start.iteration, SmoothedLoss(len(start.losses), start.losses))
 
     def __call__(self, iteration: int, smoothed: SmoothedLoss) -> None:
         """Note an iteration; report it when the last report is long enough ago."""
-        self._untold = (iteration, smoothed)
+        self._unreported = (iteration, smoothed)
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + PROGRESS_S
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
-        """Tell the latest iteration, unless that is told already."""
-        if self._untold is None:
+    def report(self) -> None:
+        """Report the latest iteration, unless it is reported already."""
+        if self._unreported is None:
             return
-        (self._iteration, smoothed), self._untold = self._untold, None
+        (self._iteration, smoothed), self._unreported = self._unreported, None
         self._loss = smoothed.value
-        self._tell()
+        self._send()
 
     def test(self, done: int, count: int) -> None:
         """Note a batch of a test; report it when the last report is long enough ago.
@@ -95,11 +96,11 @@ class ProgressTeller:
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + PROGRESS_S
-            self.tell()
-            self._tell(tested=done, to_test=count)
+            self.report()
+            self._send(tested=done, to_test=count)
 
-    def _tell(self, **test: int) -> None:
-        self._control.tell(
+    def _send(self, **test: int) -> None:
+        self._launcher.send(
             "progress",
             iteration=self._iteration,
             max_iter=self._max_iter,
@@ -109,11 +110,11 @@ class ProgressTeller:
         )
 
 
-class ScoreTeller:
-    """Tells the launcher the scores of each test. See `Sink`."""
+class ScoreReporter:
+    """Reports the scores of each test to the launcher. See `Sink`."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
+    def __init__(self, launcher: LauncherConnection) -> None:
+        self._launcher = launcher
 
     def on_train(self, record: TrainRecord) -> None:
         """See `Sink`."""
@@ -121,7 +122,7 @@ class ScoreTeller:
     def on_test(self, record: TestRecord) -> None:
         """See `Sink`."""
         scores = [[output.name, number(output.value)] for output in record.outputs]
-        self._control.tell("tested", iteration=record.iteration, net=record.net, scores=scores)
+        self._launcher.send("tested", iteration=record.iteration, net=record.net, scores=scores)
 
     def close(self) -> None:
         """See `Sink`."""
@@ -130,9 +131,9 @@ class ScoreTeller:
 class Worker:
     """One worker, from its document to the end of training."""
 
-    def __init__(self, document: JobDocument, control: Control) -> None:
+    def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
         self._document = document
-        self._control = control
+        self._launcher = launcher
         self._log = GlogSink(logging.getLogger("poseidon.solver"))
 
     def run(self) -> None:
@@ -164,7 +165,7 @@ class Worker:
 
     def _train(self, solver: SolverDefinition, settings: SolverSettings, replica: Replica) -> None:
         document, rank = self._document, self._document.rank
-        member = membership(document)
+        member = document.membership()
         checkpoint = Checkpoint(
             replica,
             solver.param,
@@ -172,17 +173,17 @@ class Worker:
             rank=rank,
             workers=document.workers,
             worker_history=member.private_histories,
-            saving=Saving(
+            saving=SnapshotSettings(
                 keep=document.snapshot_keep,
-                on_written=self._tell_snapshot,
-                on_wait=self._control.watchdog.progress,
+                on_written=self._report_snapshot,
+                on_wait=self._launcher.watchdog.progress,
                 stop_at_nan=document.stop_at_nan,
             ),
         )
         start, histories = self._starting_point(solver, replica, checkpoint)
         trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
-        self._control.tell("ready")
-        watchdog = self._control.watchdog
+        self._launcher.send("ready")
+        watchdog = self._launcher.watchdog
         watchdog.start()
         with watchdog.waiting():
             built = build_exchange(
@@ -193,11 +194,11 @@ class Worker:
                     start_clock=start.iteration,
                 ),
                 member,
-                self._control.await_connect,
+                self._launcher.wait_for_addresses,
                 trace=trace,
             )
         layers = replica.train.layer_modules
-        seen = Observation(built, layers, trace, self._control.tell, observers=[WatchdogObserver(watchdog)])
+        seen = Observation(built, layers, trace, self._launcher.send, observers=[WatchdogObserver(watchdog)])
         exchange = seen.exchange
         for net in (replica.train, *(test for _, test in replica.tests)):
             net.register_forward_pre_hook(lambda *_: watchdog.progress())
@@ -205,7 +206,7 @@ class Worker:
             exchange.open(histories)
             gc.collect()
             gc.freeze()  # what is there now stays to the end: the collector need not look through it in every pass
-            self._control.obey(exchange, rank)
+            self._launcher.forward_requests(exchange, rank)
             if rank == 0:
                 self._introduce(replica, built)
             with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
@@ -228,8 +229,8 @@ class Worker:
             LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
         return resumed.progress, resumed.histories
 
-    def _tell_snapshot(self, written: Written) -> None:
-        self._control.tell(
+    def _report_snapshot(self, written: WrittenSnapshot) -> None:
+        self._launcher.send(
             "snapshot",
             state=str(written.state.absolute()),
             iteration=written.iteration,
@@ -247,7 +248,7 @@ class Worker:
         for line in net_table(replica.train, tables, built.store):
             LOGGER.info("%s", line)
         if built.store is not None:
-            tell_plan(built.plan, Path(document.output))
+            log_plan(built.plan, Path(document.output))
         LOGGER.info(
             "%d worker%s%s, %s, seed %d",
             document.workers,
@@ -272,7 +273,7 @@ class Worker:
     ) -> Iterator[Trainer]:
         document = self._document
         images = replica.batch_records * document.workers * settings.iter_size
-        progress = ProgressTeller(self._control, settings.max_iter, images, start)
+        progress = ProgressReporter(self._launcher, settings.max_iter, images, start)
         testers = [
             Tester(
                 index,
@@ -282,12 +283,12 @@ class Worker:
                 rank=document.rank,
                 workers=document.workers,
                 with_loss=solver.param.test_compute_loss,
-                stop_wanted=self._control.stopping.is_set,
+                stop_wanted=self._launcher.stopping.is_set,
                 on_batch=progress.test,
             )
             for index, (test, net) in enumerate(replica.tests)
         ]
-        sinks: list[Sink] = [ScoreTeller(self._control)]
+        sinks: list[Sink] = [ScoreReporter(self._launcher)]
         if document.net_outputs and document.rank == 0:
             sinks.append(
                 NetOutputs(Path(document.net_outputs), goes_on_at=start.iteration if document.goes_on else 0)
@@ -314,7 +315,7 @@ class Worker:
         try:
             yield trainer
         finally:
-            progress.tell()  # also of a job that has lost a part: its launcher says what will be repeated
+            progress.report()  # also of a job that has lost a part: its launcher says what will be repeated
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -328,37 +329,37 @@ def main(arguments: list[str] | None = None) -> int:
     parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
     logging.raiseExceptions = False  # a terminal that has gone must not end training
-    control = Control()
+    launcher = LauncherConnection()
     try:
         document = read_document(sys.stdin.readline())
         prepare_process(document.threads)
         outputs = log.setup(stream=sys.stderr, file=Path(document.output) / f"worker_{document.rank}.log")
     except (PoseidonError, OSError) as error:
-        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
+        launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
     with outputs:
-        return run_worker(document, control)
+        return run_worker(document, launcher)
 
 
-def run_worker(document: JobDocument, control: Control) -> int:
+def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
     """Run a worker to its end, telling how it ended; returns the exit code."""
-    control.start()
+    launcher.start()
     try:
-        Worker(document, control).run()
+        Worker(document, launcher).run()
     except (PoseidonError, ServerError) as error:
         LOGGER.critical("%s", error)
         lost = isinstance(error, PeerLost | StalenessTimeout)
-        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
+        launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
         return 1
     except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
         where = Path(document.output) / f"worker_{document.rank}.log"
         with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
             traceback.print_exc(file=log_file)
-        control.tell("error", message=f"{type(error).__name__}: {error} (details in {where})", exit_code=1)
+        launcher.send("error", message=f"{type(error).__name__}: {error} (details in {where})", exit_code=1)
         return 1
     finally:
-        control.close()
-    control.tell("done")
+        launcher.close()
+    launcher.send("done")
     return 0
 
 

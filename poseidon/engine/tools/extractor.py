@@ -28,7 +28,7 @@ from poseidon import log
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import DatabaseWriter, write_database
 from poseidon.data.datum import encode_datum
-from poseidon.engine.control import Control
+from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.tools.extraction import Extraction, read_extraction
 from poseidon.engine.tools.solo import NetRequest, open_net, zero_inputs
 from poseidon.errors import JobError, PoseidonError, UsageError
@@ -184,43 +184,43 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # unwinds: no half database stays
-    control = Control()
+    launcher = LauncherConnection()
     try:
         extraction = read_extraction(sys.stdin.readline())
         prepare_process(extraction.threads or None)
         outputs = log.setup(stream=sys.stderr, file=Path(extraction.output) / f"worker_{extraction.rank}.log")
     except (PoseidonError, OSError) as error:
-        control.tell("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
+        launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
     with outputs:
-        return _run_worker(extraction, control)
+        return _run_worker(extraction, launcher)
 
 
-def _run_worker(extraction: Extraction, control: Control) -> int:
-    control.start()
-    control.tell("ready")
+def _run_worker(extraction: Extraction, launcher: LauncherConnection) -> int:
+    launcher.start()
+    launcher.send("ready")
 
     def on_batch(done: int, total: int, records: int) -> None:
-        control.tell("progress", iteration=done, max_iter=total, images=records * extraction.workers)
-        _obey(control)
+        launcher.send("progress", iteration=done, max_iter=total, images=records * extraction.workers)
+        _obey(launcher)
 
     try:
         run_extraction(extraction, on_batch)
     except PoseidonError as error:
         LOGGER.critical("%s", error)
-        control.tell("error", message=str(error), exit_code=error.exit_code)
+        launcher.send("error", message=str(error), exit_code=error.exit_code)
         return 1
     finally:
-        control.close()
-    control.tell("done")
+        launcher.close()
+    launcher.send("done")
     return 0
 
 
-def _obey(control: Control) -> None:
+def _obey(launcher: LauncherConnection) -> None:
     """Break off when the launcher says so, or has gone."""
     while True:
         try:
-            do = control.commands.get_nowait().get("do")
+            do = launcher.commands.get_nowait().get("do")
         except queue.Empty:
             return
         if do in ("stop", "gone"):

@@ -29,7 +29,7 @@ from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors, f
 from poseidon.exchange.factors.session import FactorSession, FactorTable, Pair, Round
 from poseidon.exchange.observe.traffic import Flights, Traffic
 from poseidon.exchange.side_stream import Event, InOrder, SideStream
-from ps_server import LocalProtocolError, PeerLost, ServerError
+from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.numerics import prepare_thread
 from ps_server.rules import clip_factor, history_count
@@ -117,7 +117,7 @@ class FactorChannel:
 
     def rewind(self, clock: int) -> None:
         """Begin at another clock; nobody has sent anything. `take_first` follows."""
-        with self.peers.changed:
+        with self.peers.monitor:
             self._iteration = self._start_clock = clock
             session = self.peers.session
             self.peers.session = FactorSession(session.rank, session.workers, session.tables, clock)
@@ -135,7 +135,7 @@ class FactorChannel:
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
-        with self.peers.changed:
+        with self.peers.monitor:
             self._iteration = iteration
             for weight in self._weights.values():
                 weight.begun = False
@@ -160,10 +160,10 @@ class FactorChannel:
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
-        with self.peers.changed:
+        with self.peers.monitor:
             weight = self._weights[index]
             weight.released, weight.left = self._iteration + 1, self._side.mark()
-            self.peers.changed.notify_all()
+            self.peers.monitor.notify()
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
@@ -236,7 +236,7 @@ class FactorChannel:
     def _wait(self, index: int, clock: int) -> None:
         weight = self._weights[index]
         clock = max(clock, self._start_clock)
-        self.peers.wait(
+        self.peers.wait_for(
             lambda: True if weight.applied >= clock else None,
             f"the factors of '{weight.name}' of iteration {clock - 1} did not come",
             table=weight.table,
@@ -247,8 +247,7 @@ class FactorChannel:
                 self._publish(weight)
 
     def _sending_failed(self, error: Exception) -> None:
-        lost = error if isinstance(error, ServerError) else PeerLost(f"sending factors failed: {error!r}")
-        self.peers.fail(lost)
+        self.peers.monitor.fail(as_server_error(error, "sending factors failed"))
 
     # -- the background ------------------------------------------------------------------------------------
 
@@ -258,23 +257,17 @@ class FactorChannel:
             with torch.no_grad():
                 while self._rebuild_next():
                     pass
-        except LocalProtocolError:
-            pass  # closed while waiting
-        except ServerError as error:
-            self.peers.fail(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
-            lost = PeerLost(f"rebuilding gradients from factors failed: {error!r}")
-            lost.__cause__ = error
-            self.peers.fail(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self.peers.monitor.fail(as_server_error(error, "rebuilding gradients from factors failed"))
 
     def _rebuild_next(self) -> bool:
         """Wait for work and do it; returns False once closed."""
-        with self.peers.changed:
-            ready = self._ready()
-            while not ready and not self._closing:
-                self.peers.changed.wait()
-                ready = self._ready()
-        if self._closing:
+
+        def found() -> list[_Weight] | None:
+            return [] if self._closing else self._ready() or None
+
+        ready = self.peers.monitor.wait_for(found, "there is nothing to apply", limited=False)
+        if not ready:
             return False
         if self._staleness == 0 and self._settings.clip is not None:
             self._apply_limited()
@@ -321,13 +314,13 @@ class FactorChannel:
         self._side.finish()  # the rounds' memory on the host may go
         self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=stacked.clock)
         self._flights.arrive(weight.table)
-        with self.peers.changed:
+        with self.peers.monitor:
             weight.applied, weight.done = stacked.clock + 1, done
-            self.peers.changed.notify_all()
+            self.peers.monitor.notify()
 
     def _publish(self, weight: _Weight) -> None:
         """Staleness > 0: the tensor becomes `base` with this worker's own open pairs on top."""
-        with self.peers.changed:
+        with self.peers.monitor:
             own = [
                 (clock, pair)
                 for clock, pair in self.peers.session.own(weight.table)

@@ -17,8 +17,10 @@ from typing import TypeVar
 from poseidon.exchange.factors.outbox import GOODBYE, GREETING, Outbox
 from poseidon.exchange.factors.session import Factors, FactorSession, Pair, Round
 from poseidon.exchange.factors.wire import Buffer, Join, Leave, decode, encode
-from ps_server import LocalProtocolError, PeerLost, RemoteProtocolError, ServerError, StalenessTimeout
+from ps_server import PeerLost, RemoteProtocolError
+from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
+from ps_server.monitor import Monitor
 from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
@@ -59,7 +61,8 @@ class Peers:
         trace: Tracer = NO_TRACE,
     ) -> None:
         self.session = session
-        self.changed = threading.Condition()
+        self.monitor = Monitor(timeout_s, closed="the line to the other workers is closed", hangs="")
+        """Guards the session and what is to be sent."""
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
@@ -68,7 +71,6 @@ class Peers:
         self._trace = trace
         self._token = token
         self._keys = keys
-        self._timeout_s = timeout_s
         self._listening = ZmqServerTransport(listen, keys)
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
@@ -77,8 +79,6 @@ class Peers:
         self._ranks: dict[bytes, int] = {}
         self._left: set[int] = set()
         self._lost_s: dict[int, float] = {}
-        self._failure: ServerError | None = None
-        self._closing = False
         self._thread = threading.Thread(target=self._pump, name=f"factors-{session.rank}", daemon=True)
 
     @property
@@ -114,82 +114,59 @@ class Peers:
 
         The pair must not be written to until every other worker is known to have it: see `FactorSession`.
         """
-        with self.changed:
-            self.check()
+        with self.monitor:
+            self.monitor.check()
             frames = encode(self.session.send(table, pair))
             for peer, outbox in enumerate(self._outboxes):
                 outbox.add(table, frames)
                 self._unsent[peer] += 1
                 self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
-            self.changed.notify_all()
+            self.monitor.notify()
         self._listening.wake()
 
     @property
     def busy(self) -> bool:
         """Whether anything has still to leave this host: is not yet all with the kernel. Any thread may ask."""
-        return self._failure is None and any(self._unsent)
+        return self.monitor.failure is None and any(self._unsent)
 
     def take(self, table: int) -> Round | None:
         """The next complete round of a table."""
-        with self.changed:
+        with self.monitor:
             return self.session.take(table)
 
-    def wait(self, found: Callable[[], T | None], otherwise: str, *, table: int) -> T:
-        """Wait until `found`, called under the lock whenever something has changed, gives something.
+    def wait_for(self, question: Callable[[], T | None], otherwise: str, *, table: int) -> T:
+        """Wait until `question` has an answer, and return it (`Monitor.wait_for`).
 
         Args:
-            found: see above.
-            otherwise: how the sentence begins that says that it did not.
+            question: called under the lock whenever something has changed.
+            otherwise: the beginning of the sentence that is raised when there is none in time.
             table: whose factors are waited for.
 
         Raises:
             StalenessTimeout: it did not in time; the text names the workers whose factors are missing.
             PeerLost: the connection failed.
         """
-        deadline = time.monotonic() + self._timeout_s
-        with self.changed:
-            while True:
-                result = found()
-                if result is not None:
-                    return result  # even where another worker has left since: it had nothing more to say
-                self.check()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    lagging = ", ".join(f"worker {rank}" for rank in self.session.lagging(table))
-                    raise StalenessTimeout(
-                        f"{otherwise} within {self._timeout_s:g} s; missing: {lagging or 'none, they are not applied'}"
-                    )
-                self.changed.wait(left)
 
-    def fail(self, error: ServerError) -> None:
-        """Make every waiting and later call raise `error`."""
-        with self.changed:
-            self._failure = self._failure or error
-            self.changed.notify_all()
+        def hangs() -> str:
+            lagging = ", ".join(f"worker {rank}" for rank in self.session.lagging(table))
+            return f"; missing: {lagging or 'none, they are not applied'}"
 
-    def check(self) -> None:
-        """Raise what has failed."""
-        if self._failure is not None:
-            raise self._failure
-        if self._closing:
-            raise LocalProtocolError("the line to the other workers is closed")
+        return self.monitor.wait_for(question, otherwise, hangs=hangs)
 
     def close(self) -> None:
         """Send what is queued, and disconnect. Safe to call twice."""
-        if self._closing:
-            return
-        with self.changed:
+        with self.monitor:
+            if self.monitor.closed:
+                return
             for outbox in self._outboxes:
                 outbox.add(GOODBYE, encode(Leave()))
-            self._closing = True
+            self.monitor.close()
         self._listening.wake()
         if self._thread.ident is not None:
             self._thread.join()
         if self._sending is not None:
             self._sending.close()
         self._listening.close()
-        with self.changed:
-            self.changed.notify_all()
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -198,7 +175,7 @@ class Peers:
         try:
             give_up_s = float("inf")
             while True:
-                closing = self._closing
+                closing = self.monitor.closed
                 if closing:
                     give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
                 gone = self._sending.lost
@@ -208,12 +185,10 @@ class Peers:
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
                 self._receive(RETRY_S if blocked or busy else POLL_S)
-        except ServerError as error:
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the caller must hear of it
-            lost = PeerLost(f"the line of worker {self.session.rank} to the others failed: {error!r}")
-            lost.__cause__ = error
-            self.fail(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self.monitor.fail(
+                as_server_error(error, f"the line of worker {self.session.rank} to the others failed")
+            )
 
     def _send(self, lost: Collection[int]) -> bool:
         """Send what the peers' queues take; returns whether anything is left."""
@@ -228,12 +203,12 @@ class Peers:
         """Send a peer what its queue takes; returns whether that was all."""
         assert self._sending is not None
         while True:
-            with self.changed:  # whoever broadcasts adds to it
+            with self.monitor:  # whoever broadcasts adds to it
                 if not outbox:
                     return True
                 waiting, began_ns = outbox.take(), self._trace.now()
             if not self._sending.send(peer, waiting.frames):
-                with self.changed:
+                with self.monitor:
                     outbox.put_back(waiting)
                 return False
             if 0 <= waiting.table < GOODBYE:
@@ -243,7 +218,7 @@ class Peers:
     def _see_off(self, lost: Collection[int]) -> bool:
         """Note what has left this host; returns whether anything still has to."""
         assert self._sending is not None
-        with self.changed:  # whoever broadcasts adds to it
+        with self.monitor:  # whoever broadcasts adds to it
             was_busy = self.busy
             for peer, outbox in enumerate(self._outboxes):
                 self._unsent[peer] = 0 if peer in lost else len(outbox) + self._sending.unsent(peer)
@@ -270,13 +245,13 @@ class Peers:
         batch = self._listening.receive(timeout_s)
         if not batch:
             return
-        with self.changed:
+        with self.monitor:
             for peer, frames in batch:
                 try:
                     self._take_in(peer, frames)
                 except RemoteProtocolError:
                     self.dropped += 1
-            self.changed.notify_all()
+            self.monitor.notify()
 
     def _take_in(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         began_ns = self._trace.now()

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.local.group import pack, pack_signals, unpack, unpack_signals
 from poseidon.exchange.local.line import Buffer, Kind, Line, Message, tell
-from poseidon.exchange.local.siblings import Siblings
 from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
+from ps_server.errors import as_server_error
+from ps_server.monitor import Monitor
 
 Send = Callable[..., None]
 
@@ -23,8 +24,8 @@ Send = Callable[..., None]
 class _Gathered:
     """Payloads that have come, by the number of their collection; background threads bring them."""
 
-    def __init__(self, siblings: Siblings) -> None:
-        self._siblings = siblings
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
         self._next = 0
         self._payloads: dict[int, tuple[bytes, ...]] = {}
 
@@ -35,9 +36,9 @@ class _Gathered:
 
     def put(self, number: int, payloads: tuple[bytes, ...]) -> None:
         """Note the payloads of a collection."""
-        with self._siblings.changed:
+        with self._monitor:
             self._payloads[number] = payloads
-            self._siblings.changed.notify_all()
+            self._monitor.notify()
 
     def collection(self, number: int) -> Collection:
         """Return a collection that this worker has contributed to."""
@@ -45,15 +46,15 @@ class _Gathered:
 
         def poll() -> tuple[bytes, ...] | None:
             nonlocal found
-            with self._siblings.changed:
+            with self._monitor:
                 found = self._payloads.pop(number, None) or found
                 if found is None:
-                    self._siblings.check()
+                    self._monitor.check()
                 return found
 
         return Collection(
             poll,
-            lambda: self._siblings.until(poll, "not every worker has contributed to a collection"),
+            lambda: self._monitor.wait_for(poll, "not every worker has contributed to a collection"),
         )
 
 
@@ -67,7 +68,7 @@ class LeaderDelivery:
     Args:
         inner: job control among the hosts.
         lines: to the followers, by local rank.
-        siblings: the state that all threads of this worker share.
+        monitor: guards the state that the threads of this worker share.
         failed: called with the reason why collections cannot go on.
     """
 
@@ -75,18 +76,18 @@ class LeaderDelivery:
         self,
         inner: JobControl,
         lines: Sequence[Line],
-        siblings: Siblings,
+        monitor: Monitor,
         failed: Callable[[ServerError], None],
     ) -> None:
         self._inner = inner
         self._lines = lines
-        self._siblings = siblings
+        self._monitor = monitor
         self._failed = failed
         self._order = threading.Lock()
         self._contributed: dict[int, dict[int, bytes]] = {}
         self._left: set[int] = set()
         self._under_way: queue.Queue[tuple[int, Collection] | None] = queue.Queue()
-        self._gathered = _Gathered(siblings)
+        self._gathered = _Gathered(monitor)
         self._pending: deque[SignalKind] = deque()
         self._announced: tuple[Signal, ...] = ()
         self._thread = threading.Thread(target=self._run, name="local-collections", daemon=True)
@@ -136,18 +137,14 @@ class LeaderDelivery:
                 payloads = tuple(payload for packed in hosts for payload in unpack(packed))
                 tell(self._lines, Kind.GATHERED, pack(payloads), number=number)
                 self._gathered.put(number, payloads)
-        except ServerError as error:
-            self._failed(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the loop must hear of it
-            lost = PeerLost(f"the collections of this machine's workers failed: {error!r}")
-            lost.__cause__ = error
-            self._failed(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._failed(as_server_error(error, "the collections of this machine's workers failed"))
 
     # -- requests ------------------------------------------------------------------------------------------
 
     def request(self, kind: SignalKind) -> None:
         """See `Delivery`. It is passed on by `submit`."""
-        with self._siblings.changed:
+        with self._monitor:
             self._pending.append(kind)
 
     def submit(self) -> None:
@@ -173,12 +170,12 @@ class FollowerDelivery:
 
     Args:
         send: sends a message to the leader.
-        siblings: the state that all threads of this worker share.
+        monitor: guards the state that the threads of this worker share.
     """
 
-    def __init__(self, send: Send, siblings: Siblings) -> None:
+    def __init__(self, send: Send, monitor: Monitor) -> None:
         self._send = send
-        self._gathered = _Gathered(siblings)
+        self._gathered = _Gathered(monitor)
         self._requests: tuple[Signal, ...] = ()
 
     def gather(self, payload: bytes) -> Collection:

@@ -20,9 +20,10 @@ from poseidon.exchange.local.contributions import Contributions, FactorStack
 from poseidon.exchange.local.control import LeaderDelivery
 from poseidon.exchange.local.line import Kind, Line, tell
 from poseidon.exchange.local.reduction import Reduction
-from poseidon.exchange.local.siblings import Siblings
 from poseidon.exchange.side_stream import Event, SideStream
 from ps_server import PeerLost, ServerError
+from ps_server.errors import as_server_error
+from ps_server.monitor import Monitor
 
 LEAVE_S = 2.0
 """How long it has, when the exchange closes, to end an iteration that the others have not finished yet."""
@@ -61,7 +62,7 @@ class Engine:
         lines: of the other workers.
         control: passes requests on, to the other hosts and to the other workers.
         reduction: how tensors move within the machine.
-        siblings: the shared state.
+        monitor: guards the state that the threads of this worker share.
         failed: told why it cannot go on.
     """
 
@@ -74,7 +75,7 @@ class Engine:
         lines: Sequence[Line],
         control: LeaderDelivery,
         reduction: Reduction,
-        siblings: Siblings,
+        monitor: Monitor,
         failed: Callable[[ServerError], None],
     ) -> None:
         self._inner = inner
@@ -82,7 +83,7 @@ class Engine:
         self._lines = lines
         self._control = control
         self._reduction = reduction
-        self._siblings = siblings
+        self._monitor = monitor
         self._failed = failed
         self._workers = len(lines) + 1
         device = tensors[0].tensor.device if tensors else torch.device("cpu")
@@ -111,9 +112,9 @@ class Engine:
 
     def give(self, given: Given) -> None:
         """Something that a worker hands in."""
-        with self._siblings.changed:
+        with self._monitor:
             self._given.append(given)
-            self._siblings.changed.notify_all()
+            self._monitor.notify()
 
     def iterate(self, iteration: int, rate: float) -> None:
         """Begin an iteration once the last one has ended; returns at once."""
@@ -123,13 +124,13 @@ class Engine:
         """Do `step`, publish what every tensor has become; return once all workers have taken it."""
         settled = self._settled + 1
         self._command(lambda: self._settle(step))
-        self._siblings.until(
+        self._monitor.wait_for(
             lambda: True if self._settled == settled else None, "the workers of this machine did not settle"
         )
 
     def wait(self, index: int, publication: int) -> None:
         """Wait until a tensor has been published so many times, and may be used by the current stream."""
-        self._siblings.until(
+        self._monitor.wait_for(
             lambda: True if self._published[index] >= publication else None,
             f"tensor '{self._tensors[index].name}' did not come",
         )
@@ -137,18 +138,18 @@ class Engine:
 
     def leave(self) -> None:
         """End what can be ended without the others, and stop."""
-        with self._siblings.changed:
+        with self._monitor:
             self._leaving = True
-            self._siblings.changed.notify_all()
+            self._monitor.notify()
         self._thread.join(LEAVE_S)
-        self._siblings.close()
+        self._monitor.close()
         self._thread.join(LEAVE_S)
 
     def _command(self, command: Callable[[], None]) -> None:
-        with self._siblings.changed:
-            self._siblings.check()
+        with self._monitor:
+            self._monitor.check()
             self._commands.append(command)
-            self._siblings.changed.notify_all()
+            self._monitor.notify()
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -157,18 +158,18 @@ class Engine:
             with self.side.after(None):
                 while (command := self._next_command()) is not None:
                     command()
-        except ServerError as error:
-            self._failed(error)
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the loop must hear of it
-            lost = PeerLost(f"the worker that leads its machine failed: {error!r}")
-            lost.__cause__ = error
-            self._failed(lost)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._failed(as_server_error(error, "the worker that leads its machine failed"))
 
     def _next_command(self) -> Callable[[], None] | None:
-        with self._siblings.changed:
-            while not (self._commands or self._leaving or self._siblings.failure):
-                self._siblings.changed.wait()
-            return self._commands.popleft() if self._commands else None
+        """Wait for the next command; None: there will be none."""
+
+        def found() -> tuple[Callable[[], None] | None] | None:
+            if self._commands:
+                return (self._commands.popleft(),)
+            return (None,) if self._leaving or self._monitor.failure else None
+
+        return self._monitor.wait_for(found, "no command came", limited=False)[0]
 
     def _next_given(self, owes: Callable[[int], bool]) -> Given | None:
         """What comes next; None where nothing can, as this worker leaves and owes its own part."""
@@ -176,7 +177,7 @@ class Engine:
             for worker in sorted(self._left):
                 if owes(worker) and not owes(0):  # the leader may be about to leave as well
                     raise PeerLost(f"worker {worker} of this machine has left before the end")
-            self._siblings.until(
+            self._monitor.wait_for(
                 lambda: True if self._given or (self._leaving and owes(0)) else None,
                 "not every worker of this machine has finished the iteration",
                 limited=not owes(0),  # the loop of this worker may take its time
@@ -208,10 +209,12 @@ class Engine:
         while owing:
             given = self._next_given(owing.__contains__)
             assert given is not None, "the leader takes nothing"
-            owing.discard(given.worker)  # nothing but TAKEN can come now
-        with self._siblings.changed:
+            if given.kind is not Kind.TAKEN:
+                raise _unexpected(given)
+            owing.discard(given.worker)
+        with self._monitor:
             self._settled += 1
-            self._siblings.changed.notify_all()
+            self._monitor.notify()
 
     def _publish_all(self) -> None:
         for index in range(len(self._tensors)):
@@ -219,10 +222,10 @@ class Engine:
             self._reduction.publish(index)
             self._control.announce()
             tell(self._lines, Kind.VALUE, index=index)
-            with self._siblings.changed:
+            with self._monitor:
                 self._published[index] += 1
                 self._marks[index] = self.side.mark()
-                self._siblings.changed.notify_all()
+                self._monitor.notify()
 
     def _take(self, given: Given) -> None:
         index = given.index
@@ -243,7 +246,7 @@ class Engine:
                 if self._contributions.release(index, given.worker):
                     self._inner.release(index)
             case _:
-                raise PeerLost(f"worker {given.worker} sent an unexpected {given.kind.name}")
+                raise _unexpected(given)
 
     def _begin_inner(self, index: int) -> None:
         mean = self._reduction.mean(index, self._own.pop(index))
@@ -258,3 +261,7 @@ class Engine:
         u_RN, v_RM = self.stacks[index].take()
         if u_RN.shape[0]:
             self._inner.begin_factors(index, u_RN, v_RM)
+
+
+def _unexpected(given: Given) -> PeerLost:
+    return PeerLost(f"worker {given.worker} sent an unexpected {given.kind.name}")

@@ -15,8 +15,9 @@ from poseidon.exchange.local.control import FollowerDelivery
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.line import Buffer, Kind, Message, connect
 from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, follow
-from poseidon.exchange.local.siblings import Siblings
 from ps_server import LocalProtocolError, PeerLost, ServerError
+from ps_server.errors import as_server_error
+from ps_server.monitor import Monitor
 from ps_server.rules import history_count
 
 
@@ -31,7 +32,7 @@ class FollowerExchange:
     def __init__(self, tensors: Sequence[Trained], group: LocalGroup) -> None:
         self._tensors = tensors
         self._group = group
-        self._siblings = Siblings(group.timeout_s)
+        self._monitor = group.new_monitor()
         self._line = connect(group.address, group.timeout_s)
         try:
             self._reduction = self._introduce()
@@ -43,9 +44,9 @@ class FollowerExchange:
         self._round = 0
         self._begun: set[int] = set()
         self._released: set[int] = set()
-        self._delivery = FollowerDelivery(self._tell, self._siblings)
+        self._delivery = FollowerDelivery(self._tell, self._monitor)
         self.control = JobControl(self._delivery, root=False)
-        self.state = FollowerState(tensors, self._siblings, private=self._private)
+        self.state = FollowerState(tensors, self._monitor, private=self._private)
         self._thread = threading.Thread(target=self._listen, name=f"local-{group.rank}", daemon=True)
         self._thread.start()
 
@@ -118,9 +119,9 @@ class FollowerExchange:
 
     def close(self) -> None:
         """See `Exchange`."""
-        if self._siblings.closing:
+        if self._monitor.closed:
             return
-        self._siblings.close()
+        self._monitor.close()
         with contextlib.suppress(PeerLost):  # the leader has left already
             self._line.send(Kind.LEAVE)
         self._line.close()
@@ -147,11 +148,11 @@ class FollowerExchange:
             self._line.send(kind, *payload, index=index, number=number)
         except PeerLost:
             self._thread.join(self._group.timeout_s)  # it may have said why before it went
-            self._siblings.check()
+            self._monitor.check()
             raise
 
     def _await_value(self, index: int) -> None:
-        self._siblings.until(
+        self._monitor.wait_for(
             lambda: True if self._published[index] >= self._round else None,
             f"tensor '{self._tensors[index].name}' did not come from the leading worker",
         )
@@ -160,11 +161,11 @@ class FollowerExchange:
         try:
             while True:
                 message = self._line.receive()
-                with self._siblings.changed:
+                with self._monitor:
                     self._hear(message)
-                    self._siblings.changed.notify_all()
-        except ServerError as error:
-            self._siblings.fail(error)
+                    self._monitor.notify()
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            self._monitor.fail(as_server_error(error, "listening to the leading worker failed"))
 
     def _hear(self, message: Message) -> None:
         match message.kind:
@@ -187,13 +188,13 @@ class FollowerState:
 
     Args:
         tensors: one history each.
-        siblings: the state that all threads of this worker share.
+        monitor: guards the state that the threads of this worker share.
         private: as on the leader.
     """
 
-    def __init__(self, tensors: Sequence[Trained], siblings: Siblings, *, private: bool) -> None:
+    def __init__(self, tensors: Sequence[Trained], monitor: Monitor, *, private: bool) -> None:
         self._tensors = tensors
-        self._siblings = siblings
+        self._monitor = monitor
         self._received: list[bytearray] = []
         self.private = private
 
@@ -205,7 +206,7 @@ class FollowerState:
         """See `ExchangeState`."""
         if not self.private:
             raise LocalProtocolError("the history is shared, and only worker 0 reads it")
-        packed = self._siblings.until(
+        packed = self._monitor.wait_for(
             lambda: self._received.pop(0) if self._received else None,
             "the leading worker sent no histories",
         )

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ps_server import Signal, SignalKind
+from ps_server.monitor import Monitor
 
 LENGTH = struct.Struct("<I")
 
@@ -41,6 +42,12 @@ class LocalGroup:
     rank: int
     workers: int
     timeout_s: float = 600.0
+
+    def new_monitor(self) -> Monitor:
+        """Return a monitor for the state that the threads of one worker's exchange share."""
+        return Monitor(
+            self.timeout_s, closed="the exchange is closed", hangs=": a worker of this machine hangs"
+        )
 
 
 def pack(payloads: Sequence[bytes]) -> bytes:

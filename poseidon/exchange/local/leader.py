@@ -20,8 +20,8 @@ from poseidon.exchange.local.engine import Engine, Given
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.line import Kind, Line, Message, accept, refuse, tell
 from poseidon.exchange.local.reduction import Hello, Means, offer, usual_means
-from poseidon.exchange.local.siblings import Siblings
 from ps_server import PeerLost, ServerError
+from ps_server.errors import as_server_error
 
 
 class LeaderExchange:
@@ -44,7 +44,7 @@ class LeaderExchange:
     ) -> None:
         self._inner = inner
         self._tensors = tensors
-        self._siblings = Siblings(group.timeout_s)
+        self._monitor = group.new_monitor()
         self.by_factors = frozenset(i for i in inner.by_factors if not tensors[i].statistics)
         try:
             self._welcome(group, means)
@@ -56,7 +56,7 @@ class LeaderExchange:
         self._used = [0] * len(tensors)
         self._begun: set[int] = set()
         self._released: set[int] = set()
-        self._delivery = LeaderDelivery(inner.control, self._lines, self._siblings, self._fail)
+        self._delivery = LeaderDelivery(inner.control, self._lines, self._monitor, self._fail)
         self.control = JobControl(self._delivery, root=inner.control.root)
         self.state = LeaderState(inner.state, self._lines)
         self._engine = Engine(
@@ -66,7 +66,7 @@ class LeaderExchange:
             lines=self._lines,
             control=self._delivery,
             reduction=self._reduction,
-            siblings=self._siblings,
+            monitor=self._monitor,
             failed=self._fail,
         )
         self._listeners = [
@@ -161,7 +161,7 @@ class LeaderExchange:
 
     def close(self) -> None:
         """See `Exchange`."""
-        if self._siblings.closing:
+        if self._monitor.closed:
             return
         self._engine.leave()
         self._delivery.close()
@@ -181,7 +181,7 @@ class LeaderExchange:
         self._give(Given(kind=Kind.PART, worker=0, index=index, part=part, event=self._engine.side.mark()))
 
     def _give(self, given: Given) -> None:
-        self._siblings.check()
+        self._monitor.check()
         self._engine.give(given)
 
     def _together(self, step: Callable[[], None]) -> None:
@@ -210,16 +210,16 @@ class LeaderExchange:
                 if message.kind is Kind.LEAVE:
                     self._delivery.leave(worker)
                     return
-        except ServerError as error:
-            if not self._siblings.closing:
-                self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
+            if not self._monitor.closed:
+                self._fail(as_server_error(error, f"listening to worker {worker} of this machine failed"))
 
     def _fail(self, error: ServerError) -> None:
-        with self._siblings.changed:
+        with self._monitor:
             first, self._failed = not self._failed, True
         if first:  # before this worker's loop hears of it, which then closes the lines
             tell(self._lines, Kind.FAILED, str(error).encode())
-        self._siblings.fail(error)
+        self._monitor.fail(error)
 
 
 class LeaderState:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ps_server import PeerLost, ServerError, StalenessTimeout, TransportError
+from ps_server import PeerLost, RemoteProtocolError, ServerError, StalenessTimeout, TransportError
 
 HEAD = struct.Struct("<BIQI")
 RETRY_S = 0.02
@@ -129,6 +129,7 @@ class Line:
 
         Raises:
             PeerLost: the other side has gone.
+            RemoteProtocolError: the message is of no `Kind`.
         """
         with self._translated():
             return self._read(self._exactly(HEAD.size))
@@ -138,8 +139,8 @@ class Line:
         self._connection.settimeout(timeout_s)
         with self._translated():
             head, files, _, _ = socket.recv_fds(self._connection, HEAD.size, MAX_FILES)
-            self._connection.settimeout(None)
             message = self._read(head + self._exactly(HEAD.size - len(head)))
+        self._connection.settimeout(None)
         return message, files
 
     def close(self) -> None:
@@ -149,8 +150,14 @@ class Line:
         self._connection.close()
 
     def _read(self, head: bytes | bytearray) -> Message:
-        kind, index, number, length = HEAD.unpack(head)
-        return Message(kind=Kind(kind), index=index, number=number, payload=self._exactly(length))
+        number_of_kind, index, number, length = HEAD.unpack(head)
+        try:
+            kind = Kind(number_of_kind)
+        except ValueError as error:
+            raise RemoteProtocolError(
+                f"{self.peer} on this machine sent a message of unknown kind {number_of_kind}"
+            ) from error
+        return Message(kind=kind, index=index, number=number, payload=self._exactly(length))
 
     def _exactly(self, length: int) -> bytearray:
         found = bytearray(length)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.testbed.host_launcher import HostLauncher
 from benchmarks.testbed.hosts import Host, Hosts
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster import machinefile
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError
@@ -55,7 +55,7 @@ def test_a_process_has_the_address_of_its_host() -> None:
         address = hosts[1].address
         for host, good in ((hosts[1], True), (hosts[0], False)):
             listener = RecordingListener()
-            client = Client(id=0, host=host.address, port=0)
+            client = machinefile.Host(id=0, address=host.address, port=0)
             process = HostLauncher(hosts).start(spec(host.address, address), client, listener)
             try:
                 assert listener.ended.wait(30)
@@ -70,4 +70,6 @@ def test_a_client_elsewhere_is_refused() -> None:
     with pytest.raises(
         JobError, match=r"client 0 is on 10\.0\.0\.9, which is none of the hosts: 10\.0\.0\.1"
     ):
-        launcher.start(spec("10.0.0.9", ""), Client(id=0, host="10.0.0.9", port=0), RecordingListener())
+        launcher.start(
+            spec("10.0.0.9", ""), machinefile.Host(id=0, address="10.0.0.9", port=0), RecordingListener()
+        )

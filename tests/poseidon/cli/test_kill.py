@@ -16,7 +16,7 @@ import pytest
 from poseidon.cli import kill
 from poseidon.cli.main import parse_words, run_command
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError, MachinefileError, UsageError
 from tests.support.jobs import ROOT, environment, job_that_listens, running_job
 from tests.support.live_processes import live_pids, none_left
@@ -184,7 +184,7 @@ def test_a_host_of_the_record_that_is_gone(
             job="quick-1",
             launcher=gone,
             hostfile=None,
-            clients=(Client(id=0, host="node7.invalid", port=9999),),
+            hosts=(Host(id=0, address="node7.invalid", port=9999),),
             output="/out",
             started_s=1.0,
             processes=(replace(gone, name="worker 0", host="node7.invalid"),),

@@ -13,7 +13,7 @@ from poseidon.cli.main import main
 @pytest.fixture
 def log(tmp_path: Path, repository: Path) -> Path:
     path = tmp_path / "train.log"
-    shutil.copy(repository / "docs" / "logs" / "cifar10_quick_lr1_4000-5000.log", path)
+    shutil.copy(repository / "benchmarks" / "results" / "logs" / "cifar10_quick_lr1_4000-5000.log", path)
     return path
 
 

@@ -18,7 +18,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 def test_how_far_a_job_has_come(tmp_path: Path) -> None:
     launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=1.0)
     record = JobRecord(
-        job="j", launcher=launcher, hostfile=None, clients=(), output=str(tmp_path), started_s=1.0
+        job="j", launcher=launcher, hostfile=None, hosts=(), output=str(tmp_path), started_s=1.0
     )
     job = HostJob(record=record, launcher=True, living=0)
     assert _row(job)[4:7] == ("-", "-", "-")

@@ -41,7 +41,7 @@ def record(job: str, output: Path, *, started_s: float) -> None:
             job=job,
             launcher=launcher,
             hostfile=None,
-            clients=(),
+            hosts=(),
             output=str(output.absolute()),
             started_s=started_s,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, connect
 from tests.support.loopback_sshd import LoopbackSshd
@@ -21,6 +21,6 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
 
 @pytest.fixture
 def host(sshd: LoopbackSshd) -> Iterator[SshHost]:
-    connected = connect(Client(id=0, host="127.0.0.1", port=0), SshSettings(config=sshd.config))
+    connected = connect(Host(id=0, address="127.0.0.1", port=0), SshSettings(config=sshd.config))
     yield connected
     connected.close()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from poseidon.cluster.local import LocalLauncher, LocalProcess
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec, exit_words
 from poseidon.errors import JobError
@@ -16,7 +16,7 @@ from tests.support.job_child import child
 from tests.support.live_processes import live_pids, none_left
 from tests.support.recording_listener import RecordingListener
 
-HERE = Client(id=0, host="127.0.0.1", port=0)
+HERE = Host(id=0, address="127.0.0.1", port=0)
 NAME = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 
 pytestmark = pytest.mark.processes
@@ -119,7 +119,7 @@ def test_cannot_be_started() -> None:
 def test_other_hosts_are_refused() -> None:
     spec = ProcessSpec(name=NAME, argv=child(""), first_line=b"")
     with pytest.raises(JobError, match=r"node7.*expected --launcher=ssh"):
-        LocalLauncher().start(spec, Client(id=3, host="node7", port=1), RecordingListener())
+        LocalLauncher().start(spec, Host(id=3, address="node7", port=1), RecordingListener())
 
 
 def test_secrets_are_not_shown() -> None:

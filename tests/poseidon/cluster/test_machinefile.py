@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machine_words import ClientRole
-from poseidon.cluster.machinefile import Client, is_loopback, parse_machinefile, read_machinefile, socket_host
+from poseidon.cluster.machinefile import (
+    Host,
+    HostOptions,
+    HostRole,
+    is_loopback,
+    parse_machinefile,
+    parse_options,
+    read_machinefile,
+    socket_host,
+)
 from poseidon.errors import MachinefileError
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +38,7 @@ ROOT = Path(__file__).parents[3]
 )
 def test_reads(text: str, expected: list[tuple[int, str, int]]) -> None:
     clients = parse_machinefile(text, source="hosts")
-    assert clients == tuple(Client(id=i, host=host, port=port) for i, host, port in expected)
+    assert clients == tuple(Host(id=i, address=host, port=port) for i, host, port in expected)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +92,10 @@ def test_roles() -> None:
     text = "0 h 0 role=server\n1 h 0 role=worker # alone\n2 h 0 role=both\n3 h 0"
     clients = parse_machinefile(text, source="hosts")
     assert [client.role for client in clients] == [
-        ClientRole.SERVER,
-        ClientRole.WORKER,
-        ClientRole.BOTH,
-        ClientRole.BOTH,
+        HostRole.SERVER,
+        HostRole.WORKER,
+        HostRole.BOTH,
+        HostRole.BOTH,
     ]
     assert [(client.works, client.serves) for client in clients] == [
         (False, True),
@@ -118,7 +126,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_the_samples_are_legal() -> None:
     local = read_machinefile(ROOT / "machinefiles" / "localserver")
-    assert [client.host for client in local] == ["127.0.0.1", "127.0.0.1"]
+    assert [client.address for client in local] == ["127.0.0.1", "127.0.0.1"]
     assert len(read_machinefile(ROOT / "machinefiles" / "two_nodes.example", channels=8)) == 2
     assert len(read_machinefile(ROOT / "machinefiles" / "four_nodes.example", channels=8)) == 4
     dedicated = read_machinefile(ROOT / "machinefiles" / "dedicated_servers", channels=2)
@@ -151,3 +159,72 @@ def test_loopback(host: str, loopback: bool) -> None:
 )
 def test_socket_host(host: str, written: str) -> None:
     assert socket_host(host) == written
+
+
+def test_no_words_leave_everything_open() -> None:
+    assert parse_options([], "hosts:1") == HostOptions()
+
+
+def test_every_word() -> None:
+    words = [
+        "workdir=~/run",
+        "role=worker",
+        "user=ml-01",
+        "ssh_port=2222",
+        "gpus=0,3",
+        "python=/opt/py3.11/bin/python",
+    ]
+    assert parse_options(words, "hosts:1") == HostOptions(
+        role=HostRole.WORKER,
+        user="ml-01",
+        ssh_port=2222,
+        gpus="0,3",
+        python="/opt/py3.11/bin/python",
+        workdir="~/run",
+    )
+
+
+@pytest.mark.parametrize("word", ["python=python3.11", "python=~/venv/bin/python", "gpus=cpu"])
+def test_other_legal_values(word: str) -> None:
+    name, _, value = word.partition("=")
+    assert getattr(parse_options([word], "hosts:1"), name) == value
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("user=-oProxyCommand=x", "is no user's name"),
+        ("user=", "is no user's name"),
+        ("user=a;b", "is no user's name"),
+        ("user=a\x00", "is no user's name"),
+        ("user=a\n", "is no user's name"),
+        ("ssh_port=0", "ssh_port must be a port from 1 to 65535"),
+        ("ssh_port=65536", "ssh_port must be a whole number"),
+        ("ssh_port=-1", "ssh_port must be a whole number"),
+        ("ssh_port=22;reboot", "ssh_port must be a whole number"),
+        ("gpus=all", "expected device numbers"),
+        ("gpus=", "expected device numbers"),
+        ("gpus=0,", "expected device numbers"),
+        ("gpus=0,00", "lists a device twice"),
+        ("gpus=$(id)", "expected device numbers"),
+        ("python=-c", "or a program's name"),
+        ("python=~other/python", "or a program's name"),
+        ("python=bin/python", "or a program's name"),
+        ("python=/usr/bin/python|sh", "or a program's name"),
+        ("workdir=relative", "expected a path from / or ~/ on"),
+        ("workdir=~", "expected a path from / or ~/ on"),
+        ("workdir=/a`id`", "expected a path from / or ~/ on"),
+        ("workdir=/a'b", "expected a path from / or ~/ on"),
+        ("pythn=python", "did you mean 'python='?"),
+    ],
+)
+def test_mistakes_in_options(word: str, expected: str) -> None:
+    with pytest.raises(MachinefileError) as caught:
+        parse_options([word], "hosts:3")
+    assert str(caught.value).startswith("hosts:3: ")
+    assert expected in str(caught.value)
+
+
+def test_each_word_stands_once() -> None:
+    with pytest.raises(MachinefileError, match="a machine has one user"):
+        parse_options(["user=a", "user=a"], "hosts:1")

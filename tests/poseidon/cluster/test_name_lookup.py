@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.name_lookup import NameTimeoutError, addresses_of, dial, look_up
 from poseidon.cluster.rendezvous.address import address_of
 from poseidon.cluster.ssh.config import SshSettings
@@ -50,8 +50,8 @@ def test_a_resolver_that_hangs_is_left_behind() -> None:
 @pytest.mark.usefixtures("hanging")
 def test_a_host_whose_name_is_not_answered_is_one_problem_among_others(sshd: LoopbackSshd) -> None:
     clients = [
-        Client(id=0, host="hanging", port=0),
-        Client(id=1, host="127.0.0.1", port=0, user="nobody-of-that-name"),
+        Host(id=0, address="hanging", port=0),
+        Host(id=1, address="127.0.0.1", port=0, user="nobody-of-that-name"),
     ]
     with pytest.raises(JobError) as caught:
         connect_all(clients, SshSettings(config=sshd.config, connect_timeout_s=1.0))

@@ -2,53 +2,56 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
-from poseidon.cluster.machine_words import ClientRole
-from poseidon.cluster.machinefile import Client
-from poseidon.cluster.plan import devices_from_flag, plan_job
+from poseidon.cluster.machinefile import Host, HostRole
+from poseidon.cluster.plan import best_shares, devices_from_flag, plan_job
 from poseidon.errors import UsageError
 
-TWO = (Client(id=0, host="10.0.0.7", port=9999), Client(id=1, host="fd00::8", port=0))
+TWO = (Host(id=0, address="10.0.0.7", port=9999), Host(id=1, address="fd00::8", port=0))
 
 
 def test_one_worker_per_device_and_channels_shards_per_client() -> None:
-    plan = plan_job(TWO, devices_per_client=("cuda:0", "cuda:1"), channels=2)
-    assert [(w.rank, w.client.id, w.local_rank, w.device) for w in plan.workers] == [
+    plan = plan_job(TWO, devices_per_host=("cuda:0", "cuda:1"), channels=2)
+    assert [(w.rank, w.host.id, w.local_rank, w.device) for w in plan.workers] == [
         (0, 0, 0, "cuda:0"),
         (1, 0, 1, "cuda:1"),
         (2, 1, 0, "cuda:0"),
         (3, 1, 1, "cuda:1"),
     ]
-    assert [(s.index, s.client.id, s.channel, s.address) for s in plan.shards] == [
+    assert [(s.index, s.host.id, s.channel, s.address) for s in plan.shards] == [
         (0, 0, 0, "tcp://10.0.0.7:9999"),
         (1, 0, 1, "tcp://10.0.0.7:10000"),
         (2, 1, 0, "tcp://[fd00::8]:0"),
         (3, 1, 1, "tcp://[fd00::8]:0"),
     ]
-    assert (plan.worker_count, plan.shard_count, plan.workers_per_client, plan.channels) == (4, 4, 2, 2)
+    assert (plan.worker_count, plan.shard_count, plan.workers_per_host, plan.channels) == (4, 4, 2, 2)
     assert plan.roles == (*plan.shards, *plan.workers)
     assert len({role.process for role in plan.roles}) == 8
 
 
 def test_names() -> None:
-    plan = plan_job(TWO, devices_per_client=("cpu",), channels=1)
+    plan = plan_job(TWO, devices_per_host=("cpu",), channels=1)
     assert plan.workers[1].process.describe() == "worker 1 (client 1, fd00::8)"
     assert plan.shards[0].process.describe(4711) == "shard 0 (client 0, 10.0.0.7, pid 4711)"
 
 
 def test_on_one_machine_ports_are_free_ones() -> None:
-    clients = (Client(id=0, host="127.0.0.1", port=9999), Client(id=1, host="::1", port=10999))
-    plan = plan_job(clients, devices_per_client=("cpu",), channels=2)
+    clients = (Host(id=0, address="127.0.0.1", port=9999), Host(id=1, address="::1", port=10999))
+    plan = plan_job(clients, devices_per_host=("cpu",), channels=2)
     assert [shard.address for shard in plan.shards] == ["tcp://127.0.0.1:0"] * 2 + ["tcp://[::1]:0"] * 2
-    assert [shard.port for shard in plan_job(TWO, devices_per_client=("cpu",), channels=1).shards] == [
+    assert [shard.port for shard in plan_job(TWO, devices_per_host=("cpu",), channels=1).shards] == [
         9999,
         0,
     ]
 
 
-def _with_gpus(*gpus: str | None) -> tuple[Client, ...]:
-    return tuple(Client(id=number, host="127.0.0.1", port=0, gpus=words) for number, words in enumerate(gpus))
+def _with_gpus(*gpus: str | None) -> tuple[Host, ...]:
+    return tuple(
+        Host(id=number, address="127.0.0.1", port=0, gpus=words) for number, words in enumerate(gpus)
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,33 +66,33 @@ def _with_gpus(*gpus: str | None) -> tuple[Client, ...]:
 def test_devices_of_the_machinefile(
     gpus: tuple[str | None, ...], usual: tuple[str, ...], devices: list[str]
 ) -> None:
-    plan = plan_job(_with_gpus(*gpus), devices_per_client=usual, channels=1)
+    plan = plan_job(_with_gpus(*gpus), devices_per_host=usual, channels=1)
     assert [worker.device for worker in plan.workers] == devices
-    assert plan.workers_per_client == len(devices) // 2
+    assert plan.workers_per_host == len(devices) // 2
 
 
 def test_a_machine_with_another_number_of_devices_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"client 1 on 127.0.0.1 has gpus=0,1, 2 workers, where the others have 1"
     ):
-        plan_job(_with_gpus(None, "0,1"), devices_per_client=("cuda:0",), channels=1)
+        plan_job(_with_gpus(None, "0,1"), devices_per_host=("cuda:0",), channels=1)
 
 
 def test_shards_listen_where_the_others_reach_them() -> None:
     clients = (
-        Client(id=0, host="node0", port=5, address="10.0.0.1"),
-        Client(id=1, host="node1", port=5, address="fe::1"),
+        Host(id=0, address="node0", port=5, peer_address="10.0.0.1"),
+        Host(id=1, address="node1", port=5, peer_address="fe::1"),
     )
-    plan = plan_job(clients, devices_per_client=("cpu",), channels=1)
+    plan = plan_job(clients, devices_per_host=("cpu",), channels=1)
     assert [shard.address for shard in plan.shards] == ["tcp://10.0.0.1:5", "tcp://[fe::1]:5"]
     assert plan.shards[0].process.host == "node0"
 
 
-def machines(roles: str) -> tuple[Client, ...]:
+def machines(roles: str) -> tuple[Host, ...]:
     """One client a letter: both, worker, server."""
-    role = {"b": ClientRole.BOTH, "w": ClientRole.WORKER, "s": ClientRole.SERVER}
+    role = {"b": HostRole.BOTH, "w": HostRole.WORKER, "s": HostRole.SERVER}
     return tuple(
-        Client(id=number, host="127.0.0.1", port=0, role=role[letter]) for number, letter in enumerate(roles)
+        Host(id=number, address="127.0.0.1", port=0, role=role[letter]) for number, letter in enumerate(roles)
     )
 
 
@@ -113,32 +116,32 @@ def test_roles(
     homes: tuple[int, ...],
     shares: tuple[int, ...],
 ) -> None:
-    plan = plan_job(machines(roles), devices_per_client=("cpu",), channels=1)
-    assert tuple(worker.client.id for worker in plan.workers) == works
+    plan = plan_job(machines(roles), devices_per_host=("cpu",), channels=1)
+    assert tuple(worker.host.id for worker in plan.workers) == works
     assert tuple(worker.position for worker in plan.workers) == tuple(range(len(works)))
-    assert tuple(shard.client.id for shard in plan.shards) == serves
+    assert tuple(shard.host.id for shard in plan.shards) == serves
     assert [shard.index for shard in plan.shards] == list(range(len(serves)))
     assert (plan.homes, plan.shares) == (homes, shares)
-    assert plan.working_clients == len(works)
+    assert plan.working_hosts == len(works)
     assert plan.has_dedicated_servers == ("s" in roles)
 
 
 def test_each_shard_of_a_machine_carries_its_part() -> None:
-    plan = plan_job(machines("bbbs"), devices_per_client=("cpu", "cpu"), channels=2)
+    plan = plan_job(machines("bbbs"), devices_per_host=("cpu", "cpu"), channels=2)
     assert plan.homes == (0, 0, 1, 1, 2, 2, -1, -1)
     assert plan.shares == (1, 1, 1, 1, 1, 1, 2, 2)
     assert [worker.position for worker in plan.workers] == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_job_without_server_may_have_workers_only() -> None:
-    plan = plan_job(machines("wsw"), devices_per_client=("cpu",), channels=1, with_server=False)
+    plan = plan_job(machines("wsw"), devices_per_host=("cpu",), channels=1, with_server=False)
     assert (plan.worker_count, plan.shard_count, plan.homes, plan.shares) == (2, 0, (), ())
 
 
 def test_several_cpu_workers_are_legal() -> None:
-    assert plan_job(TWO, devices_per_client=("cpu", "cpu"), channels=1).worker_count == 4
+    assert plan_job(TWO, devices_per_host=("cpu", "cpu"), channels=1).worker_count == 4
     # Those of one client need no server: they add up among themselves.
-    alone = plan_job(machines("w"), devices_per_client=("cpu", "cpu"), channels=1)
+    alone = plan_job(machines("w"), devices_per_host=("cpu", "cpu"), channels=1)
     assert (alone.worker_count, alone.shard_count) == (2, 0)
 
 
@@ -154,9 +157,9 @@ def test_several_cpu_workers_are_legal() -> None:
         (TWO, ("cpu",), 1025, "1025"),
     ],
 )
-def test_refused(clients: tuple[Client, ...], devices: tuple[str, ...], channels: int, words: str) -> None:
+def test_refused(clients: tuple[Host, ...], devices: tuple[str, ...], channels: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        plan_job(clients, devices_per_client=devices, channels=channels)
+        plan_job(clients, devices_per_host=devices, channels=channels)
 
 
 @pytest.mark.parametrize(
@@ -189,3 +192,61 @@ def test_devices(gpu: str, available: int | None, devices: tuple[str, ...]) -> N
 def test_device_mistakes(gpu: str, available: int | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         devices_from_flag(gpu, available=available)
+
+
+MIXED = [(n, k) for n in range(2, 12) for k in range(1, n)]
+
+
+def links(n: int, k: int, b: int, worker: Fraction, server: Fraction) -> tuple[Fraction, Fraction, Fraction]:
+    """Models that cross the link of a machine that does both, that works, and that serves; counted flow by flow."""
+    total = b * worker + k * server
+    w, s = worker / total, server / total
+    both = 2 * (1 - w) + 2 * w * (
+        n - 1
+    )  # the worker to all other shards, and the shards to all other workers
+    return both, Fraction(2), 2 * n * s
+
+
+@pytest.mark.parametrize(("n", "k"), MIXED)
+def test_every_link_carries_the_same(n: int, k: int) -> None:
+    worker, server = best_shares(n, k)
+    both, _, serving = links(n, k, n, Fraction(worker), Fraction(server))
+    assert both == serving == Fraction(4 * n * (n - 1), n * n + k * n - 2 * k)
+
+
+@pytest.mark.parametrize(("n", "k"), [(n, k) for n, k in MIXED if n > 2])
+def test_no_other_shares_are_better(n: int, k: int) -> None:
+    shares = best_shares(n, k)
+    best = max(links(n, k, n, *map(Fraction, shares)))
+    others = [(worker, server) for worker in range(40) for server in range(40) if worker + server]
+    assert all(
+        max(links(n, k, n, Fraction(worker), Fraction(server))) > best
+        for worker, server in others
+        if Fraction(worker) * shares[1] != Fraction(server) * shares[0]
+    )
+
+
+@pytest.mark.parametrize(("n", "k", "b"), [(5, 2, 3), (8, 1, 4), (8, 7, 1), (3, 1, 1)])
+def test_some_working_machines_may_have_no_shards(n: int, k: int, b: int) -> None:
+    worker, server = best_shares(n, k, sharing=b)
+    both, alone, serving = links(n, k, b, Fraction(worker), Fraction(server))
+    assert both == serving > alone
+    for other in (Fraction(99, 100), Fraction(101, 100)):
+        assert max(links(n, k, b, worker * other, Fraction(server))) > both
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "b", "expected"),
+    [
+        (4, 0, None, (1, 0)),
+        (4, 2, None, (1, 3)),
+        (4, 4, None, (0, 1)),
+        (4, 9, None, (0, 1)),
+        (1, 1, None, (0, 1)),
+        (4, 1, 0, (0, 1)),
+        (4, 0, 2, (1, 0)),
+        (4, 0, 0, (0, 0)),
+    ],
+)
+def test_the_ends(n: int, k: int, b: int | None, expected: tuple[int, int]) -> None:
+    assert best_shares(n, k, sharing=b) == expected

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machinefile import Client
-from poseidon.cluster.remote_python import OwnPlaces, module_words
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.remote_python import LauncherEnvironment, module_words
 from poseidon.cluster.ssh.quoting import shell_words
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[0] and os.environ.get('MARK'), os.getcwd(), sys.argv[1:]]))"
 
 
-def own(folder: Path, *, python: str = sys.executable, checkout: str = "") -> OwnPlaces:
-    return OwnPlaces(python=python, checkout=checkout, folder=str(folder))
+def own(folder: Path, *, python: str = sys.executable, checkout: str = "") -> LauncherEnvironment:
+    return LauncherEnvironment(python=python, checkout=checkout, folder=str(folder))
 
 
-def client(python: str | None = None, workdir: str | None = None) -> Client:
-    return Client(id=0, host="h", port=0, python=python, workdir=workdir)
+def client(python: str | None = None, workdir: str | None = None) -> Host:
+    return Host(id=0, address="h", port=0, python=python, workdir=workdir)
 
 
 def run(home: Path, words: tuple[str, ...]) -> list[object]:

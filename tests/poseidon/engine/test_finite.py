@@ -13,7 +13,7 @@ from torch import nn
 
 from poseidon.engine import finite
 from poseidon.engine.finite import LossWatch, not_finite
-from poseidon.engine.saving import Saving
+from poseidon.engine.snapshot_writer import SnapshotSettings
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.net.net import Net
@@ -65,7 +65,7 @@ def test_weights_that_are_not_finite_never_replace_a_snapshot(
     """The last update is found where it would be saved; no older snapshot is removed for one that is not written."""
     solver = write_definitions(tmp_path, batch=5, extra="snapshot: 3\nmax_iter: 6")
     caplog.set_level(logging.WARNING)
-    job = Job(saving=Saving(keep=1, stop_at_nan=stop), at=spoiling("conv.0", after=6))
+    job = Job(saving=SnapshotSettings(keep=1, stop_at_nan=stop), at=spoiling("conv.0", after=6))
     if stop:
         with pytest.raises(
             JobError, match=r"^worker 0: after iteration 6 layer 'conv' holds a number that is not fin"
@@ -80,7 +80,9 @@ def test_weights_that_are_not_finite_never_replace_a_snapshot(
 def test_going_on_regardless_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     extra = "base_lr: 1e20\nsnapshot: 2\nmax_iter: 6"
-    ended = run(write_definitions(tmp_path, batch=5, extra=extra), Job(saving=Saving(stop_at_nan=False)))
+    ended = run(
+        write_definitions(tmp_path, batch=5, extra=extra), Job(saving=SnapshotSettings(stop_at_nan=False))
+    )
     assert ended.iterations == {0: 6}
     told = [record.getMessage() for record in caplog.records]
     assert sum("training goes on (--on_nan=warn)" in words for words in told) == 1

@@ -21,7 +21,7 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.tensors import Buffers
 from poseidon.engine.module.update_rules import SGD, Adam
-from poseidon.engine.module.workplace import Workplace
+from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
@@ -290,13 +290,13 @@ def test_a_group_saves_and_resumes_by_prefix(tmp_path: Path) -> None:
 def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: Path) -> None:
     told = []
     module = build(0)
-    group = join(module, MOMENTUM, Options(), Workplace(folder=tmp_path, on_saved=told.append))
+    group = join(module, MOMENTUM, Options(), WorkerContext(folder=tmp_path, on_saved=told.append))
     steps(module, group, 2)
     path = group.save()
     assert path == tmp_path / "checkpoint_iter_2.pt"
     assert [(written.state, written.iteration) for written in told] == [(path, 2)]
     again = build(0)
-    group = join(again, MOMENTUM, Options(), Workplace(checkpoint=path))
+    group = join(again, MOMENTUM, Options(), WorkerContext(checkpoint=path))
     with pytest.raises(
         UsageError, match=r"goes on from .*checkpoint_iter_2.pt, and the script has begun a step"
     ):
@@ -345,7 +345,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"poseidon": 1, "steps": Path("x")}, tmp_path / "net_iter_1.pt")
-    group = join(build(0), MOMENTUM, Options(), Workplace(checkpoint=tmp_path / "net_iter_1.pt"))
+    group = join(build(0), MOMENTUM, Options(), WorkerContext(checkpoint=tmp_path / "net_iter_1.pt"))
     with pytest.raises(SnapshotError, match=r"net_iter_1\.pt is no checkpoint of a group: .*"):
         group.resume()
 

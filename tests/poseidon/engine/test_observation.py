@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.engine.observation import Observation, open_trace, tell_plan
+from poseidon.engine.observation import Observation, log_plan, open_trace
 from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built
@@ -121,6 +121,6 @@ def test_a_plan_that_cannot_be_kept_is_told_and_logged(
 ) -> None:
     (tmp_path / "exchange_plan.txt").symlink_to("/dev/full")
     with caplog.at_level(logging.INFO):
-        tell_plan(ExchangePlan(choices=()), tmp_path)
+        log_plan(ExchangePlan(choices=()), tmp_path)
     assert "exchange_plan.txt: No space left on device; the job goes on without it" in caplog.messages[1]
     assert caplog.messages[0].startswith("no tensor is exchanged: 0 B an iteration")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.data.batches.partition import part_path
 from poseidon.data.databases.cursor import open_cursor, records
@@ -39,7 +39,7 @@ class Folders:
         self.closed = 0
         self.settings = SshSettings()
 
-    def connect_all(self, clients: Sequence[Client], settings: SshSettings) -> Mapping[int, FolderHost]:
+    def connect_all(self, clients: Sequence[Host], settings: SshSettings) -> Mapping[int, FolderHost]:
         self.settings = settings
         for client in clients:
             self.hosts.setdefault(client.id, FolderHost())
@@ -58,8 +58,8 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Folders:
     return found
 
 
-def clients_in(folder: Path, count: int = 3) -> tuple[Client, ...]:
-    """Client 0 is this machine, client 1 serves only, the others work in folders of their own."""
+def clients_in(folder: Path, count: int = 3) -> tuple[Host, ...]:
+    """Host 0 is this machine, client 1 serves only, the others work in folders of their own."""
     lines = ["0 127.0.0.1 0", "1 serving 0 role=server"]
     lines += [f"{k} host{k} 0 python={sys.executable} workdir={folder}/there{k}" for k in range(2, count)]
     return parse_machinefile("\n".join(lines), source="machines")
@@ -148,7 +148,7 @@ def test_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         place_there(Path("../db"), placed)
 
 
-def bring_lists(hosts: SshHosts, clients: Sequence[Client]) -> None:
+def bring_lists(hosts: SshHosts, clients: Sequence[Host]) -> None:
     """Pictures and rows to real hosts; the second host dies while its picture comes, and is there again for a second call."""
     keys = hosts.home / ".ssh"
     config = Path("ssh_config")

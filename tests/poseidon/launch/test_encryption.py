@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import JobPlan, plan_job
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
@@ -20,12 +20,12 @@ def flags(encrypt: str = "auto", *, in_clear: bool = False) -> argparse.Namespac
     return argparse.Namespace(encrypt=encrypt, allreduce_in_clear=in_clear)
 
 
-def clients(hosts: tuple[str, ...]) -> tuple[Client, ...]:
-    return tuple(Client(id=number, host=host, port=0) for number, host in enumerate(hosts))
+def clients(hosts: tuple[str, ...]) -> tuple[Host, ...]:
+    return tuple(Host(id=number, address=host, port=0) for number, host in enumerate(hosts))
 
 
 def plan(hosts: tuple[str, ...], workers: int = 1) -> JobPlan:
-    return plan_job(clients(hosts), devices_per_client=("cpu",) * workers, channels=2)
+    return plan_job(clients(hosts), devices_per_host=("cpu",) * workers, channels=2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.plan import JobPlan, plan_job
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.launch.job import Job
@@ -14,9 +14,9 @@ from poseidon.launch.ssh_site import SshSite
 
 
 class Site(SshSite):
-    """Client 0 does not answer any more."""
+    """Host 0 does not answer any more."""
 
-    def leave_out_missing(self) -> tuple[Client, ...]:
+    def leave_out_missing(self) -> tuple[Host, ...]:
         """See `SshSite`."""
         missing, self._clients = self._clients[:1], self._clients[1:]
         return missing
@@ -37,7 +37,7 @@ class Sharing(Job):
 
     def _make_plan(self, devices: tuple[str, ...]) -> JobPlan:
         assert self._site is not None
-        return plan_job(self._site.clients, devices_per_client=devices, channels=1)
+        return plan_job(self._site.clients, devices_per_host=devices, channels=1)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from poseidon.launch.rendezvous_site import MetSite, share_out_devices
 def test_one_client_for_each_host() -> None:
     plans = [HostPlan(rank=rank, address=f"10.0.0.{rank}", host=f"node{rank}", tasks=2) for rank in (0, 2)]
     site = MetSite([(plan, MetHost(plan.host, plan.address, lambda _: None)) for plan in plans])
-    assert [(client.id, client.host, client.port) for client in site.clients] == [
+    assert [(client.id, client.address, client.port) for client in site.clients] == [
         (0, "10.0.0.0", 0),
         (1, "10.0.0.2", 0),
     ]

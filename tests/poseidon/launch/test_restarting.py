@@ -13,18 +13,15 @@ from poseidon.cluster.supervision.settings import SupervisionSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.steps import Outcome
 from poseidon.launch.restarting import Restarting
-from poseidon.launch.snapshot_ledger import SnapshotLedger
-from tests.poseidon.launch.test_snapshot_ledger import Silent
+from poseidon.launch.snapshot_list import SnapshotList
 
 ORIGIN = StartingPoint(state="here.solverstate", iteration=3)
 DONE = JobResult(outcome=Outcome.FINISHED, iteration=9, elapsed_s=1.0)
 
 
 def restarting(requests: SignalRequests, said: list[str]) -> Restarting:
-    ledger = SnapshotLedger(Silent(), said.append)
-    return Restarting(
-        lambda attempt, point: DONE, ledger, ORIGIN, lambda: "without it", said.append, requests
-    )
+    snapshots = SnapshotList(ORIGIN, said.append)
+    return Restarting(lambda attempt, point: DONE, snapshots, lambda: "without it", said.append, requests)
 
 
 @pytest.mark.parametrize(

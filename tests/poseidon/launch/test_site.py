@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.jobs.registry import Registry
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError
 from poseidon.launch.site import (
     child_environment,
@@ -22,7 +22,7 @@ from tests.support.memory_child import said_by
 
 
 def test_clients(tmp_path: Path) -> None:
-    assert read_clients(None, 1) == (Client(id=0, host="127.0.0.1", port=0),)
+    assert read_clients(None, 1) == (Host(id=0, address="127.0.0.1", port=0),)
     hosts = tmp_path / "hosts"
     hosts.write_text("0 127.0.0.1 9999\n1 localhost 0\n", encoding="utf-8")
     assert [client.port for client in read_clients(str(hosts), 1)] == [9999, 0]

@@ -87,8 +87,8 @@ class Site:
         self.copies = SnapshotCopies(self.here, lambda: self.session, self.warnings.append)
 
     def bring(self, state: Path) -> None:
-        self.copies.want(str(FAR / state.name), self.arrived.append)
-        self.copies.settle()
+        self.copies.fetch(str(FAR / state.name), self.arrived.append)
+        self.copies.wait()
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def requests(*signals: signal.Signals) -> SignalRequests:
 
 def under_way(site: Site, slow: SlowSession) -> Path:
     state = write(site.far, 10)
-    site.copies.want(str(FAR / state.name), site.arrived.append)
+    site.copies.fetch(str(FAR / state.name), site.arrived.append)
     assert slow.under_way.wait(10)
     return state
 
@@ -253,7 +253,7 @@ def test_a_wish_to_stop_ends_the_waiting(site: Site, slow: SlowSession, number: 
 def test_a_stopped_job_waits_a_moment_only(
     site: Site, slow: SlowSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_copies, "STOPPED_SETTLE_S", 0.0)
+    monkeypatch.setattr(snapshot_copies, "STOPPED_WAIT_S", 0.0)
     under_way(site, slow)
     site.copies.finish(Outcome.STOPPED, requests())
     assert (site.warnings, site.arrived) == ([], [])
@@ -282,7 +282,7 @@ class OneJob(job.Job):
             "one",
         )
         self._id, self._output = "one", output
-        self._plan = JobPlan(clients=(), workers=(), shards=(), workers_per_client=1, channels=1)
+        self._plan = JobPlan(hosts=(), workers=(), shards=(), workers_per_host=1, channels=1)
         self._point, self._patience = self.origin, SupervisionSettings()
         self._restarts, self._site = RestartSettings(), None
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
-from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
-from poseidon.cluster.ssh.launcher import Place
+from poseidon.cluster.ssh.launcher import HostEnvironment
 from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launch import ssh_site
 from poseidon.launch.ssh_site import SshSite, site_of
@@ -71,7 +71,7 @@ def test_machines_that_cannot_work_together(text: str, launcher: str, words: str
 )
 def test_what_a_host_may_be_called(host: str, dialled: str, names: tuple[str, ...]) -> None:
     known = addresses_of({host, dialled}, 30.0)
-    assert ssh_site._names_of(Client(id=0, host=host, port=0), dialled, known) == names
+    assert ssh_site._names_of(Host(id=0, address=host, port=0), dialled, known) == names
 
 
 class Answering:
@@ -124,7 +124,7 @@ def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
 ) -> None:
     opened: list[list[int]] = []
 
-    def open_agents(places: Mapping[int, Place], record: Mapping[str, object], job: str) -> None:
+    def open_agents(places: Mapping[int, HostEnvironment], record: Mapping[str, object], job: str) -> None:
         for place in places.values():
             assert place.host.words
         opened.append(list(places))
@@ -132,15 +132,13 @@ def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
     monkeypatch.setattr(ssh_site, "open_agents", open_agents)
     settings = SshSettings(config=servers[0].config)
     clients = tuple(
-        Client(id=number, host="127.0.0.1", port=0, ssh_port=server.port)
+        Host(id=number, address="127.0.0.1", port=0, ssh_port=server.port)
         for number, server in enumerate(servers)
     )
     site = SshSite(clients, settings)
     site._hosts = dict(connect_all(clients, settings))
     launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
-    record = JobRecord(
-        job="j", launcher=launcher, hostfile=None, clients=clients, output="/tmp", started_s=0.0
-    )
+    record = JobRecord(job="j", launcher=launcher, hostfile=None, hosts=clients, output="/tmp", started_s=0.0)
     try:
         for server in servers:
             server.break_lines()

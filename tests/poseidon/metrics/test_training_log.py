@@ -82,7 +82,7 @@ def test_caffes_log_of_2014(shared: Path) -> None:
 
 
 def test_our_log(repository: Path) -> None:
-    path = repository / "docs" / "logs" / "cifar10_quick_lr1_4000-5000.log"
+    path = repository / "benchmarks" / "results" / "logs" / "cifar10_quick_lr1_4000-5000.log"
     log = parse_log(path.read_text(encoding="utf-8").splitlines(), 2026)
     assert log.test[-1].outputs == {"accuracy": 0.7522, "loss": 0.754774}
     rows = list(csv.DictReader(io.StringIO(as_csv(log.train))))

@@ -139,7 +139,7 @@ def test_a_signal_is_heard_once_though_every_shard_passes_it_on() -> None:
     s = session(rank=1, shards=2)
     for shard in range(2):
         s.receive(shard, m.Signal(m.SignalKind.STOP, 9))
-    assert s.signals == [m.Signal(m.SignalKind.STOP, 9)]
+    assert s.signals.all == [m.Signal(m.SignalKind.STOP, 9)]
 
 
 @pytest.mark.parametrize("staleness", [0, 3])

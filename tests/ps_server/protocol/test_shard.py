@@ -10,8 +10,9 @@ import pytest
 
 from ps_server.protocol import cell as cell_module
 from ps_server.protocol import messages as m
+from ps_server.protocol.members import Outgoing
 from ps_server.protocol.settings import Consistency, Regularization, Rule, RuleKind, StoreSpec, TableSpec
-from ps_server.protocol.shard import LEGAL, Outgoing, Shard, Stage
+from ps_server.protocol.shard import Shard
 
 PLAIN = Rule()
 
@@ -331,7 +332,3 @@ def test_a_shard_without_chunks_may_hear_late_of_the_store_before() -> None:
     assert shard.handle(peer(1), m.Create(spec)) == []
     assert shard.handle(peer(1), m.Create(anew)) == [Outgoing(peer(1), m.Welcome(1))]
     assert shard.counts.faults == 0
-
-
-def test_every_stage_has_its_row() -> None:
-    assert LEGAL.keys() == set(Stage)

@@ -17,7 +17,7 @@ from poseidon.cluster.agent.link import AgentLink, LinkSettings
 from poseidon.cluster.agent.wire import Greet, decode_report, encode_order
 from poseidon.cluster.jobs.kill import KillPatience, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError, JobKilled
@@ -33,7 +33,7 @@ RECORD = JobRecord(
     job=JOB,
     launcher=RecordedProcess(name="launcher", host="node0", pid=1, created_s=0.0),
     hostfile="/hosts",
-    clients=(Client(id=0, host="node0", port=0), Client(id=1, host="node1", port=0)),
+    hosts=(Host(id=0, address="node0", port=0), Host(id=1, address="node1", port=0)),
     output="/output",
     started_s=1.0,
 )
@@ -125,10 +125,10 @@ def test_the_host_has_the_job_on_record_while_it_runs(tmp_path: Path) -> None:
         far = link.start(_spec(ENDLESS_WORKER), RecordingListener())
         record = registry.read(JOB)
         assert record is not None
-        assert (record.launcher.pid, record.hostfile, record.clients) == (
+        assert (record.launcher.pid, record.hostfile, record.hosts) == (
             process.pid,
             "/hosts",
-            RECORD.clients,
+            RECORD.hosts,
         )
         assert [(entry.name, entry.host, entry.pid) for entry in record.processes] == [
             (NAME.describe(), "127.0.0.1", far.pid)

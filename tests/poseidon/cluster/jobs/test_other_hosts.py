@@ -8,7 +8,7 @@ from poseidon.cluster.jobs.kill import KillPatience
 from poseidon.cluster.jobs.other_hosts import far_hosts, kill_far, list_far
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.this_host import Answer, HostJob
-from poseidon.cluster.machinefile import Client, parse_machinefile
+from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.errors import JobError
 
 HOSTS = parse_machinefile(
@@ -19,7 +19,7 @@ JOB = JobRecord(
     job="job-a",
     launcher=RecordedProcess(name="agent", host="127.0.0.1", pid=10, created_s=1.0),
     hostfile=None,
-    clients=HOSTS,
+    hosts=HOSTS,
     output="/out",
     started_s=1.0,
 )
@@ -34,7 +34,7 @@ class Network:
         self._lines = lines
         self.requests: list[Mapping[str, object]] = []
 
-    def __call__(self, client: Client, request: Mapping[str, object]) -> Sequence[Answer]:
+    def __call__(self, client: Host, request: Mapping[str, object]) -> Sequence[Answer]:
         self.requests.append(request)
         lines = self._lines[client.id]
         if isinstance(lines, JobError):
@@ -50,14 +50,14 @@ def test_each_account_on_another_machine_is_asked_once() -> None:
 def test_a_host_that_is_down_hides_no_other() -> None:
     network = Network({1: JobError("ml@node1: cannot be reached"), 2: [SEEN.to_fields(), END], 5: [END]})
     jobs, problems = list_far(far_hosts(HOSTS), network)
-    assert [(job.client.id, job.seen) for job in jobs] == [(2, SEEN)]
+    assert [(job.host.id, job.seen) for job in jobs] == [(2, SEEN)]
     assert problems == ["ml@node1: cannot be reached"]
 
 
 def test_wrong_answers_are_told_by_host() -> None:
     network = Network({1: [{"job": 3}, END], 2: [{"problem": "no disk"}, END], 5: [SEEN.to_fields()]})
     jobs, problems = list_far(far_hosts(HOSTS), network)
-    assert [job.client.id for job in jobs] == [5]
+    assert [job.host.id for job in jobs] == [5]
     assert problems == [
         "node2: no disk",
         "node2: it broke off in the middle of its answer",

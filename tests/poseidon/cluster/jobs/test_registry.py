@@ -19,8 +19,7 @@ from poseidon.cluster.jobs.registry import (
     check_job_id,
     new_job_id,
 )
-from poseidon.cluster.machine_words import ClientRole
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host, HostRole
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.errors import JobError, UsageError
 from tests.support.flushes import watch_flushes
@@ -29,7 +28,7 @@ RECORD = JobRecord(
     job="cifar10-1",
     launcher=RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.25),
     hostfile="/hosts",
-    clients=(Client(id=0, host="::1", port=5), Client(id=1, host="h", port=0, role=ClientRole.SERVER)),
+    hosts=(Host(id=0, address="::1", port=5), Host(id=1, address="h", port=0, role=HostRole.SERVER)),
     output="/out",
     started_s=3.5,
 )

@@ -8,15 +8,15 @@ import pytest
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.jobs.selection import far_jobs_of_machinefile, jobs_of_machinefile
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 
-FIXED = (Client(id=0, host="127.0.0.1", port=5),)
-FREE = (Client(id=0, host="127.0.0.1", port=0),)
+FIXED = (Host(id=0, address="127.0.0.1", port=5),)
+FREE = (Host(id=0, address="127.0.0.1", port=0),)
 
 
-def record(job: str, hostfile: str | None, clients: tuple[Client, ...]) -> JobRecord:
+def record(job: str, hostfile: str | None, clients: tuple[Host, ...]) -> JobRecord:
     launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=10, created_s=1.0)
-    return JobRecord(job=job, launcher=launcher, hostfile=hostfile, clients=clients, output="", started_s=0.0)
+    return JobRecord(job=job, launcher=launcher, hostfile=hostfile, hosts=clients, output="", started_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def record(job: str, hostfile: str | None, clients: tuple[Client, ...]) -> JobRe
         ([record("a", "/other", FIXED)], None, []),
     ],
 )
-def test_selection(records: list[JobRecord], clients: tuple[Client, ...] | None, jobs: list[str]) -> None:
+def test_selection(records: list[JobRecord], clients: tuple[Host, ...] | None, jobs: list[str]) -> None:
     assert [found.job for found in jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs
 
 
@@ -47,6 +47,6 @@ def test_selection(records: list[JobRecord], clients: tuple[Client, ...] | None,
     ],
 )
 def test_selection_among_what_hosts_say(
-    records: list[JobRecord], clients: tuple[Client, ...], jobs: list[str]
+    records: list[JobRecord], clients: tuple[Host, ...], jobs: list[str]
 ) -> None:
     assert [found.job for found in far_jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs

@@ -13,7 +13,7 @@ import pytest
 from poseidon.cluster.jobs.kill import KillPatience, kill_job, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.this_host import Answer, HostJob, answers, jobs_here
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError
 from tests.support.jobs import environment, running_job
 from tests.support.live_processes import live_pids, none_left
@@ -22,7 +22,7 @@ GONE = JobRecord(
     job="gone",
     launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0),
     hostfile="/hosts",
-    clients=(Client(id=0, host="node7", port=9999, user="ml", ssh_port=2222),),
+    hosts=(Host(id=0, address="node7", port=9999, user="ml", ssh_port=2222),),
     output="/out",
     started_s=1.0,
 )

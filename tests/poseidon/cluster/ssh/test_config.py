@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.config import Endpoint, SshConfig, SshSettings
 from poseidon.errors import JobError
 
 
-def _endpoint(tmp_path: Path, text: str, client: Client | None = None) -> Endpoint:
+def _endpoint(tmp_path: Path, text: str, client: Host | None = None) -> Endpoint:
     file = tmp_path / "config"
     file.write_text(text)
     config = SshConfig(SshSettings(config=file))
-    return config.endpoint(client or Client(id=0, host="node3", port=0))
+    return config.endpoint(client or Host(id=0, address="node3", port=0))
 
 
 def test_what_the_configuration_says(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
 
 
 def test_the_machinefile_goes_before_the_configuration(tmp_path: Path) -> None:
-    client = Client(id=0, host="node3", port=0, user="file", ssh_port=2300)
+    client = Host(id=0, address="node3", port=0, user="file", ssh_port=2300)
     found = _endpoint(tmp_path, "Host *\n  User config\n  Port 2222\n", client)
     assert (found.user, found.port) == ("file", 2300)
 

@@ -12,7 +12,7 @@ from typing import Any
 import paramiko
 import pytest
 
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.channel import run_over
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, close_all, connect, connect_all
@@ -31,10 +31,10 @@ while True:
             sys.exit()
         line.sendall(data) if source == 0 else os.write(1, data)
 """
-CLIENT = Client(id=0, host="127.0.0.1", port=0)
+CLIENT = Host(id=0, address="127.0.0.1", port=0)
 
 
-def _refused(config: Path, client: Client = CLIENT, timeout_s: float = 15.0) -> str:
+def _refused(config: Path, client: Host = CLIENT, timeout_s: float = 15.0) -> str:
     with pytest.raises(JobError) as caught:
         connect(client, SshSettings(config=config, connect_timeout_s=timeout_s))
     assert "\n" not in str(caught.value)
@@ -158,7 +158,7 @@ def test_a_broken_line_is_called_so() -> None:
 
 
 def test_clients_of_one_host_share_a_connection(sshd: LoopbackSshd) -> None:
-    clients = [Client(id=number, host="127.0.0.1", port=0) for number in range(3)]
+    clients = [Host(id=number, address="127.0.0.1", port=0) for number in range(3)]
     hosts = connect_all(clients, SshSettings(config=sshd.config))
     assert list(hosts) == [0, 1, 2]
     assert len(set(hosts.values())) == 1
@@ -169,8 +169,8 @@ def test_all_problems_at_once(sshd: LoopbackSshd, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         clients = [
             CLIENT,
-            Client(id=1, host="127.0.0.1", port=0, ssh_port=silent.getsockname()[1]),
-            Client(id=2, host="127.0.0.1", port=0, user="nobody-of-that-name"),
+            Host(id=1, address="127.0.0.1", port=0, ssh_port=silent.getsockname()[1]),
+            Host(id=2, address="127.0.0.1", port=0, user="nobody-of-that-name"),
         ]
         with pytest.raises(JobError) as caught:
             connect_all(clients, SshSettings(config=sshd.config, connect_timeout_s=1.0))
@@ -183,7 +183,7 @@ def test_all_problems_at_once(sshd: LoopbackSshd, tmp_path: Path) -> None:
 def test_through_another_host(sshd: LoopbackSshd, tmp_path: Path) -> None:
     jump = f"Host inner\n  HostName 127.0.0.1\n  ProxyJump 127.0.0.1:{sshd.port},127.0.0.1:{sshd.port}\n"
     (tmp_path / "config").write_text(jump + sshd.config.read_text())
-    host = connect(Client(id=0, host="inner", port=0), SshSettings(config=tmp_path / "config"))
+    host = connect(Host(id=0, address="inner", port=0), SshSettings(config=tmp_path / "config"))
     assert host.run(["echo", "through"], timeout_s=10).stdout == b"through\n"
     assert host.local_address() == "127.0.0.1"
     host.close()
@@ -193,7 +193,7 @@ def test_hosts_that_jump_in_a_circle(sshd: LoopbackSshd, tmp_path: Path) -> None
     (tmp_path / "config").write_text(
         "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n" + sshd.config.read_text()
     )
-    assert "do they name each other" in _refused(tmp_path / "config", Client(id=0, host="a", port=0))
+    assert "do they name each other" in _refused(tmp_path / "config", Host(id=0, address="a", port=0))
 
 
 def test_a_program_that_makes_the_connection(sshd: LoopbackSshd, tmp_path: Path) -> None:
@@ -281,13 +281,13 @@ def test_nobody_there(sshd: LoopbackSshd) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert "Connection refused" in _refused(
-        sshd.config, Client(id=0, host="127.0.0.1", port=0, ssh_port=port)
+        sshd.config, Host(id=0, address="127.0.0.1", port=0, ssh_port=port)
     )
 
 
 def test_a_name_that_nobody_knows(sshd: LoopbackSshd) -> None:
     assert "the name no.such.host.invalid is not known" in _refused(
-        sshd.config, Client(id=0, host="no.such.host.invalid", port=0)
+        sshd.config, Host(id=0, address="no.such.host.invalid", port=0)
     )
 
 
@@ -297,7 +297,7 @@ def test_ipv6(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this machine has no IPv6")
     try:
-        host = connect(Client(id=0, host="::1", port=0), SshSettings(config=server.config))
+        host = connect(Host(id=0, address="::1", port=0), SshSettings(config=server.config))
         assert host.local_address() == "::1"
         host.close()
     finally:

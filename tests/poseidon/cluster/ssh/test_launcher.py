@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, record_fields
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.remote_python import OwnPlaces
+from poseidon.cluster.remote_python import LauncherEnvironment
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import SshHost, connect
-from poseidon.cluster.ssh.launcher import Place, open_agents
+from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, child
 from tests.support.live_processes import none_left
@@ -23,27 +23,27 @@ from tests.support.recording_listener import RecordingListener
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.processes]
 ROOT = Path(__file__).parents[4]
-CLIENTS = [Client(id=0, host="127.0.0.1", port=0), Client(id=1, host="127.0.0.1", port=0)]
+CLIENTS = [Host(id=0, address="127.0.0.1", port=0), Host(id=1, address="127.0.0.1", port=0)]
 JOB = "ssh-20260101-000000-abcdef"
-OWN = OwnPlaces(python=sys.executable, checkout=str(ROOT), folder=str(ROOT))
+OWN = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=str(ROOT))
 RECORD = record_fields(
     JobRecord(
         job=JOB,
         launcher=RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0),
         hostfile=None,
-        clients=tuple(CLIENTS),
+        hosts=tuple(CLIENTS),
         output="/output",
         started_s=1.0,
     )
 )
 
 
-def _name(client: Client) -> ProcessName:
-    return ProcessName(role=Role.WORKER, index=client.id, client=client.id, host=client.host)
+def _name(client: Host) -> ProcessName:
+    return ProcessName(role=Role.WORKER, index=client.id, client=client.id, host=client.address)
 
 
 def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: SshHost, tmp_path: Path) -> None:
-    place = Place(host=host, own=OWN)
+    place = HostEnvironment(host=host, own=OWN)
     launcher = open_agents({0: place, 1: place}, RECORD, JOB)
     try:
         pids = []
@@ -70,7 +70,7 @@ def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: Ssh
 
 def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) -> None:
     host = connect(CLIENTS[0], SshSettings(config=sshd.config))
-    launcher = open_agents({0: Place(host=host, own=OWN)}, RECORD, JOB)
+    launcher = open_agents({0: HostEnvironment(host=host, own=OWN)}, RECORD, JOB)
     listener = RecordingListener()
     spec = ProcessSpec(name=_name(CLIENTS[0]), argv=child(ENDLESS_WORKER), first_line=b"{}")
     process = launcher.start(spec, CLIENTS[0], listener)
@@ -94,6 +94,6 @@ def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) 
 )
 def test_what_is_no_agent(host: SshHost, python: str | None, folder: str | None, words: str) -> None:
     with pytest.raises(JobError) as caught:
-        open_agents({0: Place(host=host, own=OWN, python=python, workdir=folder)}, RECORD, JOB)
+        open_agents({0: HostEnvironment(host=host, own=OWN, python=python, workdir=folder)}, RECORD, JOB)
     assert words in str(caught.value)
     assert str(caught.value).startswith(host.words)

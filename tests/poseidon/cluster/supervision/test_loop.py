@@ -12,10 +12,10 @@ import pytest
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.local import LocalLauncher
-from poseidon.cluster.machinefile import Client
+from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
-from poseidon.cluster.supervision.loop import JobResult, run_job
+from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
 from poseidon.cluster.supervision.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.steps import Outcome
@@ -26,14 +26,14 @@ from tests.support.live_processes import live_pids
 pytestmark = pytest.mark.processes
 
 PLAN = plan_job(
-    [Client(id=0, host="127.0.0.1", port=0), Client(id=1, host="localhost", port=0)],
-    devices_per_client=("cpu",),
+    [Host(id=0, address="127.0.0.1", port=0), Host(id=1, address="localhost", port=0)],
+    devices_per_host=("cpu",),
     channels=1,
 )
 
 
-class Remembering:
-    """A launcher that remembers what it started, and callbacks that remember what they heard."""
+class Remembering(JobListener):
+    """A launcher that remembers what it started, and a listener that remembers what it received."""
 
     def __init__(
         self, react: Callable[[Remembering, ProcessName, Mapping[str, object]], None] | None = None
@@ -45,7 +45,7 @@ class Remembering:
         self.events: list[tuple[str, str]] = []
         self.started = 0
 
-    def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> RunningProcess:
+    def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> RunningProcess:
         process = self._launcher.start(spec, client, listener)
         self.pids[spec.name.short] = process.pid
         return process
@@ -83,7 +83,7 @@ def run(
             PLAN,
             make_spec,
             seen,
-            callbacks=seen,
+            listener=seen,
             settings=settings or SupervisionSettings(grace_s=1.0),
             registration=registration,
             requests=requests,
@@ -96,7 +96,7 @@ def run(
 def registration(folder: Path) -> Registration:
     launcher = RecordedProcess(name="the launcher", host="127.0.0.1", pid=os.getpid(), created_s=1.0)
     record = JobRecord(
-        job="job", launcher=launcher, hostfile=None, clients=PLAN.clients, output="/out", started_s=0.0
+        job="job", launcher=launcher, hostfile=None, hosts=PLAN.hosts, output="/out", started_s=0.0
     )
     return Registration(Registry(folder), record)
 
@@ -201,7 +201,7 @@ def test_text_on_stdout_is_log() -> None:
 
 def test_a_process_that_cannot_be_started() -> None:
     class Broken(Remembering):
-        def start(self, spec: ProcessSpec, client: Client, listener: Listener) -> RunningProcess:
+        def start(self, spec: ProcessSpec, client: Host, listener: Listener) -> RunningProcess:
             if spec.name.role is Role.WORKER:
                 raise JobError("cannot start worker 0: no python")
             return super().start(spec, client, listener)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
-from poseidon.engine.module.distribute import Options, at_work
+from poseidon.engine.module.distribute import Options, running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
 from poseidon.engine.module.tensors import Buffers
 from poseidon.engine.module.update_rules import SGD, Adam, Nesterov, ParameterGroup, UpdateRule
-from poseidon.engine.module.workplace import Standing, Workplace
+from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
@@ -354,19 +354,19 @@ def test_who_makes_more_steps_than_another_worker_hears_of_it() -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_where_a_loop_is_can_be_heard_while_it_waits(staleness: int) -> None:
-    """Worker 0 is in a meeting after its step, and worker 1 comes only once that was told."""
-    told: list[Standing] = []
+def test_a_loop_reports_its_position_while_it_waits(staleness: int) -> None:
+    """Worker 0 is in a collection after its step; worker 1 joins only once that was reported."""
+    reported: list[LoopPosition] = []
     waits = threading.Event()
 
-    def note(standing: Standing) -> None:
-        told.append(standing)
-        if standing.meeting:
+    def note(position: LoopPosition) -> None:
+        reported.append(position)
+        if position.collection:
             waits.set()
 
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 0:
-            group._workplace = replace(group._workplace, on_move=note)
+            group._context = replace(group._context, on_progress=note)
         a_step(module, group, torch.ones(2, 3))
         assert group.rank == 0 or waits.wait(TIMEOUT_S)
         group.mean(1.0)
@@ -374,13 +374,13 @@ def test_where_a_loop_is_can_be_heard_while_it_waits(staleness: int) -> None:
 
     together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member(staleness=staleness))
     first = [
-        Standing(steps=1, meetings=0),
-        Standing(steps=1, meetings=1, meeting="mean"),
-        Standing(steps=1, meetings=1),
+        LoopPosition(steps=1, collections=0),
+        LoopPosition(steps=1, collections=1, collection="mean"),
+        LoopPosition(steps=1, collections=1),
     ]
-    assert told[:3] == first
-    barriers = [standing for standing in told[3:] if standing.meeting == "settle"]
-    assert [standing.meetings for standing in barriers] == ([2, 3, 4] if staleness else [])
+    assert reported[:3] == first
+    barriers = [position for position in reported[3:] if position.collection == "settle"]
+    assert [position.collections for position in barriers] == ([2, 3, 4] if staleness else [])
 
 
 def test_a_mean_after_unequal_numbers_of_steps_is_refused() -> None:
@@ -532,7 +532,7 @@ def test_how_is_a_rule_or_an_optimizer_of_the_module() -> None:
 
 
 def test_one_call_a_job() -> None:
-    with at_work(Workplace()):
+    with running_in(WorkerContext()):
         poseidon.distribute(Normed(), SGD(lr=0.1))
         with pytest.raises(UsageError, match="second time"):
             poseidon.distribute(Normed(), SGD(lr=0.1))

@@ -1,4 +1,4 @@
-"""What the launcher hears of a script's end. The process itself: tests/distributed/test_scripts.py."""
+"""How a script's end is reported to the launcher. The process itself: tests/distributed/test_scripts.py."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 
 import poseidon
 from poseidon.engine.document import ScriptDocument
-from poseidon.engine.module.script import ScriptControl, run_script
+from poseidon.engine.module.script import LineOutput, ScriptConnection, run_script
 from poseidon.exchange.base import Exchange
 
 
-class Listener(ScriptControl):
-    """Keeps events, and hears no commands."""
+class RecordingConnection(ScriptConnection):
+    """Records events, and receives no commands."""
 
     def __init__(self) -> None:
-        self.told = io.StringIO()
-        super().__init__(io.StringIO(), self.told)
+        self.sent = io.StringIO()
+        super().__init__(io.StringIO(), self.sent)
 
-    def obey(self, exchange: Exchange, rank: int) -> None:
-        """Nobody commands."""
+    def forward_requests(self, exchange: Exchange, rank: int) -> None:
+        """Do nothing."""
 
 
 def run(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
@@ -36,9 +36,9 @@ def run(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, 
     document = ScriptDocument(
         job="j", token="", output=str(folder), script=str(script), arguments=("a", "--b"), shards=0
     )
-    control = Listener()
-    code = run_script(document, control)
-    events = [json.loads(line) for line in control.told.getvalue().splitlines()]
+    launcher = RecordingConnection()
+    code = run_script(document, launcher)
+    events = [json.loads(line) for line in launcher.sent.getvalue().splitlines()]
     assert events[0] == {"event": "ready"}
     return code, events[-1]
 
@@ -72,7 +72,7 @@ def test_a_good_end(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
 
 
-def test_the_group_is_closed_with_the_script_and_its_steps_are_told(
+def test_the_group_is_closed_with_the_script_and_its_steps_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (
@@ -82,3 +82,32 @@ def test_the_group_is_closed_with_the_script_and_its_steps_are_told(
     )
     assert run(tmp_path, text, monkeypatch) == (0, {"event": "done"})
     assert poseidon.this_worker() == poseidon.ThisWorker()
+
+
+def test_lines_go_whole_to_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = (io.StringIO(), io.StringIO())
+    output = LineOutput(streams)
+    monkeypatch.setattr(sys, "stdout", output)
+    print("a", 1, end="")
+    assert streams[0].getvalue() == ""
+    print("b\nc", end="")
+    assert streams[1].getvalue() == "a 1b\n"
+    output.flush()
+    assert [stream.getvalue() for stream in streams] == ["a 1b\nc"] * 2
+    output.close()
+    assert not streams[0].closed
+
+
+def test_a_full_disk_costs_lines_and_not_the_script(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    terminal = io.StringIO()
+    full = Path("/dev/full").open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr(sys, "stdout", LineOutput((full, terminal)))
+    print("a")
+    print("b")
+    assert terminal.getvalue() == "a\nb\n"
+    (warning,) = caplog.messages
+    assert warning.startswith("what the script prints cannot be kept in its log: No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        full.close()

@@ -52,7 +52,7 @@ def workers(
 
 
 def next_round(peers: Peers) -> Round:
-    return peers.wait(lambda: peers.session.take(0), "a round did not come", table=0)
+    return peers.wait_for(lambda: peers.session.take(0), "a round did not come", table=0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -85,7 +85,7 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
         speaker.broadcast(table, pair(1))
     for each in (speaker, listener):
         each.connect([speaker.address, listener.address])
-    listener.wait(lambda: True if len(heard) == 2 else None, "the factors did not come", table=0)
+    listener.wait_for(lambda: True if len(heard) == 2 else None, "the factors did not come", table=0)
     assert heard == [0, 1]
     for each in (speaker, listener):
         each.close()
@@ -98,7 +98,9 @@ def test_what_a_stranger_says_is_dropped_and_changes_nothing() -> None:
         for frames in (factors, encode(Join(1, b"another secret")), factors, [b"rubbish"]):
             while not stranger.send(0, frames):
                 stranger.receive(0.01)
-        peers[0].wait(lambda: True if peers[0].dropped == 4 else None, "the stranger was not heard", table=0)
+        peers[0].wait_for(
+            lambda: True if peers[0].dropped == 4 else None, "the stranger was not heard", table=0
+        )
         peers[1].connect([each.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, pair(rank))
@@ -116,7 +118,9 @@ def test_with_keys_only_those_of_the_job_are_heard() -> None:
         ]
         for stranger in strangers:
             stranger.send(0, encode(Join(2, TOKEN)))
-        peers[0].wait(lambda: True if peers[0].refused >= 2 else None, "the strangers did not knock", table=0)
+        peers[0].wait_for(
+            lambda: True if peers[0].refused >= 2 else None, "the strangers did not knock", table=0
+        )
         peers[2].connect([each.address for each in peers])
         for rank, each in enumerate(peers):
             each.broadcast(0, pair(rank))
@@ -139,7 +143,7 @@ def test_a_worker_that_says_nothing_is_a_timeout_with_its_reason() -> None:
 
 def test_a_failure_reaches_whoever_waits() -> None:
     with workers(1) as peers:
-        peers[0].fail(PeerLost("gone"))
+        peers[0].monitor.fail(PeerLost("gone"))
         with pytest.raises(PeerLost, match="gone"):
             next_round(peers[0])
 
@@ -171,7 +175,7 @@ def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
     with one_and_a_stand_in() as (worker, ear, _):
         ear.close()
         with pytest.raises(PeerLost, match=r"worker 0 lost the connection to .*\(worker 1\)"):
-            worker.wait(lambda: None, "a round did not come", table=0)
+            worker.wait_for(lambda: None, "a round did not come", table=0)
 
 
 @contextmanager
@@ -207,7 +211,7 @@ def test_a_worker_is_not_busy_with_what_a_lost_one_does_not_take() -> None:
 
 def test_a_line_that_has_failed_is_not_busy() -> None:
     with busy_worker() as (worker, _, _, ear):
-        worker.fail(PeerLost("gone"))
+        worker.monitor.fail(PeerLost("gone"))
         assert not worker.busy
         ear.close()
 
@@ -219,7 +223,7 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
         for message in (Factors(0, 0, pair(1)), Leave()):
             while not mouth.send(0, encode(message)):
                 mouth.receive(0.01)
-        worker.wait(lambda: True if worker._left == {1} else None, "the goodbye did not come", table=0)
+        worker.wait_for(lambda: True if worker._left == {1} else None, "the goodbye did not come", table=0)
         ear.close()
         worker.broadcast(0, pair(2))
         deadline = time.monotonic() + 20
@@ -227,4 +231,4 @@ def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.Monkey
             worker._listening.wake()
         assert not worker._outboxes[0], "the end of the connection was not seen"
         assert [float(p.u[0, 0]) for p in next_round(worker).pairs] == [0, 1]
-        worker.check()
+        worker.monitor.check()

@@ -9,10 +9,10 @@ import pytest
 
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.local.control import LeaderDelivery
-from poseidon.exchange.local.group import pack, unpack
+from poseidon.exchange.local.group import LocalGroup, pack, unpack
 from poseidon.exchange.local.line import Kind, Line
-from poseidon.exchange.local.siblings import Siblings
 from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
+from ps_server.monitor import Monitor
 
 
 class Inner:
@@ -38,16 +38,16 @@ class Inner:
         self.requests += (Signal(kind, 7),)
 
 
-Rig = tuple[LeaderDelivery, Inner, Line, Siblings]
+Rig = tuple[LeaderDelivery, Inner, Line, Monitor]
 
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     own, other = Line(a, "worker 1", 20.0), Line(b, "the leading worker", 20.0)
-    siblings, inner = Siblings(20.0), Inner()
-    delivery = LeaderDelivery(JobControl(inner, root=True), [own], siblings, siblings.fail)
-    yield delivery, inner, other, siblings
+    monitor, inner = LocalGroup(address="", rank=0, workers=2, timeout_s=20.0).new_monitor(), Inner()
+    delivery = LeaderDelivery(JobControl(inner, root=True), [own], monitor, monitor.fail)
+    yield delivery, inner, other, monitor
     delivery.close()
     own.close()
     other.close()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange
+from poseidon.exchange.local.line import HEAD, Kind
 from poseidon.exchange.local.reduction import Means
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server import PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
@@ -294,6 +295,64 @@ def test_a_leader_that_goes_is_one_sentence_for_the_others() -> None:
     assert said == dict.fromkeys((1, 2), "the leading worker of this machine has left")
 
 
+def head(kind: int, index: int = 0, length: int = 0) -> bytes:
+    return HEAD.pack(kind, index, 0, length)
+
+
+NONSENSE = {
+    "an unknown kind": (head(255), r"on this machine sent a message of unknown kind 255$"),
+    "a tensor out of range": (head(Kind.VALUE.value, 99), "IndexError"),
+    "signals that are no JSON": (head(Kind.SIGNALS.value, 0, 1) + b"{", "JSONDecodeError"),
+    "a reason that is no text": (head(Kind.FAILED.value, 0, 1) + b"\xff", "UnicodeDecodeError"),
+}
+"""What a leader sends, and what its follower raises."""
+
+
+@pytest.mark.parametrize(("sent", "raised"), NONSENSE.values(), ids=NONSENSE.keys())
+def test_nonsense_from_the_leader_ends_the_followers_waits_at_once(sent: bytes, raised: str) -> None:
+    over = threading.Event()
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        if isinstance(exchange, LeaderExchange):
+            exchange._lines[0]._connection.sendall(sent)
+            assert over.wait(60)
+            return
+        assert isinstance(exchange, FollowerExchange)
+        exchange._monitor.timeout_s = 5.0
+        try:
+            with pytest.raises(ServerError, match=raised):
+                step(exchange, 0, 1.0)
+        finally:
+            over.set()
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
+@pytest.mark.parametrize(
+    ("sent", "raised"),
+    [
+        (head(255), r"^worker 1 on this machine sent a message of unknown kind 255$"),
+        (head(Kind.PART.value, 99), r"IndexError|sent an unexpected PART$"),
+    ],
+    ids=["an unknown kind", "a tensor out of range"],
+)
+def test_nonsense_from_a_follower_ends_the_waits_of_all_at_once(sent: bytes, raised: str) -> None:
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        assert isinstance(exchange, LeaderExchange | FollowerExchange)
+        exchange._monitor.timeout_s = 5.0
+        with pytest.raises(ServerError, match=raised):
+            exchange.open(None)
+            if isinstance(exchange, FollowerExchange) and rank == 1:
+                exchange._line._connection.sendall(sent)
+            step(exchange, 0, 1.0)
+            exchange.settle()
+
+    with machines(alone, 3) as make:
+        run_workers(make, 3, run, tensors=two_tensors)
+
+
 def test_an_iteration_that_no_worker_goes_on_with_is_left_without_a_word() -> None:
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         exchange.open(None)
@@ -303,7 +362,7 @@ def test_an_iteration_that_no_worker_goes_on_with_is_left_without_a_word() -> No
         exchange.close()
         assert isinstance(exchange, LeaderExchange | FollowerExchange)
         if rank == 0:
-            assert exchange._siblings.failure is None
+            assert exchange._monitor.failure is None
 
     with machines(alone, 2) as make:
         run_workers(make, 2, run, tensors=two_tensors)
@@ -331,7 +390,7 @@ def test_a_worker_that_hangs_is_not_waited_for_for_ever() -> None:
             assert over.wait(60)
             return
         assert isinstance(exchange, LeaderExchange)
-        exchange._siblings.timeout_s = 0.5  # from now on: all have come
+        exchange._monitor.timeout_s = 0.5  # from now on: all have come
         try:
             step(exchange, 0, 1.0)
             with pytest.raises(ServerError, match=r"within 0\.5 s: a worker of this machine hangs$"):

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
 
-from poseidon.exchange.local.line import Kind, Line, Message, accept, connect, tell
-from ps_server import PeerLost, StalenessTimeout, TransportError
+from poseidon.exchange.local.line import HEAD, Kind, Line, Message, accept, connect, tell
+from ps_server import PeerLost, RemoteProtocolError, StalenessTimeout, TransportError
 from tests.support.unauthenticated import another_user
 
 Pair = tuple[Line, Line]
@@ -73,6 +73,33 @@ def test_whoever_has_gone_is_named(pair: Pair) -> None:
     with pytest.raises(PeerLost, match=r"^worker 1 on this machine has gone$"):
         pair[1].send(Kind.PART)
     tell([pair[1]], Kind.VALUE)  # whoever listens hears of it
+
+
+@pytest.fixture
+def raw() -> Iterator[tuple[socket.socket, Line]]:
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    line = Line(b, "worker 1", 20.0)
+    yield a, line
+    line.close()
+    a.close()
+
+
+@pytest.mark.parametrize("kind", [0, max(Kind, key=lambda kind: kind.value).value + 1, 255])
+def test_a_message_of_an_unknown_kind_breaks_the_protocol(raw: tuple[socket.socket, Line], kind: int) -> None:
+    raw[0].sendall(HEAD.pack(kind, 0, 0, 0))
+    with pytest.raises(
+        RemoteProtocolError, match=f"^worker 1 on this machine sent a message of unknown kind {kind}$"
+    ):
+        raw[1].receive()
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD.pack(Kind.HELLO.value, 0, 0, 5) + b"hell"])
+def test_a_first_message_that_does_not_end_is_not_waited_for(
+    raw: tuple[socket.socket, Line], sent: bytes
+) -> None:
+    raw[0].sendall(sent)
+    with pytest.raises(PeerLost, match=r"^worker 1 on this machine does not answer: timed out$"):
+        raw[1].receive_files(0.05)
 
 
 def come(address: str, number: int) -> None:

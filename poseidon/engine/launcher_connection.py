@@ -1,4 +1,4 @@
-"""The line between a worker and its launcher: events out, commands in (`poseidon.cluster.events` has the list)."""
+"""A worker's connection to its launcher: events out, commands in (`poseidon.cluster.events` lists both)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import os
 import queue
 import sys
 import threading
-from dataclasses import asdict
 from typing import Any, TextIO
 
-from poseidon.engine.module.workplace import Standing
+from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
 from ps_server import ServerError, SignalKind
 
 LOGGER = logging.getLogger("poseidon.engine.solver.worker")
-ALIVE_S = 2.0
+HEARTBEAT_S = 2.0
 CONNECT_TIMEOUT_S = 600.0
 ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
@@ -28,15 +27,15 @@ NOTES = {
     "stop": "asked to stop: ending after a few iterations; a test ends with its batch; a second request ends the job at once",
     "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
 }
-"""What the user reads at once after a signal: a test pass may keep the job busy for a while."""
+"""The log line that follows a request at once: a test pass may keep the job busy for a while."""
 
 
-class Control:
-    """The line to the launcher: events out, commands in, a sign of life every two seconds.
+class LauncherConnection:
+    """Sends events and a heartbeat every two seconds; receives commands.
 
     Args:
-        inlet: where commands come from; standard input when not given.
-        outlet: where events go; standard output when not given.
+        inlet: source of commands; standard input when not given.
+        outlet: destination of events; standard output when not given.
     """
 
     notes = NOTES
@@ -45,50 +44,56 @@ class Control:
         self._inlet = inlet
         self._outlet = outlet
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         self.watchdog = Watchdog()
-        """Of the loop that this process is for."""
-        self.standing: Standing | None = None
-        """Of the loop of a script; None: there is none."""
+        """Of the training loop."""
+        self.loop_position: LoopPosition | None = None
+        """How far a script's loop has come; None: this process runs no script."""
         self.gone = threading.Event()
         """Set once the launcher has gone."""
         self.stopping = threading.Event()
-        """Set once the launcher has asked for the end, or has gone."""
+        """Set once the launcher has requested a stop, or has gone."""
 
     def start(self) -> None:
-        """Listen and show life from now on."""
-        threading.Thread(target=self._listen, name="poseidon-commands", daemon=True).start()
-        threading.Thread(target=self._beat, name="poseidon-alive", daemon=True).start()
+        """Start to receive commands and to send heartbeats."""
+        threading.Thread(target=self._receive, name="poseidon-commands", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="poseidon-alive", daemon=True).start()
 
-    def tell(self, event: str, **fields: object) -> None:
-        """Write one event; a launcher that has gone hears nothing."""
+    def send(self, event: str, **fields: object) -> None:
+        """Write one event; does nothing once the launcher has gone."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             outlet = self._outlet or sys.stdout
             outlet.write(json.dumps({"event": event, **fields}) + "\n")
             outlet.flush()
 
-    def await_connect(self) -> list[str]:
-        """Wait for the shards' addresses."""
+    def wait_for_addresses(self) -> list[str]:
+        """Wait for the shards' addresses and return them, in shard order.
+
+        Raises:
+            JobError: they did not come within ten minutes, or the job was stopped first.
+        """
         while True:
             try:
                 command = self.commands.get(timeout=CONNECT_TIMEOUT_S)
             except queue.Empty as error:
-                raise JobError("the launcher never said where the shards are") from error
+                raise JobError("the launcher has not sent the addresses of the shards") from error
             if command.get("do") == "connect":
                 return [str(address) for address in command["shards"]]
             if command.get("do") in ("stop", "gone"):
                 raise JobError("the job was stopped before training began")
 
-    def obey(self, exchange: Exchange, rank: int) -> None:
-        """From now on pass the launcher's wishes on to all workers (rank 0)."""
-        threading.Thread(target=self._obey, args=(exchange, rank), name="poseidon-obey", daemon=True).start()
+    def forward_requests(self, exchange: Exchange, rank: int) -> None:
+        """Start to forward the launcher's requests to all workers (rank 0); other ranks note a stop only."""
+        threading.Thread(
+            target=self._forward, args=(exchange, rank), name="poseidon-requests", daemon=True
+        ).start()
 
     def close(self) -> None:
-        """Stop showing life."""
-        self._over.set()
+        """Stop the heartbeats."""
+        self._closed.set()
 
-    def _obey(self, exchange: Exchange, rank: int) -> None:
+    def _forward(self, exchange: Exchange, rank: int) -> None:
         while True:
             do = self.commands.get().get("do")
             if do == "gone":
@@ -104,10 +109,10 @@ class Control:
             if kind is SignalKind.STOP:
                 self.stopping.set()
             if kind is not None and rank == 0:
-                with contextlib.suppress(ServerError):  # the loop meets the same error and tells it
+                with contextlib.suppress(ServerError):  # the loop meets the same error and reports it
                     exchange.control.request(kind)
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         for line in self._inlet or sys.stdin:
             try:
                 command = json.loads(line)
@@ -118,10 +123,10 @@ class Control:
         self.gone.set()
         self.commands.put({"do": "gone"})
 
-    def _beat(self) -> None:
-        while not self._over.wait(ALIVE_S):
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
             reading = self.watchdog.read()
-            standing = asdict(self.standing) if self.standing is not None else {}
-            self.tell(
-                "alive", still_s=round(reading.still_s, 1), waited_s=round(reading.waited_s, 3), **standing
+            position = self.loop_position.to_fields() if self.loop_position is not None else {}
+            self.send(
+                "alive", still_s=round(reading.still_s, 1), waited_s=round(reading.waited_s, 3), **position
             )

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.launch.snapshot_ledger import SnapshotLedger
+from poseidon.launch.snapshot_list import SnapshotList
 from poseidon.snapshot.checksums import seal, sums_path
 from poseidon.snapshot.files import model_path, state_path
 
 WORKER_0 = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 ORIGIN = StartingPoint(state="began_here.solverstate", iteration=3)
-
-
-class Silent:
-    """Callbacks that count."""
-
-    def __init__(self) -> None:
-        self.events = 0
-
-    def on_started(self) -> None: ...
-
-    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self.events += 1
-
-    def on_log(self, name: ProcessName, line: str) -> None: ...
 
 
 def write(folder: Path, iteration: int) -> Path:
@@ -39,19 +24,17 @@ def write(folder: Path, iteration: int) -> Path:
     return state
 
 
-def ledger_of(states: list[Path], warnings: list[str]) -> SnapshotLedger:
-    inner = Silent()
-    ledger = SnapshotLedger(inner, warnings.append)
+def snapshots_of(states: list[Path], warnings: list[str]) -> SnapshotList:
+    snapshots = SnapshotList(ORIGIN, warnings.append)
     for index, state in enumerate(states, start=1):
-        ledger.on_event(WORKER_0, {"event": "snapshot", "state": str(state), "iteration": 10 * index})
-    assert inner.events == len(states)
-    return ledger
+        snapshots.on_event(WORKER_0, {"event": "snapshot", "state": str(state), "iteration": 10 * index})
+    return snapshots
 
 
 def test_the_newest(tmp_path: Path) -> None:
     states = [write(tmp_path, iteration) for iteration in (10, 20)]
     write(tmp_path, 30)  # an earlier run's: this job never told of it
-    found = ledger_of(states, []).newest_whole(ORIGIN)
+    found = snapshots_of(states, []).newest_intact()
     assert found == StartingPoint(state=str(states[1]), iteration=20)
 
 
@@ -63,27 +46,27 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, spoil: 
     ]
     path.write_bytes(path.read_bytes()[:-3])
     warnings: list[str] = []
-    ledger = ledger_of(states, warnings)
-    assert ledger.newest_whole(ORIGIN) == StartingPoint(state=str(states[0]), iteration=10)
+    snapshots = snapshots_of(states, warnings)
+    assert snapshots.newest_intact() == StartingPoint(state=str(states[0]), iteration=10)
     assert (
         len(warnings) == 1 and path.name in warnings[0] and warnings[0].startswith("passed over a snapshot: ")
     )
     sums_path(states[0]).unlink()
-    assert ledger.newest_whole(ORIGIN) == ORIGIN
+    assert snapshots.newest_intact() == ORIGIN
 
 
 def test_one_that_was_removed_is_passed_over_in_silence(tmp_path: Path) -> None:
     state = write(tmp_path, 10)
     warnings: list[str] = []
-    ledger = ledger_of([state], warnings)
+    snapshots = snapshots_of([state], warnings)
     for path in tmp_path.iterdir():
         path.unlink()
-    assert ledger.newest_whole(ORIGIN) == ORIGIN
+    assert snapshots.newest_intact() == ORIGIN
     assert warnings == []
 
 
 @pytest.mark.parametrize("event", [{}, {"state": 7, "iteration": 10}, {"state": "x", "iteration": "ten"}])
 def test_what_is_no_snapshot_is_not_listed(event: dict[str, object]) -> None:
-    ledger = SnapshotLedger(Silent(), print)
-    ledger.on_event(WORKER_0, {"event": "snapshot", **event})
-    assert ledger.newest_whole(ORIGIN) == ORIGIN
+    snapshots = SnapshotList(ORIGIN, print)
+    snapshots.on_event(WORKER_0, {"event": "snapshot", **event})
+    assert snapshots.newest_intact() == ORIGIN

@@ -1,4 +1,4 @@
-"""Tensors that no exchange keeps together are brought to rank 0's values once, before the first step."""
+"""Broadcasts from rank 0, made of collections: bytes, and tensors that no exchange keeps equal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 4 * 2**20
-"""What one meeting of all workers carries."""
+"""The largest payload of one collection, in bytes."""
+
+Gather = Callable[[bytes], tuple[bytes, ...]]
+"""Contributes this worker's payload to a collection; returns the payloads of all workers by rank."""
 
 
-def broadcast(
-    payload: bytes | None, gather: Callable[[bytes], tuple[bytes, ...]], *, rank: int
-) -> bytes | None:
-    """What rank 0 has, on every worker; None where it has nothing. All workers call it together, in pieces.
+def broadcast_bytes(payload: bytes | None, gather: Gather, *, rank: int) -> bytes | None:
+    """Return rank 0's payload on every worker; None where rank 0 has none. All workers call it together.
 
     Args:
-        payload: rank 0's; the others' is not looked at.
-        gather: hands in a worker's bytes, and gives all workers' by rank.
+        payload: rank 0's payload, sent in pieces; ignored on other workers.
+        gather: collects payloads.
         rank: this worker.
     """
     whole = payload or b""
@@ -33,12 +34,12 @@ def broadcast(
     return b"".join(pieces)
 
 
-def make_alike(tensors: Sequence[Tensor], gather: Callable[[bytes], tuple[bytes, ...]], *, rank: int) -> None:
-    """Bring tensors to rank 0's values, in place and in pieces. All workers call it together.
+def broadcast_parameters(tensors: Sequence[Tensor], gather: Gather, *, rank: int) -> None:
+    """Set tensors to rank 0's values, in place and in pieces. All workers call it together.
 
     Args:
         tensors: of any type and on any device, the same shapes on every worker.
-        gather: hands in a worker's bytes, and gives all workers' by rank.
+        gather: collects payloads.
         rank: this worker.
     """
     for tensor in tensors:

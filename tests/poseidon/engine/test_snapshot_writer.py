@@ -1,4 +1,4 @@
-"""Writing beside training: one at a time, in order, and a failure that is not forgotten."""
+"""Background writes: one at a time, in order, and the last failure is raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from poseidon.engine.background_writer import BackgroundWriter
+from poseidon.engine.snapshot_writer import SnapshotWriter
 from poseidon.errors import SnapshotError
 
 
@@ -16,7 +16,7 @@ def fail() -> None:
 
 
 def test_submit_returns_while_the_write_is_under_way() -> None:
-    writer, go, written = BackgroundWriter(), threading.Event(), list[int]()
+    writer, go, written = SnapshotWriter(), threading.Event(), list[int]()
 
     def write() -> None:
         assert go.wait(30)
@@ -30,7 +30,7 @@ def test_submit_returns_while_the_write_is_under_way() -> None:
 
 
 def test_writes_keep_their_order() -> None:
-    writer, written = BackgroundWriter(), list[int]()
+    writer, written = SnapshotWriter(), list[int]()
     for number in range(20):
         writer.submit(lambda number=number: written.append(number))
     writer.wait()
@@ -38,7 +38,7 @@ def test_writes_keep_their_order() -> None:
 
 
 def test_the_last_failure_is_raised_once_and_each_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    writer = BackgroundWriter()
+    writer = SnapshotWriter()
     with caplog.at_level(logging.WARNING):
         writer.submit(fail)
         with pytest.raises(SnapshotError, match="the disk is full"):
@@ -47,15 +47,15 @@ def test_the_last_failure_is_raised_once_and_each_is_a_warning(caplog: pytest.Lo
     writer.wait()
 
 
-def test_a_later_write_makes_good_for_an_earlier() -> None:
-    writer = BackgroundWriter()
+def test_a_later_success_clears_an_earlier_failure() -> None:
+    writer = SnapshotWriter()
     writer.submit(fail)
     writer.submit(lambda: None)
     writer.wait()
 
 
-def test_what_nobody_foresaw_is_an_error_too() -> None:
-    writer = BackgroundWriter()
+def test_an_unexpected_exception_is_an_error() -> None:
+    writer = SnapshotWriter()
     writer.submit(lambda: print(1 / 0))
     with pytest.raises(SnapshotError, match=r"could not be written: ZeroDivisionError: division by zero"):
         writer.wait()

@@ -1,4 +1,4 @@
-"""Random generators go on where they were, after a way through a file that runs no code."""
+"""The state of random generators survives a checkpoint file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from poseidon.engine.module.checkpoint_file import packed, unpacked
-from poseidon.engine.random_state import random_state, set_random_state
+from poseidon.engine.module.worker_state import random_state, set_random_state
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,122 @@
+"""The place of a process in its job, as a training script sees it: rank, exchange membership and callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from poseidon.engine.snapshot_writer import WrittenSnapshot
+from poseidon.errors import JobError
+from poseidon.exchange.base import Exchange
+from poseidon.exchange.build import Built, Connect, Membership
+from poseidon.layers.base import CPU
+from ps_server.trace import NO_TRACE, Tracer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThisWorker:
+    """Rank, number of workers and device of this process.
+
+    Attributes:
+        rank: 0..size-1.
+        size: number of workers; 1 under plain `python`.
+        device: where this worker computes.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopPosition:
+    """How far a worker's training loop has come.
+
+    Attributes:
+        steps: finished.
+        collections: calls of the loop that wait for all other workers, begun.
+        collection: the name of the call that is waiting now, such as `mean` or `settle`; empty: none.
+    """
+
+    steps: int = 0
+    collections: int = 0
+    collection: str = ""
+
+    def to_fields(self) -> dict[str, object]:
+        """Return the fields of the `alive` event (`poseidon.cluster.events`)."""
+        return {"steps": self.steps, "meetings": self.collections, "meeting": self.collection}
+
+
+class Observed(Protocol):
+    """An exchange with an observer."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange to train with."""
+
+    def watch(self) -> None:
+        """Start to observe the layers of the module. Hooks that were put first before this call count as the layer's work."""
+
+    def close(self) -> None:
+        """Close the exchange and report the last measurements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unobserved:
+    """An exchange without an observer."""
+
+    exchange: Exchange
+
+    def watch(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Close the exchange."""
+        self.exchange.close()
+
+
+def unobserved(built: Built, module: nn.Module) -> Observed:
+    """Return the exchange without an observer: the default of `WorkerContext.observe`."""
+    return Unobserved(built.exchange)
+
+
+def _alone() -> tuple[str, ...]:
+    raise JobError("a worker that is alone has no shards")
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """One worker and its connections to its job. The default is a process that trains alone.
+
+    Attributes:
+        worker: rank, size and device.
+        member: this worker's membership of the exchange.
+        connect: waits for the shards' addresses.
+        trace: records what is sent and received.
+        observe: puts an observer around the exchange of a module.
+        folder: the job's output folder; None: a process that trains alone has none.
+        checkpoint: the checkpoint to resume from, on rank 0's host; None: a fresh start.
+        on_saved: called with each checkpoint once it is complete on disk.
+        on_open: called once the exchange is open, with what was built and the exchange to train with.
+        on_progress: called after each step and at the begin and end of each collection; must be fast.
+    """
+
+    worker: ThisWorker = field(default_factory=ThisWorker)
+    member: Membership = field(default_factory=Membership)
+    connect: Connect = _alone
+    trace: Tracer = NO_TRACE
+    observe: Callable[[Built, nn.Module], Observed] = unobserved
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    on_saved: Callable[[WrittenSnapshot], None] = _nothing
+    on_open: Callable[[Built, Exchange], None] = _nothing
+    on_progress: Callable[[LoopPosition], None] = _nothing

@@ -1,0 +1,201 @@
+"""The listeners of a job in its launcher: straggler reports, the statistics file, logs of other hosts.
+
+Law: each listener knows nothing of the others; `Listeners` calls all of them in a fixed order. A file that cannot be
+written is one warning and never ends a job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from poseidon.cluster.machinefile import is_loopback
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.supervision.loop import JobListener
+from poseidon.cluster.supervision.stragglers import Stragglers
+from poseidon.metrics.job_statistics import (
+    FILE_NAME,
+    JobStatistics,
+    ShardStatistics,
+    WorkerStatistics,
+    encode_statistics,
+    parse_shard,
+    parse_worker,
+)
+from poseidon.metrics.progress import JobProgress, Pace
+
+REMOTE_LOGS = "from_hosts"
+"""The folder, in a job's output folder, of the logs that come from other hosts."""
+WRITE_EVERY_S = 1.0
+
+
+class Listeners(JobListener):
+    """Several listeners as one: each call goes to all of them, in the order in which they were given.
+
+    A listener that raises ends the call, and so the job: those after it are not called.
+    """
+
+    def __init__(self, *listeners: JobListener) -> None:
+        self._listeners = listeners
+
+    def on_started(self) -> None:
+        """See `JobListener`."""
+        for listener in self._listeners:
+            listener.on_started()
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobListener`."""
+        for listener in self._listeners:
+            listener.on_event(name, event)
+
+    def on_log(self, name: ProcessName, line: str) -> None:
+        """See `JobListener`."""
+        for listener in self._listeners:
+            listener.on_log(name, line)
+
+    def close(self) -> None:
+        """See `JobListener`."""
+        for listener in self._listeners:
+            listener.close()
+
+
+class StragglerReports(JobListener):
+    """Reports a worker that becomes a straggler, and one that stops being one.
+
+    Args:
+        report: takes a sentence for the user.
+        now: seconds, monotonic.
+    """
+
+    def __init__(self, report: Callable[[str], None], *, now: Callable[[], float] = time.monotonic) -> None:
+        self._report = report
+        self._now = now
+        self._stragglers = Stragglers()
+
+    def on_started(self) -> None:
+        """See `JobListener`."""
+        self._stragglers.forget()
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobListener`."""
+        if name.role is not Role.WORKER:
+            return
+        iteration, waited_s = event.get("iteration"), event.get("waited_s")
+        if event.get("event") == "progress" and isinstance(iteration, int):
+            self._stragglers.progress(name, iteration)
+        if event.get("event") == "alive" and isinstance(waited_s, int | float):
+            sentence = self._stragglers.waited(name, float(waited_s), self._now())
+            if sentence is not None:
+                self._report(sentence)
+
+
+class StatisticsFile(JobListener):
+    """Keeps the last statistics of each process in `<output>/statistics.json`.
+
+    The file is whole at every moment: it is written beside, then renamed.
+
+    Args:
+        job: the job's id.
+        folder: the job's output folder.
+        now: seconds, monotonic.
+    """
+
+    def __init__(self, job: str, folder: Path, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._path = folder / FILE_NAME
+        self._now = now
+        self._written_s = float("-inf")
+        self._workers: dict[int, WorkerStatistics] = {}
+        self._shards: dict[int, ShardStatistics] = {}
+        self._pace, self._progress = Pace(now), JobProgress()
+        self._unwritten = False
+        self._broken = False
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobListener`."""
+        if event.get("event") == "statistics":
+            self._keep(name, event)
+        if event.get("event") == "progress" and name.role is Role.WORKER and name.index == 0:
+            self._progress = self._pace.hear(event) or self._progress
+            self._unwritten = True
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        if self._unwritten:
+            self._write()
+
+    def _keep(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        if name.role is Role.WORKER and (worker := parse_worker(event)) is not None:
+            self._workers[name.index] = worker
+        elif name.role is Role.SHARD and (shard := parse_shard(event)) is not None:
+            self._shards[name.index] = shard
+        else:
+            return
+        self._unwritten = True
+        if self._now() - self._written_s >= WRITE_EVERY_S:
+            self._write()
+
+    def _write(self) -> None:
+        self._written_s, self._unwritten = self._now(), False
+        workers, shards = dict(sorted(self._workers.items())), dict(sorted(self._shards.items()))
+        progress = replace(self._progress, loss=None)
+        text = encode_statistics(
+            JobStatistics(job=self._job, workers=workers, shards=shards, progress=progress)
+        )
+        beside = self._path.with_name(f".{FILE_NAME}.partial")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            os.replace(beside, self._path)
+        except OSError as error:
+            if not self._broken:
+                _warn_unwritten(self._path, error)
+            self._broken = True
+
+
+class RemoteLogs(JobListener):
+    """Keeps the log lines of processes on other hosts, a file for each process: `<output>/from_hosts/worker_1.log`.
+
+    Args:
+        folder: the job's output folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / REMOTE_LOGS
+        self._files: dict[ProcessName, TextIO] = {}
+        self._broken = False
+
+    def on_log(self, name: ProcessName, line: str) -> None:
+        """See `JobListener`."""
+        if is_loopback(name.host) or self._broken:
+            return
+        try:
+            if name not in self._files:
+                self._folder.mkdir(exist_ok=True)
+                path = self._folder / f"{name.short.replace(' ', '_')}.log"
+                self._files[name] = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+            self._files[name].write(line + "\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            _, file = self._files.popitem()
+            try:
+                file.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if not self._broken:
+            _warn_unwritten(self._folder, error)
+        self._broken = True
+
+
+def _warn_unwritten(path: Path, error: OSError) -> None:
+    print(f"warning: cannot write {path}: {error.strerror or error}", file=sys.stderr)

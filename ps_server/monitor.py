@@ -1,0 +1,159 @@
+"""State that threads share, and waiting for it: a monitor, a lock with threads that wait under it (Hoare, CACM 17(10), 1974).
+
+Laws:
+
+* A thread that waits has a question. Whoever changes the state calls `notify`, which asks the questions of all threads that wait
+  and wakes those whose question has an answer. To wake a thread in vain costs more than to ask its question.
+* A question is asked until it has its first answer, and never again: it may hand out an answer only once.
+* An answer comes before a failure: a peer that leaves after it has sent everything ends no wait.
+* What a question raises is raised in the thread that waits for its answer, whichever thread asked.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from ps_server.errors import LocalProtocolError, ServerError, StalenessTimeout
+
+T = TypeVar("T")
+
+
+class Monitor:
+    """A lock (`with monitor:`), a wait with a deadline, and a failure that ends every wait. All threads may call all of it.
+
+    Args:
+        timeout_s: longest time that a wait lasts.
+        closed: the text of the error that a wait raises after `close`.
+        hangs: the end of the sentence that a wait raises after `timeout_s`.
+    """
+
+    def __init__(self, timeout_s: float, *, closed: str, hangs: str) -> None:
+        self.timeout_s = timeout_s
+        self.failure: ServerError | None = None
+        """The first error given to `fail`."""
+        self.closed = False
+        self._closed_text = closed
+        self._hangs = hangs
+        self._lock = threading.RLock()
+        self._waiting: list[_Waiter[Any]] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def notify(self) -> None:
+        """Wake every thread whose question now has an answer. Call it after each change that may give one."""
+        with self._lock:
+            for waiter in self._waiting:
+                if waiter.ask():
+                    waiter.wake()
+
+    def fail(self, error: ServerError) -> None:
+        """End every wait, now and later, with the first error given here."""
+        with self._lock:
+            self.failure = self.failure or error
+            self._wake_all()
+
+    def close(self) -> None:
+        """End every wait, now and later, with a `LocalProtocolError`."""
+        with self._lock:
+            self.closed = True
+            self._wake_all()
+
+    def check(self) -> None:
+        """Raise what ends the waits, if anything does."""
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise LocalProtocolError(self._closed_text)
+
+    def wait_for(
+        self,
+        question: Callable[[], T | None],
+        otherwise: str,
+        *,
+        hangs: Callable[[], str] | None = None,
+        limited: bool = True,
+    ) -> T:
+        """Wait until `question` has an answer, and return it.
+
+        Args:
+            question: called under the lock, by any thread; returns None as long as there is no answer. It must not block.
+            otherwise: the beginning of the sentence that is raised when there is none in time.
+            hangs: returns the end of that sentence; None: as given to the monitor.
+            limited: whether the wait ends after `timeout_s`. An unlimited wait needs an owner that calls `close` or `fail`.
+
+        Raises:
+            StalenessTimeout: there was no answer within `timeout_s`.
+            ServerError: what was given to `fail`.
+            LocalProtocolError: `close` was called.
+        """
+        with self._lock:
+            waiter = _Waiter(question)
+            if not waiter.ask() and not self._wait(waiter, self.timeout_s if limited else math.inf):
+                end = self._hangs if hangs is None else hangs()
+                raise StalenessTimeout(f"{otherwise} within {self.timeout_s:g} s{end}")
+            return waiter.result()
+
+    def _wait(self, waiter: _Waiter[Any], timeout_s: float) -> bool:
+        """Wait until the question has its answer; return whether it has."""
+        deadline_s = time.monotonic() + timeout_s
+        waiter.condition = threading.Condition(self._lock)
+        self._waiting.append(waiter)
+        try:
+            while True:
+                self.check()
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                waiter.condition.wait(None if left_s == math.inf else left_s)
+                if waiter.ask():
+                    return True
+        finally:
+            self._waiting.remove(waiter)
+
+    def _wake_all(self) -> None:
+        for waiter in self._waiting:
+            waiter.wake()
+
+
+class _Waiter(Generic[T]):
+    """A thread that waits: its question, and the first answer or error. All calls under the monitor's lock."""
+
+    __slots__ = ("_answer", "_error", "_question", "condition")
+
+    def __init__(self, question: Callable[[], T | None]) -> None:
+        self._question = question
+        self._answer: T | None = None
+        self._error: Exception | None = None
+        self.condition: threading.Condition | None = None
+
+    def ask(self) -> bool:
+        """Ask the question unless it has its answer; return whether it has."""
+        if self._answer is None and self._error is None:
+            try:
+                self._answer = self._question()
+            except Exception as error:  # noqa: BLE001 - raised by `result`, in the thread whose question it is
+                self._error = error
+        return self._answer is not None or self._error is not None
+
+    def result(self) -> T:
+        """Return the answer, or raise what the question raised."""
+        if self._error is not None:
+            raise self._error
+        assert self._answer is not None
+        return self._answer
+
+    def wake(self) -> None:
+        """Make the thread go on."""
+        assert self.condition is not None
+        self.condition.notify()

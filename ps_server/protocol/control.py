@@ -1,0 +1,123 @@
+"""Job control of the protocol: collections among all workers, and signals of rank 0 to all of them.
+
+Each part has two halves, one on a worker and one on a shard. All collections go through shard 0; a signal goes through
+every shard (`Session.signal` says why).
+"""
+
+from __future__ import annotations
+
+from ps_server.errors import LocalProtocolError, RemoteProtocolError
+from ps_server.protocol import messages as m
+
+MAX_OPEN_GATHERS = 1024
+"""Collections that some workers may be ahead of others."""
+
+
+class WorkerCollections:
+    """The collections that one worker takes part in. They are numbered in the order in which it contributes.
+
+    Args:
+        workers: number of workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._next_tag = 0
+        self._awaited: set[int] = set()
+        self._gathered: dict[int, tuple[bytes, ...]] = {}
+
+    def renewed(self) -> WorkerCollections:
+        """Return the collections of a session that continues on the same connections: numbers go on."""
+        collections = WorkerCollections(self._workers)
+        collections._next_tag = self._next_tag
+        return collections
+
+    def contribute(self, payload: bytes) -> m.Gather:
+        """Contribute to the next collection."""
+        tag = self._next_tag
+        self._next_tag += 1
+        self._awaited.add(tag)
+        return m.Gather(tag, payload)
+
+    def expects(self, gathered: m.Gathered) -> bool:
+        """Return whether the shard may send this now."""
+        return gathered.tag in self._awaited and len(gathered.payloads) == self._workers
+
+    def receive(self, gathered: m.Gathered) -> None:
+        """Take a collection that is complete."""
+        self._awaited.remove(gathered.tag)
+        self._gathered[gathered.tag] = gathered.payloads
+
+    def take(self, tag: int) -> tuple[bytes, ...] | None:
+        """Return the payloads of a collection by rank, once; None while it is not complete."""
+        return self._gathered.pop(tag, None)
+
+
+class ShardCollections:
+    """The collections on shard 0, and how many contributions each worker has made.
+
+    Args:
+        workers: number of workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._open: dict[int, dict[int, bytes]] = {}
+        self._next_tag = [0] * workers
+
+    def behind(self, rank: int, other: int) -> bool:
+        """Return whether a worker has contributed to fewer collections than another one."""
+        return self._next_tag[rank] < self._next_tag[other]
+
+    def contribute(self, rank: int, gather: m.Gather) -> m.Gathered | None:
+        """Take a worker's contribution. Return the collection if it is the last one.
+
+        Raises:
+            RemoteProtocolError: it is not the worker's next collection, or the worker is too far ahead.
+        """
+        if gather.tag != self._next_tag[rank]:
+            raise RemoteProtocolError(f"worker {rank} gathers {gather.tag}; expected {self._next_tag[rank]}")
+        if gather.tag not in self._open and len(self._open) >= MAX_OPEN_GATHERS:
+            raise RemoteProtocolError(f"worker {rank} is {MAX_OPEN_GATHERS} collections ahead")
+        self._next_tag[rank] += 1
+        parts = self._open.setdefault(gather.tag, {})
+        parts[rank] = gather.payload
+        if len(parts) < self._workers:
+            return None
+        del self._open[gather.tag]
+        return m.Gathered(gather.tag, tuple(parts[worker] for worker in range(self._workers)))
+
+
+class WorkerSignals:
+    """The signals that one worker has sent or received, each once, in their order.
+
+    Args:
+        rank: of the worker.
+        unwelcome: shards whose signals may be those of the session before, until their `Welcome` has come.
+    """
+
+    def __init__(self, rank: int, unwelcome: frozenset[int] = frozenset()) -> None:
+        self._rank = rank
+        self._unwelcome = set(unwelcome)
+        self.all: list[m.Signal] = []
+
+    def send(self, kind: m.SignalKind, clock: int) -> m.Signal:
+        """Return rank 0's signal for all shards.
+
+        Raises:
+            LocalProtocolError: this is not rank 0.
+        """
+        if self._rank != 0:
+            raise LocalProtocolError(f"worker {self._rank} signals; only worker 0 may")
+        signal = m.Signal(kind, clock)
+        self.all.append(signal)
+        return signal
+
+    def welcome(self, shard: int) -> None:
+        """Note that a shard has begun the present session."""
+        self._unwelcome.discard(shard)
+
+    def receive(self, shard: int, signal: m.Signal) -> None:
+        """Take a signal; every shard passes each on."""
+        if shard not in self._unwelcome and signal not in self.all:
+            self.all.append(signal)

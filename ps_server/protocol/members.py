@@ -1,0 +1,154 @@
+"""The workers that one shard serves: how far each has come, and what it may send.
+
+    stranger --Hello--> known --Create--> joined --Leave--> left
+
+Law: a worker that leaves before the others have finished can be waited for by nobody, so those who go on are notified
+(`Gone`).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from ps_server.errors import RemoteProtocolError
+from ps_server.protocol import messages as m
+
+MAX_ANSWERED_FAULTS = 100
+"""For each worker. One fault ends a worker that keeps to the protocol."""
+
+
+class Outgoing(NamedTuple):
+    """A message for the peer with that transport name."""
+
+    peer: bytes
+    message: m.ToWorker
+
+
+class Stage(Enum):
+    """How far a peer has come."""
+
+    STRANGER = "stranger"
+    """Has sent no `Hello`."""
+    KNOWN = "known"
+    """Has a rank."""
+    JOINED = "joined"
+    """Has agreed on the store."""
+    LEFT = "left"
+    """Has finished."""
+
+
+LEGAL: dict[Stage, dict[type, Stage]] = {
+    Stage.STRANGER: {m.Hello: Stage.KNOWN},
+    Stage.KNOWN: {m.Create: Stage.JOINED},
+    Stage.JOINED: {
+        **dict.fromkeys(
+            (
+                m.Create,
+                m.Initial,
+                m.Push,
+                m.Store,
+                m.Clock,
+                m.Get,
+                m.TotalNorm,
+                m.GetHistory,
+                m.Gather,
+                m.Signal,
+            ),
+            Stage.JOINED,
+        ),
+        m.Leave: Stage.LEFT,
+    },
+    Stage.LEFT: {},
+}
+"""For each stage the messages that are legal, and the stage after each."""
+
+
+class Members:
+    """See the module's docstring.
+
+    Args:
+        workers: number of workers that will come.
+        token: the job's secret, which every `Hello` must carry.
+    """
+
+    def __init__(self, workers: int, token: bytes) -> None:
+        self.workers = workers
+        self.peers: dict[int, bytes] = {}
+        """The transport name of each rank that has come."""
+        self.ranks: dict[bytes, int] = {}
+        self.left: list[int] = []
+        """Ranks that have left, in that order."""
+        self._token = token
+        self._stages: dict[bytes, Stage] = {}
+        self._faults = [0] * workers
+
+    @property
+    def all_here(self) -> bool:
+        """Whether every worker has come: no other peer may join."""
+        return len(self.peers) == self.workers
+
+    @property
+    def finished(self) -> bool:
+        """Whether every worker has come and left."""
+        return self.all_here and len(self.left) == self.workers
+
+    def next_stage(self, sender: bytes, message: m.Message) -> Stage:
+        """Return the stage of a peer after a message.
+
+        Raises:
+            RemoteProtocolError: the message is not legal from this peer now.
+        """
+        stage = self._stages.get(sender, Stage.STRANGER)
+        after = LEGAL[stage].get(type(message))
+        if after is None:
+            raise RemoteProtocolError(
+                f"{type(message).__name__} is not legal from a peer that is {stage.value}"
+            )
+        return after
+
+    def advance(self, sender: bytes, stage: Stage) -> None:
+        """Set the stage of a peer, once its message has been taken."""
+        self._stages[sender] = stage
+
+    def join(self, sender: bytes, hello: m.Hello) -> None:
+        """Give a peer its rank.
+
+        Raises:
+            RemoteProtocolError: the token or the rank is wrong, or the rank is taken.
+        """
+        if not hmac.compare_digest(hello.token, self._token):
+            raise RemoteProtocolError("the token is not this job's")
+        if not 0 <= hello.worker < self.workers:
+            raise RemoteProtocolError(f"worker {hello.worker} is not one of {self.workers}")
+        if hello.worker in self.peers:
+            raise RemoteProtocolError(f"worker {hello.worker} is already here")
+        self.peers[hello.worker] = sender
+        self.ranks[sender] = hello.worker
+
+    def fault(self, sender: bytes, reason: str) -> list[Outgoing]:
+        """Answer an illegal message: of a known peer, and not without end."""
+        rank = self.ranks.get(sender)
+        if rank is None or self._faults[rank] >= MAX_ANSWERED_FAULTS:
+            return []
+        self._faults[rank] += 1
+        return [Outgoing(sender, m.Fault(reason))]
+
+    def to(self, rank: int, message: m.ToWorker) -> Outgoing:
+        """Address a message to a worker."""
+        return Outgoing(self.peers[rank], message)
+
+    def to_all(self, message: m.ToWorker, *, but: int | None = None) -> Iterator[Outgoing]:
+        """Address a message to every worker that has come, save one."""
+        return (Outgoing(peer, message) for rank, peer in self.peers.items() if rank != but)
+
+    def missing_for(self, rank: int, is_behind: Callable[[int, int], bool]) -> int | None:
+        """Return a worker that has left, and that another one would wait for in vain; None where there is none.
+
+        Args:
+            rank: of the worker that goes on.
+            is_behind: whether its first argument has done less than its second.
+        """
+        return next((gone for gone in self.left if is_behind(gone, rank)), None)

@@ -1,0 +1,83 @@
+"""A worker's connection to its launcher."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from poseidon.engine.launcher_connection import LauncherConnection
+from poseidon.engine.module.worker_context import LoopPosition
+from poseidon.errors import JobError
+
+
+def connection(*commands: object) -> tuple[LauncherConnection, io.StringIO]:
+    outlet = io.StringIO()
+    lines = "".join(json.dumps(command) + "\n" for command in commands)
+    return LauncherConnection(io.StringIO("no JSON\n[1]\n" + lines), outlet), outlet
+
+
+def test_events_are_lines_of_json() -> None:
+    launcher, outlet = connection()
+    launcher.send("progress", iteration=3)
+    launcher.send("done")
+    assert [json.loads(text) for text in outlet.getvalue().splitlines()] == [
+        {"event": "progress", "iteration": 3},
+        {"event": "done"},
+    ]
+
+
+def test_events_to_a_launcher_that_has_gone_are_dropped() -> None:
+    launcher, outlet = connection()
+    outlet.close()
+    launcher.send("done")
+
+
+def test_addresses_come_by_command() -> None:
+    launcher, _ = connection({"do": "other"}, {"do": "connect", "shards": ["tcp://a:1"]})
+    launcher.start()
+    try:
+        assert launcher.wait_for_addresses() == ["tcp://a:1"]
+        assert launcher.gone.wait(10)
+    finally:
+        launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("position", "sent"),
+    [
+        (None, {}),
+        (
+            LoopPosition(steps=6, collections=2, collection="mean"),
+            {"steps": 6, "meetings": 2, "meeting": "mean"},
+        ),
+    ],
+)
+def test_a_heartbeat_has_the_position_of_a_scripts_loop(
+    position: LoopPosition | None, sent: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.engine.launcher_connection.HEARTBEAT_S", 0.0)
+    launcher, outlet = connection()
+    launcher.loop_position = position
+    written: list[str] = []
+
+    def write(text: str) -> int:
+        written.append(text)
+        launcher.close()
+        return len(text)
+
+    monkeypatch.setattr(outlet, "write", write)
+    launcher._send_heartbeats()
+    assert json.loads(written[0]) == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, **sent}
+
+
+@pytest.mark.parametrize("commands", [(), ({"do": "stop"},)])
+def test_a_stop_before_training_is_an_error(commands: tuple[object, ...]) -> None:
+    launcher, _ = connection(*commands)
+    launcher.start()
+    try:
+        with pytest.raises(JobError, match="the job was stopped before training began"):
+            launcher.wait_for_addresses()
+    finally:
+        launcher.close()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from ps_server.errors import LocalProtocolError, RemoteProtocolError
+from ps_server.protocol import messages as m
+from ps_server.protocol.control import MAX_OPEN_GATHERS, ShardCollections, WorkerCollections, WorkerSignals
+
+
+def test_a_collection_has_the_payloads_by_rank_whoever_comes_first() -> None:
+    shard, workers = ShardCollections(3), [WorkerCollections(3) for _ in range(3)]
+    gathers = [worker.contribute(b"%d" % rank) for rank, worker in enumerate(workers)]
+    assert shard.contribute(2, gathers[2]) is None
+    assert shard.contribute(0, gathers[0]) is None
+    assert shard.behind(1, 0) and not shard.behind(0, 2)
+    gathered = shard.contribute(1, gathers[1])
+    assert gathered == m.Gathered(0, (b"0", b"1", b"2"))
+    for worker in workers:
+        assert worker.take(0) is None
+        assert worker.expects(gathered)
+        worker.receive(gathered)
+        assert not worker.expects(gathered)
+        assert (worker.take(0), worker.take(0)) == (gathered.payloads, None)
+
+
+def test_what_is_not_expected() -> None:
+    shard, worker = ShardCollections(2), WorkerCollections(2)
+    with pytest.raises(RemoteProtocolError, match="gathers 1; expected 0"):
+        shard.contribute(0, m.Gather(1, b""))
+    for tag in range(MAX_OPEN_GATHERS):
+        shard.contribute(0, m.Gather(tag, b""))
+    with pytest.raises(RemoteProtocolError, match=f"is {MAX_OPEN_GATHERS} collections ahead"):
+        shard.contribute(0, m.Gather(MAX_OPEN_GATHERS, b""))
+    worker.contribute(b"")
+    assert not worker.expects(m.Gathered(0, (b"",)))
+    assert not worker.expects(m.Gathered(1, (b"", b"")))
+
+
+def test_numbers_go_on_in_the_next_session() -> None:
+    worker = WorkerCollections(1)
+    worker.contribute(b"")
+    assert worker.renewed().contribute(b"").tag == 1
+
+
+def test_a_signal_counts_once_and_not_before_the_welcome() -> None:
+    signals, stop = WorkerSignals(1, unwelcome=frozenset({0, 1})), m.Signal(m.SignalKind.STOP, 5)
+    signals.receive(0, stop)
+    assert signals.all == []
+    signals.welcome(0)
+    signals.receive(1, stop)
+    signals.receive(0, stop)
+    signals.receive(0, stop)
+    assert signals.all == [stop]
+    with pytest.raises(LocalProtocolError, match="worker 1 signals; only worker 0 may"):
+        signals.send(m.SignalKind.STOP, 7)
