@@ -11,8 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.distribute import Options, join
+from poseidon.engine.module.distribute import join
 from poseidon.engine.module.group import Group
+from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
 from poseidon.exchange.build import Membership
@@ -40,7 +41,7 @@ def together(
     how: How,
     body: Body,
     *,
-    options: Options | None = None,
+    options: DistributeOptions | None = None,
     member: Membership | None = None,
     shards: int = 2,
 ) -> list[dict[str, Tensor]]:
@@ -61,7 +62,7 @@ def together(
     def run(rank: int, context: WorkerContext) -> None:
         try:
             module = build(rank)
-            with join(module, _how(how, module), options or Options(), context) as group:
+            with join(module, _how(how, module), options or DistributeOptions(), context) as group:
                 body(module, group)
                 group.settle()
                 ends[rank] = copy.deepcopy(module.state_dict())

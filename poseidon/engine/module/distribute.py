@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import overload
 
 import torch
@@ -29,6 +29,7 @@ from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
 from poseidon.engine.module.tensors import (
     Buffers,
+    DistributeOptions,
     Example,
     module_tensors,
     rows_by_batch_size,
@@ -124,7 +125,7 @@ def distribute(
         UsageError: an argument or the module cannot be meant so.
         ServerError: the others did not come, or have another module.
     """
-    options = Options(
+    options = DistributeOptions(
         clip=clip, passes=passes, buffers=_buffers(buffers), example=example, batch_size=batch_size
     )
     group = join(module, how, options, _context())
@@ -135,27 +136,11 @@ def distribute(
     return group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The arguments of `distribute`."""
-
-    clip: float | None = None
-    passes: int = 1
-    buffers: Buffers = Buffers.AVERAGE
-    example: Example | None = None
-    batch_size: int = 0
-
-    def __post_init__(self) -> None:
-        if self.passes < 1:
-            raise UsageError(f"passes is {self.passes}; expected 1 or more")
-        if self.clip is not None and not self.clip > 0:
-            raise UsageError(f"clip is {self.clip}; expected a number above 0, or None")
-        if self.example is not None and self.batch_size:
-            raise UsageError("give an example or a batch_size, not both")
-
-
 def join(
-    module: nn.Module, how: UpdateRule | torch.optim.Optimizer, options: Options, context: WorkerContext
+    module: nn.Module,
+    how: UpdateRule | torch.optim.Optimizer,
+    options: DistributeOptions,
+    context: WorkerContext,
 ) -> Group:
     """`distribute` for a worker whose place is given.
 
@@ -165,25 +150,22 @@ def join(
     """
     inner = uncompiled(module)
     tensors = module_tensors(inner, options.buffers)
-    rows: dict[
-        nn.Parameter, int
-    ] = {}  # of a compiled module: its layers do not run, so there are no factors to take
-    if inner is module and options.example is not None:
-        rows = rows_by_example(module, options.example)
-    elif inner is module:
-        rows = rows_by_batch_size(module, options.batch_size)
+    if inner is module:  # the layers of a compiled module do not run, so there are no factors to take
+        tensors = replace(tensors, rows=_rows(module, options))
     if isinstance(how, UpdateRule):
-        return RuleGroup(
-            module, how, tensors, rows, clip=options.clip, passes=options.passes, context=context
-        )
+        return RuleGroup(module, how, tensors, options, context)
     if isinstance(how, torch.optim.Optimizer):
-        return OptimizerGroup(
-            module, how, tensors, rows, clip=options.clip, passes=options.passes, context=context
-        )
+        return OptimizerGroup(module, how, tensors, options, context)
     raise UsageError(
         f"distribute() was given a {type(how).__name__}; expected a rule such as poseidon.SGD(lr=0.1), or a "
         "torch.optim optimizer"
     )
+
+
+def _rows(module: nn.Module, options: DistributeOptions) -> dict[nn.Parameter, int]:
+    if options.example is not None:
+        return rows_by_example(module, options.example)
+    return rows_by_batch_size(module, options.batch_size)
 
 
 def _context() -> WorkerContext:

@@ -1,10 +1,10 @@
-"""The second way: a torch.optim optimizer runs on every worker, on gradients that are the mean over all workers.
+"""Training by a torch.optim optimizer: it runs on every worker, on gradients that are the mean over all workers.
 
-Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch; as all workers begin
-alike and it is deterministic, all stay alike.
+Law: the optimizer sees in `parameter.grad` what it would see in one process with the whole batch. All workers start with
+equal parameters and the optimizer is deterministic, so the parameters stay equal.
 
-What is exchanged is not the parameter but a tensor of its shape, whose next value is the mean gradient (`RuleKind.MEAN`).
-Its first value is the parameter itself: so rank 0's parameters reach all workers.
+The exchange does not hold the parameter but a tensor of its shape, whose next value is the mean gradient (`RuleKind.MEAN`).
+Its first value is the parameter itself, so rank 0's parameters reach all workers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from poseidon.engine.module.checkpoint_file import on_host
-from poseidon.engine.module.group import Group, Together
-from poseidon.engine.module.tensors import ModuleTensors
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
 from poseidon.exchange.base import Trained
@@ -33,15 +34,13 @@ UNSCALED = (
 
 
 class OptimizerGroup(Group):
-    """See `Group`.
+    """A group whose parameters follow a torch.optim optimizer on every worker. See `Group`.
 
     Args:
-        module: the module.
+        module: the module, or `torch.compile` of it.
         optimizer: of some or all of its parameters.
-        tensors: what of it is kept together.
-        rows: of the factors of each weight that may travel so.
-        clip: largest L2 norm of all mean gradients together.
-        passes: backward passes a step.
+        tensors: its tensors.
+        options: the arguments of `distribute`.
         context: this worker.
     """
 
@@ -50,10 +49,7 @@ class OptimizerGroup(Group):
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         tensors: ModuleTensors,
-        rows: Mapping[nn.Parameter, int],
-        *,
-        clip: float | None,
-        passes: int,
+        options: DistributeOptions,
         context: WorkerContext,
     ) -> None:
         if context.member.options.staleness:
@@ -64,41 +60,42 @@ class OptimizerGroup(Group):
         self._optimizer = optimizer
         self._means: dict[nn.Parameter, nn.Parameter] = {}
         self._averaged = False
-        self._sent: list[
-            tuple[Tensor, Tensor]
-        ] = []  # a few gradients of this step, with their first values as sent
-        together = self._plan(tensors, rows, clip, passes)
-        super().__init__(module, together, context)
+        self._optimizer_hooks: list[RemovableHandle] = []
+        self._sent: list[tuple[Tensor, Tensor]] = []
+        """A few gradients of this step, with their first values as sent."""
+        super().__init__(module, self._make_plan(tensors, options), context)
         self._take_first()
-        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-        self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        self._optimizer_hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
 
-    def _plan(
-        self, tensors: ModuleTensors, rows: Mapping[nn.Parameter, int], clip: float | None, passes: int
-    ) -> Together:
+    def _make_plan(self, tensors: ModuleTensors, options: DistributeOptions) -> GroupPlan:
         wanted = _parameters(self._optimizer, tensors)
-        moving, sources = [], []
+        exchanged, sources = [], []
         rest = dict(tensors.rest)
-        for name, tensor in tensors.moving.items():
+        for name, tensor in tensors.exchanged.items():
             if not isinstance(tensor, nn.Parameter):
-                moving.append(Trained(name=name, tensor=tensor, statistics=True))
+                exchanged.append(Trained(name=name, tensor=tensor, statistics=True))
                 sources.append(tensor)
             elif tensor in wanted:
                 mean = self._means[tensor] = nn.Parameter(_copy(tensor), requires_grad=False)
                 rule = Rule(kind=RuleKind.MEAN)
-                factor_rows = rows.get(tensor, 0) * passes
-                moving.append(Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows))
+                factor_rows = tensors.rows.get(tensor, 0) * options.passes
+                exchanged.append(Trained(name=name, tensor=mean, rule=rule, factor_rows=factor_rows))
                 sources.append(tensor)
             else:
                 rest[name] = tensor
-        return Together(tensors=moving, sources=sources, rest=rest, clip=clip, passes=passes)
+        return GroupPlan(
+            tensors=exchanged, sources=sources, rest=rest, clip=options.clip, passes=options.passes
+        )
 
     def _take_first(self) -> None:
-        """The means' first values are the parameters of rank 0."""
+        """Set the parameters to the first values of the means, which are rank 0's parameters."""
         with torch.no_grad():
             for parameter, mean in self._means.items():
                 parameter.copy_(mean)
-        self._versions = {p: p._version for p in self._together.rest.values() if isinstance(p, nn.Parameter)}
+        self._versions = {p: p._version for p in self._plan.rest.values() if isinstance(p, nn.Parameter)}
 
     def _save_how(self) -> dict[str, Any]:
         return {"optimizer": on_host(self._optimizer.state_dict())}
@@ -125,12 +122,19 @@ class OptimizerGroup(Group):
         self._exchange.open(None, state["steps"])
         self._take_first()
 
+    def close(self) -> None:
+        """See `Group`."""
+        for handle in self._optimizer_hooks:
+            handle.remove()
+        self._optimizer_hooks = []
+        super().close()
+
     @property
     def _how(self) -> str:
         return f"torch.optim.{type(self._optimizer).__name__}"
 
     def step(self) -> None:
-        """See `Group`: the optimizer's own `step`, which may be called as well."""
+        """Call the optimizer's own `step`, which the script may call instead. See `Group`."""
         self._optimizer.step()
 
     def drop(self) -> None:
@@ -139,7 +143,7 @@ class OptimizerGroup(Group):
         self._sent.clear()
 
     def average_gradients(self) -> None:
-        """Make every `grad` the mean over all workers now, for a loop that reads them before the optimizer does.
+        """Set every `grad` to the mean over all workers now, for a loop that reads gradients before the optimizer does.
 
         Raises:
             UsageError: there was no backward pass.
@@ -147,7 +151,6 @@ class OptimizerGroup(Group):
         self._check_sent()
         self._end_iteration()
         self._begin()
-        assert self._hooks is not None
         self._hooks.wait()
         self._settled = self._averaged = True
         for parameter, mean in self._means.items():
@@ -164,14 +167,14 @@ class OptimizerGroup(Group):
         self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
 
     def _check_sent(self) -> None:
-        """Refuse what no version of a tensor shows: GradScaler unscales gradients behind autograd's back."""
+        """Refuse a change that no version counter shows: GradScaler unscales gradients without autograd."""
         for gradient, sent in self._sent:
             if not torch.equal(_first(gradient), sent):
                 raise UsageError(UNSCALED)
         self._sent.clear()
 
-    def _check_strangers(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse to train what is not kept together: each worker would go its own way."""
+    def _check_unknown(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse to train parameters that are not exchanged: they would differ between workers."""
         own = (p for group in optimizer.param_groups for p in group["params"] if p not in self._means)
         moved = (p for p, version in self._versions.items() if p._version != version)
         for parameter in (*own, *moved):
@@ -187,7 +190,7 @@ class OptimizerGroup(Group):
     ) -> None:
         if any(given is not None for given in (*arguments[1:], named.get("closure"))):
             raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
-        self._check_strangers(optimizer)
+        self._check_unknown(optimizer)
         if self._passes or not self._averaged:
             if getattr(optimizer, "found_inf", None) is not None:  # set by GradScaler, of this worker alone
                 raise UsageError(UNSCALED)
@@ -195,26 +198,26 @@ class OptimizerGroup(Group):
 
     def _after_step(self, optimizer: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._averaged = False
-        if self._check.is_due(self._steps):
-            self._check.run(self._steps)
+        if self._check.is_due(self.steps):
+            self._check.run(self.steps)
 
 
 def _parameters(optimizer: torch.optim.Optimizer, tensors: ModuleTensors) -> set[Tensor]:
-    """Those of an optimizer, all of which must be the module's."""
+    """Return the parameters of an optimizer, all of which must be the module's."""
     found = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    strange = found - set(tensors.moving.values()) - set(tensors.rest.values())
+    strange = found - set(tensors.exchanged.values()) - set(tensors.rest.values())
     if strange:
         raise UsageError(
             f"{len(strange)} of the optimizer's {len(found)} parameters are not the module's; expected one module that "
             "holds all of them"
         )
-    if not found & set(tensors.moving.values()):
+    if not found & set(tensors.exchanged.values()):
         raise UsageError("the optimizer has no parameter that wants a gradient: nothing to train")
     return found
 
 
 def _first(gradient: Tensor) -> Tensor:
-    """The bits of its first values: NaN equals itself."""
+    """Return the bits of its first values: NaN equals itself."""
     return gradient.reshape(-1)[:SAMPLED_VALUES].view(torch.int32)
 
 

@@ -1,4 +1,4 @@
-"""The first way: the shards apply an update rule, and the parameters that come back are the new ones."""
+"""Training by an update rule: the shards apply it, and workers receive the new parameters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.group import Group, Together
-from poseidon.engine.module.tensors import ModuleTensors
+from poseidon.engine.module.group import Group
+from poseidon.engine.module.tensors import DistributeOptions, GroupPlan, ModuleTensors
 from poseidon.engine.module.update_rules import UpdateRule
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
@@ -20,15 +20,13 @@ from ps_server.rules import history_count
 
 
 class RuleGroup(Group):
-    """See `Group`.
+    """A group whose parameters follow an update rule on the shards. See `Group`.
 
     Args:
-        module: the module.
-        rule: what its parameters follow.
-        tensors: what of it is kept together.
-        rows: of the factors of each weight that may travel so.
-        clip: largest L2 norm of all mean gradients together.
-        passes: backward passes a step.
+        module: the module, or `torch.compile` of it.
+        rule: the update rule of its parameters.
+        tensors: its tensors.
+        options: the arguments of `distribute`.
         context: this worker.
     """
 
@@ -37,10 +35,7 @@ class RuleGroup(Group):
         module: nn.Module,
         rule: UpdateRule,
         tensors: ModuleTensors,
-        rows: Mapping[nn.Parameter, int],
-        *,
-        clip: float | None,
-        passes: int,
+        options: DistributeOptions,
         context: WorkerContext,
     ) -> None:
         trained = tensors.trained
@@ -52,35 +47,34 @@ class RuleGroup(Group):
                 )
         self._rule = rule
         self._set_rate: float | None = None
-        together = Together(
+        plan = GroupPlan(
             tensors=[
                 Trained(
                     name=name,
-                    # Its data: what comes from the shards is no change by the script (`_before_begin`).
+                    # Its data: a value from the shards is no change by the script (`_before_begin`).
                     tensor=tensor.data if name in trained else tensor,
                     rule=rule.server_rule(name),
-                    factor_rows=rows.get(trained[name], 0) * passes if name in trained else 0,
+                    factor_rows=tensors.rows.get(trained[name], 0) * options.passes if name in trained else 0,
                     statistics=name not in trained,
                 )
-                for name, tensor in tensors.moving.items()
+                for name, tensor in tensors.exchanged.items()
             ],
-            sources=list(tensors.moving.values()),
+            sources=list(tensors.exchanged.values()),
             rest=tensors.rest,
-            clip=clip,
-            passes=passes,
+            clip=options.clip,
+            passes=options.passes,
         )
         _check_apart(trained)
         self._trained = trained
         self._known: dict[str, tuple[int, int]] = {}
-        super().__init__(module, together, context)
+        super().__init__(module, plan, context)
         self._note_values()
 
     @property
     def lr(self) -> float:
-        """The rate of the step that is under way, or comes next; the same on every worker.
+        """The learning rate of the current or the next step; the same on every worker.
 
-        It may be set between a step and the next forward pass: gradients leave with it. From then on it counts
-        in place of the rule's own.
+        It may be set between a step and the next forward pass. From then on it replaces the rule's own rate.
         """
         return self._rate()
 
@@ -96,7 +90,7 @@ class RuleGroup(Group):
 
     @property
     def _histories_differ(self) -> bool:
-        """Whether the rule runs on each worker, on its own gradients."""
+        """True if the rule runs on each worker, on its own gradients."""
         return self._context.member.private_histories
 
     def _save_how(self) -> dict[str, Any]:
@@ -106,12 +100,12 @@ class RuleGroup(Group):
         return self._histories() if self._histories_differ else {}
 
     def _replicated(self) -> dict[str, Tensor]:
-        values = {trained.name: trained.tensor for trained in self._together.tensors}
+        values = {trained.name: trained.tensor for trained in self._plan.tensors}
         return {**values, **self._exchange.state.replicated()}
 
     def _histories(self) -> dict[str, Any]:
-        """By name, of the parameters."""
-        found = zip(self._together.tensors, self._exchange.state.histories(), strict=True)
+        """Return the histories of the parameters by name."""
+        found = zip(self._plan.tensors, self._exchange.state.histories(), strict=True)
         return {
             "history": {
                 t.name: [torch.tensor(array) for array in history] for t, history in found if not t.statistics
@@ -120,12 +114,12 @@ class RuleGroup(Group):
 
     def _load_how(self, state: Mapping[str, Any]) -> None:
         self._set_rate = state["lr"]
-        given = [self._history_of(trained, state) for trained in self._together.tensors]
+        given = [self._history_of(trained, state) for trained in self._plan.tensors]
         self._exchange.open(given, state["steps"])
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:
-        """Of a job that shared one: that one. Of one whose workers had one each: this worker's, or their mean."""
+        """Return a tensor's history in a checkpoint: the shared one; or, of workers with one each, this worker's or their mean."""
         shape, count = tuple(trained.tensor.shape), history_count(trained.rule.kind)
         if trained.statistics:
             return [np.zeros(shape, np.float32)] * count
@@ -138,12 +132,12 @@ class RuleGroup(Group):
         return [torch.stack(column).mean(0).numpy() for column in zip(*arrays, strict=True)]
 
     def step(self) -> None:
-        """See `Group`. The new parameters come while the next forward pass runs."""
-        self._check_strangers()
+        """End the step. See `Group`. The new parameters arrive while the next forward pass runs."""
+        self._check_unknown()
         self._end_iteration()
-        if self._check.is_due(self._steps):
+        if self._check.is_due(self.steps):
             self._exchange.settle()
-            self._check.run(self._steps)
+            self._check.run(self.steps)
         for parameter in self._trained.values():  # a graph of the step before is not to be used again
             torch.autograd.graph.increment_version(parameter)
         self._note_values()
@@ -157,13 +151,13 @@ class RuleGroup(Group):
                 )
 
     def _before_run(self) -> None:
-        if self._passes >= self._together.passes:
+        if self._passes >= self._plan.passes:
             raise UsageError(
                 f"the module was used after {self._passes} backward pass(es) and before step(), while its parameters "
                 "change; expected step() first, or passes= for the number of passes that a step adds up"
             )
 
-    def _check_strangers(self) -> None:
+    def _check_unknown(self) -> None:
         known = set(self._trained.values())
         for parameter in self._module.parameters():
             if parameter not in known and parameter.requires_grad and parameter.grad is not None:
@@ -182,16 +176,16 @@ class RuleGroup(Group):
         self._known = {name: _value_of(parameter) for name, parameter in self._trained.items()}
 
     def _rate(self) -> float:
-        return self._rule.rate(self._steps) if self._set_rate is None else self._set_rate
+        return self._rule.rate(self.steps) if self._set_rate is None else self._set_rate
 
 
 def _value_of(parameter: nn.Parameter) -> tuple[int, int]:
-    """Changes with the place of its memory, and whenever autograd sees that it is written to."""
+    """Return a value that changes with the address of the memory, and whenever autograd sees a write to it."""
     return parameter.data_ptr(), parameter._version
 
 
 def _check_apart(trained: Mapping[str, nn.Parameter]) -> None:
-    """Refuse parameters in one another's memory: each has a value of its own on the shards."""
+    """Refuse parameters that share memory: each has a value of its own on the shards."""
     placed = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in trained.items() if p.numel())
     for (_, end, name), (start, _, other) in pairwise(placed):
         if start < end:

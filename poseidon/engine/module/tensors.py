@@ -1,8 +1,8 @@
-"""What of a torch module the workers keep together, and which weights may travel as factors.
+"""The tensors of a torch module that workers exchange, and which weights may travel as sufficient factors.
 
-    trained     parameters that want a gradient: float32
+    trained     parameters that require a gradient: float32
     statistics  running mean and variance of normalization layers: averaged after every step
-    rest        frozen parameters and all other buffers: made alike once, then each worker's own
+    rest        frozen parameters and all other buffers: broadcast once, then each worker's own
 
 Law: every worker finds the same tensors in the same order, that of the module's layers.
 """
@@ -10,7 +10,7 @@ Law: every worker finds the same tensors in the same order, that of the module's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from poseidon.errors import UsageError
+from poseidon.exchange.base import Trained
 from poseidon.exchange.factors.taps import hooks_on, layers_with_factors
 
 RUNNING = ("running_mean", "running_var")
@@ -29,7 +30,7 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 class Buffers(Enum):
-    """What happens to running statistics of normalization layers."""
+    """Treatment of the running statistics of normalization layers."""
 
     AVERAGE = "average"
     """After every step they are the mean over the workers."""
@@ -38,25 +39,74 @@ class Buffers(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleTensors:
-    """Tensors by name; those in `moving` are kept together from step to step, in this order."""
+class DistributeOptions:
+    """The arguments of `distribute`, which has their meaning.
 
-    moving: dict[str, Tensor]
+    Raises:
+        UsageError: one is out of range, or two exclude each other.
+    """
+
+    clip: float | None = None
+    passes: int = 1
+    buffers: Buffers = Buffers.AVERAGE
+    example: Example | None = None
+    batch_size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.passes < 1:
+            raise UsageError(f"passes is {self.passes}; expected 1 or more")
+        if self.clip is not None and not self.clip > 0:
+            raise UsageError(f"clip is {self.clip}; expected a number above 0, or None")
+        if self.example is not None and self.batch_size:
+            raise UsageError("give an example or a batch_size, not both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTensors:
+    """The tensors of a module by name.
+
+    Attributes:
+        exchanged: trained parameters and statistics, exchanged in every step in this order.
+        rest: tensors that are broadcast once.
+        rows: rows of the factors of each weight that may travel as factors.
+    """
+
+    exchanged: dict[str, Tensor]
     rest: dict[str, Tensor]
+    rows: Mapping[nn.Parameter, int] = field(default_factory=dict)
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Those of `moving` that want a gradient."""
-        return {name: t for name, t in self.moving.items() if isinstance(t, nn.Parameter)}
+        """The parameters of `exchanged`."""
+        return {name: t for name, t in self.exchanged.items() if isinstance(t, nn.Parameter)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """The tensors that a group exchanges.
+
+    Attributes:
+        tensors: the tensors of the exchange.
+        sources: the module's parameter or buffer behind each of them.
+        rest: tensors that are broadcast once, by name.
+        clip: largest L2 norm of all mean gradients together; None: no limit.
+        passes: backward passes of a step.
+    """
+
+    tensors: list[Trained]
+    sources: list[Tensor]
+    rest: dict[str, Tensor]
+    clip: float | None = None
+    passes: int = 1
 
 
 def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
-    """Find them.
+    """Return the tensors of a module, without `rows`.
 
     Raises:
-        UsageError: there is nothing to train, or a parameter that cannot be kept together.
+        UsageError: there is nothing to train, or a parameter that cannot be exchanged.
     """
-    found = ModuleTensors(moving={}, rest={})
+    found = ModuleTensors(exchanged={}, rest={})
     seen: set[Tensor] = set()
     for name, tensor, statistics in _tensors(module):
         if tensor in seen:
@@ -67,21 +117,21 @@ def module_tensors(module: nn.Module, buffers: Buffers) -> ModuleTensors:
         if tensor.requires_grad:
             if tensor.dtype is not torch.float32:
                 raise UsageError(f"'{name}' is {tensor.dtype}; expected parameters of torch.float32")
-            found.moving[name] = tensor
+            found.exchanged[name] = tensor
         elif statistics and buffers is Buffers.AVERAGE and tensor.dtype is torch.float32:
-            found.moving[name] = tensor
+            found.exchanged[name] = tensor
         else:
             found.rest[name] = tensor
     if not found.trained:
         raise UsageError(f"{type(module).__name__} has no parameter that wants a gradient: nothing to train")
-    devices = sorted({str(tensor.device) for tensor in found.moving.values()})
+    devices = sorted({str(tensor.device) for tensor in found.exchanged.values()})
     if len(devices) > 1:
         raise UsageError(f"the module lies on {' and '.join(devices)}; expected one device a worker")
     return found
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """(name, tensor, whether it is a running statistic), layer by layer."""
+    """Yield (name, tensor, whether it is a running statistic), layer by layer."""
     for path, child in module.named_modules():
         for name, parameter in child.named_parameters(recurse=False):
             yield _joined(path, name), parameter, False
@@ -94,7 +144,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def rows_by_batch_size(module: nn.Module, batch_size: int) -> dict[nn.Parameter, int]:
-    """Rows of the factors of each fully-connected weight, if all layers see one row a record.
+    """Return the rows of the factors of each fully-connected weight, if all layers see one row a record.
 
     A layer whose own forward pass does not run (inside torch.nn.MultiheadAttention) is a subclass, and left out.
     """
@@ -102,10 +152,10 @@ def rows_by_batch_size(module: nn.Module, batch_size: int) -> dict[nn.Parameter,
 
 
 def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, int]:
-    """Rows of the factors of each fully-connected weight, found by running the module once without gradients.
+    """Return the rows of the factors of each fully-connected weight, found by one run without gradients.
 
-    Weights whose layer runs never or more than once are left out, and those that are used beside it. Dropout, statistics
-    and random numbers are left as they were.
+    Weights whose layer runs never or more than once are left out, and those that are used outside their layer. Dropout,
+    statistics and random numbers stay as they were.
     """
     uses = [_Use(weight, layer) for weight, layer in _layers(module).items()]
     try:
@@ -118,17 +168,17 @@ def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, i
 
 
 def _layers(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
-    """Those whose weights may travel as factors; a hook of the user's on a weight needs its whole gradient."""
+    """Return the layers whose weights may travel as factors. A user's hook on a weight needs its whole gradient."""
     found = layers_with_factors(module)
     return {weight: layer for weight, layer in found.items() if not hooks_on(weight)}
 
 
 class _Use:
-    """How one weight is used while its module runs on an example.
+    """The uses of one weight while its module runs on an example.
 
     Attributes:
-        rows: of each run of its own layer.
-        beside: whether anything is computed of it outside of these runs.
+        rows: rows of each run of its own layer.
+        beside: True if anything is computed from it outside these runs.
     """
 
     def __init__(self, weight: nn.Parameter, layer: nn.Module) -> None:
@@ -142,11 +192,11 @@ class _Use:
         ]
 
     def note(self) -> None:
-        """Something is computed of it."""
+        """Note that something is computed from the weight."""
         self.beside = self.beside or not self._running
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -159,7 +209,7 @@ class _Use:
 
 
 class _NotingUses(TorchFunctionMode):
-    """Tells each weight's `_Use` of all functions that make a tensor of it."""
+    """Reports all functions that compute a tensor from a weight to the weight's `_Use`."""
 
     def __init__(self, uses: Sequence[_Use]) -> None:
         super().__init__()

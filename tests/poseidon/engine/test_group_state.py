@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import poseidon
 from poseidon.engine.module.checkpoint_file import packed, unpacked
-from poseidon.engine.module.distribute import Options, join
+from poseidon.engine.module.distribute import join
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
-from poseidon.engine.module.tensors import Buffers
+from poseidon.engine.module.tensors import Buffers, DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam
 from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import SnapshotError, UsageError
@@ -138,7 +138,10 @@ KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
 @pytest.mark.parametrize("how", [ADAM, torch_adam], ids=["rule", "optimizer"])
 def test_within_an_epoch(how: How, kind: ExchangeKind) -> None:
     """After 3 of an epoch's 5 steps, or 2 of 4 (two workers read 10 records each)."""
-    settings: dict[str, Any] = {"options": Options(batch_size=BATCH, clip=0.5), "member": member(kind)}
+    settings: dict[str, Any] = {
+        "options": DistributeOptions(batch_size=BATCH, clip=0.5),
+        "member": member(kind),
+    }
     expected = together(2, build, how, loop(), **settings)
     assert_same_bits(interrupted(2, how, 5, **settings), expected)
 
@@ -147,14 +150,14 @@ def test_within_an_epoch(how: How, kind: ExchangeKind) -> None:
 @pytest.mark.parametrize("how", [MOMENTUM, torch_adam], ids=["rule", "optimizer"])
 @pytest.mark.parametrize("at", [1, 4])
 def test_with_passes_that_add_up(how: How, workers: int, at: int) -> None:
-    settings: dict[str, Any] = {"options": Options(batch_size=BATCH, passes=2), "passes": 2}
+    settings: dict[str, Any] = {"options": DistributeOptions(batch_size=BATCH, passes=2), "passes": 2}
     expected = together(workers, build, how, loop(passes=2), options=settings["options"])
     assert_same_bits(interrupted(workers, how, at, **settings), expected)
 
 
 def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
     settings: dict[str, Any] = {
-        "options": Options(batch_size=BATCH),
+        "options": DistributeOptions(batch_size=BATCH),
         "member": member(ExchangeKind.HYBRID, staleness=1),
     }
     kept, after = saving(5)
@@ -184,7 +187,7 @@ def test_stale_workers_go_on_alike_each_with_its_own_history() -> None:
 
 def test_each_worker_has_its_own_buffers_again() -> None:
     settings: dict[str, Any] = {
-        "options": Options(buffers=Buffers.OWN),
+        "options": DistributeOptions(buffers=Buffers.OWN),
         "member": member(ExchangeKind.SERVER),
     }
     expected = together(2, build, MOMENTUM, loop(), **settings)
@@ -290,13 +293,13 @@ def test_a_group_saves_and_resumes_by_prefix(tmp_path: Path) -> None:
 def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: Path) -> None:
     told = []
     module = build(0)
-    group = join(module, MOMENTUM, Options(), WorkerContext(folder=tmp_path, on_saved=told.append))
+    group = join(module, MOMENTUM, DistributeOptions(), WorkerContext(folder=tmp_path, on_saved=told.append))
     steps(module, group, 2)
     path = group.save()
     assert path == tmp_path / "checkpoint_iter_2.pt"
     assert [(written.state, written.iteration) for written in told] == [(path, 2)]
     again = build(0)
-    group = join(again, MOMENTUM, Options(), WorkerContext(checkpoint=path))
+    group = join(again, MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=path))
     with pytest.raises(
         UsageError, match=r"goes on from .*checkpoint_iter_2.pt, and the script has begun a step"
     ):
@@ -345,7 +348,9 @@ def test_what_does_not_fit_is_one_sentence() -> None:
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"poseidon": 1, "steps": Path("x")}, tmp_path / "net_iter_1.pt")
-    group = join(build(0), MOMENTUM, Options(), WorkerContext(checkpoint=tmp_path / "net_iter_1.pt"))
+    group = join(
+        build(0), MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=tmp_path / "net_iter_1.pt")
+    )
     with pytest.raises(SnapshotError, match=r"net_iter_1\.pt is no checkpoint of a group: .*"):
         group.resume()
 

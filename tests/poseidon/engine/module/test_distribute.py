@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import poseidon
-from poseidon.engine.module.distribute import Options, running_in
+from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
 from poseidon.engine.module.rule_group import RuleGroup
-from poseidon.engine.module.tensors import Buffers
+from poseidon.engine.module.tensors import Buffers, DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam, Nesterov, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
 from poseidon.errors import JobError, UsageError
@@ -128,16 +127,16 @@ def example() -> Tensor:
 def test_two_workers_are_one_process(name: str, kind: ExchangeKind) -> None:
     how = {**RULES, **OPTIMIZERS}[name]
     (expected,) = together(1, build, how, loop())
-    ends = together(2, build, how, loop(), options=Options(example=example()), member=member(kind))
+    ends = together(2, build, how, loop(), options=DistributeOptions(example=example()), member=member(kind))
     assert_same(ends, expected)
 
 
 @pytest.mark.parametrize("name", ["sgd", "torch sgd"])
 def test_several_passes_and_a_limit_of_the_norm(name: str) -> None:
     how = {**RULES, **OPTIMIZERS}[name]
-    limited = Options(passes=2, clip=0.05, example=example())
+    limited = DistributeOptions(passes=2, clip=0.05, example=example())
     (expected,) = together(1, build, how, loop(passes=2), options=limited)
-    (unlimited,) = together(1, build, how, loop(passes=2), options=Options(passes=2))
+    (unlimited,) = together(1, build, how, loop(passes=2), options=DistributeOptions(passes=2))
     ends = together(3, build, how, loop(passes=2), options=limited, member=member())
     assert_same(ends, expected)
     assert not torch.allclose(expected["last.weight"], unlimited["last.weight"], atol=1e-3)
@@ -224,12 +223,12 @@ def test_a_weight_that_is_used_beside_its_layer_travels_whole_where_an_example_s
     how = {**RULES, **OPTIMIZERS}[name]
     factors = member(ExchangeKind.FACTORS)
     (expected,) = together(1, build_tied, how, loop())
-    ends = together(2, build_tied, how, loop(), options=Options(example=example()), member=factors)
+    ends = together(2, build_tied, how, loop(), options=DistributeOptions(example=example()), member=factors)
     assert_same(ends, expected)
 
 
 def test_such_a_weight_is_refused_where_only_the_batch_size_is_said() -> None:
-    options = Options(batch_size=BATCH // 2)
+    options = DistributeOptions(batch_size=BATCH // 2)
     with pytest.raises(
         UsageError, match=r"'square\.weight' is used beside the forward pass of its own layer"
     ):
@@ -302,7 +301,7 @@ def a_step(module: nn.Module, group: Group, x: Tensor) -> None:
 @pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
 @pytest.mark.parametrize("buffers", Buffers)
 def test_running_statistics(buffers: Buffers, how: How) -> None:
-    options = Options(buffers=buffers)
+    options = DistributeOptions(buffers=buffers)
     ends = together(2, lambda _: Normed(), how, of_batches(a_step), options=options, member=member())
     alike = torch.equal(ends[0]["1.running_mean"], ends[1]["1.running_mean"])
     assert alike == (buffers is Buffers.AVERAGE)
@@ -366,7 +365,7 @@ def test_a_loop_reports_its_position_while_it_waits(staleness: int) -> None:
 
     def body(module: nn.Module, group: Group) -> None:
         if group.rank == 0:
-            group._context = replace(group._context, on_progress=note)
+            group._collections.on_progress = note
         a_step(module, group, torch.ones(2, 3))
         assert group.rank == 0 or waits.wait(TIMEOUT_S)
         group.mean(1.0)
@@ -484,7 +483,7 @@ def left_over(*, drops: bool, thrown: bool = True) -> Callable[[nn.Module, Group
 @pytest.mark.parametrize("how", [RULES["sgd"], OPTIMIZERS["torch sgd"]], ids=["rule", "optimizer"])
 @pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.FACTORS])
 def test_a_pass_that_is_left_over_is_dropped_or_stepped(how: How, kind: ExchangeKind) -> None:
-    options = Options(passes=2, example=example())
+    options = DistributeOptions(passes=2, example=example())
     run = partial(together, 2, build, how, options=options, member=member(kind))
     assert_same(run(left_over(drops=True)), run(left_over(drops=True, thrown=False))[0], rtol=0)
     (alone,) = together(1, build, how, left_over(drops=False), options=options)

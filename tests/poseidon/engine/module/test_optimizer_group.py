@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.engine.module.distribute import Options
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
+from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD
 from poseidon.errors import UsageError
 from poseidon.exchange.build import Membership
@@ -74,7 +74,7 @@ def test_loops_that_are_not_plain(loop: Callable[[nn.Module, Tensor, Callable[[]
         build,
         sgd,
         lambda net, group: loop(net, records(group.rank, 2), group.step),
-        options=Options(batch_size=4),
+        options=DistributeOptions(batch_size=4),
         member=FACTORS,
     )
     for name, value in alone.state_dict().items():
@@ -94,7 +94,7 @@ def test_a_hook_on_a_weight_keeps_it_from_travelling_as_factors() -> None:
         losses(net, records(group.rank, 2)).backward()
         group.step()
 
-    together(2, hooked, sgd, body, options=Options(batch_size=4), member=FACTORS)
+    together(2, hooked, sgd, body, options=DistributeOptions(batch_size=4), member=FACTORS)
     assert [gradient.shape for gradient in seen] == [(4, 3), (4, 3)]
 
 

@@ -34,7 +34,7 @@ class Mixed(nn.Module):
 
 def test_order_is_that_of_the_layers() -> None:
     found = module_tensors(Mixed(), Buffers.AVERAGE)
-    assert list(found.moving) == [
+    assert list(found.exchanged) == [
         "first.weight",
         "first.bias",
         "norm.weight",
@@ -57,7 +57,7 @@ def test_order_is_that_of_the_layers() -> None:
 def test_shared_parameters_are_one() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = module[0].weight
-    assert list(module_tensors(module, Buffers.AVERAGE).moving) == ["0.weight", "0.bias", "1.bias"]
+    assert list(module_tensors(module, Buffers.AVERAGE).exchanged) == ["0.weight", "0.bias", "1.bias"]
 
 
 @pytest.mark.parametrize(

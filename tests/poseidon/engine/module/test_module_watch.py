@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from poseidon.engine.module.output_watch import OutputWatch
+from poseidon.engine.module.module_watch import OutputWatch
 
 Pass = Callable[[nn.Module, Tensor], object]
 

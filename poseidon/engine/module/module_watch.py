@@ -1,0 +1,136 @@
+"""The hooks of a group on its module: they report forward passes, backward passes and reads of its state.
+
+Law: a backward pass is noticed on `backward()`, which brings gradients to the module's parameters, and not on
+`torch.autograd.grad`, which does not. The backward pass of a torch checkpoint (`use_reentrant=True`) lies within the one
+that was noticed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from poseidon.engine.module.tensors import GroupPlan
+from poseidon.engine.module.worker_context import Observed
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs, uncompiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCallbacks:
+    """The reports of a `ModuleWatch`.
+
+    Attributes:
+        on_forward: called before a forward pass of the module, or of a part of it that has tensors of the group.
+        on_gradient: called when a backward pass has reached the module; several times within each.
+        on_state_read: called before `state_dict` reads the module.
+    """
+
+    on_forward: Callable[..., None]
+    on_gradient: Callable[..., None]
+    on_state_read: Callable[..., None]
+
+
+class ModuleWatch:
+    """Hooks on one module, from its construction to `close`.
+
+    Hooks that begin an iteration come before those that use it. Those of a compiled module are on its entry alone.
+
+    Args:
+        entry: the module that the script calls: the module itself, or `torch.compile` of it.
+        plan: the tensors of the group.
+        observed: the exchange.
+        wait_free: gradients leave within the backward pass.
+        callbacks: receive the reports.
+
+    Attributes:
+        hooks: the hooks between autograd and the exchange.
+    """
+
+    def __init__(
+        self,
+        entry: nn.Module,
+        plan: GroupPlan,
+        observed: Observed,
+        *,
+        wait_free: bool,
+        callbacks: ModuleCallbacks,
+    ) -> None:
+        module = uncompiled(entry)
+        is_compiled, sources = entry is not module, set(plan.sources)
+        trained = [source for source in plan.sources if source.requires_grad]
+        with ExitStack() as removal:
+            for source in sources:
+                if source.requires_grad:
+                    handle = source.register_post_accumulate_grad_hook(callbacks.on_gradient)
+                    removal.callback(handle.remove)
+            self.hooks = Hooks(
+                module,
+                plan.tensors,
+                observed.exchange,
+                passes=plan.passes,
+                wait_free=wait_free,
+                sources=plan.sources,
+                entry=entry if is_compiled else None,
+                in_backward=callbacks.on_gradient,
+            )
+            removal.callback(self.hooks.close)
+            observed.watch()
+            reads = OfOneModule(callbacks.on_state_read)
+            begins = (OutsideOfGraphs if is_compiled else OfOneModule)(callbacks.on_forward)
+            for child in module.modules():
+                removal.callback(child.register_state_dict_pre_hook(reads).remove)
+                own = {*child.parameters(recurse=False), *child.buffers(recurse=False)}
+                if child is module or own & sources:
+                    removal.callback(child.register_forward_pre_hook(begins, prepend=True).remove)
+            if is_compiled:
+                begins = OfOneModule(callbacks.on_forward)
+                removal.callback(entry.register_forward_pre_hook(begins, prepend=True).remove)
+            removal.callback(OutputWatch(entry, trained, callbacks.on_gradient).close)
+            self._removal = removal.pop_all()
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        self._removal.close()
+
+
+class OutputWatch:
+    """A hook on the outputs of one module: the first point that a backward pass reaches.
+
+    Args:
+        module: the module.
+        parameters: those of it that need a gradient.
+        on_backward: called within each backward pass, once for each output.
+    """
+
+    def __init__(
+        self, module: nn.Module, parameters: Sequence[Tensor], on_backward: Callable[[], None]
+    ) -> None:
+        self._on_backward = on_backward
+        self._leaves = [get_gradient_edge(parameter).node for parameter in parameters]
+        self._handle = module.register_forward_hook(OfOneModule(self._watch))
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+        self._leaves.clear()
+
+    def _watch(self, module: nn.Module, arguments: object, outputs: object) -> None:
+        for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(self._reached)
+
+    def _reached(self, _: Tensor) -> None:
+        if self._continues_to_parameters():
+            self._on_backward()
+
+    def _continues_to_parameters(self) -> bool:
+        try:
+            return any(torch._C._will_engine_execute_node(leaf) for leaf in self._leaves)
+        except RuntimeError:  # torch has no answer for parameters that torch.autograd.grad is called with
+            return False

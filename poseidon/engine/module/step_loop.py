@@ -1,0 +1,284 @@
+"""The steps of a module that all workers of a job train together.
+
+One step of the user's loop, and what happens in it:
+
+    module(x)            the first forward pass begins an iteration; each layer waits for its own tensors
+    loss.backward()      each gradient leaves as soon as it is complete
+    step()               the iteration ends
+
+Laws:
+* All workers call `step`, `settle` and the collections of `Group` equally often and in the same order.
+* Between `step` and `settle` the exchange owns the module's tensors, except inside the module's forward pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.engine.broadcast import broadcast_parameters
+from poseidon.engine.module.group_collections import GroupCollections
+from poseidon.engine.module.module_watch import ModuleCallbacks, ModuleWatch
+from poseidon.engine.module.tensors import GroupPlan
+from poseidon.engine.module.worker_context import WorkerContext
+from poseidon.errors import UsageError
+from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.build import build_exchange
+from poseidon.exchange.hooks import Hooks
+from poseidon.exchange.module_hooks import uncompiled
+from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
+from ps_server import SignalKind
+
+Self = TypeVar("Self", bound="StepLoop")
+
+
+class StepLoop(ABC):
+    """The state machine of a step, between the module's hooks and the exchange.
+
+    Args:
+        module: the module, or `torch.compile` of it.
+        plan: the tensors to exchange.
+        context: this worker.
+    """
+
+    def __init__(self, module: nn.Module, plan: GroupPlan, context: WorkerContext) -> None:
+        self._module = uncompiled(module)
+        self._context = context
+        self._plan = plan
+        built = build_exchange(
+            plan.tensors,
+            ExchangeSettings(clip=plan.clip),
+            context.member,
+            context.connect,
+            trace=context.trace,
+        )
+        self._observed = context.observe(built, module)
+        self._exchange = self._observed.exchange
+        self._collections = GroupCollections(self._exchange.control, context.on_progress)
+        self._watch: ModuleWatch | None = None
+        self._check = ReplicaCheck(
+            context.member.options if self.size > 1 else NO_CHECK,
+            state=self._replicated,
+            collect=self._collections.all_gather,
+            rank=self.rank,
+        )
+        self._passes = 0  # backward passes of this step that have ended
+        self._in_backward = False
+        self._begun = False
+        self._settled = True
+        self._closed = False
+        try:
+            self._exchange.open(None)
+            if self.size > 1:
+                broadcast_parameters(list(plan.rest.values()), self._collections.all_gather, rank=self.rank)
+            self._watch = ModuleWatch(
+                module,
+                plan,
+                self._observed,
+                wait_free=context.member.options.wait_free,
+                callbacks=ModuleCallbacks(
+                    on_forward=self._on_forward,
+                    on_gradient=self._on_gradient,
+                    on_state_read=self._on_state_read,
+                ),
+            )
+        except BaseException:
+            self.close()
+            raise
+        context.on_open(built, self._exchange)
+
+    # -- for the user's loop -------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker, 0..size-1."""
+        return self._context.worker.rank
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self._context.worker.size
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this worker."""
+        return self._context.worker.device
+
+    @property
+    def steps(self) -> int:
+        """Steps finished."""
+        return self._collections.steps
+
+    @property
+    def pending(self) -> int:
+        """Backward passes since the last step: `step` would apply them, and `drop` would discard them."""
+        return self._passes
+
+    @property
+    def stopping(self) -> bool:
+        """True once the job was asked to stop, after a step that all workers have reached together.
+
+        A loop that goes on regardless is ended by a KeyboardInterrupt in its next `step`.
+        """
+        requests = self._exchange.control.requests
+        return any(r.kind is SignalKind.STOP and r.clock <= self.steps for r in requests)
+
+    @property
+    def snapshot_wanted(self) -> bool:
+        """True if the job was asked, after this very step, to save its state."""
+        requests = self._exchange.control.requests
+        return any(r.kind is SignalKind.SNAPSHOT and r.clock == self.steps for r in requests)
+
+    @abstractmethod
+    def step(self) -> None:
+        """End the step. It applies the gradients of all backward passes since the last step, at most `passes=`."""
+
+    def drop(self) -> None:
+        """Discard the backward passes since the last step, and their gradients. A step applies those that follow.
+
+        All workers do it alike, after fewer passes than `passes=`. Running statistics keep what these passes have changed.
+
+        Raises:
+            UsageError: the last pass of the step has ended, so its gradients have left.
+        """
+        if not self._passes:
+            return
+        if self._in_backward or self._passes >= self._plan.passes:
+            raise UsageError(
+                f"drop() after pass {self._passes} of {self._plan.passes}, whose gradients have left; expected step()"
+            )
+        self._hooks.drop()
+        self._passes = 0
+
+    def settle(self) -> None:
+        """Bring parameters and statistics to the state after all workers' steps; before evaluating or saving.
+
+        All workers call it together. The module may be read until its next step begins.
+
+        Raises:
+            UsageError: a step is under way.
+        """
+        if self._passes or self._in_backward:
+            raise UsageError("settle() stands between a backward pass and its step(); expected after step()")
+        staleness = self._context.member.options.staleness
+        if not self._begun:
+            with self._collections.waiting("settle" if staleness else ""):
+                self._exchange.settle()
+        elif staleness:
+            raise UsageError(
+                "settle() comes after a forward pass of the next step; expected right after step()"
+            )
+        else:
+            for index in range(len(self._plan.tensors)):
+                self._exchange.wait(index)
+        self._settled = True
+
+    def close(self) -> None:
+        """Leave the job and remove the hooks from the module. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        self._observed.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.settle()
+        self.close()
+
+    # -- for subclasses ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _replicated(self) -> dict[str, Tensor]:
+        """Return the tensors that are equal on all workers after a step, by name: live tensors."""
+
+    def _rate(self) -> float:
+        """Return the rate of the iteration that begins."""
+        return 0.0
+
+    def _before_begin(self) -> None:  # noqa: B027 - nothing to check where an optimizer owns the parameters
+        """Check what the script has done since the last step."""
+
+    def _before_run(self) -> None:  # noqa: B027 - an optimizer's parameters change in its step alone
+        """Check that the module may be used now."""
+
+    def _begin(self) -> None:
+        """Begin an iteration."""
+        hooks = self._hooks
+        self._before_begin()
+        self._begun = True
+        self._exchange.start(self.steps, self._rate())
+        hooks.start()
+
+    def _backward_is_over(self) -> None:
+        """Count the backward pass that has ended."""
+        self._in_backward = False
+        self._passes += 1
+        self._hooks.next_pass()
+
+    def _end_iteration(self) -> None:
+        """Send the gradients that have not left, and end the iteration; the step counts as finished.
+
+        Raises:
+            UsageError: there was no backward pass.
+            KeyboardInterrupt: the job was asked to stop, and the loop has gone on.
+        """
+        if self._watch is None:
+            raise UsageError("step() after close()")
+        if self.stopping:
+            raise KeyboardInterrupt(f"the job was asked to stop after step {self.steps}")
+        if not self._passes:
+            raise UsageError("step() or average_gradients() without a backward pass before it")
+        self._hooks.finish()
+        self._exchange.finish()
+        self._begun = self._settled = False
+        self._passes = 0
+        self._collections.finish_step()
+
+    def _name(self, parameter: Tensor) -> str:
+        """Return the name of a parameter, for messages."""
+        names = [f"'{name}'" for name, own in self._module.named_parameters() if own is parameter]
+        return names[0] if names else "a parameter that is not the module's"
+
+    @property
+    def _hooks(self) -> Hooks:
+        assert self._watch is not None
+        return self._watch.hooks
+
+    # -- reports of the module's hooks ---------------------------------------------------------------------
+
+    def _on_forward(self, module: nn.Module, arguments: object) -> None:
+        self._before_run()
+        if not self._begun and (torch.is_grad_enabled() or not self._settled):
+            self._begin()
+
+    def _on_state_read(self, *_: object) -> None:
+        """Give a `state_dict` after a step the values that the next forward pass would see."""
+        self._before_run()
+        if not self._begun and not self._settled:
+            self._begin()
+        self._hooks.wait()
+
+    def _on_gradient(self, _: Tensor | None = None) -> None:
+        if not self._begun:
+            self._begin()
+        if self._in_backward:
+            return
+        if self._passes >= self._plan.passes:
+            raise UsageError(
+                f"backward() has run more than {self._plan.passes} time(s) without step(); expected step() after "
+                "it, or passes= for the number of passes that a step adds up"
+            )
+        self._in_backward = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
