@@ -16,6 +16,7 @@ import numpy as np
 
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
+from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
 from ps_server.neighbours import WorkerNeighbours
@@ -103,7 +104,7 @@ class Client:
         self._neighbours = WorkerNeighbours(shards if share_memory and isinstance(shards, Sequence) else ())
         self._monitor = Monitor(timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs")
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
-        self._others_first: Callable[[], bool] = lambda: False
+        self._link = LinkPriority()
         self._offered = False
         self._asked_before: tuple[SignalKind, ...] = ()
         self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
@@ -172,19 +173,13 @@ class Client:
         if self._keeps_back:
             self._transport.wake()
 
-    def give_way(self, others: Callable[[], bool]) -> Callable[[], None]:
-        """Let pushes to shards of other machines wait while something else is to have this host's link.
+    def yield_link(self, link: LinkPriority) -> None:
+        """Let pushes to shards of other hosts wait while another sender has taken this host's link.
 
         What may not overtake them waits, too; `close` waits for nothing.
-
-        Args:
-            others: whether there is such a thing now; asked on this client's own thread, and must not block.
-
-        Returns:
-            What to call, on any thread, when there is none any more.
         """
-        self._others_first = others
-        return self._wake
+        self._link = link
+        link.when_free(self._wake)
 
     def _wake(self) -> None:
         with self._monitor:
@@ -383,7 +378,7 @@ class Client:
 
     def _send_waiting(self) -> None:
         """Send as much as the transport takes."""
-        free = self._monitor.closed or not self._others_first()
+        free = self._monitor.closed or self._link.is_free
         for shard, queue in enumerate(self._queues):
             pushes = free or self._neighbours.shares(shard)
             while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):

@@ -25,6 +25,7 @@ from poseidon.exchange.ps import ServerExchange, ServerState
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from ps_server import Client, Keeping, RemoteProtocolError, StoreSpec
 from ps_server.keys import Keyring
+from ps_server.link import LinkPriority
 from ps_server.trace import NO_TRACE, Tracer
 
 
@@ -63,23 +64,24 @@ class HybridExchange:
         self._indices = [i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY]
         self.by_factors = frozenset(self._indices)
         self.control = self._server.control
+        link, staleness = LinkPriority(), store.tables[self._indices[0]].staleness
+        if staleness == 0:
+            client.yield_link(link)
         self._factors = FactorChannel(
             {index: tensors[index] for index in self._indices},
             settings,
             rank=client.rank,
             workers=store.workers,
-            staleness=store.tables[self._indices[0]].staleness,
+            staleness=staleness,
             listen=listen,
             token=token,
             keys=keys,
             norms=client,
             timeout_s=timeout_s,
             trace=trace,
+            link=link,
         )
         self.state = HybridState(self._server.state, self._factors, self._indices, client, tensors)
-        if store.tables[self._indices[0]].staleness == 0:
-            peers = self._factors.peers
-            peers.when_idle = client.give_way(lambda: peers.busy)
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""

@@ -23,6 +23,7 @@ from ps_server import (
     StoreSpec,
     TableSpec,
 )
+from ps_server.link import LinkPriority
 from ps_server.protocol.messages import Push
 from ps_server.protocol.wire import decode
 from ps_server.transport.base import Frames
@@ -287,24 +288,23 @@ def test_a_late_urgent_push_overtakes_what_waits(prioritized: bool) -> None:
 def test_pushes_wait_for_what_goes_first_and_questions_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps_server.client.POLL_S", 60.0)  # nobody looks unasked
     store = StoreSpec(workers=1, shards=1, tables=(TableSpec(name="conv", size=10),))
-    busy = threading.Event()
+    link = LinkPriority()
     with gated(store) as (gate, client):
-        idle = client.give_way(busy.is_set)
-        busy.set()
+        client.yield_link(link)
+        link.take()
         client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
         client.clock()
         client.barrier()  # there and back: whatever could leave has left
         assert gate.tables == []
-        busy.clear()
-        idle()
+        link.free()
         client.read(0, np.zeros(10, dtype=np.float32))
         assert gate.tables == [0]
-        busy.set()
+        link.take()
         client.push(0, np.ones(10, dtype=np.float32), rate=0.1)
         client.clock()  # closing says all that there is to say
     assert gate.tables == [0, 0]
     monkeypatch.setattr(gate, "wake", None)
-    idle()  # a transport that is closed is left alone
+    link.free()  # a transport that is closed is left alone
 
 
 def test_large_tables_cross_sockets_whole() -> None:

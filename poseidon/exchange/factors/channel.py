@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,14 +26,17 @@ from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.factors.peers import Peers
-from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors, factors_sum_of_squares
-from poseidon.exchange.factors.session import FactorSession, FactorTable, Pair, Round
+from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_squares
+from poseidon.exchange.factors.progress import Step
+from poseidon.exchange.factors.session import FactorSession, FactorTable
+from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.observe.traffic import Flights, Traffic
-from poseidon.exchange.side_stream import Event, InOrder, SideStream
+from poseidon.exchange.side_stream import InOrder, SideStream
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
+from ps_server.link import LinkPriority
 from ps_server.numerics import prepare_thread
-from ps_server.rules import clip_factor, history_count
+from ps_server.rules import clip_factor
 from ps_server.trace import NO_TRACE, Tracer, Track
 
 
@@ -60,7 +64,8 @@ class FactorChannel:
         keys: own pair, and those of all workers by rank; None: all is in clear.
         norms: needed with `settings.clip` at staleness 0.
         timeout_s: longest time that any call waits.
-        trace: told of each pair sent and received, and of each round applied.
+        trace: records each pair sent and received, and each round applied.
+        link: taken as long as pairs have to leave this host; None: nobody waits for it.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class FactorChannel:
         norms: NormMeeting,
         timeout_s: float,
         trace: Tracer = NO_TRACE,
+        link: LinkPriority | None = None,
     ) -> None:
         self._settings = settings
         self._trace = trace
@@ -92,7 +98,14 @@ class FactorChannel:
         self.kernel = Kernel.FUSED
         """The same on all workers; set before `open`."""
         self._weights = {
-            index: _Weight(table, trained[index], settings.start_clock, staleness, self._side)
+            index: FactorWeight(
+                table,
+                trained[index],
+                clock=settings.start_clock,
+                staleness=staleness,
+                side=self._side,
+                scratch=self._scratch,
+            )
             for table, index in enumerate(sorted(trained))
         }
         tables = [
@@ -100,7 +113,9 @@ class FactorChannel:
             for w in self._weights.values()
         ]
         session = FactorSession(rank, workers, tables, settings.start_clock)
-        self.peers = Peers(session, listen=listen, token=token, keys=keys, timeout_s=timeout_s, trace=trace)
+        self.peers = Peers(
+            session, listen=listen, token=token, keys=keys, timeout_s=timeout_s, trace=trace, link=link
+        )
         self._in_order = InOrder(device, f"factors-out-{rank}", self._sending_failed)
         self._rebuilding = threading.Lock()
         self._closing = False
@@ -122,7 +137,7 @@ class FactorChannel:
             session = self.peers.session
             self.peers.session = FactorSession(session.rank, session.workers, session.tables, clock)
             for weight in self._weights.values():
-                weight.applied = weight.released = clock
+                weight.progress.rewind(clock)
 
     def open(self, addresses: Sequence[str]) -> None:
         """Meet the others; `take_first` comes before.
@@ -138,13 +153,13 @@ class FactorChannel:
         with self.peers.monitor:
             self._iteration = iteration
             for weight in self._weights.values():
-                weight.begun = False
-                weight.rates[iteration] = rate
+                weight.progress.start(iteration, rate)
 
     def begin(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange.begin_factors`."""
         weight, iteration, event = self._weights[index], self._iteration, self._side.mark()
-        weight.begun = True
+        with self.peers.monitor:
+            weight.progress.hand_in(iteration)
         self._flights.depart(weight.table)
 
         def send() -> None:
@@ -152,7 +167,8 @@ class FactorChannel:
                 pair = weight.copy(iteration, u_KN, v_KM)
             self._side.finish()
             if self._staleness and self._settings.clip is not None:
-                weight.kept = pair
+                with self.peers.monitor:
+                    weight.progress.hold(pair)
             else:
                 self.peers.broadcast(weight.table, pair)
 
@@ -161,8 +177,7 @@ class FactorChannel:
     def release(self, index: int) -> None:
         """See `Exchange`."""
         with self.peers.monitor:
-            weight = self._weights[index]
-            weight.released, weight.left = self._iteration + 1, self._side.mark()
+            self._weights[index].progress.release(self._iteration, self._side.mark())
             self.peers.monitor.notify()
 
     def wait(self, index: int) -> None:
@@ -172,8 +187,10 @@ class FactorChannel:
     def kept_sum_of_squares(self) -> float:
         """Staleness > 0 with a limit: of this worker's own gradients of this iteration."""
         self._in_order.drain()
-        kept = [weight.kept for weight in self._weights.values() if weight.kept is not None]
-        return sum(factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in kept)
+        with self.peers.monitor:
+            held = [weight.progress.held for weight in self._weights.values()]
+        pairs = [pair for pair in held if pair is not None]
+        return sum(factors_sum_of_squares(torch.from_numpy(p.u), torch.from_numpy(p.v)) for p in pairs)
 
     def finish(self, limit: float) -> None:
         """See `Exchange`.
@@ -182,15 +199,16 @@ class FactorChannel:
             limit: what to multiply this worker's gradients by that were kept back for it.
         """
         for index, weight in self._weights.items():
-            if not weight.begun:
+            if weight.progress.handed_in <= self._iteration:
                 outputs, inputs = weight.tensor.shape
                 self.begin(index, torch.empty(0, outputs), torch.empty(0, inputs))
                 self._in_order.drain()
-            if weight.kept is not None:
-                pair, weight.kept = weight.kept, None
-                pair.u[:] *= limit
-                self.peers.broadcast(weight.table, pair)
-            if weight.released <= self._iteration:
+            with self.peers.monitor:
+                held = weight.progress.take_held()
+            if held is not None:
+                held.u[:] *= limit
+                self.peers.broadcast(weight.table, held)
+            if weight.progress.released <= self._iteration:
                 self.release(index)
 
     def settle(self, clock: int) -> None:
@@ -237,17 +255,17 @@ class FactorChannel:
         weight = self._weights[index]
         clock = max(clock, self._start_clock)
         self.peers.wait_for(
-            lambda: True if weight.applied >= clock else None,
+            lambda: True if weight.progress.applied >= clock else None,
             f"the factors of '{weight.name}' of iteration {clock - 1} did not come",
             table=weight.table,
         )
-        self._side.join(weight.done)
+        self._side.join(weight.progress.done)
         if self._staleness:
             with self._rebuilding:
                 self._publish(weight)
 
     def _sending_failed(self, error: Exception) -> None:
-        self.peers.monitor.fail(as_server_error(error, "sending factors failed"))
+        self.peers.fail(as_server_error(error, "sending factors failed"))
 
     # -- the background ------------------------------------------------------------------------------------
 
@@ -258,169 +276,96 @@ class FactorChannel:
                 while self._rebuild_next():
                     pass
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self.peers.monitor.fail(as_server_error(error, "rebuilding gradients from factors failed"))
+            self.peers.fail(as_server_error(error, "rebuilding gradients from factors failed"))
 
     def _rebuild_next(self) -> bool:
-        """Wait for work and do it; returns False once closed."""
+        """Wait for a round that can be applied, and apply it; returns False once closed."""
 
-        def found() -> list[_Weight] | None:
+        def found() -> list[FactorWeight] | None:
             return [] if self._closing else self._ready() or None
 
         ready = self.peers.monitor.wait_for(found, "there is nothing to apply", limited=False)
         if not ready:
             return False
-        if self._staleness == 0 and self._settings.clip is not None:
+        if self._is_limited:
             self._apply_limited()
         else:
             with self._rebuilding:  # no reader may see the time between taking a round and having applied it
-                self._apply(ready[0], self._stacked(ready[0]), 1.0)
+                self._apply(self._take(ready[0]), 1.0)
         return True
 
-    def _ready(self) -> list[_Weight]:
-        """The weights whose next round can be applied, most urgent first."""
-        session = self.peers.session
-        ready = [weight for weight in self._weights.values() if self._may_apply(weight, session)]
-        limited = self._staleness == 0 and self._settings.clip is not None
-        return [] if limited and len(ready) < len(self._weights) else ready
+    @property
+    def _is_limited(self) -> bool:
+        """Whether the norm of all gradients of an iteration is agreed on before its rounds are applied."""
+        return self._staleness == 0 and self._settings.clip is not None
 
-    def _may_apply(self, weight: _Weight, session: FactorSession) -> bool:
-        left = self._staleness > 0 or weight.released > weight.applied
-        return left and session.is_ready(weight.table)
+    def _ready(self) -> list[FactorWeight]:
+        """Return the weights whose next round can be applied, most urgent first."""
+        is_ready = self.peers.session.is_ready
+        ready = [w for w in self._weights.values() if w.progress.may_apply and is_ready(w.table)]
+        return [] if self._is_limited and len(ready) < len(self._weights) else ready
 
     def _apply_limited(self) -> None:
-        """All weights have their rounds of one iteration: agree on the norm, then apply them."""
-        rounds = [(weight, self._stacked(weight)) for weight in self._weights.values()]
-        clock = rounds[0][1].clock
+        """Agree on the norm of one iteration's gradients, whose rounds are all here, then apply them."""
+        rounds = [self._take(weight) for weight in self._weights.values()]
+        clock = rounds[0].clock
         if self._rank == 0:
-            squares = sum(factors_sum_of_squares(r.u_BN, r.v_BM) for _, r in rounds)
+            squares = sum(factors_sum_of_squares(r.u_BN, r.v_BM) for r in rounds)
             self._norms.add_norm(clock, squares / self._workers**2)
         factor = clip_factor(self._norms.total_norm(clock), self._settings.clip)
-        for weight, stacked in rounds:
-            self._apply(weight, stacked, factor)
+        for stacked in rounds:
+            self._apply(stacked, factor)
 
-    def _stacked(self, weight: _Weight) -> _Stacked:
-        taken = self.peers.take(weight.table)
-        assert taken is not None
+    def _take(self, weight: FactorWeight) -> _Stacked:
+        """Take the weight's next round, and stack its pairs on the weight's device."""
+        with self.peers.monitor:
+            taken = self.peers.session.take(weight.table)
+            assert taken is not None
+            step = weight.progress.begin_round(taken.clock)
+        outputs, inputs = weight.tensor.shape
         name = str(weight.table) if self._settings.clip is not None else ""
-        with self._side.after(weight.left):
-            return _Stacked(taken, weight, name, self._scratch)
+        with self._side.after(step.left):
+            return _Stacked(
+                weight=weight,
+                clock=taken.clock,
+                step=step,
+                u_BN=self._scratch.stack(f"u{name}", [pair.u for pair in taken.pairs], outputs),
+                v_BM=self._scratch.stack(f"v{name}", [pair.v for pair in taken.pairs], inputs),
+            )
 
-    def _apply(self, weight: _Weight, stacked: _Stacked, limit: float) -> None:
+    def _apply(self, stacked: _Stacked, limit: float) -> None:
+        weight, clock, step = stacked.weight, stacked.clock, stacked.step
         began_ns = self._trace.now()
-        with self._side.after(weight.left):
+        with self._side.after(step.left):
             scale = limit * self._settings.gradient_scale / self._workers
-            weight.step(stacked.clock, stacked.u_BN, stacked.v_BM, scale, self._scratch, self.kernel)
+            weight.apply(clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self.kernel)
             done = self._side.mark()
         self._side.finish()  # the rounds' memory on the host may go
-        self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=stacked.clock)
+        self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=clock)
         self._flights.arrive(weight.table)
         with self.peers.monitor:
-            weight.applied, weight.done = stacked.clock + 1, done
+            weight.progress.end_round(done)
             self.peers.monitor.notify()
 
-    def _publish(self, weight: _Weight) -> None:
-        """Staleness > 0: the tensor becomes `base` with this worker's own open pairs on top."""
+    def _publish(self, weight: FactorWeight) -> None:
+        """Staleness > 0: make the tensor `base` with this worker's own open pairs on top."""
+        progress = weight.progress
         with self.peers.monitor:
             own = [
-                (clock, pair)
+                (clock, progress.rate(clock), pair)
                 for clock, pair in self.peers.session.own(weight.table)
-                if clock >= weight.applied
+                if clock >= progress.applied
             ]
         with torch.no_grad():
-            weight.replay(own, self._settings.gradient_scale / self._workers, self._scratch, self.kernel)
+            weight.replay(own, scale=self._settings.gradient_scale / self._workers, kernel=self.kernel)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Stacked:
-    """A round with its pairs below each other, on the weight's device."""
+    """A round of a weight with its pairs below each other, on the weight's device."""
 
-    def __init__(self, taken: Round, weight: _Weight, name: str, scratch: Scratch) -> None:
-        outputs, inputs = weight.tensor.shape
-        self.clock = taken.clock
-        self.u_BN = scratch.stack(f"u{name}", [pair.u for pair in taken.pairs], outputs)
-        self.v_BM = scratch.stack(f"v{name}", [pair.v for pair in taken.pairs], inputs)
-
-
-class _Weight:
-    """One tensor with what this worker keeps of it."""
-
-    def __init__(self, table: int, trained: Trained, clock: int, staleness: int, side: SideStream) -> None:
-        self.table = table
-        self.name = trained.name
-        self.rule = trained.rule
-        self.tensor = trained.tensor.detach()
-        self.base = torch.empty_like(self.tensor) if staleness else self.tensor
-        self.history = [torch.zeros_like(self.tensor) for _ in range(history_count(self.rule.kind))]
-        self.replayed = [torch.empty_like(h) for h in self.history] if staleness else []
-        self.rates: dict[int, float] = {}
-        self.begun = False
-        self.kept: Pair | None = None
-        self.applied = clock  # rounds of iterations < applied are in base
-        self.released = clock  # this worker's passes of iterations < released have left the layer
-        self.left: Event = None
-        self.done: Event = None
-        self._side = side
-        # A pair's memory is free again once every other worker has it, which is sure 2 s + 2 iterations later: its
-        # reader at clock c had everybody's pairs of iterations < c - s, each sent by one who had all of < c - 2s - 1.
-        self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * (2 * staleness + 2)
-
-    def open(self, history: History) -> None:
-        """Take the tensor as the first value."""
-        if self.base is not self.tensor:
-            self.base.copy_(self.tensor)
-        for own, given in zip(self.history, history, strict=False):
-            own.copy_(torch.from_numpy(given).reshape(own.shape))
-
-    def copy(self, iteration: int, u_KN: Tensor, v_KM: Tensor) -> Pair:
-        """Copy a pair into memory on the host that is kept and reused; on the current stream."""
-        place, rows = iteration % len(self._buffers), u_KN.shape[0]
-        buffers = self._buffers[place]
-        if buffers is None or buffers[0].shape[0] < rows:
-            room = max(rows, 1)
-            buffers = (
-                self._side.host_buffer(room, u_KN.shape[1]),
-                self._side.host_buffer(room, v_KM.shape[1]),
-            )
-            self._buffers[place] = buffers
-        u, v = buffers[0][:rows], buffers[1][:rows]
-        u.copy_(u_KN.detach(), non_blocking=True)
-        v.copy_(v_KM.detach(), non_blocking=True)
-        return Pair(u.numpy(), v.numpy())
-
-    def step(
-        self, clock: int, u_BN: Tensor, v_BM: Tensor, scale: float, scratch: Scratch, kernel: Kernel
-    ) -> None:
-        """Apply round `clock` to the base."""
-        apply_factors(
-            self.rule,
-            u_BN,
-            v_BM,
-            self.base,
-            self.history,
-            rate=self.rates.pop(clock),
-            step=clock,
-            scale=scale,
-            scratch=scratch,
-            kernel=kernel,
-        )
-
-    def replay(self, own: Sequence[tuple[int, Pair]], scale: float, scratch: Scratch, kernel: Kernel) -> None:
-        """Make the tensor what the base would be after rounds of these pairs alone."""
-        self.tensor.copy_(self.base)
-        if not own:
-            return
-        for copy, history in zip(self.replayed, self.history, strict=True):
-            copy.copy_(history)
-        outputs, inputs = self.tensor.shape
-        for clock, pair in own:
-            apply_factors(
-                self.rule,
-                scratch.stack("own u", [pair.u], outputs),
-                scratch.stack("own v", [pair.v], inputs),
-                self.tensor,
-                self.replayed,
-                rate=self.rates[clock],
-                step=clock,
-                scale=scale,
-                scratch=scratch,
-                kernel=kernel,
-            )
+    weight: FactorWeight
+    clock: int
+    step: Step
+    u_BN: Tensor
+    v_BM: Tensor

@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from poseidon.exchange.factors.outbox import GOODBYE, GREETING, Outbox
-from poseidon.exchange.factors.session import Factors, FactorSession, Pair, Round
+from poseidon.exchange.factors.session import Factors, FactorSession, Pair
 from poseidon.exchange.factors.wire import Buffer, Join, Leave, decode, encode
-from ps_server import PeerLost, RemoteProtocolError
+from ps_server import PeerLost, RemoteProtocolError, ServerError
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
+from ps_server.link import LinkPriority
 from ps_server.monitor import Monitor
 from ps_server.trace import NO_TRACE, Tracer, Track
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
@@ -47,7 +48,8 @@ class Peers:
         token: the job's secret.
         keys: own pair, and those of all workers by rank; None: all is in clear.
         timeout_s: longest time that any call waits.
-        trace: told of each pair sent and received.
+        trace: records each pair sent and received.
+        link: taken as long as anything has to leave this host: is not all with its kernel. None: nobody waits for it.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Peers:
         keys: Keyring | None = None,
         timeout_s: float = 600.0,
         trace: Tracer = NO_TRACE,
+        link: LinkPriority | None = None,
     ) -> None:
         self.session = session
         self.monitor = Monitor(timeout_s, closed="the line to the other workers is closed", hangs="")
@@ -66,8 +69,7 @@ class Peers:
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
         self.bytes_in = [0] * len(session.tables)
-        self.when_idle: Callable[[], object] = lambda: None
-        """Called, on this line's thread, whenever `busy` has become false."""
+        self._link = link or LinkPriority()
         self._trace = trace
         self._token = token
         self._keys = keys
@@ -75,7 +77,6 @@ class Peers:
         self._others = [(session.rank + i) % session.workers for i in range(1, session.workers)]
         self._sending: ZmqClientTransport | None = None
         self._outboxes = [Outbox() for _ in self._others]
-        self._unsent = [0] * len(self._others)
         self._ranks: dict[bytes, int] = {}
         self._left: set[int] = set()
         self._lost_s: dict[int, float] = {}
@@ -117,22 +118,12 @@ class Peers:
         with self.monitor:
             self.monitor.check()
             frames = encode(self.session.send(table, pair))
-            for peer, outbox in enumerate(self._outboxes):
+            for outbox in self._outboxes:
                 outbox.add(table, frames)
-                self._unsent[peer] += 1
+                self._link.take()
                 self.bytes_out[table] += pair.u.nbytes + pair.v.nbytes
             self.monitor.notify()
         self._listening.wake()
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything has still to leave this host: is not yet all with the kernel. Any thread may ask."""
-        return self.monitor.failure is None and any(self._unsent)
-
-    def take(self, table: int) -> Round | None:
-        """The next complete round of a table."""
-        with self.monitor:
-            return self.session.take(table)
 
     def wait_for(self, question: Callable[[], T | None], otherwise: str, *, table: int) -> T:
         """Wait until `question` has an answer, and return it (`Monitor.wait_for`).
@@ -153,6 +144,12 @@ class Peers:
 
         return self.monitor.wait_for(question, otherwise, hangs=hangs)
 
+    def fail(self, error: ServerError) -> None:
+        """Make every waiting and later call raise `error`."""
+        with self.monitor:
+            self.monitor.fail(error)
+            self._link.free()
+
     def close(self) -> None:
         """Send what is queued, and disconnect. Safe to call twice."""
         with self.monitor:
@@ -167,6 +164,8 @@ class Peers:
         if self._sending is not None:
             self._sending.close()
         self._listening.close()
+        with self.monitor:
+            self._link.free()
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -180,15 +179,13 @@ class Peers:
                     give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
                 gone = self._sending.lost
                 blocked = self._send(gone)
-                busy = self._see_off(gone)
+                all_left = self._free_link(gone)
                 self._see_losses(gone, time.monotonic())
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
-                self._receive(RETRY_S if blocked or busy else POLL_S)
+                self._receive(RETRY_S if blocked or not all_left else POLL_S)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self.monitor.fail(
-                as_server_error(error, f"the line of worker {self.session.rank} to the others failed")
-            )
+            self.fail(as_server_error(error, f"the line of worker {self.session.rank} to the others failed"))
 
     def _send(self, lost: Collection[int]) -> bool:
         """Send what the peers' queues take; returns whether anything is left."""
@@ -215,17 +212,19 @@ class Peers:
                 name = self.session.tables[waiting.table].name
                 self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
 
-    def _see_off(self, lost: Collection[int]) -> bool:
-        """Note what has left this host; returns whether anything still has to."""
+    def _free_link(self, lost: Collection[int]) -> bool:
+        """Free the link if all has left this host; returns whether it has."""
         assert self._sending is not None
-        with self.monitor:  # whoever broadcasts adds to it
-            was_busy = self.busy
-            for peer, outbox in enumerate(self._outboxes):
-                self._unsent[peer] = 0 if peer in lost else len(outbox) + self._sending.unsent(peer)
-            busy = self.busy
-        if was_busy and not busy:
-            self.when_idle()
-        return busy
+        with self.monitor:  # whoever broadcasts takes the link
+            unsent = [
+                len(outbox) + self._sending.unsent(peer)
+                for peer, outbox in enumerate(self._outboxes)
+                if peer not in lost
+            ]
+            all_left = self.monitor.failure is not None or not any(unsent)
+            if all_left:
+                self._link.free()
+        return all_left
 
     def _see_losses(self, lost: Collection[int], now: float) -> None:
         """Fail once a connection has ended without a goodbye.

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.factors.peers import Peers
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import store_spec
 from ps_server import Client, LocalProtocolError, Rule, RuleKind, ServerError, StoreSpec
+from ps_server.link import LinkPriority
 from tests.poseidon.exchange.test_contract import SCENARIOS
 from tests.support.cluster import TIMEOUT_S, TOKEN, socket_store
 from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
@@ -150,21 +150,23 @@ def test_closing_does_not_wait_for_a_norm_that_will_never_be_known(monkeypatch: 
 def test_at_staleness_0_pushes_wait_while_factors_leave(
     monkeypatch: pytest.MonkeyPatch, staleness: int
 ) -> None:
-    busy = threading.Event()
-    monkeypatch.setattr(Peers, "busy", property(lambda self: busy.is_set()))
+    held = threading.Event()
+    free = LinkPriority.free
+    monkeypatch.setattr(LinkPriority, "free", lambda link: None if held.is_set() else free(link))
     monkeypatch.setattr("ps_server.client.POLL_S", 60.0)  # nobody looks unasked
     weight, bias = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2))
     tensors = [Trained(name="fc", tensor=weight), Trained(name="bias", tensor=bias)]
     with alone(tensors, ExchangeSettings(), staleness=staleness) as (client, exchange):
-        busy.set()
+        held.set()
+        exchange._factors.peers._link.take()
         exchange.start(0, 0.5)
         exchange.begin(1, torch.ones(2))
         exchange.begin_factors(0, torch.ones(4, 2), torch.ones(4, 3))
         exchange.finish()
         exchange.control.all_gather(b"")  # there and back: whatever could leave has left
         assert (client.statistics().tables[1].bytes_out > 0) == (staleness > 0)
-        busy.clear()
-        exchange._factors.peers.when_idle()
+        held.clear()
+        exchange._factors.peers._link.free()
         exchange.settle()
         assert bias.tolist() == [-0.5, -0.5]
 

@@ -16,6 +16,7 @@ from poseidon.exchange.factors.session import Factors, FactorSession, FactorTabl
 from poseidon.exchange.factors.wire import Join, Leave, encode
 from ps_server import LocalProtocolError, PeerLost, StalenessTimeout
 from ps_server.keys import JobKeys, KeyPair, Keyring
+from ps_server.link import LinkPriority
 from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTransport
 
 TABLES = (FactorTable(name="fc6", outputs=3, inputs=2),)
@@ -143,7 +144,7 @@ def test_a_worker_that_says_nothing_is_a_timeout_with_its_reason() -> None:
 
 def test_a_failure_reaches_whoever_waits() -> None:
     with workers(1) as peers:
-        peers[0].monitor.fail(PeerLost("gone"))
+        peers[0].fail(PeerLost("gone"))
         with pytest.raises(PeerLost, match="gone"):
             next_round(peers[0])
 
@@ -156,9 +157,12 @@ def test_a_closed_line_says_so() -> None:
 
 
 @contextmanager
-def one_and_a_stand_in() -> Iterator[tuple[Peers, ZmqServerTransport, ZmqClientTransport]]:
+def one_and_a_stand_in(
+    link: LinkPriority | None = None,
+) -> Iterator[tuple[Peers, ZmqServerTransport, ZmqClientTransport]]:
     """Worker 0, and the two ends of a worker 1 that does what the test says."""
-    worker = Peers(FactorSession(0, 2, TABLES), listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=20.0)
+    session = FactorSession(0, 2, TABLES)
+    worker = Peers(session, listen="tcp://127.0.0.1:0", token=TOKEN, timeout_s=20.0, link=link)
     ear = ZmqServerTransport("tcp://127.0.0.1:0")
     mouth = ZmqClientTransport([worker.address])
     worker.connect([worker.address, ear.address])
@@ -178,41 +182,50 @@ def test_a_worker_that_ends_without_a_goodbye_is_lost() -> None:
             worker.wait_for(lambda: None, "a round did not come", table=0)
 
 
-@contextmanager
-def busy_worker() -> Iterator[tuple[Peers, threading.Event, threading.Event, ZmqServerTransport]]:
-    """Worker 0 with a pair that stays in its hands until the first event is cleared; the second says that it is idle."""
-    held, idle = threading.Event(), threading.Event()
-    with one_and_a_stand_in() as (worker, ear, _):
+class Waiting:
+    """A second sender of the link of a worker whose pair does not leave before `held` is cleared."""
+
+    def __init__(self, worker: Peers, link: LinkPriority) -> None:
+        self.held, self.woken = threading.Event(), threading.Event()
+        self.held.set()
         assert worker._sending is not None
-        held.set()
-        worker._sending.unsent = lambda peer: int(held.is_set())  # type: ignore[method-assign]
-        worker.when_idle = idle.set
+        worker._sending.unsent = lambda peer: int(self.held.is_set())  # type: ignore[method-assign]
+        link.when_free(self.woken.set)
+
+
+@contextmanager
+def link_taken() -> Iterator[tuple[Peers, LinkPriority, Waiting, ZmqServerTransport]]:
+    """Worker 0 with a pair that stays in its hands."""
+    link = LinkPriority()
+    with one_and_a_stand_in(link) as (worker, ear, _):
+        waiting = Waiting(worker, link)
         worker.broadcast(0, pair(1))
         assert ear.receive(20.0)
-        assert worker.busy
-        assert not idle.is_set()
-        yield worker, held, idle, ear
+        assert not link.is_free
+        assert not waiting.woken.is_set()
+        yield worker, link, waiting, ear
 
 
-def test_a_worker_is_busy_until_all_has_left() -> None:
-    with busy_worker() as (worker, held, idle, ear):
-        held.clear()
-        assert idle.wait(20)
-        assert not worker.busy
+def test_the_link_is_taken_until_all_has_left() -> None:
+    with link_taken() as (_, link, waiting, ear):
+        waiting.held.clear()
+        assert waiting.woken.wait(20)
+        assert link.is_free
         ear.close()
 
 
-def test_a_worker_is_not_busy_with_what_a_lost_one_does_not_take() -> None:
-    with busy_worker() as (worker, _, idle, ear):
+def test_what_a_lost_worker_does_not_take_frees_the_link() -> None:
+    with link_taken() as (_, link, waiting, ear):
         ear.close()
-        assert idle.wait(20)
-        assert not worker.busy
+        assert waiting.woken.wait(20)
+        assert link.is_free
 
 
-def test_a_line_that_has_failed_is_not_busy() -> None:
-    with busy_worker() as (worker, _, _, ear):
-        worker.monitor.fail(PeerLost("gone"))
-        assert not worker.busy
+def test_a_connection_that_has_failed_frees_the_link() -> None:
+    with link_taken() as (worker, link, waiting, ear):
+        worker.fail(PeerLost("gone"))
+        assert link.is_free
+        assert waiting.woken.is_set()
         ear.close()
 
 

@@ -1,0 +1,124 @@
+"""One weight that travels as factors, with what this worker keeps of it: its base, its history, and memory for its pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.exchange.base import History, Trained
+from poseidon.exchange.factors.products import Kernel, Scratch, apply_factors
+from poseidon.exchange.factors.progress import WeightProgress
+from poseidon.exchange.factors.session import Pair
+from poseidon.exchange.side_stream import SideStream
+from ps_server.rules import history_count
+
+
+class FactorWeight:
+    """One weight on one worker.
+
+    Args:
+        table: its id among the weights that travel as factors.
+        trained: the tensor, N x M.
+        clock: the iteration to begin at.
+        staleness: the bound.
+        side: where pairs are copied and rounds applied.
+        scratch: memory for products, of all weights.
+    """
+
+    def __init__(
+        self, table: int, trained: Trained, *, clock: int, staleness: int, side: SideStream, scratch: Scratch
+    ) -> None:
+        self.table = table
+        self.name = trained.name
+        self.tensor = trained.tensor.detach()
+        self.base = torch.empty_like(self.tensor) if staleness else self.tensor
+        """The weight after all rounds that are applied."""
+        self.history = [torch.zeros_like(self.tensor) for _ in range(history_count(trained.rule.kind))]
+        """What the rule keeps, after the same rounds."""
+        self.progress = WeightProgress(clock, staleness)
+        self._rule = trained.rule
+        self._replayed = [torch.empty_like(h) for h in self.history] if staleness else []
+        self._side = side
+        self._scratch = scratch
+        # A pair's memory is free again once every other worker has it, which is sure 2 s + 2 iterations later: its
+        # reader at clock c had everybody's pairs of iterations < c - s, each sent by one who had all of < c - 2s - 1.
+        self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * (2 * staleness + 2)
+
+    def open(self, history: History) -> None:
+        """Take the tensor as the first value."""
+        if self.base is not self.tensor:
+            self.base.copy_(self.tensor)
+        for own, given in zip(self.history, history, strict=False):
+            own.copy_(torch.from_numpy(given).reshape(own.shape))
+
+    def copy(self, iteration: int, u_KN: Tensor, v_KM: Tensor) -> Pair:
+        """Copy a pair into memory on the host that is kept and reused; on the current stream."""
+        place, rows = iteration % len(self._buffers), u_KN.shape[0]
+        buffers = self._buffers[place]
+        if buffers is None or buffers[0].shape[0] < rows:
+            room = max(rows, 1)
+            buffers = (
+                self._side.host_buffer(room, u_KN.shape[1]),
+                self._side.host_buffer(room, v_KM.shape[1]),
+            )
+            self._buffers[place] = buffers
+        u, v = buffers[0][:rows], buffers[1][:rows]
+        u.copy_(u_KN.detach(), non_blocking=True)
+        v.copy_(v_KM.detach(), non_blocking=True)
+        return Pair(u.numpy(), v.numpy())
+
+    def apply(
+        self, clock: int, u_BN: Tensor, v_BM: Tensor, *, rate: float, scale: float, kernel: Kernel
+    ) -> None:
+        """Apply the round of iteration `clock` to the base.
+
+        Args:
+            clock: the round's iteration.
+            u_BN: the left factors of all workers, below each other.
+            v_BM: the right factors.
+            rate: the solver's rate.
+            scale: what to multiply the product by.
+            kernel: computes the product.
+        """
+        apply_factors(
+            self._rule,
+            u_BN,
+            v_BM,
+            self.base,
+            self.history,
+            rate=rate,
+            step=clock,
+            scale=scale,
+            scratch=self._scratch,
+            kernel=kernel,
+        )
+
+    def replay(self, own: Sequence[tuple[int, float, Pair]], *, scale: float, kernel: Kernel) -> None:
+        """Make the tensor what the base would be after rounds of these pairs alone.
+
+        Args:
+            own: this worker's pairs, in their order, as (iteration, rate, pair).
+            scale: what to multiply each product by.
+            kernel: computes the products.
+        """
+        self.tensor.copy_(self.base)
+        if not own:
+            return
+        for copy, history in zip(self._replayed, self.history, strict=True):
+            copy.copy_(history)
+        outputs, inputs = self.tensor.shape
+        for clock, rate, pair in own:
+            apply_factors(
+                self._rule,
+                self._scratch.stack("own u", [pair.u], outputs),
+                self._scratch.stack("own v", [pair.v], inputs),
+                self.tensor,
+                self._replayed,
+                rate=rate,
+                step=clock,
+                scale=scale,
+                scratch=self._scratch,
+                kernel=kernel,
+            )
