@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.testbed.shapes import LayerShape, shares_of_work
-from poseidon.cluster.plan import best_shares
+from poseidon.cluster.plan import best_loads
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
 from poseidon.exchange.pooled import FULL, SMALL
@@ -179,7 +179,7 @@ class Parts:
 
 def parts(workers: int, servers: int) -> Parts:
     """As a job's plan deals them."""
-    working, serving = best_shares(workers, servers)
+    working, serving = best_loads(workers, servers)
     total = workers * working + servers * serving
     return Parts(working=working / total, serving=serving / total, servers=servers)
 
@@ -233,11 +233,11 @@ def _by_factors(scenario: Scenario) -> frozenset[int]:
     """The layers whose weight travels as factors."""
     if scenario.exchange is Exchange.RING or scenario.workers == 1:
         return frozenset()
-    working, serving = best_shares(scenario.workers, scenario.servers)
+    working, serving = best_loads(scenario.workers, scenario.servers)
     topology = Topology(
         workers=scenario.workers,
-        worker_shares=(working,) * scenario.workers,
-        server_shares=(serving,) * scenario.servers,
+        worker_loads=(working,) * scenario.workers,
+        server_loads=(serving,) * scenario.servers,
     )
     weights = [_weight(layer, scenario.batch) for layer in scenario.layers]
     plan = choose(weights, KIND_OF_EXCHANGE[scenario.exchange], topology)

@@ -2,7 +2,7 @@
 
 Law: pure and deterministic. Worker ranks run over the hosts that work, device by device; shard indices over those
 that serve, channel by channel; every process that is given the same hosts and numbers computes the same plan. Where
-hosts that only serve stand beside working ones, shards carry what makes all links alike (`best_shares`).
+hosts that only serve stand beside working ones, shards carry what makes all links alike (`best_loads`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ShardPlan:
         channel: 0..(shards of that host)-1.
         address: what it binds to, `tcp://host:port`; port 0: any free one.
         home: the position of its machine among those that work; -1 - j on the j-th machine that only serves.
-        share: the load it is to carry, relative to the other shards; at least 1.
+        load: the load it is to carry, relative to the other shards; at least 1.
     """
 
     index: int
@@ -86,7 +86,7 @@ class ShardPlan:
     channel: int
     address: str
     home: int = 0
-    share: int = 1
+    load: int = 1
 
     @property
     def process(self) -> ProcessName:
@@ -140,10 +140,10 @@ class JobPlan:
         return tuple(shard.home for shard in self.shards)
 
     @property
-    def shares(self) -> tuple[int, ...]:
+    def loads(self) -> tuple[int, ...]:
         """The relative load of each shard; empty where all are alike."""
-        shares = tuple(shard.share for shard in self.shards)
-        return () if len(set(shares)) <= 1 else shares
+        loads = tuple(shard.load for shard in self.shards)
+        return () if len(set(loads)) <= 1 else loads
 
 
 def plan_job(
@@ -205,16 +205,16 @@ def plan_job(
 
 
 def _plan_shards(hosts: Sequence[Host], channels: int) -> tuple[ShardPlan, ...]:
-    """The shards of all machines whose share is not 0."""
+    """Return the shards of all hosts whose load is not 0."""
     home_of: dict[int, int] = {}
     for host in hosts:
         dedicated = sum(home < 0 for home in home_of.values())
         home_of[host.id] = len(home_of) - dedicated if host.works else -1 - dedicated
     working = sum(host.works for host in hosts)
     both = sum(host.role is HostRole.BOTH for host in hosts)
-    with_worker, alone = best_shares(working, len(hosts) - working, sharing=both)
-    share_of = {HostRole.BOTH: with_worker, HostRole.SERVER: alone, HostRole.WORKER: 0}
-    serving = [host for host in hosts if share_of[host.role]]
+    with_worker, alone = best_loads(working, len(hosts) - working, sharing=both)
+    load_of = {HostRole.BOTH: with_worker, HostRole.SERVER: alone, HostRole.WORKER: 0}
+    serving = [host for host in hosts if load_of[host.role]]
     fixed_ports = has_remote_hosts(hosts)
     return tuple(
         ShardPlan(
@@ -223,14 +223,14 @@ def _plan_shards(hosts: Sequence[Host], channels: int) -> tuple[ShardPlan, ...]:
             channel=channel,
             address=_shard_address(host, channel, fixed_ports),
             home=home_of[host.id],
-            share=share_of[host.role],
+            load=load_of[host.role],
         )
         for position, host in enumerate(serving)
         for channel in range(channels)
     )
 
 
-def best_shares(workers: int, servers: int, *, sharing: int | None = None) -> tuple[int, int]:
+def best_loads(workers: int, servers: int, *, sharing: int | None = None) -> tuple[int, int]:
     """Return the relative load of a working host's shards and of a serving host's, in smallest whole numbers.
 
     With n working machines, b of which have shards too, and k that only serve, a part w of the model on each of the b and
@@ -251,7 +251,7 @@ def best_shares(workers: int, servers: int, *, sharing: int | None = None) -> tu
         sharing: b, those working machines that have shards too; None: all.
 
     Returns:
-        The two shares; 0 where such a machine is to have no shards, or there is no such machine.
+        The two loads; 0 where such a machine is to have no shards, or there is no such machine.
     """
     both = workers if sharing is None else sharing
     if servers == 0:

@@ -39,7 +39,7 @@ class WorkerDocument:
         host: this host's address for the others; an IPv6 address in brackets.
         homes: for each shard the client with workers on whose host it runs, or -1 - j for the j-th host that only
             serves; empty: spread evenly over the hosts with workers.
-        shares: relative load of each shard; empty: all equal.
+        loads: relative load of each shard; empty: all equal.
         trace: write a trace to `<output>/trace_worker_<rank>.json`.
     """
 
@@ -60,7 +60,7 @@ class WorkerDocument:
     exchange: ExchangeOptions = DEFAULT_OPTIONS
     host: str = "127.0.0.1"
     homes: tuple[int, ...] = ()
-    shares: tuple[int, ...] = ()
+    loads: tuple[int, ...] = ()
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class WorkerDocument:
             token=bytes.fromhex(self.token),
             keys=Keyring.from_json(self.keys) if self.keys else None,
             homes=self.homes,
-            shares=self.shares,
+            loads=self.loads,
             options=self.exchange,
         )
 

@@ -54,7 +54,7 @@ class Membership:
         keys: own pair, and those of all machines' workers and of the shards; None: all is in clear.
         homes: for each shard the working client on whose machine it runs, or -1 - j for serving machine j; empty:
             spread evenly over the working ones.
-        shares: relative load of each shard; empty: all alike.
+        loads: relative load of each shard; empty: all alike.
         timeout_s: longest time that any call waits.
         local_rank: this worker among those of its machine; 0 speaks for all of them.
         local_workers: workers on each machine.
@@ -69,7 +69,7 @@ class Membership:
     token: bytes = b""
     keys: Keyring | None = None
     homes: tuple[int, ...] = ()
-    shares: tuple[int, ...] = ()
+    loads: tuple[int, ...] = ()
     timeout_s: float = TIMEOUT_S
     local_rank: int = 0
     local_workers: int = 1
@@ -94,7 +94,7 @@ class Membership:
     def topology(self) -> Topology:
         """Who pushes, and who serves how much."""
         homes = self.homes or tuple(shard * self.workers // self.shards for shard in range(self.shards))
-        return Topology.of_shards(self.workers, homes, self.shares)
+        return Topology.of_shards(self.workers, homes, self.loads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +251,6 @@ def _store(
         workers=member.workers,
         shards=member.shards,
         options=member.options,
-        shares=member.shares,
+        loads=member.loads,
         by_factors=by_factors,
     )

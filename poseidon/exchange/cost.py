@@ -62,60 +62,60 @@ class Topology:
 
     Attributes:
         workers: P1, pushing clients; at least 1.
-        worker_shares: for each pushing client the relative load of the shards on its machine; 0: it has none.
-        server_shares: for each machine that only serves, its load on the same scale; above 0.
+        worker_loads: for each pushing client the relative load of the shards on its machine; 0: it has none.
+        server_loads: for each machine that only serves, its load on the same scale; above 0.
     """
 
     workers: int
-    worker_shares: tuple[int, ...]
-    server_shares: tuple[int, ...] = ()
+    worker_loads: tuple[int, ...]
+    server_loads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or len(self.worker_shares) != self.workers:
+        if self.workers < 1 or len(self.worker_loads) != self.workers:
             raise UsageError(
-                f"a cluster of {self.workers} workers has {len(self.worker_shares)} shares; expected one each"
+                f"a cluster of {self.workers} workers has {len(self.worker_loads)} loads; expected one each"
             )
-        if min(self.worker_shares) < 0 or min(self.server_shares, default=1) < 1:
-            raise UsageError("a machine's share of the model is below 0, or that of a server below 1")
+        if min(self.worker_loads) < 0 or min(self.server_loads, default=1) < 1:
+            raise UsageError("a machine's load is below 0, or that of a server below 1")
 
     @classmethod
     def colocated(cls, workers: int) -> Topology:
         """Every machine works and serves, all alike: P2 = P1."""
-        return cls(workers=workers, worker_shares=(1,) * workers)
+        return cls(workers=workers, worker_loads=(1,) * workers)
 
     @classmethod
     def dedicated(cls, workers: int, servers: int) -> Topology:
         """Machines either work or serve; the servers are all alike."""
-        return cls(workers=workers, worker_shares=(0,) * workers, server_shares=(1,) * servers)
+        return cls(workers=workers, worker_loads=(0,) * workers, server_loads=(1,) * servers)
 
     @classmethod
-    def of_shards(cls, workers: int, homes: Sequence[int], shares: Sequence[int] = ()) -> Topology:
+    def of_shards(cls, workers: int, homes: Sequence[int], loads: Sequence[int] = ()) -> Topology:
         """From shards: where each lives and what it carries.
 
         Args:
             workers: pushing clients.
             homes: for each shard the pushing client on whose machine it runs; -1 - j for serving machine j.
-            shares: for each shard its relative load; empty: all alike.
+            loads: for each shard its relative load; empty: all alike.
         """
-        loads = tuple(shares) or (1,) * len(homes)
+        weights = tuple(loads) or (1,) * len(homes)
         own = [0] * workers
         others: dict[int, int] = {}
-        for home, load in zip(homes, loads, strict=True):
+        for home, load in zip(homes, weights, strict=True):
             if home >= 0:
                 own[home] += load
             else:
                 others[home] = others.get(home, 0) + load
-        return cls(workers=workers, worker_shares=tuple(own), server_shares=tuple(others.values()))
+        return cls(workers=workers, worker_loads=tuple(own), server_loads=tuple(others.values()))
 
     @property
-    def total_share(self) -> int:
-        """The whole model on the shares' scale; 0 without any shard."""
-        return sum(self.worker_shares) + sum(self.server_shares)
+    def total_load(self) -> int:
+        """The whole model on the scale of the loads; 0 without any shard."""
+        return sum(self.worker_loads) + sum(self.server_loads)
 
     @property
     def servers(self) -> int:
         """P2, machines with shards."""
-        return sum(share > 0 for share in self.worker_shares) + len(self.server_shares)
+        return sum(load > 0 for load in self.worker_loads) + len(self.server_loads)
 
 
 def server_bytes(elements: int, topology: Topology, there_and_back: int = 2 * ELEMENT_BYTES) -> int:
@@ -126,9 +126,9 @@ def server_bytes(elements: int, topology: Topology, there_and_back: int = 2 * EL
         topology: with at least one shard.
         there_and_back: bytes of one element's gradient and of its value on the wire.
     """
-    total = topology.total_share
-    working = total + max(topology.worker_shares) * (topology.workers - 2)
-    serving = topology.workers * max(topology.server_shares, default=0)
+    total = topology.total_load
+    working = total + max(topology.worker_loads) * (topology.workers - 2)
+    serving = topology.workers * max(topology.server_loads, default=0)
     return -(-elements * there_and_back * max(working, serving) // total)
 
 
@@ -243,7 +243,7 @@ def choose(
     for index, trained in enumerate(tensors):
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
         rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
-        by_server = server_bytes(elements, topology, there_and_back) if topology.total_share else 0
+        by_server = server_bytes(elements, topology, there_and_back) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(
             Choice(
@@ -261,7 +261,7 @@ def choose(
 
 def _scheme(kind: ExchangeKind, topology: Topology, by_server: int, by_factors: int | None) -> Scheme:
     if topology.workers == 1 or kind is ExchangeKind.LOCAL:
-        return Scheme.SERVER if topology.total_share and kind is not ExchangeKind.LOCAL else Scheme.LOCAL
+        return Scheme.SERVER if topology.total_load and kind is not ExchangeKind.LOCAL else Scheme.LOCAL
     if kind is ExchangeKind.ALLREDUCE:
         return Scheme.ALLREDUCE
     if by_factors is None or kind is ExchangeKind.SERVER:

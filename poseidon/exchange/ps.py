@@ -39,7 +39,7 @@ def store_spec(
     workers: int,
     shards: int,
     options: ExchangeOptions = DEFAULT_OPTIONS,
-    shares: Sequence[int] = (),
+    loads: Sequence[int] = (),
     by_factors: Collection[int] = (),
 ) -> StoreSpec:
     """The store that holds these tensors; the same on every worker.
@@ -50,7 +50,7 @@ def store_spec(
         workers: number of workers.
         shards: number of shards.
         options: what the job asks of its exchange.
-        shares: relative load of each shard; empty: all alike.
+        loads: relative load of each shard; empty: all alike.
         by_factors: indices of the tensors that the workers exchange as factors; the shards keep a copy of each.
     """
     tables = tuple(
@@ -73,7 +73,7 @@ def store_spec(
         clip=clip,
         gradient_scale=settings.gradient_scale,
         start_clock=settings.start_clock,
-        shares=tuple(shares),
+        loads=tuple(loads),
         outside_norm=bool(by_factors) and clip is not None,
         precision=options.precision,
     )

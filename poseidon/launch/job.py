@@ -368,7 +368,7 @@ class Job(ABC):
             exchange=self._exchange,
             host=role.host.socket_address,
             homes=plan.homes,
-            shares=plan.shares,
+            loads=plan.loads,
             trace=flags.trace,
         )
 

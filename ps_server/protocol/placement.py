@@ -70,20 +70,20 @@ class Placement:
         return tuple(load)
 
 
-def place(tables: Sequence[TableSpec], shards: int, shares: Sequence[int] = ()) -> Placement:
+def place(tables: Sequence[TableSpec], shards: int, loads: Sequence[int] = ()) -> Placement:
     """Cut tables into chunks and deal the chunks to shards.
 
     Args:
         tables: the tables, by id.
         shards: number of shards; >= 1.
-        shares: relative load that each shard is to carry, > 0; empty: all alike.
+        loads: relative load that each shard is to carry, > 0; empty: all alike.
 
     Returns:
         The placement: the same for the same arguments, on every machine.
     """
     if shards < 1:
         raise SpecError(f"shards is {shards}; expected 1 or more")
-    weights = tuple(shares) or (1,) * shards
+    weights = tuple(loads) or (1,) * shards
     copies = {table for table, spec in enumerate(tables) if spec.keeping is Keeping.COPY}
     dealt = _deal_evenly([t for t in range(len(tables)) if t not in copies], tables, weights)
     dealt += _deal_evenly(sorted(copies), tables, weights)
@@ -96,20 +96,20 @@ def place(tables: Sequence[TableSpec], shards: int, shares: Sequence[int] = ()) 
 
 
 def _deal_evenly(
-    chosen: Sequence[int], tables: Sequence[TableSpec], shares: Sequence[int]
+    chosen: Sequence[int], tables: Sequence[TableSpec], weights: Sequence[int]
 ) -> list[tuple[Piece, int]]:
     """Cut these tables into pieces, small enough for an even load, with the shard of each."""
-    step = chunk_elements(sum(tables[table].size for table in chosen), len(shares))
+    step = chunk_elements(sum(tables[table].size for table in chosen), len(weights))
     pieces = [(table, start, stop) for table in chosen for start, stop in _cut(tables[table], step)]
-    homes = _deal(pieces, shares)
-    while not _balanced(pieces, homes, shares):
-        few = len(pieces) < CHUNKS_FOR_BALANCE * len(shares)
+    homes = _deal(pieces, weights)
+    while not _balanced(pieces, homes, weights):
+        few = len(pieces) < CHUNKS_FOR_BALANCE * len(weights)
         sizes = [stop - start for table, start, stop in pieces if not (few and tables[table].rows)]
         largest = max(sizes, default=0)
         if largest < (SMALLEST_ELEMENTS if few else 2):
             break
         pieces = [half for piece in pieces for half in _halve(piece, largest, tables[piece[0]], few)]
-        homes = _deal(pieces, shares)
+        homes = _deal(pieces, weights)
     return list(zip(pieces, homes, strict=True))
 
 
@@ -140,21 +140,21 @@ def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece
     return [(table, start, middle), (table, middle, stop)]
 
 
-def _deal(pieces: Sequence[Piece], shares: Sequence[int]) -> list[int]:
+def _deal(pieces: Sequence[Piece], weights: Sequence[int]) -> list[int]:
     """The shard of each piece: largest first, each to the shard that is least full for its share."""
     order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
-    lightest = [(Fraction(0), shard) for shard in range(len(shares))]
+    lightest = [(Fraction(0), shard) for shard in range(len(weights))]
     homes = [0] * len(pieces)
     for i in order:
         load, shard = heapq.heappop(lightest)
         homes[i] = shard
-        heapq.heappush(lightest, (load + Fraction(pieces[i][2] - pieces[i][1], shares[shard]), shard))
+        heapq.heappush(lightest, (load + Fraction(pieces[i][2] - pieces[i][1], weights[shard]), shard))
     return homes
 
 
-def _balanced(pieces: Sequence[Piece], homes: Sequence[int], shares: Sequence[int]) -> bool:
-    load = [0] * len(shares)
+def _balanced(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[int]) -> bool:
+    load = [0] * len(weights)
     for (_, start, stop), shard in zip(pieces, homes, strict=True):
         load[shard] += stop - start
-    fullest = max(part / share for part, share in zip(load, shares, strict=True))
-    return fullest * sum(shares) <= BALANCE * sum(load)
+    fullest = max(part / share for part, share in zip(load, weights, strict=True))
+    return fullest * sum(weights) <= BALANCE * sum(load)

@@ -72,7 +72,7 @@ class Session:
         self._token = token
         self._log = log if store.consistency is Consistency.SSP_AGGR else None
         self._told_clock = store.start_clock
-        self._placement = place(store.tables, store.shards, store.shares)
+        self._placement = place(store.tables, store.shards, store.loads)
         self._copies = tuple(
             tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
         )

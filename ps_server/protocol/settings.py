@@ -172,7 +172,7 @@ class StoreSpec:
             None: no limit. Only gradients that the shards apply are limited here.
         gradient_scale: multiplies the average gradient after the limit (Caffe: 1 / iter_size).
         start_clock: the clock of the initial values; > 0 when a run is resumed.
-        shares: relative load that each shard is to carry, one whole number > 0 a shard; empty: all alike.
+        loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all alike.
         outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0 adds their sum of
             squares, and every worker learns the whole (`Client.add_norm`, `Client.total_norm`).
         precision: of gradients and values on the wire.
@@ -185,7 +185,7 @@ class StoreSpec:
     clip: float | None = None
     gradient_scale: float = 1.0
     start_clock: int = 0
-    shares: tuple[int, ...] = ()
+    loads: tuple[int, ...] = ()
     outside_norm: bool = False
     precision: Precision = Precision.FLOAT32
 
@@ -200,9 +200,7 @@ class StoreSpec:
             raise SpecError(f"clip is {self.clip}; expected a number above 0")
         if not (math.isfinite(self.gradient_scale) and self.gradient_scale > 0):
             raise SpecError(f"gradient_scale is {self.gradient_scale}; expected a number above 0")
-        if self.shares and (len(self.shares) != self.shards or min(self.shares) < 1):
-            raise SpecError(
-                f"shares are {self.shares}; expected {self.shards} whole numbers above 0, or none"
-            )
+        if self.loads and (len(self.loads) != self.shards or min(self.loads) < 1):
+            raise SpecError(f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none")
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")

@@ -152,7 +152,7 @@ class Shard:
         if self._store is None:
             self._store = store
             self._clock = VectorClock(self._workers, store.start_clock)
-            for chunk in place(store.tables, store.shards, store.shares).of_shard(self.index):
+            for chunk in place(store.tables, store.shards, store.loads).of_shard(self.index):
                 spec = store.tables[chunk.table]
                 push_type = NUMPY_TYPES[of_pushes(store, spec)]
                 cell = Cell(chunk, spec, self._workers, store.start_clock, push_type)

@@ -299,7 +299,7 @@ def _write_store(store: StoreSpec) -> Header:
         None if store.clip is None else float(store.clip),
         float(store.gradient_scale),
         store.start_clock,
-        list(store.shares),
+        list(store.loads),
         store.outside_norm,
         store.precision.value,
     ]
@@ -324,7 +324,7 @@ def _read_store(f: _Fields) -> StoreSpec:
         clip=f.optional_number(),
         gradient_scale=f.number(),
         start_clock=f.integer(MAX_CLOCK),
-        shares=f.integers(MAX_WORKERS, 2**31),
+        loads=f.integers(MAX_WORKERS, 2**31),
         outside_norm=f.flag(),
         precision=_member(Precision, f.text()),
     )

@@ -50,7 +50,7 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
 def _homes(tables: Sequence[Sequence[str]], store: StoreSpec | None) -> dict[str, set[int]]:
     if store is None or not store.tables:  # all-reduce keeps shards for meetings, without tables
         return {}
-    placement = place(store.tables, store.shards, store.shares)
+    placement = place(store.tables, store.shards, store.loads)
     return {
         name: {chunk.shard for chunk in row}
         for names, row in zip(tables, placement.chunks, strict=True)

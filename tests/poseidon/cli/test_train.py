@@ -105,7 +105,7 @@ def test_workers_are_told_how_gradients_meet(train: Callable[..., Planned]) -> N
     assert first.exchange == ExchangeOptions(kind=ExchangeKind.FACTORS, wait_free=False)
     assert not first.trace
     assert (first.host, second.host) == ("127.0.0.1", "[::1]")
-    assert (first.homes, first.shares, first.shards) == ((0, 1), (), 2)
+    assert (first.homes, first.loads, first.shards) == ((0, 1), (), 2)
 
 
 def test_every_worker_sees_the_settings_of_the_command_line(
@@ -153,7 +153,7 @@ def test_machines_that_only_serve_have_no_part_of_the_data(train: Callable[..., 
     assert [document.client for document in planned.documents] == [0, 1, 2]
     assert {(document.clients, document.workers) for document in planned.documents} == {(3, 3)}
     assert {document.homes for document in planned.documents} == {(-1, 0, 1, 2)}
-    assert {document.shares for document in planned.documents} == {(2, 1, 1, 1)}
+    assert {document.loads for document in planned.documents} == {(2, 1, 1, 1)}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from poseidon.cluster.machinefile import Host, HostRole
-from poseidon.cluster.plan import best_shares, devices_from_flag, plan_job
+from poseidon.cluster.plan import best_loads, devices_from_flag, plan_job
 from poseidon.errors import UsageError
 
 TWO = (Host(id=0, address="10.0.0.7", port=9999), Host(id=1, address="fd00::8", port=0))
@@ -97,7 +97,7 @@ def machines(roles: str) -> tuple[Host, ...]:
 
 
 @pytest.mark.parametrize(
-    ("roles", "works", "serves", "homes", "shares"),
+    ("roles", "works", "serves", "homes", "loads"),
     [
         ("bb", (0, 1), (0, 1), (0, 1), ()),
         ("swsw", (1, 3), (0, 2), (-1, -2), ()),
@@ -114,14 +114,14 @@ def test_roles(
     works: tuple[int, ...],
     serves: tuple[int, ...],
     homes: tuple[int, ...],
-    shares: tuple[int, ...],
+    loads: tuple[int, ...],
 ) -> None:
     plan = plan_job(machines(roles), devices_per_host=("cpu",), channels=1)
     assert tuple(worker.host.id for worker in plan.workers) == works
     assert tuple(worker.position for worker in plan.workers) == tuple(range(len(works)))
     assert tuple(shard.host.id for shard in plan.shards) == serves
     assert [shard.index for shard in plan.shards] == list(range(len(serves)))
-    assert (plan.homes, plan.shares) == (homes, shares)
+    assert (plan.homes, plan.loads) == (homes, loads)
     assert plan.working_hosts == len(works)
     assert plan.has_dedicated_servers == ("s" in roles)
 
@@ -129,13 +129,13 @@ def test_roles(
 def test_each_shard_of_a_machine_carries_its_part() -> None:
     plan = plan_job(machines("bbbs"), devices_per_host=("cpu", "cpu"), channels=2)
     assert plan.homes == (0, 0, 1, 1, 2, 2, -1, -1)
-    assert plan.shares == (1, 1, 1, 1, 1, 1, 2, 2)
+    assert plan.loads == (1, 1, 1, 1, 1, 1, 2, 2)
     assert [worker.position for worker in plan.workers] == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_job_without_server_may_have_workers_only() -> None:
     plan = plan_job(machines("wsw"), devices_per_host=("cpu",), channels=1, with_server=False)
-    assert (plan.worker_count, plan.shard_count, plan.homes, plan.shares) == (2, 0, (), ())
+    assert (plan.worker_count, plan.shard_count, plan.homes, plan.loads) == (2, 0, (), ())
 
 
 def test_several_cpu_workers_are_legal() -> None:
@@ -209,26 +209,26 @@ def links(n: int, k: int, b: int, worker: Fraction, server: Fraction) -> tuple[F
 
 @pytest.mark.parametrize(("n", "k"), MIXED)
 def test_every_link_carries_the_same(n: int, k: int) -> None:
-    worker, server = best_shares(n, k)
+    worker, server = best_loads(n, k)
     both, _, serving = links(n, k, n, Fraction(worker), Fraction(server))
     assert both == serving == Fraction(4 * n * (n - 1), n * n + k * n - 2 * k)
 
 
 @pytest.mark.parametrize(("n", "k"), [(n, k) for n, k in MIXED if n > 2])
-def test_no_other_shares_are_better(n: int, k: int) -> None:
-    shares = best_shares(n, k)
-    best = max(links(n, k, n, *map(Fraction, shares)))
+def test_no_other_loads_are_better(n: int, k: int) -> None:
+    loads = best_loads(n, k)
+    best = max(links(n, k, n, *map(Fraction, loads)))
     others = [(worker, server) for worker in range(40) for server in range(40) if worker + server]
     assert all(
         max(links(n, k, n, Fraction(worker), Fraction(server))) > best
         for worker, server in others
-        if Fraction(worker) * shares[1] != Fraction(server) * shares[0]
+        if Fraction(worker) * loads[1] != Fraction(server) * loads[0]
     )
 
 
 @pytest.mark.parametrize(("n", "k", "b"), [(5, 2, 3), (8, 1, 4), (8, 7, 1), (3, 1, 1)])
 def test_some_working_machines_may_have_no_shards(n: int, k: int, b: int) -> None:
-    worker, server = best_shares(n, k, sharing=b)
+    worker, server = best_loads(n, k, sharing=b)
     both, alone, serving = links(n, k, b, Fraction(worker), Fraction(server))
     assert both == serving > alone
     for other in (Fraction(99, 100), Fraction(101, 100)):
@@ -249,4 +249,4 @@ def test_some_working_machines_may_have_no_shards(n: int, k: int, b: int) -> Non
     ],
 )
 def test_the_ends(n: int, k: int, b: int | None, expected: tuple[int, int]) -> None:
-    assert best_shares(n, k, sharing=b) == expected
+    assert best_loads(n, k, sharing=b) == expected

@@ -60,12 +60,12 @@ def test_poseidons_own_examples(
 
 def busiest_link(elements: int, topology: Topology) -> Fraction:
     """Bytes on each machine's link, flow by flow: every worker and every other machine's shards."""
-    machines = [*topology.worker_shares, *topology.server_shares]
+    machines = [*topology.worker_loads, *topology.server_loads]
     carried = [Fraction(0) for _ in machines]
     for worker in range(topology.workers):
         for home, share in enumerate(machines):
             if home != worker:
-                part = Fraction(share * elements * 4, topology.total_share)
+                part = Fraction(share * elements * 4, topology.total_load)
                 for machine in (worker, home):
                     carried[machine] += 2 * part  # the gradient there, the value back
     return max(carried)
@@ -76,9 +76,9 @@ def busiest_link(elements: int, topology: Topology) -> Fraction:
     [
         *(Topology.colocated(workers) for workers in (1, 2, 3, 8)),
         *(Topology.dedicated(workers, servers) for workers, servers in ((1, 1), (4, 4), (4, 8), (5, 2))),
-        Topology(workers=4, worker_shares=(1, 1, 1, 1), server_shares=(3, 3)),
-        Topology(workers=4, worker_shares=(2, 0, 1, 0), server_shares=(1,)),
-        Topology(workers=3, worker_shares=(1, 0, 0)),
+        Topology(workers=4, worker_loads=(1, 1, 1, 1), server_loads=(3, 3)),
+        Topology(workers=4, worker_loads=(2, 0, 1, 0), server_loads=(1,)),
+        Topology(workers=3, worker_loads=(1, 0, 0)),
     ],
     ids=str,
 )
@@ -165,7 +165,7 @@ def test_only_matrices_with_factors_and_no_statistics_take_them(kind: ExchangeKi
 
 @pytest.mark.parametrize("kind", list(ExchangeKind))
 def test_one_worker_has_nobody_to_send_factors_to(kind: ExchangeKind) -> None:
-    alone = Topology(workers=1, worker_shares=(0,))
+    alone = Topology(workers=1, worker_loads=(0,))
     assert choose(VGG, kind, alone).of(Scheme.LOCAL) == tuple(range(len(VGG)))
     served = choose(VGG, kind, Topology.dedicated(1, 1))
     expected = Scheme.LOCAL if kind is ExchangeKind.LOCAL else Scheme.SERVER
@@ -173,9 +173,9 @@ def test_one_worker_has_nobody_to_send_factors_to(kind: ExchangeKind) -> None:
 
 
 def test_a_cluster_from_its_shards() -> None:
-    topology = Topology.of_shards(3, homes=(0, 0, 1, -1, -1, -2), shares=(1, 1, 2, 3, 3, 5))
-    assert topology == Topology(workers=3, worker_shares=(2, 2, 0), server_shares=(6, 5))
-    assert (topology.servers, topology.total_share) == (4, 15)
+    topology = Topology.of_shards(3, homes=(0, 0, 1, -1, -1, -2), loads=(1, 1, 2, 3, 3, 5))
+    assert topology == Topology(workers=3, worker_loads=(2, 2, 0), server_loads=(6, 5))
+    assert (topology.servers, topology.total_load) == (4, 15)
     assert Topology.of_shards(2, homes=(0, 1)) == Topology.colocated(2)
 
 
@@ -184,7 +184,7 @@ def test_a_cluster_from_its_shards() -> None:
 )
 def test_no_such_cluster(workers: int, own: tuple[int, ...], others: tuple[int, ...]) -> None:
     with pytest.raises(UsageError):
-        Topology(workers=workers, worker_shares=own, server_shares=others)
+        Topology(workers=workers, worker_loads=own, server_loads=others)
 
 
 def test_the_table_for_people() -> None:

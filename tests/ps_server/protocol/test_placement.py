@@ -65,13 +65,13 @@ def test_copies_do_not_count_for_the_load() -> None:
     assert len({chunk.shard for chunk in placement.chunks[0]}) == 2
 
 
-@pytest.mark.parametrize("shares", [(1, 3), (5, 2, 2)])
-def test_shards_carry_their_shares(shares: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("loads", [(1, 3), (5, 2, 2)])
+def test_shards_carry_their_loads(loads: tuple[int, ...]) -> None:
     specs = tables([7 * CHUNK_ELEMENTS, 3 * CHUNK_ELEMENTS, 1000])
-    placement = place(specs, len(shares), shares)
+    placement = place(specs, len(loads), loads)
     whole = sum(spec.size for spec in specs)
-    for load, share in zip(placement.elements(), shares, strict=True):
-        assert load <= BALANCE * whole * share / sum(shares)
+    for elements, load in zip(placement.elements(), loads, strict=True):
+        assert elements <= BALANCE * whole * load / sum(loads)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ STORE = StoreSpec(
     clip=35.0,
     gradient_scale=0.5,
     start_clock=7,
-    shares=(1, 2, 1),
+    loads=(1, 2, 1),
     outside_norm=True,
     precision=Precision.FLOAT16,
 )
