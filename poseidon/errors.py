@@ -121,6 +121,22 @@ def nearest(name: str, legal: Iterable[str]) -> str | None:
     return lowered[close[0]] if close else None
 
 
+# A longer list would hide the message.
+_MOST_LISTED = 8
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
+    """Return a clause such as `unknown layer type 'Convolutoin'; did you mean 'Convolution'?`."""
+    names = sorted(set(choices))
+    near = nearest(name, names)
+    text = f"unknown {kind} '{name}'"
+    if near:
+        return f"{text}; did you mean '{near}'?"
+    if names and len(names) <= _MOST_LISTED:
+        return f"{text}; known: {', '.join(names)}"
+    return text
+
+
 _LEAST = 3  # letters of a word that may abbreviate a longer one
 
 

@@ -1,9 +1,8 @@
-"""Caffe's layer types as torch modules, by family; importing this package registers them all."""
+"""Caffe's layer types as torch modules. Importing this package registers all of them."""
 
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError
-from poseidon.layers.common.combine import Concat, Eltwise, Slice, Split
-from poseidon.layers.common.embed import Embed
-from poseidon.layers.common.inner_product import InnerProduct
+from poseidon.layers.common.combine import Concat, Eltwise, Silence, Slice, Split
+from poseidon.layers.common.inner_product import Embed, InnerProduct
 from poseidon.layers.common.rearrange import BatchReindex, Crop, Filter, ShuffleChannel, Tile
 from poseidon.layers.common.recurrent import LSTM, RNN, LSTMUnit
 from poseidon.layers.common.reduction import ArgMax, Reduction
@@ -23,7 +22,6 @@ from poseidon.layers.loss.classification_loss import (
     SigmoidCrossEntropyLoss,
 )
 from poseidon.layers.loss.distance_loss import ContrastiveLoss, EuclideanLoss, SmoothL1Loss
-from poseidon.layers.loss.sinks import Silence
 from poseidon.layers.neuron.activation import (
     BNLL,
     ELU,

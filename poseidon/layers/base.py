@@ -1,11 +1,10 @@
-"""What a Caffe layer type is here: facts, `setup`, `forward`.
+"""The base class of layers: class attributes, `setup` and `forward`.
 
-Law: a layer checks everything the definition says in `setup`, before any data moves, and raises `LayerError` with one
-clause that the net completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps
-nothing between calls but its blobs and its random generator (recurrent layers say what more they keep). The leading
-axis of a bottom may differ from call to call (the last batch of a file is smaller); every other extent is what `setup`
-was told last: it may be called again with other shapes, computes everything that depends on them anew, and opens files
-once.
+Law: `setup` checks the whole definition, before any data moves, and raises `LayerError` with a clause that the net
+completes with file, line and layer name. `forward` trusts `setup`, reads no definition, and keeps no state between calls
+except the blobs and the random generator (recurrent layers document their state). The first extent of a bottom may
+change between calls (the last batch of a file is smaller); all other extents are those of the last `setup`. `setup` may
+be called again with other shapes: it recomputes everything that depends on them, and opens files only once.
 """
 
 from __future__ import annotations
@@ -21,31 +20,30 @@ from torch import Tensor, nn
 
 from poseidon.errors import PoseidonError
 from poseidon.layers.fillers import FillerError, check, fill
-from poseidon.layers.naming import counted
 from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
 
 Shape = tuple[int, ...]
-# Caffe counts the values of a blob in an int.
+# Caffe counts the values of a blob with an int.
 LARGEST_BLOB = 2**31 - 1
 CPU = torch.device("cpu")
 
 
 class LayerError(PoseidonError):
-    """One layer's definition is wrong; the text is a clause, and the net adds file, line and layer name."""
+    """A layer's definition is wrong. The text is a clause; the net adds file, line and layer name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerContext:
-    """Where a layer lives: which phase, which worker of which job, which device.
+    """The environment of a layer: phase, worker and device.
 
     Attributes:
         phase: `caffe_pb2.TRAIN` or `caffe_pb2.TEST`.
-        seed: the job's random seed; first weights depend on it alone.
-        rank: this worker among `workers`.
-        client: this machine among `clients`.
-        local_rank: this worker among the `local_workers` of its machine.
-        device: where parameters and blobs live.
-        resolve: turns a path of the definition into a file's path.
+        seed: the random seed of the job. Initial weights depend on it alone.
+        rank: the rank of this worker among `workers`.
+        client: the number of this client among `clients`.
+        local_rank: the rank of this worker among the `local_workers` of its host.
+        device: the device of parameters and blobs.
+        resolve: resolves a path of the definition.
     """
 
     phase: int
@@ -62,51 +60,51 @@ class LayerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSpec:
-    """One blob that `setup` asks for, in the order Caffe saves them.
+    """A learnable blob that `setup` declares, in the order in which Caffe saves them.
 
     Attributes:
-        name: the layer's attribute.
-        shape: its shape.
-        filler: its first values.
-        learns: False where `forward` moves it and the solver must not: its lr_mult is 0.
-        given: first values in place of the filler's.
+        name: the name of the layer's attribute.
+        shape: the shape.
+        filler: the filler of the initial values.
+        learns: False if `forward` updates it and the solver must not (lr_mult 0).
+        initial: the initial values in place of the filler's.
     """
 
     name: str
     shape: Shape
     filler: FillerParameter
     learns: bool = True
-    given: Tensor | None = field(default=None, compare=False)
+    initial: Tensor | None = field(default=None, compare=False)
 
 
 class Layer(nn.Module):
-    """One layer of a net.
+    """The base class of all layers.
 
-    A subclass states its facts, and defines `setup` and `forward`. `forward` takes one tensor for each bottom and
-    returns one tensor when the layer has one top, else a tuple of them in order.
+    A subclass sets the class attributes and defines `setup` and `forward`. `forward` takes a tensor for each bottom and
+    returns a tensor if the layer has one top, else a tuple of tensors in order.
 
     Args:
         param: the layer's definition.
-        context: where it lives.
+        context: the layer's environment.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 1
     MAX_BOTTOMS: ClassVar[int | None] = 1
     MIN_TOPS: ClassVar[int] = 1
     MAX_TOPS: ClassVar[int | None] = 1
-    # Each bottom has its own top, whatever their number (Convolution on several bottoms).
+    # Bottom i belongs to top i (Convolution with several bottoms).
     EQUAL_BOTTOMS_AND_TOPS: ClassVar[bool] = False
-    # The first top weighs 1 in the loss unless the definition says otherwise, and need not be named.
+    # The first top has loss_weight 1 by default and may be unnamed.
     IS_LOSS: ClassVar[bool] = False
     # The backward pass does not read the tops, so the layer above may overwrite them.
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = False
-    # Draws random numbers in `forward` and is given a generator of its own.
+    # `forward` draws random numbers; the net sets `generator`.
     IS_RANDOM: ClassVar[bool] = False
-    # `forward` moves the blobs itself in training; workers keep the mean of theirs.
+    # `forward` updates the blobs in training; workers average theirs.
     STATISTICS: ClassVar[bool] = False
-    # `setup` opens files that the definition names, or looks for a folder to write to.
+    # `setup` opens files of the definition, or checks a folder to write to.
     OPENS_FILES: ClassVar[bool] = False
-    # `forward` may give tops of other shapes than `setup` said; the layers above are then set up again.
+    # `forward` may return tops of other shapes than `setup`; the layers above are then set up again.
     TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = False
 
     def __init__(self, param: LayerParameter, context: LayerContext) -> None:
@@ -114,15 +112,15 @@ class Layer(nn.Module):
         self.param = param
         self.context = context
         self.blob_specs: tuple[BlobSpec, ...] = ()
-        # Set by the net where nobody else reads the bottom, so that `forward` may put the top in its memory.
+        # Set by the net if no other layer reads the bottom, so that `forward` may overwrite it with the top.
         self.overwrites_bottom = False
-        # Set by `setup` where the first blob is an outputs x inputs matrix whose gradient is u^T v, with v the bottom
-        # and u the gradient at the top.
+        # Set by `setup` if the first blob is an outputs x inputs matrix whose gradient is u^T v, with v the bottom and u
+        # the gradient at the top.
         self.offers_factors = False
-        # Cleared by `setup` where a layer that has statistics leaves them as they are.
+        # Cleared by `setup` if the layer does not update its statistics.
         self.moves_statistics = self.STATISTICS
         self.generator: torch.Generator | None = None
-        # Set by `setup` where the definition rules out what the class allows.
+        # Cleared by `setup` if this definition rules out a change of shape.
         self.tops_may_change_shape = self.TOPS_MAY_CHANGE_SHAPE
         self._views: dict[str, nn.Parameter] = {}
 
@@ -130,10 +128,10 @@ class Layer(nn.Module):
         """Check the definition against the bottoms' shapes and declare the blobs.
 
         Args:
-            bottoms: shape of each bottom.
+            bottoms: the shape of each bottom.
 
         Returns:
-            shape of each top.
+            the shape of each top.
 
         Raises:
             LayerError: what is wrong and what was expected.
@@ -141,7 +139,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def blobs(self) -> list[Tensor]:
-        """Return the learnable blobs in the order Caffe saves them; writing into one writes into the parameter."""
+        """Return the learnable blobs in the order in which Caffe saves them, as views of the parameters."""
         return [
             self._views[spec.name].view(spec.shape)
             if spec.name in self._views
@@ -150,22 +148,22 @@ class Layer(nn.Module):
         ]
 
     def sources(self) -> list[nn.Parameter]:
-        """Return the parameter behind each blob, whatever the shape under which it is shared."""
+        """Return the parameter of each blob, in the owner's shape if it is shared."""
         return [
             self._views[spec.name] if spec.name in self._views else self.get_parameter(spec.name)
             for spec in self.blob_specs
         ]
 
     def install(self, index: int, parameter: nn.Parameter) -> None:
-        """Make `parameter` the blob of that index: its own new one, or one that another layer owns.
+        """Set a blob to a parameter of this layer, or to one that another layer owns.
 
         Args:
-            index: which blob.
-            parameter: of the blob's shape; or, shared permissively, of another shape with as many values.
+            index: the index of the blob.
+            parameter: a parameter of the blob's shape; with permissive sharing, of another shape with as many values.
         """
         spec = self.blob_specs[index]
         if parameter.shape == spec.shape:
-            # A blob declared absent at first keeps its early place in torch's order unless it is taken out.
+            # An absent blob would otherwise keep its early position in torch's order.
             self._parameters.pop(spec.name, None)
             self.register_parameter(spec.name, parameter)
             return
@@ -174,19 +172,19 @@ class Layer(nn.Module):
         self._views[spec.name] = parameter
 
     def _refresh_views(self, _: object = None) -> None:
-        """Show each blob that is shared under another shape; anew in each pass, as part of its graph."""
+        """Recreate the views of blobs that are shared with another shape, as part of the graph of this pass."""
         shapes = {spec.name: spec.shape for spec in self.blob_specs}
         for name, parameter in self._views.items():
             self.__dict__[name] = parameter.view(shapes[name])
 
     def close(self) -> None:
-        """Let go of files and threads. Layers that hold none need not define it."""
+        """Close files and stop threads. The default does nothing."""
 
     def declare(self, *specs: BlobSpec) -> None:
-        """State the learnable blobs, from `setup`. Blobs that are declared stay; a later call only compares.
+        """Declare the learnable blobs, from `setup`. A later call only checks that the shapes are the same.
 
         Raises:
-            LayerError: a filler is unknown or does not fit its blob, a blob is too large, or would change its shape.
+            LayerError: a filler is unknown or does not suit its blob, a blob is too large, or would change its shape.
         """
         if self.blob_specs:
             self._compare(specs)
@@ -200,58 +198,68 @@ class Layer(nn.Module):
         self.blob_specs = specs
 
     def allow_absent(self, name: str) -> None:
-        """Let the attribute of a blob that the definition may leave out be None until it is installed."""
+        """Set the attribute of an optional blob to None until it is installed."""
         if name not in self._parameters:
             self.register_parameter(name, None)
 
     def _compare(self, specs: Sequence[BlobSpec]) -> None:
         if len(specs) != len(self.blob_specs):
             raise LayerError(
-                f"would have {counted(len(specs), 'blob')} for bottoms of this shape, expected {len(self.blob_specs)} as before"
+                f"would have {counted(len(specs), 'blob')} for bottoms of this shape, expected {len(self.blob_specs)} as in the first setup"
             )
         for spec, old in zip(specs, self.blob_specs, strict=True):
             if spec.shape != old.shape:
                 raise LayerError(
                     f"{spec.name} would have shape {times(spec.shape)} for bottoms of this shape, expected "
-                    f"{times(old.shape)}: blobs keep their shapes"
+                    f"{times(old.shape)}: the shape of a blob cannot change"
                 )
 
-    def announce(self) -> None:
-        """Do what a call does before `forward` (wait for the blobs, say): for a layer that runs as part of a pair."""
+    def run_pre_hooks(self) -> None:
+        """Run the forward pre-hooks, for a fused layer whose `forward` is not called."""
         for hook in tuple(self._forward_pre_hooks.values()):
             hook(self, ())
 
-    def conclude(self, bottoms: tuple[Tensor, ...], tops: Tensor | tuple[Tensor, ...]) -> None:
-        """Do what a call does after `forward` (write a trace, say): for a layer that runs as part of a pair."""
+    def run_hooks(self, bottoms: tuple[Tensor, ...], tops: Tensor | tuple[Tensor, ...]) -> None:
+        """Run the forward hooks, for a fused layer whose `forward` is not called."""
         for hook in tuple(self._forward_hooks.values()):
             hook(self, bottoms, tops)
 
     def top_count(self) -> int:
-        """How many tops the layer has, counting those Caffe would add by itself."""
+        """Return the number of tops, including those that Caffe adds automatically."""
         return max(len(self.param.top), self.MIN_TOPS if self.IS_LOSS else 0)
 
     def check_counts(self) -> None:
-        """Raise `LayerError` unless the numbers of bottoms and tops are legal for this type."""
+        """Raise LayerError unless the numbers of bottoms and tops are legal for this type."""
         bottoms, tops = len(self.param.bottom), self.top_count()
         check_count("bottom", bottoms, self.MIN_BOTTOMS, self.MAX_BOTTOMS)
         check_count("top", tops, self.MIN_TOPS, self.MAX_TOPS)
         if self.EQUAL_BOTTOMS_AND_TOPS and bottoms != tops:
             raise LayerError(
-                f"has {counted(bottoms, 'bottom')} and {counted(tops, 'top')}, expected as many tops as bottoms"
+                f"has {counted(bottoms, 'bottom')} and {counted(tops, 'top')}, expected the same number"
             )
 
 
 def new_blob(spec: BlobSpec, seed: int) -> Tensor:
-    """Return a filled CPU tensor for one blob. Drawn on the CPU so that every device and rank starts equal."""
-    if spec.given is not None:
-        return spec.given.clone()
+    """Return the initial values of a blob, computed on the CPU so that they are the same on all devices and ranks."""
+    if spec.initial is not None:
+        return spec.initial.clone()
     blob = torch.empty(spec.shape)
     fill(blob, spec.filler, torch.Generator().manual_seed(seed))
     return blob
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 top`, `2 tops`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def once_or(count: int) -> str:
+    """Return how often a setting may occur that is common to, or one for each of, `count` things: `once or 3 times`."""
+    return "once" if count == 1 else f"once or {count} times"
+
+
 def check_count(kind: str, count: int, least: int, most: int | None) -> None:
-    """Raise `LayerError` unless least <= count <= most."""
+    """Raise LayerError unless least <= count <= most."""
     if count >= least and (most is None or count <= most):
         return
     if least == most:
@@ -264,7 +272,7 @@ def check_count(kind: str, count: int, least: int, most: int | None) -> None:
 
 
 def check_size(name: str, shape: Shape) -> None:
-    """Raise `LayerError` if a blob of this shape has more values than Caffe can count."""
+    """Raise LayerError if a blob of this shape has more values than Caffe can count."""
     if math.prod(shape) > LARGEST_BLOB:
         raise LayerError(
             f"{name} would be {times(shape)} = {math.prod(shape)} values, more than the {LARGEST_BLOB} that a blob can have"
@@ -272,7 +280,7 @@ def check_size(name: str, shape: Shape) -> None:
 
 
 def canonical_axis(axis: int, shape: Shape, *, name: str = "axis") -> int:
-    """`axis` counted from the front; Caffe lets negative ones count from the end.
+    """Return the non-negative index of `axis`, which may count from the end as in Caffe.
 
     Raises:
         LayerError: the shape has no such axis.
@@ -285,5 +293,5 @@ def canonical_axis(axis: int, shape: Shape, *, name: str = "axis") -> int:
 
 
 def times(shape: Sequence[int]) -> str:
-    """Return a shape as people write it: `100x3x32x32`; a scalar is `scalar`."""
+    """Format a shape for messages: `100x3x32x32`, or `scalar`."""
     return "x".join(str(extent) for extent in shape) or "scalar"

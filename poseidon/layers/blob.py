@@ -1,9 +1,9 @@
-"""Blob: data and diff as Caffe's Python users see them, numpy arrays that are the torch storage itself.
+"""Blob: data and diff as numpy arrays that share torch's memory, as in pycaffe.
 
-Law: writing into `blob.data[...]` or `blob.diff[...]` changes what the next layer reads. The memory stays the same until
-`reshape` asks for more than there is, and an array that somebody holds stays valid even then, and after its net is
-gone. On a GPU the newer of the two copies is fetched when the other side is asked for, so an array must be taken from
-the blob again after each pass, as with Caffe.
+Law: an assignment to `blob.data[...]` or `blob.diff[...]` changes what the next layer reads. The memory stays the same
+until `reshape` needs more, and an array of a user stays valid even then, and after its net has been freed. On a GPU an
+access copies the newer of host and device copy to the other side, so users must take the array from the blob again after
+each pass, as with Caffe.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ LEGACY_AXES = 4
 
 
 class Newer(Enum):
-    """Which copy of a memory was written last."""
+    """The copy of a memory that was written last."""
 
-    NEITHER = "both are alike"
+    NEITHER = "both are equal"
     HOST = "the host's"
     DEVICE = "the device's"
 
 
-def lies_apart(tensor: Tensor) -> bool:
-    """Return whether numpy cannot see a tensor's memory, so that the host needs a copy."""
+def needs_host_copy(tensor: Tensor) -> bool:
+    """Return whether numpy cannot access a tensor's memory, so that the host needs a copy."""
     return tensor.device.type != "cpu"
 
 
 class Memory:
-    """Flat float32 numbers that a host and a device may both hold.
+    """A flat float32 array, with copies on the host and the device.
 
     Args:
-        device: the numbers on the device; on a CPU that is the host's copy too.
+        device: the device's copy; on a CPU it is the host's copy, too.
     """
 
     def __init__(self, device: Tensor) -> None:
         self._device = device
-        self._host = None if lies_apart(device) else device
+        self._host = None if needs_host_copy(device) else device
         self._newer = Newer.NEITHER
 
     @property
     def count(self) -> int:
-        """How many numbers there is room for."""
+        """The number of values that fit."""
         return self._device.numel()
 
     def host(self) -> Tensor:
-        """Return the numbers on the host, to be read or written."""
+        """Return the host's copy, for reading and writing."""
         if self._host is self._device:
             return self._device
         if self._host is None:
@@ -66,14 +66,14 @@ class Memory:
         return self._host
 
     def read(self) -> Tensor:
-        """Return the numbers on the device, to be read only."""
+        """Return the device's copy, for reading only."""
         if self._newer is Newer.HOST and self._host is not None:
             self._device.copy_(self._host)
             self._newer = Newer.NEITHER
         return self._device
 
     def write(self) -> Tensor:
-        """Return the numbers on the device, to be read or written."""
+        """Return the device's copy, for reading and writing."""
         self.read()
         if self._host is not self._device:
             self._newer = Newer.DEVICE
@@ -81,11 +81,11 @@ class Memory:
 
 
 class Blob:
-    """A named array of a net, or a learnable one of a layer, with its gradient.
+    """An array of a net or a layer with its gradient.
 
     Args:
-        shape: extents; none for a single number.
-        device: where layers compute on it.
+        shape: the extents; none for a scalar.
+        device: the device of the layers that use it.
     """
 
     def __init__(self, *shape: int, device: torch.device = CPU) -> None:
@@ -97,13 +97,13 @@ class Blob:
 
     @property
     def data(self) -> NDArray[np.float32]:
-        """The values, live."""
-        return self._shown(self.data_memory().host())
+        """The values, as a view."""
+        return self._as_numpy(self.data_memory().host())
 
     @property
     def diff(self) -> NDArray[np.float32]:
-        """The gradient, live."""
-        return self._shown(self.diff_memory().host())
+        """The gradient, as a view."""
+        return self._as_numpy(self.diff_memory().host())
 
     @property
     def shape(self) -> Shape:
@@ -112,12 +112,12 @@ class Blob:
 
     @property
     def count(self) -> int:
-        """How many values."""
+        """The number of values."""
         return math.prod(self._shape)
 
     @property
     def num(self) -> int:
-        """The first of four extents, 1 where the blob has fewer axes."""
+        """The first of four extents; 1 if the blob has fewer axes."""
         return self._legacy(0)
 
     @property
@@ -136,7 +136,7 @@ class Blob:
         return self._legacy(3)
 
     def reshape(self, *shape: int) -> None:
-        """Take other extents. Values stay where they are in memory unless there is not enough of it.
+        """Change the shape. The memory stays the same unless it is too small.
 
         Raises:
             UsageError: an extent is negative.
@@ -149,41 +149,41 @@ class Blob:
         if self._diff is not None and self._diff.count < self.count:
             self._diff = None
 
-    # -- for what runs layers ------------------------------------------------------------------------------
+    # For the code that runs layers:
 
     def data_memory(self) -> Memory:
-        """Return the memory of the values, zeros when new."""
+        """Return the memory of the values, initially zeros."""
         if self._data is None:
             self._data = Memory(torch.zeros(self.count, device=self._device))
         return self._data
 
     def diff_memory(self) -> Memory:
-        """Return the memory of the gradient, zeros when new."""
+        """Return the memory of the gradient, initially zeros."""
         if self._diff is None:
             self._diff = Memory(torch.zeros(self.count, device=self._device))
         return self._diff
 
     def read_data(self) -> Tensor:
-        """Return the values on the device, in their shape; not to be written."""
+        """Return the values on the device, for reading only."""
         return self._shaped(self.data_memory().read())
 
     def read_diff(self) -> Tensor:
-        """Return the gradient on the device, in its shape; not to be written."""
+        """Return the gradient on the device, for reading only."""
         return self._shaped(self.diff_memory().read())
 
     def write_data(self) -> Tensor:
-        """Return the values on the device, in their shape, to be written."""
+        """Return the values on the device, for writing."""
         return self._shaped(self.data_memory().write())
 
     def write_diff(self) -> Tensor:
-        """Return the gradient on the device, in its shape, to be written."""
+        """Return the gradient on the device, for writing."""
         return self._shaped(self.diff_memory().write())
 
     def bind(self, tensor: Tensor) -> None:
-        """Make a tensor's memory the values, and its shape the shape."""
+        """Use the memory and the shape of a tensor for the values."""
         self._shape = tuple(tensor.shape)
         self._device = tensor.device
-        # `.data` and not `detach`: a write is not to count as a change that spoils a graph.
+        # `.data`, not `detach`: autograd must not count a write as an in-place change.
         self._data = Memory(tensor.data.contiguous().reshape(-1))
         if self._diff is not None and self._diff.count < self.count:
             self._diff = None
@@ -196,7 +196,7 @@ class Blob:
         """Use the memory of another blob's gradient from now on."""
         self._diff = other.diff_memory()
 
-    def _shown(self, flat: Tensor) -> NDArray[np.float32]:
+    def _as_numpy(self, flat: Tensor) -> NDArray[np.float32]:
         array: NDArray[np.float32] = self._shaped(flat).numpy()
         return array
 
@@ -215,13 +215,13 @@ class Blob:
 
 
 class Blobs(list[Blob]):
-    """A layer's blobs, with Caffe's way to add one."""
+    """A layer's blobs, with pycaffe's `add_blob`."""
 
     def add_blob(self, *shape: int, **unknown: Any) -> None:
-        """Add a learnable blob of zeros; called from a Python layer's `setup`.
+        """Add a learnable blob of zeros, from the `setup` of a Python layer.
 
         Raises:
-            UsageError: it is given anything but extents.
+            UsageError: it gets keyword arguments.
         """
         if unknown:
             raise UsageError(f"add_blob takes extents only, found {', '.join(unknown)}")

@@ -1,8 +1,8 @@
-"""How Caffe fills a new blob: one function a filler type.
+"""Caffe's fillers, the initializers of blobs.
 
-Law: a blob's values depend on its shape, its filler and the generator passed in, on nothing else. The formulas are
-those of Caffe's include/caffe/filler.hpp; the random streams are torch's, so single values differ from Caffe's while
-their distribution does not. fan_in = count / shape[0], fan_out = count / shape[1] (count for a vector).
+Law: the values of a blob depend only on its shape, its filler and the generator. The formulas are those of Caffe's
+include/caffe/filler.hpp; the random numbers are torch's, so values differ from Caffe's but their distribution does not.
+fan_in = count / shape[0], fan_out = count / shape[1] (count for a vector).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from google.protobuf.message import Message
 from torch import Generator, Tensor
 
-from poseidon.layers.naming import unknown
+from poseidon.errors import unknown
 from poseidon.proto.caffe_pb2 import FillerParameter
 
 Filler = Callable[[Tensor, FillerParameter, Generator], None]
 
 
 class FillerError(ValueError):
-    """A filler is unknown, or cannot fill a blob of this shape; the text is a clause that starts with the filler."""
+    """A filler is unknown or cannot fill a blob of this shape. The text is a clause that starts with the filler."""
 
 
 def fill(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
@@ -30,11 +30,11 @@ def fill(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
 
     Args:
         blob: a float tensor on the generator's device.
-        filler: type and parameters; an empty one is the constant 0.
-        generator: where random values come from.
+        filler: the type and its parameters; an empty one is the constant 0.
+        generator: the source of random numbers.
 
     Raises:
-        FillerError: unknown type, or one that does not fit the blob's shape.
+        FillerError: the type is unknown or does not suit the blob's shape.
     """
     check(filler, tuple(blob.shape))
     with torch.no_grad():
@@ -42,7 +42,7 @@ def fill(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
 
 
 def check(filler: FillerParameter, shape: tuple[int, ...]) -> None:
-    """Raise `FillerError` unless `filler` can fill a blob of `shape`."""
+    """Raise FillerError unless `filler` can fill a blob of `shape`."""
     if filler.type not in FILLERS:
         raise FillerError(unknown("filler type", filler.type, FILLERS))
     if filler.HasField("sparse") and filler.sparse != -1 and filler.type != "gaussian":
@@ -58,13 +58,13 @@ def check(filler: FillerParameter, shape: tuple[int, ...]) -> None:
 
 
 def filler_or(param: Message, name: str, value: float) -> FillerParameter:
-    """Return the filler that field `name` of `param` gives; the constant `value` where it gives none."""
-    given: FillerParameter = getattr(param, name)
-    return given if param.HasField(name) else FillerParameter(type="constant", value=value)
+    """Return the filler in field `name` of `param`, or a constant filler of `value` if the field is not set."""
+    filler: FillerParameter = getattr(param, name)
+    return filler if param.HasField(name) else FillerParameter(type="constant", value=value)
 
 
 def fan(shape: tuple[int, ...], norm: int) -> float:
-    """Return the number that `variance_norm` chooses: inputs of a unit, outputs of an input, or their mean."""
+    """Return fan_in, fan_out or their mean, as `variance_norm` says."""
     count = math.prod(shape)
     fan_in = count / shape[0]
     fan_out = count / shape[1] if len(shape) > 1 else float(count)
@@ -74,18 +74,18 @@ def fan(shape: tuple[int, ...], norm: int) -> float:
 
 
 def constant(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Every value is `value`."""
+    """Set every value to `value`."""
     blob.fill_(filler.value)
 
 
 def uniform(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Uniform in [min, max)."""
+    """Draw values uniformly from [min, max)."""
     blob.copy_(torch.rand(blob.shape, generator=generator, device=blob.device))
     blob.mul_(filler.max - filler.min).add_(filler.min)
 
 
 def gaussian(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Normal(mean, std). With `sparse` s >= 0 each value is kept with probability s / shape[0], else 0."""
+    """Draw values from Normal(mean, std). With `sparse` s >= 0 a value is kept with probability s / shape[0], else 0."""
     blob.normal_(filler.mean, filler.std, generator=generator)
     if filler.sparse >= 0:
         keep = min(1.0, filler.sparse / blob.shape[0])
@@ -93,26 +93,27 @@ def gaussian(blob: Tensor, filler: FillerParameter, generator: Generator) -> Non
 
 
 def positive_unitball(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Uniform in [0, 1), then every row (one index of the first axis) divided by its sum."""
+    """Draw values uniformly from [0, 1), then divide each row (index of the first axis) by its sum."""
     blob.copy_(torch.rand(blob.shape, generator=generator, device=blob.device))
     rows = blob.view(blob.shape[0], -1)
     rows.div_(rows.sum(1, keepdim=True))
 
 
 def xavier(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Uniform in [-a, a) with a = sqrt(3 / n), n the fan. Glorot and Bengio, 2010."""
+    """Draw values uniformly from [-a, a) with a = sqrt(3 / n), n the fan. Glorot and Bengio, 2010."""
     scale = math.sqrt(3.0 / fan(tuple(blob.shape), filler.variance_norm))
     blob.copy_(torch.rand(blob.shape, generator=generator, device=blob.device))
     blob.mul_(2 * scale).sub_(scale)
 
 
 def msra(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """Normal(0, sqrt(2 / n)), n the fan. He et al., 2015."""
+    """Draw values from Normal(0, sqrt(2 / n)), n the fan. He et al., 2015."""
     blob.normal_(0.0, math.sqrt(2.0 / fan(tuple(blob.shape), filler.variance_norm)), generator=generator)
 
 
 def bilinear(blob: Tensor, filler: FillerParameter, generator: Generator) -> None:
-    """The kernel of bilinear upsampling, w(x, y) = (1 - |x/f - c|)(1 - |y/f - c|),
+    """Set the kernel of bilinear upsampling, w(x, y) = (1 - |x/f - c|)(1 - |y/f - c|).
+
     f = ceil(k / 2), c = (k - 1) / 2f, k the kernel extent.
     """
     size = blob.shape[3]

@@ -1,8 +1,8 @@
-"""Python: a layer that its user wrote in Python, as Caffe's `python_param` names it.
+"""Python: a layer that the user has written in Python (`python_param`).
 
-Law: the user's class is called as Caffe calls it: `setup` once, `reshape` before every `forward`, `backward` with
-`propagate_down`; bottoms and tops are `Blob`s, live numpy arrays. What the user's code raises leaves here as one
-sentence that says where in that code it was raised, and carries the exception itself for whoever wants it.
+Law: the user's class is called as by Caffe: `setup` once, `reshape` before every `forward`, `backward` with
+`propagate_down`. Bottoms and tops are `Blob`s, views of the memory. An exception of the user's code becomes an error that
+names the line, with the exception as its cause.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from poseidon.errors import DataError
 from poseidon.layers.base import BlobSpec, Layer, LayerContext, LayerError, Shape
 from poseidon.layers.blob import Blob, Blobs
 from poseidon.layers.registry import register
-from poseidon.layers.user_modules import look_here_too
+from poseidon.layers.user_modules import add_working_directory
 from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
 
-# Where `import caffe` of the users' modules leads. By name, because that room is above this one.
-FRONT_END = "poseidon.pycaffe"
+# The module that users import as `caffe`. By name, because that package imports this one.
+PYCAFFE = "poseidon.pycaffe"
 
 
 class PythonLayerError(LayerError, DataError):
-    """A user's layer raised an exception, which is the cause of this one."""
+    """A user's layer raised an exception, which is `__cause__`."""
 
 
 class CaffeLayer:
-    """What a user's layer derives from: `caffe.Layer`.
+    """The base class of users' layers: `caffe.Layer`.
 
     Args:
         param: the layer's definition.
 
     Attributes:
-        blobs: learnable blobs; `setup` adds them with `self.blobs.add_blob(*shape)` and fills them.
+        blobs: the learnable blobs; `setup` adds them with `self.blobs.add_blob(*shape)` and fills them.
         param_str: `python_param.param_str`.
         phase: `caffe.TRAIN` or `caffe.TEST`.
-        rank: this worker among `workers`.
-        workers: processes that train together; 1 in pycaffe unless `set_solver_count` said more.
+        rank: the rank of this worker among `workers`.
+        workers: the number of processes that train together; 1 in pycaffe unless set by `set_solver_count`.
     """
 
     type: ClassVar[str] = "Python"
@@ -61,26 +61,26 @@ class CaffeLayer:
         """Read `param_str`, check the bottoms, add blobs. Called once."""
 
     def reshape(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        """Give the tops their shapes. Called after `setup` and before every `forward`."""
+        """Set the shapes of the tops. Called after `setup` and before every `forward`."""
         raise NotImplementedError(f"{type(self).__name__} has no reshape")
 
     def forward(self, bottom: Sequence[Blob], top: Sequence[Blob]) -> None:
-        """Write the tops' data."""
+        """Compute the data of the tops."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def backward(self, top: Sequence[Blob], propagate_down: Sequence[bool], bottom: Sequence[Blob]) -> None:
-        """Write the diff of each bottom that `propagate_down` says, and of the blobs."""
+        """Compute the diffs of the blobs, and of each bottom whose `propagate_down` is True."""
         raise NotImplementedError(f"{type(self).__name__} has no backward")
 
 
 @register("Python")
 class Python(Layer):
-    """y = what the user's class computes.
+    """A layer whose tops the user's class computes.
 
-    Bottoms and tops: any number, none too (a data layer, a sink). In place where a bottom and a top have one name.
+    Bottoms and tops: any number, including none. In place if a bottom and a top have the same name.
 
-    Fields (python_param): module, found as `import` finds it; layer, a class in it that derives from `caffe.Layer`;
-    param_str, handed to it; share_in_parallel changes nothing, since every worker is a process with its own layer.
+    Fields (python_param): module, a module on Python's path; layer, a class in it that derives from `caffe.Layer`;
+    param_str, an attribute of its instance. share_in_parallel has no effect: every worker is a process.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 0
@@ -95,10 +95,10 @@ class Python(Layer):
         device = context.device
         self.bottom_blobs = [Blob(0, device=device) for _ in param.bottom]
         self.top_blobs = [
-            self.bottom_blobs[place]
-            if place < len(param.bottom) and param.bottom[place] == name
+            self.bottom_blobs[index]
+            if index < len(param.bottom) and param.bottom[index] == name
             else Blob(0, device=device)
-            for place, name in enumerate(param.top)
+            for index, name in enumerate(param.top)
         ]
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -122,40 +122,40 @@ class Python(Layer):
         assert self.instance is not None
         self.instance.blobs[index].bind(parameter.data.view(self.blob_specs[index].shape))
 
-    def adopt(self, bottoms: list[Blob], tops: list[Blob]) -> None:
-        """Work on these blobs from now on, those of a net that keeps its own."""
+    def use_blobs(self, bottoms: list[Blob], tops: list[Blob]) -> None:
+        """Use these blobs from now on, which belong to a pycaffe net."""
         self.bottom_blobs, self.top_blobs = bottoms, tops
 
     def reshape_tops(self) -> None:
-        """The user's `reshape`."""
+        """Call the user's `reshape`."""
         assert self.instance is not None
         with self._user_code("reshape"):
             self.instance.reshape(self.bottom_blobs, self.top_blobs)
 
     def run_forward(self) -> None:
-        """The user's `reshape` and `forward`, on the blobs as they are."""
+        """Call the user's `reshape` and `forward` on the current blobs."""
         assert self.instance is not None
         self.reshape_tops()
         with self._user_code("forward"):
             self.instance.forward(self.bottom_blobs, self.top_blobs)
 
     def run_backward(self, propagate_down: list[bool]) -> None:
-        """The user's `backward`, on the blobs as they are."""
+        """Call the user's `backward` on the current blobs."""
         assert self.instance is not None
         with self._user_code("backward"):
             self.instance.backward(self.top_blobs, propagate_down, self.bottom_blobs)
 
     def _create(self) -> CaffeLayer:
-        """Return a new object of the user's class."""
+        """Create an instance of the user's class."""
         param = self.param.python_param
-        offer_front_end(self.context)
-        look_here_too()
+        install_pycaffe(self.context)
+        add_working_directory()
         with self._user_code("import"):
             module = importlib.import_module(param.module)
         kind = getattr(module, param.layer, None)
         if kind is None:
             error = AttributeError(f"module '{param.module}' has no class '{param.layer}'")
-            raise PythonLayerError(f"{error}, as python_param names it") from error
+            raise PythonLayerError(f"{error}, which python_param names") from error
         if not (isinstance(kind, type) and issubclass(kind, CaffeLayer)):
             raise LayerError(f"'{param.layer}' of module '{param.module}' does not derive from caffe.Layer")
         with self._user_code("__init__"):
@@ -168,29 +168,29 @@ class Python(Layer):
 
     @contextmanager
     def _user_code(self, method: str) -> Iterator[None]:
-        """Turn what the user's code raises into a sentence with its place."""
+        """Translate an exception of the user's code to an error that names the line."""
         try:
             yield
         except Exception as error:
             param = self.param.python_param
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error}".removesuffix(": ")
             text = (
-                f"{param.module}.{param.layer}, {method}: {what} (raised at {place.filename}:{place.lineno})"
+                f"{param.module}.{param.layer}, {method}: {what} (raised at {frame.filename}:{frame.lineno})"
             )
-            # Only here does nobody above know the layer.
+            # In the backward pass no caller adds the layer's name.
             text = f"layer '{self.param.name}' (Python): {text}" if method == "backward" else text
             raise PythonLayerError(text) from error
 
 
-def offer_front_end(context: LayerContext) -> None:
-    """Let the users' modules say `import caffe`, and ask it for their rank."""
-    front: Any = importlib.import_module(FRONT_END)
+def install_pycaffe(context: LayerContext) -> None:
+    """Make `import caffe` work in users' modules, with the worker's rank."""
+    pycaffe: Any = importlib.import_module(PYCAFFE)
     if "caffe" not in sys.modules:
-        front.install()
+        pycaffe.install()
     if context.workers > 1:
-        front.set_solver_count(context.workers)
-        front.set_solver_rank(context.rank)
+        pycaffe.set_solver_count(context.workers)
+        pycaffe.set_solver_rank(context.rank)
 
 
 def _spec(index: int, blob: Blob) -> BlobSpec:
@@ -198,12 +198,12 @@ def _spec(index: int, blob: Blob) -> BlobSpec:
         name=f"blob{index}",
         shape=blob.shape,
         filler=FillerParameter(type="constant"),
-        given=blob.read_data().cpu().clone(),
+        initial=blob.read_data().cpu().clone(),
     )
 
 
 class _Run(torch.autograd.Function):
-    """The user's forward and backward as one node of torch's graph."""
+    """The autograd function of the user's forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, layer: Python, bottoms: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -212,7 +212,7 @@ class _Run(torch.autograd.Function):
         for blob, tensor in zip(layer.bottom_blobs, tensors[:bottoms], strict=True):
             blob.bind(tensor.data.clone() if blob in layer.top_blobs else tensor)
         for blob in layer.instance.blobs:
-            blob.write_data()  # the device's copy is the newer one: an update may have come
+            blob.write_data()  # marks the device's copy as newer, because an update may have changed it
         layer.run_forward()
         for blob in layer.instance.blobs:
             blob.read_data()

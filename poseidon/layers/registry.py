@@ -1,27 +1,38 @@
-"""Type string -> layer class.
+"""The registry of layer types.
 
-Law: a type is registered once, when its module is imported, and never changed after; importing anything of
-`poseidon.layers` imports every module that registers one.
+Law: a type is registered once, when its module is imported, and never changed. Any import from `poseidon.layers` imports
+every module that registers a type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from poseidon.errors import nearest
 from poseidon.layers.base import Layer, LayerContext, LayerError
-from poseidon.layers.naming import unknown_type
 from poseidon.proto.caffe_pb2 import LayerParameter
 
 Class = TypeVar("Class", bound=type[Layer])
 _CLASSES: dict[str, type[Layer]] = {}
+_FOREIGN_NAMES = {
+    **dict.fromkeys(("conv", "conv2d"), "Convolution"),
+    **dict.fromkeys(("fullyconnected", "fc", "linear", "dense", "ip"), "InnerProduct"),
+    **dict.fromkeys(("maxpool", "maxpooling", "avgpool", "averagepooling"), "Pooling"),
+    **dict.fromkeys(("crossentropy", "crossentropyloss", "softmaxloss"), "SoftmaxWithLoss"),
+    **dict.fromkeys(("mse", "mseloss", "l2loss"), "EuclideanLoss"),
+    **dict.fromkeys(("bn", "batchnormalization"), "BatchNorm"),
+    **dict.fromkeys(("add", "sum"), "Eltwise"),
+}
+"""The names that other frameworks use, with Caffe's types."""
 
 
 def register(name: str) -> Callable[[Class], Class]:
-    """Class decorator: make the class the layer type `name`.
+    """Return a class decorator that registers the layer type `name`.
 
     Raises:
-        ValueError: the type is taken.
+        ValueError: the type is registered already.
     """
 
     def add(layer: Class) -> Class:
@@ -34,7 +45,7 @@ def register(name: str) -> Callable[[Class], Class]:
 
 
 def known_types() -> frozenset[str]:
-    """Return every type that `create` can make."""
+    """Return all registered types."""
     return frozenset(_CLASSES)
 
 
@@ -42,7 +53,7 @@ def layer_class(name: str) -> type[Layer]:
     """Return the class of a type.
 
     Raises:
-        LayerError: no such type; the text has those of like names.
+        LayerError: the type is unknown. The text suggests similar names.
     """
     if not name:
         raise LayerError("has no type")
@@ -52,11 +63,23 @@ def layer_class(name: str) -> type[Layer]:
 
 
 def create(param: LayerParameter, context: LayerContext) -> Layer:
-    """Return a new layer, its counts of bottoms and tops checked, not yet set up.
+    """Create a layer and check its numbers of bottoms and tops. `setup` is not called.
 
     Raises:
-        LayerError: unknown type, or an illegal number of bottoms or tops.
+        LayerError: the type is unknown, or the number of bottoms or tops is illegal.
     """
     layer = layer_class(param.type)(param, context)
     layer.check_counts()
     return layer
+
+
+def unknown_type(name: str, types: Iterable[str]) -> str:
+    """Return the message for an unknown layer type, with similar names and the flag for types of the user."""
+    names = sorted(set(types))
+    lowered = {choice.lower(): choice for choice in names}
+    near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3)]
+    first = _FOREIGN_NAMES.get(name.lower()) or lowered.get(name.lower()) or nearest(name, names)
+    near = list(dict.fromkeys([first, *near])) if first else near
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    also = f"similar: {', '.join(near[1:])}; " if len(near) > 1 else ""
+    return f"unknown layer type '{name}'; {hint} ({also}for a type of your own see --import)"

@@ -1,7 +1,7 @@
-"""Modules of the user's own that register layer types (`--import`).
+"""Import of the user's modules that register layer types (`--import`).
 
-Law: a module is found as `python -m` finds it, the working directory first; what its code raises leaves here as one
-sentence that says where. Every process of a job imports the same modules before it reads a net.
+Law: a module is searched for as by `python -m`, in the working directory first. An exception of its code becomes an error
+that names the line. Every process of a job imports the same modules before it reads a net.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from poseidon.errors import UsageError
 
 
 def module_names(text: str) -> tuple[str, ...]:
-    """Return the names in a flag's text, parted by commas."""
+    """Split the comma-separated names in the value of a flag."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
-def look_here_too() -> None:
-    """Let `import` find modules in the working directory, as `python -m` does."""
+def add_working_directory() -> None:
+    """Add the working directory to `sys.path`, as `python -m`."""
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
@@ -31,23 +31,23 @@ def import_modules(names: Sequence[str]) -> None:
     """Import modules that register layers.
 
     Raises:
-        UsageError: there is no such module, or its code fails.
+        UsageError: there is no such module, or its code raises an exception.
     """
     folder = os.getcwd()
     for name in names:
-        look_here_too()
+        add_working_directory()
         try:
             importlib.import_module(name)
         except Exception as error:
-            raise UsageError(_sentence(name, error, folder)) from error
+            raise UsageError(_message(name, error, folder)) from error
 
 
-def _sentence(name: str, error: Exception, folder: str) -> str:
+def _message(name: str, error: Exception, folder: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and (name + ".").startswith(error.name + "."):
         return f"--import {name}: there is no module '{error.name}' in {folder} or on Python's path"
     if isinstance(error, SyntaxError):
         return f"--import {name}: {error.filename}:{error.lineno}: {error.msg}"
-    # The decorator that refuses a layer stands in our own file; what matters is the line that used it.
+    # `register` raises in our own file; the user needs the line that calls it.
     frames = traceback.extract_tb(error.__traceback__)
-    place = next((f for f in reversed(frames) if "poseidon/layers" not in f.filename), frames[-1])
-    return f"--import {name}: {place.filename}:{place.lineno}: {type(error).__name__}: {error}"
+    frame = next((f for f in reversed(frames) if "poseidon/layers" not in f.filename), frames[-1])
+    return f"--import {name}: {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from poseidon.errors import UsageError
+from poseidon.errors import UsageError, unknown
 from poseidon.layers.base import Layer, LayerError, Shape, times
-from poseidon.layers.naming import unknown
 from poseidon.net.plan import NetPlan
 from poseidon.proto.definition import NetDefinition
 

@@ -131,17 +131,17 @@ def _joined(first: Step, second: Step, norm: Layer, scale: Layer) -> FusedStep:
 
 def normalize_and_scale(norm: BatchNorm, scale: Scale, bottom: Tensor) -> Tensor:
     """What `scale` makes of what `norm` makes of the bottom."""
-    norm.announce()
-    scale.announce()
+    norm.run_pre_hooks()
+    scale.run_pre_hooks()
     weight, *bias = scale.blobs()
     top = norm.normalize(bottom, weight, bias[0] if bias else None)
-    scale.conclude((top,), top)
-    norm.conclude((bottom,), top)  # after that of the layer that began later: one lies within the other
+    scale.run_hooks((top,), top)
+    norm.run_hooks((bottom,), top)  # after that of the layer that began later: one lies within the other
     return top
 
 
 def _add_into(layer: Eltwise, index: int, *bottoms: Tensor) -> Tensor:
-    layer.announce()
+    layer.run_pre_hooks()
     top = layer.add_into(index, *bottoms)
-    layer.conclude(bottoms, top)
+    layer.run_hooks(bottoms, top)
     return top

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from poseidon.data.batches.numbered import NumberedReader
-from poseidon.errors import DataError, UsageError
+from poseidon.errors import DataError, UsageError, unknown
 from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, times
 from poseidon.layers.inputs.sources import Input, ReadingSource
-from poseidon.layers.naming import unknown
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.net.debug import DebugTrace
 from poseidon.net.fit import Fit, check_known

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from poseidon.layers.base import BlobSpec, LayerError, Shape, times
-from poseidon.layers.naming import counted
+from poseidon.layers.base import BlobSpec, LayerError, Shape, counted, times
 from poseidon.proto.caffe_pb2 import LayerParameter, ParamSpec
 
 

@@ -14,8 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.errors import DataError, UsageError
-from poseidon.layers.naming import unknown
+from poseidon.errors import DataError, UsageError, unknown
 from poseidon.proto import caffe_pb2
 from poseidon.pycaffe.messages import (
     WrongShape,

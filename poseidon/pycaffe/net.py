@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from poseidon.errors import DefinitionError, UsageError
+from poseidon.errors import DefinitionError, UsageError, unknown
 from poseidon.layers.base import times
-from poseidon.layers.naming import unknown
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.pycaffe.batches import Array, count_of, joined

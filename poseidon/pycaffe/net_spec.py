@@ -21,7 +21,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from poseidon.layers.naming import unknown
+from poseidon.errors import unknown
 from poseidon.proto import caffe_pb2
 from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
 

@@ -220,7 +220,7 @@ class PythonNode(Node):
     def __init__(self, joined: Joined) -> None:
         assert isinstance(joined.layer, Python)
         self._python = joined.layer
-        self._python.adopt(joined.bottoms, joined.tops)
+        self._python.use_blobs(joined.bottoms, joined.tops)
         super().__init__(joined)
 
     def fit(self) -> None:

@@ -31,9 +31,8 @@ from poseidon.data.datum import encode_datum
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.tools.extraction import Extraction, read_extraction
 from poseidon.engine.tools.solo import NetRequest, open_net, zero_inputs
-from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.errors import JobError, PoseidonError, UsageError, unknown
 from poseidon.layers.base import LayerContext
-from poseidon.layers.naming import unknown
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.net import Net
 from poseidon.proto.caffe_pb2 import TEST

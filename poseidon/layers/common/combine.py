@@ -1,4 +1,4 @@
-"""Layers that join blobs or take them apart: Split, Concat, Slice, Eltwise."""
+"""Layers that copy, join, divide or discard blobs: Split, Concat, Slice, Eltwise, Silence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from poseidon.proto.caffe_pb2 import EltwiseParameter
 
 @register("Split")
 class Split(Layer):
-    """Every top is the bottom; the gradients of the tops add up. Any blob may be used twice without it.
+    """Copies of the bottom. The gradients of the tops add up. A definition needs no Split to use a blob twice.
 
     Bottom: any shape. Tops: one or more of the same shape. No fields.
     """
@@ -32,9 +32,9 @@ class Split(Layer):
 
 @register("Concat")
 class Concat(Layer):
-    """The bottoms one after the other along `axis`.
+    """Concatenation of the bottoms along `axis`.
 
-    Bottoms: one or more, equal on every other axis. Top: their join.
+    Bottoms: one or more, with equal extents on every other axis. Top: their concatenation.
 
     Fields (concat_param): axis, or the old concat_dim.
     """
@@ -60,11 +60,11 @@ class Concat(Layer):
 
 @register("Slice")
 class Slice(Layer):
-    """The bottom cut along `axis`, at the slice points or into equal parts.
+    """Division of the bottom along `axis`, at the slice points or into equal parts.
 
     Bottom: any shape. Tops: its parts in order.
 
-    Fields (slice_param): axis, or the old slice_dim; slice_point, one fewer than the tops, rising.
+    Fields (slice_param): axis, or the old slice_dim; slice_point, one fewer than the tops, ascending.
     """
 
     MAX_TOPS: ClassVar[int | None] = None
@@ -87,7 +87,7 @@ class Slice(Layer):
         self.extents = [high - low for low, high in pairwise(edges)]
         if min(self.extents) < 1:
             raise LayerError(
-                f"slice points {points} must rise and stay inside axis {self.axis} of extent {extent}"
+                f"slice points {points} must ascend and be inside axis {self.axis} of extent {extent}"
             )
         return [(*shape[: self.axis], part, *shape[self.axis + 1 :]) for part in self.extents]
 
@@ -98,11 +98,11 @@ class Slice(Layer):
 
 @register("Eltwise")
 class Eltwise(Layer):
-    """The product, weighted sum or maximum of the bottoms, value by value.
+    """The element-wise product, weighted sum or maximum of the bottoms.
 
     Bottoms: two or more of one shape. Top: the same.
 
-    Fields (eltwise_param): operation; coeff, one a bottom, for SUM. `stable_prod_grad` chooses between two roundings
+    Fields (eltwise_param): operation; coeff, one a bottom, for SUM. `stable_prod_grad` selects one of two roundings
     of the same gradient in Caffe; torch's product is the stable one.
     """
 
@@ -134,17 +134,17 @@ class Eltwise(Layer):
             for bottom in bottoms[1:]:
                 top = top * bottom
             return top
-        # Of equal values the gradient goes, as in Caffe, to the second bottom rather than the first, and to both rather
-        # than a later one; torch.maximum would halve it.
+        # For equal values the gradient goes to the second bottom before the first, and to these two before a later one,
+        # as in Caffe. torch.maximum would halve it.
         top = torch.where(bottoms[0] > bottoms[1], bottoms[0], bottoms[1])
         for bottom in bottoms[2:]:
             top = torch.where(bottom > top, bottom, top)
         return top
 
-    def add_into(self, place: int, *bottoms: Tensor) -> Tensor:
-        """Return the plain sum, written over the bottom at `place`, whose values nobody else needs."""
-        top = bottoms[place]
-        for other in (*bottoms[:place], *bottoms[place + 1 :]):
+    def add_into(self, index: int, *bottoms: Tensor) -> Tensor:
+        """Compute the plain sum in place of bottom `index`, which no other layer reads, and return it."""
+        top = bottoms[index]
+        for other in (*bottoms[:index], *bottoms[index + 1 :]):
             top = top.add_(other)
         return top
 
@@ -154,6 +154,21 @@ class Eltwise(Layer):
         for bottom, coefficient in zip(bottoms[1:], others, strict=True):
             top = torch.add(top, bottom, alpha=coefficient)
         return top
+
+
+@register("Silence")
+class Silence(Layer):
+    """A layer that consumes its bottoms, so that they are not outputs of the net. Bottoms: one or more. No tops, no fields."""
+
+    MAX_BOTTOMS: ClassVar[int | None] = None
+    MIN_TOPS: ClassVar[int] = 0
+    MAX_TOPS: ClassVar[int | None] = 0
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        return []
+
+    def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:
+        return ()
 
 
 def without(shape: Shape, axis: int) -> Shape:

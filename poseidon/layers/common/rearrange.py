@@ -1,4 +1,4 @@
-"""Layers that choose or repeat parts of a blob: BatchReindex, Crop, Filter, Tile."""
+"""Layers that select, repeat or reorder parts of a blob: BatchReindex, Crop, Filter, Tile, ShuffleChannel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from poseidon.layers.registry import register
 
 @register("BatchReindex")
 class BatchReindex(Layer):
-    """y_i = x_(p_i): items of the batch chosen, repeated or put into another order by an index blob.
+    """y_i = x_(p_i): items of the batch, selected by indices.
 
-    Bottoms: x, N x ...; p, M whole numbers in 0 .. N - 1, which have no gradient. Top: M x ... . No fields.
+    Bottoms: x, N x ...; p, M integers in 0 .. N - 1, which have no gradient. Top: M x ... . No fields.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -39,7 +39,7 @@ class BatchReindex(Layer):
 
 @register("Filter")
 class Filter(Layer):
-    """The items whose selector is not 0, of every other bottom.
+    """The items of every other bottom whose selector is not 0.
 
     Bottoms: one or more of N x ..., then the selector, N (N x 1 x ... ) of zeros and others; it has no gradient. Tops:
     one a bottom but the selector, M x ..., with M >= 0 the selected items of this pass. No fields.
@@ -66,7 +66,7 @@ class Filter(Layer):
         for name, shape in zip(self.param.bottom, items, strict=False):
             if not shape or shape[0] != selector[0]:
                 raise LayerError(
-                    f"bottom '{name}' has shape {times(shape)}, expected {selector[0]} items as the selector has"
+                    f"bottom '{name}' has shape {times(shape)}, expected {selector[0]} items as in the selector"
                 )
         return list(items)
 
@@ -79,12 +79,12 @@ class Filter(Layer):
 
 @register("Crop")
 class Crop(Layer):
-    """The part of x that is as large as a second blob, from `axis` on.
+    """A part of x with the extents of a second blob from `axis` on.
 
-    Bottoms: x; a blob with as many axes, whose extents from `axis` on the top has; it has no gradient. Top: x cropped.
+    Bottoms: x; a blob with as many axes, without a gradient. Top: the part of x.
 
-    Fields (crop_param): axis, the first that is cropped; offset, where the part begins: none (0), one for all cropped
-    axes, or one each.
+    Fields (crop_param): axis, the first to crop; offset, the start of the part: none (0), one for all cropped axes, or one
+    each.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -98,29 +98,29 @@ class Crop(Layer):
         cropped = len(shape) - axis
         if len(param.offset) > 1 and len(param.offset) != cropped:
             raise LayerError(
-                f"offset is given {len(param.offset)} times, expected once, or {cropped} times: once for each axis "
+                f"offset occurs {len(param.offset)} times, expected once, or {cropped} times: once for each axis "
                 f"from {axis} on"
             )
         offsets = list(param.offset) or [0]
         self.axis = axis
         self.offsets = offsets * (cropped if len(offsets) == 1 else 1)
         self.extents = like[axis:]
-        for place, (offset, extent) in enumerate(zip(self.offsets, self.extents, strict=True), axis):
-            if offset + extent > shape[place]:
+        for dim, (offset, extent) in enumerate(zip(self.offsets, self.extents, strict=True), axis):
+            if offset + extent > shape[dim]:
                 raise LayerError(
-                    f"offset {offset} and extent {extent} reach past axis {place} of a bottom of shape {times(shape)}"
+                    f"offset {offset} and extent {extent} exceed axis {dim} of a bottom of shape {times(shape)}"
                 )
         return [(*shape[:axis], *self.extents)]
 
     def forward(self, bottom: Tensor, like: Tensor) -> Tensor:
-        for place, offset in enumerate(self.offsets, self.axis):
-            bottom = bottom.narrow(place, offset, like.shape[place])
+        for dim, offset in enumerate(self.offsets, self.axis):
+            bottom = bottom.narrow(dim, offset, like.shape[dim])
         return bottom
 
 
 @register("Tile")
 class Tile(Layer):
-    """The bottom, `tiles` times one after the other along `axis`.
+    """The bottom, repeated `tiles` times along `axis`.
 
     Bottom: any shape. Top: `tiles` times as long on that axis. Fields (tile_param): axis, tiles.
     """
@@ -140,7 +140,7 @@ class Tile(Layer):
 
 
 def check_range(index: Tensor, count: int) -> None:
-    """Raise `DataError` unless every index lies in 0 .. count - 1. On the CPU only, where looking costs no wait."""
+    """Raise DataError unless every index is in 0 .. count - 1. On the CPU only, because a GPU would have to be synchronized."""
     if index.device.type != "cpu" or not index.numel():
         return
     low, high = (int(value) for value in torch.aminmax(index))
@@ -150,7 +150,7 @@ def check_range(index: Tensor, count: int) -> None:
 
 @register("ShuffleChannel")
 class ShuffleChannel(Layer):
-    """Channels dealt out: of `group` groups first the first of each, then the second (ShuffleNet, Zhang et al., 2017).
+    """The channels of `group` groups, interleaved (ShuffleNet, Zhang et al., 2017).
 
     Bottom: N x C x ... . Top: the same shape. Fields (shuffle_channel_param): group, which divides C.
     """

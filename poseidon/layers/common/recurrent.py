@@ -1,8 +1,8 @@
 """Recurrent layers: RNN, LSTM, and LSTMUnit, one step of an LSTM.
 
-Law: the state at the end of a forward pass begins the next one (Donahue et al., 2014), as far as `cont` lets it: a
-stream whose cont is 0 at a step forgets its state there. No gradient flows into an earlier pass, nor through the
-states that `expose_hidden` shows. This is all that a layer keeps between passes; no snapshot has it, as in Caffe.
+Law: the state at the end of a forward pass is the initial state of the next one (Donahue et al., 2014). A stream whose
+cont is 0 at a step resets its state there. No gradient flows into an earlier pass, nor through the states that
+`expose_hidden` returns. A layer keeps nothing else between passes; snapshots do not contain it, as in Caffe.
 
 Shape letters: T timesteps, N streams, D inputs, S static inputs, H num_output.
 """
@@ -23,7 +23,7 @@ from poseidon.layers.registry import register
 
 
 class LSTMStep(torch.autograd.Function):
-    """c' = f c + i g, h' = o tanh(c'), from the gates' inputs; f is 0 where cont is.
+    """c' = f c + i g, h' = o tanh(c'), from the gates' inputs; f is 0 where cont is 0.
 
     The gradient is Caffe's: df = f (1 - f), with cont inside f, which is exact for a cont of 0 or 1.
     """
@@ -53,7 +53,7 @@ class LSTMStep(torch.autograd.Function):
 
 
 def lstm_step(c: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cell and the output after one step."""
+    """Return the cell state and the output after one step."""
     after, output = LSTMStep.apply(c, gates, cont)  # type: ignore[no-untyped-call]
     return after, output
 
@@ -63,7 +63,7 @@ class LSTMUnit(Layer):
     """One step of an LSTM: c' = f c + i g, h' = o tanh(c').
 
     Bottoms: cell c, 1 x N x H; the inputs of the gates i, f, o (sigmoid) and g (tanh) side by side, 1 x N x 4H; cont,
-    1 x N, 0 where a sequence begins and c is forgotten. Tops: c' and h', 1 x N x H. No fields. cont has no gradient.
+    1 x N, 0 where a sequence begins and c is reset. Tops: c' and h', 1 x N x H. No fields. cont has no gradient.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 3
@@ -85,9 +85,9 @@ class LSTMUnit(Layer):
 
 
 class Recurrent(Layer):
-    """What RNN and LSTM share: bottoms, tops and the state between passes.
+    """The base class of RNN and LSTM: bottoms, tops and the state between passes.
 
-    A subclass names its states, declares its blobs and computes one pass.
+    A subclass sets the number of states, declares its blobs and computes a pass.
     """
 
     STATES: ClassVar[int]
@@ -116,8 +116,8 @@ class Recurrent(Layer):
                 f"bottom 2 has shape {times(static)}, expected {x[1]}x...: streams, static inputs"
             )
         state = (1, x[1], self.units)
-        for place in range(len(bottoms) - exposed, len(bottoms)):
-            expect(bottoms[place], state, f"bottom {place} (a hidden state)")
+        for index in range(len(bottoms) - exposed, len(bottoms)):
+            expect(bottoms[index], state, f"bottom {index} (a hidden state)")
         self.declare(*self.specs(math.prod(x[2:]), None if static is None else math.prod(static[1:])))
         return [(*x[:2], self.units), *[state] * exposed]
 
@@ -126,15 +126,15 @@ class Recurrent(Layer):
         raise NotImplementedError
 
     def run(self, x_TNG: Tensor, cont_TN: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return all timesteps.
+        """Compute all timesteps.
 
         Args:
-            x_TNG: what the inputs give to the hidden units, or to their gates.
-            cont_TN: 0 where a stream begins anew.
-            state: the states before, N x H each.
+            x_TNG: the inputs' part of the hidden units' or gates' arguments.
+            cont_TN: 0 where a sequence begins.
+            state: the initial states, N x H each.
 
         Returns:
-            the outputs T x N x H, then the states after, N x H each.
+            the outputs T x N x H, then the final states, N x H each.
         """
         raise NotImplementedError
 
@@ -144,8 +144,8 @@ class Recurrent(Layer):
         if self.has_static:
             from_x = from_x + functional.linear(bottoms[2].flatten(1), self.weight_static)
         exposed = self._exposed()
-        given = [state[0].detach() for state in bottoms[len(bottoms) - exposed :]] if exposed else []
-        top, *state = self.run(from_x, cont.detach(), given or self._before(from_x))
+        initial = [state[0].detach() for state in bottoms[len(bottoms) - exposed :]] if exposed else []
+        top, *state = self.run(from_x, cont.detach(), initial or self._kept_state(from_x))
         after = tuple(one.detach() for one in state)
         if exposed:
             return (top, *(one.unsqueeze(0) for one in after))
@@ -155,8 +155,8 @@ class Recurrent(Layer):
     def _exposed(self) -> int:
         return self.STATES if self.param.recurrent_param.expose_hidden else 0
 
-    def _before(self, from_x: Tensor) -> tuple[Tensor, ...]:
-        """Return the states of the pass before; zeros in the first one, and when the number of streams has changed."""
+    def _kept_state(self, from_x: Tensor) -> tuple[Tensor, ...]:
+        """Return the states of the previous pass; zeros if there is none or the number of streams has changed."""
         shape = (from_x.shape[1], self.units)
         if self._state and self._state[0].shape == shape and self._state[0].dtype == from_x.dtype:
             return self._state
@@ -177,10 +177,10 @@ class Recurrent(Layer):
 class RNN(Recurrent):
     """h_t = tanh(W_hh cont_t h_(t-1) + W_xh x_t + W_xs s + b_h); y_t = tanh(W_ho h_t + b_o).
 
-    Bottoms: x, T x N x D...; cont, T x N; s, N x S..., if there is one; with expose_hidden h_0, 1 x N x H.
+    Bottoms: x, T x N x D...; cont, T x N; optionally s, N x S...; with expose_hidden h_0, 1 x N x H.
     Tops: y, T x N x H; with expose_hidden h_T, 1 x N x H.
 
-    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info` changes nothing.
+    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info` has no effect.
 
     Blobs: W_xh H x D; b_h H; W_xs H x S, with a static input; W_hh H x H; W_ho H x H; b_o H.
     """
@@ -202,11 +202,11 @@ class RNN(Recurrent):
         ]
 
     def run(self, x_TNG: Tensor, cont_TN: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        h_NH, passed = state[0], []
+        h_NH, outputs = state[0], []
         for x_NH, cont_N in zip(x_TNG, cont_TN, strict=True):
             h_NH = (x_NH + functional.linear(h_NH * cont_N.unsqueeze(1), self.weight_h)).tanh()
-            passed.append(h_NH)
-        return functional.linear(torch.stack(passed), self.weight_o, self.bias_o).tanh(), h_NH
+            outputs.append(h_NH)
+        return functional.linear(torch.stack(outputs), self.weight_o, self.bias_o).tanh(), h_NH
 
 
 @register("LSTM")
@@ -214,10 +214,10 @@ class LSTM(Recurrent):
     """(i, f, o, g)_t = W_hc cont_t h_(t-1) + W_xc x_t + W_xs s + b_c; c_t = cont_t sig(f) c_(t-1) + sig(i) tanh(g);
     h_t = sig(o) tanh(c_t). Hochreiter and Schmidhuber, 1997; Zaremba and Sutskever, 2014.
 
-    Bottoms: x, T x N x D...; cont, T x N; s, N x S..., if there is one; with expose_hidden h_0 and c_0, 1 x N x H.
+    Bottoms: x, T x N x D...; cont, T x N; optionally s, N x S...; with expose_hidden h_0 and c_0, 1 x N x H.
     Tops: h, T x N x H; with expose_hidden h_T and c_T, 1 x N x H.
 
-    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info` changes nothing.
+    Fields (recurrent_param): num_output H, weight_filler, bias_filler, expose_hidden. `debug_info` has no effect.
 
     Blobs: W_xc 4H x D; b_c 4H; W_xs 4H x S, with a static input; W_hc 4H x H.
     """
@@ -235,15 +235,15 @@ class LSTM(Recurrent):
         ]
 
     def run(self, x_TNG: Tensor, cont_TN: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        (h_NH, c_NH), passed = state, []
+        (h_NH, c_NH), outputs = state, []
         for x_NG, cont_N in zip(x_TNG, cont_TN, strict=True):
             gates_NG = x_NG + functional.linear(h_NH * cont_N.unsqueeze(1), self.weight_h)
             c_NH, h_NH = lstm_step(c_NH, gates_NG, cont_N)
-            passed.append(h_NH)
-        return torch.stack(passed), h_NH, c_NH
+            outputs.append(h_NH)
+        return torch.stack(outputs), h_NH, c_NH
 
 
 def expect(found: Shape, wanted: Shape, what: str) -> None:
-    """Raise `LayerError` unless a bottom has the shape that the others ask for."""
+    """Raise LayerError unless a bottom has the shape that the others require."""
     if found != wanted:
         raise LayerError(f"{what} has shape {times(found)}, expected {times(wanted)}")

@@ -1,4 +1,4 @@
-"""Layers that make one value of many: Reduction, ArgMax."""
+"""Layers that reduce axes: Reduction, ArgMax."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Reduction(Layer):
 
 @register("ArgMax")
 class ArgMax(Layer):
-    """Where the top_k largest values are, along `axis`, or in each item when no axis is given.
+    """The indices of the top_k largest values, along `axis`, or of each item without `axis`.
 
-    Of equal values the one with the larger index comes first, as in Caffe.
+    Equal values are ordered by descending index, as in Caffe.
 
     Bottom: N x ... . Top, by default: N x 1 x top_k, the indices from the largest value down; with `out_max_val`
     N x 2 x top_k, indices above values. With `axis`: the bottom's shape with top_k on that axis, holding indices, or
@@ -71,7 +71,7 @@ class ArgMax(Layer):
     def forward(self, bottom: Tensor) -> Tensor:
         axis = self.axis if self.by_axis else 1
         values = bottom if self.by_axis else bottom.flatten(1)
-        # A stable ascending sort read from its end puts the larger index of equal values first.
+        # A stable ascending sort, reversed, puts the larger index of equal values first.
         ordered, index = values.sort(dim=axis, stable=True)
         last = ordered.shape[axis] - self.top_k
         ordered = ordered.narrow(axis, last, self.top_k).flip(axis)

@@ -1,4 +1,4 @@
-"""Layers that give the same values another shape: Flatten, Reshape."""
+"""Layers that change the shape only: Flatten, Reshape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poseidon.layers.registry import register
 
 @register("Flatten")
 class Flatten(Layer):
-    """Axes `axis` to `end_axis` become one.
+    """The bottom with axes `axis` to `end_axis` flattened to one.
 
     Bottom: any shape. Top: the same values. Fields (flatten_param): axis, end_axis.
     """
@@ -23,7 +23,7 @@ class Flatten(Layer):
         self.first = canonical_axis(param.axis, shape)
         self.last = canonical_axis(param.end_axis, shape, name="end_axis")
         if self.last < self.first:
-            raise LayerError(f"end_axis {param.end_axis} lies before axis {param.axis}")
+            raise LayerError(f"end_axis {param.end_axis} is before axis {param.axis}")
         middle = math.prod(shape[self.first : self.last + 1])
         return [(*shape[: self.first], middle, *shape[self.last + 1 :])]
 
@@ -33,14 +33,14 @@ class Flatten(Layer):
 
 @register("Reshape")
 class Reshape(Layer):
-    """`num_axes` axes from `axis` on are replaced by `shape`: 0 copies the bottom's extent, -1 is what remains.
+    """The bottom with `num_axes` axes from `axis` on replaced by `shape`. 0 copies the bottom's extent; -1 is inferred.
 
     Bottom: any shape. Top: the same values. Fields (reshape_param): shape, axis, num_axes (-1: to the last).
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.reshape_param, bottoms[0]
-        # Here axis may also be the end: -1 means "after the last axis".
+        # In Reshape axis may be the end: -1 means "after the last axis".
         start = param.axis if param.axis >= 0 else len(shape) + param.axis + 1
         if not 0 <= start <= len(shape):
             raise LayerError(
@@ -54,16 +54,16 @@ class Reshape(Layer):
         self.dims, self.start, self.end = tuple(param.shape.dim), start, end
         if self.dims.count(-1) > 1 or min(self.dims, default=0) < -1:
             raise LayerError(f"shape is {list(self.dims)}, expected extents, 0, and at most one -1")
-        for place, dim in enumerate(self.dims):
-            if dim == 0 and start + place >= len(shape):
+        for index, dim in enumerate(self.dims):
+            if dim == 0 and start + index >= len(shape):
                 raise LayerError(
-                    f"dim {place} is 0 but a bottom of shape {times(shape)} has no axis {start + place}"
+                    f"dim {index} is 0 but a bottom of shape {times(shape)} has no axis {start + index}"
                 )
         return [self.reshaped(shape)]
 
     def reshaped(self, shape: Shape) -> Shape:
         """Return the top's shape for a bottom of this shape."""
-        middle = [shape[self.start + place] if dim == 0 else dim for place, dim in enumerate(self.dims)]
+        middle = [shape[self.start + index] if dim == 0 else dim for index, dim in enumerate(self.dims)]
         count = math.prod(shape[self.start : self.end])
         if -1 in middle:
             known = math.prod(extent for extent in middle if extent != -1)

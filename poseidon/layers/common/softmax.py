@@ -1,6 +1,6 @@
-"""Softmax, and the loss that is computed from it.
+"""Softmax and SoftmaxWithLoss.
 
-Shape letters: N every axis before the class axis, C classes, S every axis after it.
+Shape letters: N the axes before the class axis, C classes, S the axes after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG_FLT_MIN = math.log(torch.finfo(torch.float32).tiny)
 class Softmax(Layer):
     """y_c = exp(x_c) / sum over c' of exp(x_c'), along `axis`.
 
-    Bottom: any shape. Top: the same. Fields (softmax_param): axis. `engine` changes nothing here.
+    Bottom: any shape. Top: the same. Fields (softmax_param): axis. `engine` has no effect.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -38,9 +38,9 @@ class Softmax(Layer):
 
 
 class NegativeLogLikelihood(torch.autograd.Function):
-    """Sum of -log softmax(x)[label] over the counted items, divided by `normalizer`.
+    """The sum of -log softmax(x)[label] over the items that are not ignored, divided by `normalizer`.
 
-    The value is cut at Caffe's ceiling but the gradient, (softmax - one hot) / normalizer, is not: so does Caffe.
+    The value is limited to Caffe's maximum, but the gradient, (softmax - one hot) / normalizer, is not, as in Caffe.
     """
 
     @staticmethod
@@ -68,13 +68,13 @@ class NegativeLogLikelihood(torch.autograd.Function):
 
 
 def check_labels(scores: Shape, labels: Shape, axis: int, *, name: str) -> None:
-    """Raise `LayerError` unless there is one label for each item of scores.
+    """Raise LayerError unless there is a label for each item of the scores.
 
     Args:
         scores: N x C x S.
-        labels: any shape that holds N x S values.
+        labels: any shape with N x S values.
         axis: the class axis of `scores`.
-        name: the label bottom's.
+        name: the name of the label bottom.
     """
     expected = math.prod(scores[:axis]) * math.prod(scores[axis + 1 :])
     if math.prod(labels) == expected:
@@ -86,15 +86,15 @@ def check_labels(scores: Shape, labels: Shape, axis: int, *, name: str) -> None:
         raise LayerError(f"bottom '{name}' has {found} {values} per item, expected {wanted}")
     raise LayerError(
         f"bottom '{name}' of shape {times(labels)} has {math.prod(labels)} values, expected {expected}: one for each "
-        f"item of the scores of shape {times(scores)}, whose classes lie on axis {axis}"
+        f"item of the scores of shape {times(scores)}, whose class axis is {axis}"
     )
 
 
 def to_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[Tensor, Tensor | None]:
-    """Labels as indices, and which of them are ignored (their index is then 0).
+    """Convert labels to indices. Also return a mask of the ignored ones, whose index is 0.
 
     Raises:
-        DataError: a label is outside 0 .. classes - 1. Checked on the CPU only, where looking costs no wait.
+        DataError: a label is outside 0 .. classes - 1. Checked on the CPU only, because a GPU would have to be synchronized.
     """
     index = label.detach().long()
     ignored = None
@@ -105,7 +105,7 @@ def to_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[T
         low, high = (int(value) for value in torch.aminmax(index))
         if low < 0 or high >= classes:
             wrong = low if low < 0 else high
-            raise DataError(f"label {wrong} is outside 0..{classes - 1}, the range of the {classes} scores")
+            raise DataError(f"label {wrong} is outside 0..{classes - 1}, the indices of the {classes} scores")
     return index, ignored
 
 
@@ -113,12 +113,12 @@ def to_indices(label: Tensor, classes: int, ignore_label: int | None) -> tuple[T
 class SoftmaxWithLoss(Layer):
     """loss = -1/Z sum over items of log softmax(x)[label], at most 87.3365 an item (Caffe's smallest float).
 
-    Bottoms: scores N x C x S; labels, N x S whole numbers in 0 .. C - 1. Tops: the loss, a scalar; optionally
+    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the loss, a scalar; optionally
     the softmax, shaped as the scores, which has no gradient. Labels have none either.
 
-    Fields: softmax_param.axis, the class axis; loss_param.ignore_label, whose items count for nothing;
+    Fields: softmax_param.axis, the class axis; loss_param.ignore_label, the label of items that are ignored;
     loss_param.normalization, Z: FULL = N S, VALID = items not ignored, BATCH_SIZE = N, NONE = 1; the old
-    loss_param.normalize (true = VALID, false = BATCH_SIZE) where normalization is absent. Z is at least 1.
+    loss_param.normalize (true = VALID, false = BATCH_SIZE) if normalization is not set. Z is at least 1.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -148,13 +148,13 @@ class SoftmaxWithLoss(Layer):
 
 
 def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None) -> float:
-    """What a loss over labels is divided by.
+    """Return the divisor of a loss over labels.
 
     Args:
-        mode: one of LossParameter's NormalizationMode.
-        items: the batch size, in Caffe's sense: all axes before the class axis.
+        mode: a LossParameter.NormalizationMode.
+        items: the batch size in Caffe's sense, the product of the extents before the class axis.
         label: all labels.
-        ignored: which of them count for nothing.
+        ignored: the mask of ignored labels.
     """
     if mode == LossParameter.NONE:
         return 1.0
@@ -165,7 +165,7 @@ def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None) -> 
 
 
 def normalization(param: LossParameter) -> int:
-    """Return the mode that `param` asks for, by its new field or its old one."""
+    """Return the mode of `param`, from `normalization` or the old `normalize`."""
     if param.HasField("normalize") and not param.HasField("normalization"):
         return LossParameter.VALID if param.normalize else LossParameter.BATCH_SIZE
     return param.normalization

@@ -1,1 +1,1 @@
-"""Layers that bring data into a net."""
+"""Layers that feed data to a net, and HDF5Output."""

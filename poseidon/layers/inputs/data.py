@@ -12,13 +12,13 @@ from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import TRAIN
 
-# Fields that today's grammar keeps in transform_param; a value here would be without effect.
+# Fields that belong in transform_param; here they would have no effect.
 MOVED_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
 
 
 @register("Data")
 class Data(ReadingSource):
-    """Images and labels from an LMDB or LevelDB database, read ahead in the background.
+    """Images and labels from an LMDB or LevelDB database, prepared in the background.
 
     Tops: data N x C x H x W, cropped and transformed; optionally label N.
 

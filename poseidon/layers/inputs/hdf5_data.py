@@ -1,4 +1,4 @@
-"""HDF5Data: batches of rows of HDF5 files; HDF5Output: what a net computed, as such a file."""
+"""HDF5Data: batches of rows of HDF5 files; HDF5Output: an HDF5 file of blobs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from poseidon.layers.registry import register
 
 @register("HDF5Data")
 class HDF5Data(ReadingSource):
-    """Rows of the datasets that have the names of the tops, from the files of a list; read ahead in the background.
+    """Rows of datasets in the HDF5 files of a list, prepared in the background. Each top is the dataset of its name.
 
-    Tops: one or more, N x ... as the rows of its dataset are; any numbers, as floats.
+    Tops: one or more, N x ... with the shape of the dataset's rows, converted to float.
 
-    Fields (hdf5_data_param): source, the list, a path a line; batch_size N of one worker; shuffle, anew in each pass (the
-    files change places, and the rows within each); shared_file_system (true: all clients share the rows; false: client
-    k has the list `<source>_k`).
+    Fields (hdf5_data_param): source, the list, a path a line; batch_size N of one worker; shuffle (permute the files, and
+    the rows of each file, in each epoch); shared_file_system (true: all clients share the rows; false: client k has the
+    list `<source>_k`).
     """
 
     MIN_TOPS: ClassVar[int] = 1
@@ -40,7 +40,7 @@ class HDF5Data(ReadingSource):
         if param.batch_size < 1:
             raise LayerError("missing batch_size, expected at least 1")
         if self.param.HasField("transform_param"):
-            raise LayerError("has transform_param, but does not transform its data")
+            raise LayerError("has transform_param, but HDF5Data does not transform its data")
         source = self.source(param.source, shared_file_system=param.shared_file_system)
         plan = RowPlan(
             batch_size=param.batch_size,
@@ -54,7 +54,7 @@ class HDF5Data(ReadingSource):
         )
 
     def _file(self, source: Path, path: str) -> Path:
-        """What a line of the list means: as any path of the definition, or beside the list."""
+        """Resolve a path of the list: as a path of the definition, else relative to the list's folder."""
         found = self.context.resolve(path)
         beside = source.parent / path
         return beside if not found.exists() and beside.exists() else found
@@ -62,9 +62,9 @@ class HDF5Data(ReadingSource):
 
 @register("HDF5Output")
 class HDF5Output(Layer):
-    """Writes its bottoms to the datasets `data` and `label` of a new HDF5 file, batch after batch.
+    """A writer of its bottoms to the datasets `data` and `label` of a new HDF5 file.
 
-    Bottoms: data, N x ...; label, N x ... . No tops. Caffe can write one batch only; here every pass adds its rows.
+    Bottoms: data, N x ...; label, N x ... . No tops. Every pass appends its rows; Caffe can write one batch only.
 
     Fields (hdf5_output_param): file_name; worker g of several writes `<file_name>_g`.
     """
@@ -83,7 +83,9 @@ class HDF5Output(Layer):
             raise LayerError("missing file_name")
         data, label = bottoms
         if not data or not label or data[0] != label[0]:
-            raise LayerError(f"bottoms have shapes {times(data)} and {times(label)}, expected as many rows")
+            raise LayerError(
+                f"bottoms have shapes {times(data)} and {times(label)}, expected the same number of rows"
+            )
         path = self.context.resolve(name)
         self.path = path.with_name(f"{path.name}_{self.context.rank}") if self.context.workers > 1 else path
         if not self.path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""ImageData: batches of image files that a list names."""
+"""ImageData: batches of image files from a list."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from poseidon.proto.caffe_pb2 import TRAIN
 
 @register("ImageData")
 class ImageData(ReadingSource):
-    """Images and labels, each line of a list a path and a whole number; read ahead in the background.
+    """Images and labels from a list, whose lines are a path and an integer; prepared in the background.
 
-    Tops: data N x C x H x W, cropped and transformed; label N. Where neither new_height and new_width nor a crop make the
-    images alike, those of one batch must be, and the tops have their size.
+    Tops: data N x C x H x W, cropped and transformed; label N. Without new_height and new_width, and without a crop, the
+    images of a batch must have one size, which the tops get.
 
-    Fields (image_data_param): source, the list; root_folder, put before each path; batch_size N of one worker; new_height
-    and new_width; is_color; shuffle, anew in each pass and the same on all workers; rand_skip; shared_file_system (true:
-    all clients share the lines of one list; false: client k has `<source>_k`); transform_param.
+    Fields (image_data_param): source, the list; root_folder, the prefix of each path; batch_size N of one worker; new_height
+    and new_width; is_color; shuffle (another order in each epoch, the same on all workers); rand_skip; shared_file_system
+    (true: all clients share the lines of one list; false: client k has `<source>_k`); transform_param.
     """
 
     MIN_TOPS: ClassVar[int] = 2
@@ -59,7 +59,7 @@ class ImageData(ReadingSource):
         return ImageReader(source, self._root(source), plan)
 
     def _root(self, source: Path) -> str:
-        """root_folder; and before it, where the list's first image is not found, the folder in which it is."""
+        """Return root_folder, with the folder of the list's first image before it if that is found elsewhere."""
         root = self.param.image_data_param.root_folder
         first = root + read_list(source, "", most=1)[0].path
         if Path(first).is_absolute():

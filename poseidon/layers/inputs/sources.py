@@ -1,4 +1,4 @@
-"""Layers without bottoms: Input and DummyData, and what those share that read records (in modules of their own)."""
+"""Layers without bottoms: Input, DummyData, and the base class of layers that read records."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from torch import Tensor
 
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share, part_path, share_for, source_for
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, once_or, times
 from poseidon.layers.fillers import FillerError, check, fill
-from poseidon.layers.naming import once_or
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import BlobShape, DummyDataParameter, FillerParameter
 
 
 class Source(Layer):
-    """A layer that makes its tops from nothing that the net computed."""
+    """The base class of layers without bottoms."""
 
     MIN_BOTTOMS: ClassVar[int] = 0
     MAX_BOTTOMS: ClassVar[int | None] = 0
@@ -27,7 +26,7 @@ class Source(Layer):
 
 
 class ReadingSource(Source):
-    """A source whose records a reader makes ahead of their use. `setup` sets `reader`, once."""
+    """The base class of layers that read records in the background. The first `setup` sets `reader`."""
 
     OPENS_FILES: ClassVar[bool] = True
     reader: NumberedReader | None = None
@@ -44,7 +43,7 @@ class ReadingSource(Source):
             self.reader.close()
 
     def share(self, *, shared_file_system: bool, batch: int) -> Share:
-        """Return the records of this worker."""
+        """Return the share of the records that this worker reads."""
         context = self.context
         return share_for(
             phase=context.phase,
@@ -62,7 +61,7 @@ class ReadingSource(Source):
         """Return the database or list of this client.
 
         Raises:
-            LayerError: none is named.
+            LayerError: `name` is empty.
             DataError: this client's part is missing.
         """
         if not name:
@@ -70,7 +69,7 @@ class ReadingSource(Source):
         context = self.context
         source = context.resolve(name)
         if not shared_file_system and not source.exists():
-            # A machine that has its part alone: the part decides which folder is meant.
+            # A host with its part only: search for the part to find the folder.
             part = context.resolve(str(part_path(Path(name), context.client)))
             source = part.with_name(source.name) if part.exists() else source
         return source_for(
@@ -83,27 +82,27 @@ class ReadingSource(Source):
 
 @register("Input")
 class Input(Source):
-    """Blobs that the caller gives: `net({"data": tensor})`.
+    """Blobs that the caller passes: `net({"data": tensor})`.
 
-    Tops: one or more. Fields (input_param): shape, once or once a top.
+    Tops: one or more. Fields (input_param): shape, one for all tops or one for each.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         shapes = [top_shape(shape) for shape in self.param.input_param.shape]
-        return one_each("input_param shape", shapes, len(self.param.top))
+        return shape_per_top("input_param shape", shapes, len(self.param.top))
 
     def forward(self, *bottoms: Tensor) -> Tensor:
-        raise LayerError("an Input layer computes nothing; the net fills its tops")
+        raise LayerError("an Input layer has no forward pass; the net sets its tops")
 
 
 @register("DummyData")
 class DummyData(Source):
-    """Blobs filled by fillers: constant ones once, random ones anew in every forward pass.
+    """Blobs filled by fillers. Random ones are drawn in every forward pass.
 
     Tops: one or more.
 
-    Fields (dummy_data_param): data_filler, none (the constant 0), one, or one a top; shape, once or once a top, or
-    the old num, channels, height and width, each once or once a top.
+    Fields (dummy_data_param): data_filler, none (the constant 0), one for all tops or one for each; shape, or the old num,
+    channels, height and width, one for all tops or one for each.
     """
 
     IS_RANDOM: ClassVar[bool] = True
@@ -113,7 +112,7 @@ class DummyData(Source):
         shapes = dummy_shapes(param, tops)
         fillers = list(param.data_filler) or [FillerParameter(type="constant")]
         if len(fillers) not in (1, tops):
-            raise LayerError(f"data_filler is given {len(fillers)} times, expected at most {once_or(tops)}")
+            raise LayerError(f"data_filler occurs {len(fillers)} times, expected at most {once_or(tops)}")
         self.fillers = fillers * (tops if len(fillers) == 1 else 1)
         self.shapes = shapes
         self.constants: dict[int, Tensor] = {}
@@ -134,14 +133,14 @@ class DummyData(Source):
         if index in self.constants:
             return self.constants[index]
         if self.generator is None:
-            raise LayerError("a random filler needs a generator; the net gives one")
+            raise LayerError("a random filler needs a generator, which the net sets")
         blob = torch.empty(self.shapes[index], device=self.generator.device)
         fill(blob, self.fillers[index], self.generator)
         return blob
 
 
 def top_shape(shape: BlobShape) -> Shape:
-    """Return a shape of the definition.
+    """Return a shape of the definition as a tuple.
 
     Raises:
         LayerError: an extent is below 1.
@@ -152,32 +151,30 @@ def top_shape(shape: BlobShape) -> Shape:
     return dims
 
 
-def one_each(name: str, shapes: Sequence[Shape], tops: int) -> list[Shape]:
-    """One shape a top: as many as given, or the only one for all.
+def shape_per_top(name: str, shapes: Sequence[Shape], tops: int) -> list[Shape]:
+    """Return a shape for each top, from one for each or one for all.
 
     Raises:
-        LayerError: another number of shapes.
+        LayerError: the number of shapes is wrong.
     """
     if len(shapes) not in (1, tops):
-        raise LayerError(f"{name} is given {len(shapes)} times, expected {once_or(tops)}")
+        raise LayerError(f"{name} occurs {len(shapes)} times, expected {once_or(tops)}")
     return list(shapes) * (tops if len(shapes) == 1 else 1)
 
 
 def dummy_shapes(param: DummyDataParameter, tops: int) -> list[Shape]:
-    """Return the tops' shapes, by either grammar.
+    """Return the shapes of the tops, from `shape` or the old fields.
 
     Raises:
-        LayerError: both grammars, neither, or a wrong number of values.
+        LayerError: both are set, neither is, or the number of values is wrong.
     """
     old = {name: list(getattr(param, name)) for name in ("num", "channels", "height", "width")}
     if param.shape:
         if any(old.values()):
             raise LayerError("has both shape and num/channels/height/width, expected one of them")
-        return one_each("dummy_data_param shape", [top_shape(shape) for shape in param.shape], tops)
+        return shape_per_top("dummy_data_param shape", [top_shape(shape) for shape in param.shape], tops)
     for name, values in old.items():
         if len(values) not in (1, tops):
-            raise LayerError(
-                f"{name} is given {len(values)} times, expected {once_or(tops)} (or write shape)"
-            )
+            raise LayerError(f"{name} occurs {len(values)} times, expected {once_or(tops)} (or use shape)")
     columns = [values * (tops if len(values) == 1 else 1) for values in old.values()]
     return [top_shape(BlobShape(dim=dims)) for dims in zip(*columns, strict=True)]

@@ -1,4 +1,4 @@
-"""WindowData: batches of windows of images, foreground and background."""
+"""WindowData: batches of foreground and background windows of images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WindowData(ReadingSource):
 
     Tops: data N x 3 x crop x crop; label N, 0 for background. The first N - floor(N fg_fraction) items are background.
 
-    Fields: window_data_param: source; root_folder, put before each path; batch_size N of one worker; fg_threshold,
+    Fields: window_data_param: source; root_folder, the prefix of each path; batch_size N of one worker; fg_threshold,
     bg_threshold, fg_fraction; context_pad; crop_mode, warp or square; cache_images; shared_file_system.
     transform_param: crop_size, mirror, scale, mean_file or mean_value.
     """
@@ -44,7 +44,7 @@ class WindowData(ReadingSource):
             raise LayerError("missing crop_size in transform_param, expected at least 1")
         if 2 * param.context_pad >= transform.crop_size:
             raise LayerError(
-                f"context_pad {param.context_pad} leaves nothing of crop_size {transform.crop_size}"
+                f"context_pad is {param.context_pad}, expected less than half of crop_size {transform.crop_size}"
             )
         if param.crop_mode not in MODES:
             raise LayerError(f"crop_mode is '{param.crop_mode}', expected {' or '.join(MODES)}")
@@ -60,7 +60,7 @@ class WindowData(ReadingSource):
         sampling = Sampling(
             batch_size=param.batch_size,
             crop=transform.crop_size,
-            # In single precision, as Caffe multiplies.
+            # In single precision, as in Caffe.
             foreground=int(np.float32(param.batch_size) * np.float32(param.fg_fraction)),
             context_pad=param.context_pad,
             mode=MODES[param.crop_mode],
@@ -81,11 +81,11 @@ class WindowData(ReadingSource):
             mean = read_mean(self.context.resolve(param.mean_file))
             if mean.shape[0] != CHANNELS or mean.shape[1] != mean.shape[2] or mean.shape[1] < param.crop_size:
                 raise LayerError(
-                    f"mean_file is {times(mean.shape)}, expected a square of {CHANNELS} channels and at least {param.crop_size}"
+                    f"mean_file is {times(mean.shape)}, expected a square image of {CHANNELS} channels and an extent of at least {param.crop_size}"
                 )
             return mean
         if not param.mean_value:
             return None
         if len(param.mean_value) not in (1, CHANNELS):
-            raise LayerError(f"mean_value is given {len(param.mean_value)} times, expected 1 or {CHANNELS}")
+            raise LayerError(f"mean_value occurs {len(param.mean_value)} times, expected 1 or {CHANNELS}")
         return np.broadcast_to(np.array(param.mean_value, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1))

@@ -1,1 +1,1 @@
-"""Losses, scores, and layers that consume blobs."""
+"""Losses and Accuracy."""

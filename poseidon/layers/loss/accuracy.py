@@ -1,6 +1,6 @@
-"""Accuracy: how often the label is among the highest scores.
+"""Accuracy.
 
-Shape letters: N every axis before the class axis, C classes, S every axis after it.
+Shape letters: N the axes before the class axis, C classes, S the axes after it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from poseidon.layers.registry import register
 
 @register("Accuracy")
 class Accuracy(Layer):
-    """The share of items whose label is among the top_k scores.
+    """The fraction of items whose label is among the top_k scores.
 
-    An item is right when fewer than top_k other classes score at least as high as its label: a tie counts against it.
-    An item ignored counts for nothing; with no items at all the share is 0.
+    An item is correct if fewer than top_k other classes score at least as high as its label, so ties count against it.
+    Ignored items do not count; without any items the accuracy is 0.
 
-    Bottoms: scores N x C x S; labels, N x S whole numbers in 0 .. C - 1. Tops: the share, a scalar; optionally the
-    share of each class, C (0 for a class without items). Nothing here has a gradient.
+    Bottoms: scores N x C x S; labels, N x S integers in 0 .. C - 1. Tops: the accuracy, a scalar; optionally the
+    accuracy of each class, C (0 for a class without items). No gradient.
 
     Fields (accuracy_param): top_k, axis, ignore_label.
     """
@@ -53,15 +53,15 @@ class Accuracy(Layer):
         scores_NCS = scores.reshape(outer, classes, -1)
         label_N1S, ignored = to_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
         of_label = scores_NCS.gather(1, label_N1S)
-        # The label's own score is among those counted, hence <=.
-        right = (scores_NCS >= of_label).sum(1, keepdim=True) <= self.top_k
-        counted = torch.ones_like(right) if ignored is None else ~ignored
-        right &= counted
-        share = right.sum().to(scores.dtype) / counted.sum().clamp(min=1)
+        # The label's own score is counted too, hence <=.
+        correct = (scores_NCS >= of_label).sum(1, keepdim=True) <= self.top_k
+        counted = torch.ones_like(correct) if ignored is None else ~ignored
+        correct &= counted
+        accuracy = correct.sum().to(scores.dtype) / counted.sum().clamp(min=1)
         if not self.per_class:
-            return share
+            return accuracy
         of_class = label_N1S.flatten()
         zeros = torch.zeros(classes, dtype=scores.dtype, device=scores.device)
-        hits = zeros.index_add(0, of_class, right.flatten().to(scores.dtype))
+        hits = zeros.index_add(0, of_class, correct.flatten().to(scores.dtype))
         items = zeros.index_add(0, of_class, counted.flatten().to(scores.dtype))
-        return share, hits / items.clamp(min=1)
+        return accuracy, hits / items.clamp(min=1)

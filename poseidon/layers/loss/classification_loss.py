@@ -1,4 +1,4 @@
-"""Losses of scores against labels, other than the softmax loss.
+"""Classification losses other than SoftmaxWithLoss.
 
 Shape letters: N items, C classes, S axes after the class axis.
 """
@@ -21,12 +21,12 @@ from poseidon.layers.registry import register
 from poseidon.proto.blob import to_array
 from poseidon.proto.caffe_pb2 import BlobProto, HingeLossParameter, LossParameter
 
-# Caffe takes the logarithm of probabilities no smaller than this (kLOG_THRESHOLD).
+# Caffe's lower limit of probabilities in logarithms (kLOG_THRESHOLD).
 LOG_THRESHOLD = 1e-20
 
 
 class LabelLoss(Layer):
-    """A loss of two bottoms, scores or probabilities and labels."""
+    """The base class of losses with two bottoms: scores or probabilities, and labels."""
 
     MIN_BOTTOMS: ClassVar[int] = 2
     MAX_BOTTOMS: ClassVar[int | None] = 2
@@ -38,7 +38,7 @@ class HingeLoss(LabelLoss):
     """loss = 1/N sum over items and classes of max(0, 1 - t x) (L1) or of its square (L2), t = 1 for the item's class
     and -1 for others.
 
-    Bottoms: scores N x C...; N labels, whole numbers in 0 .. C - 1 without a gradient. Top: a scalar.
+    Bottoms: scores N x C...; N labels, integers in 0 .. C - 1 without a gradient. Top: a scalar.
 
     Fields (hinge_loss_param): norm.
     """
@@ -66,7 +66,7 @@ class HingeLoss(LabelLoss):
 class MultinomialLogisticLoss(LabelLoss):
     """loss = -1/N sum of log max(p[label], 1e-20).
 
-    Bottoms: probabilities N x C...; N labels, whole numbers in 0 .. C - 1 without a gradient. Top: a scalar. No fields.
+    Bottoms: probabilities N x C...; N labels, integers in 0 .. C - 1 without a gradient. Top: a scalar. No fields.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -84,7 +84,7 @@ class MultinomialLogisticLoss(LabelLoss):
 
 
 def log_of(probability: Tensor) -> Tensor:
-    """log max(p, 1e-20), whose gradient is 1 / max(p, 1e-20) also below the threshold, as in Caffe."""
+    """Return log max(p, 1e-20), with the gradient 1 / max(p, 1e-20) also below the threshold, as in Caffe."""
     return (probability + (probability.detach().clamp(min=LOG_THRESHOLD) - probability.detach())).log()
 
 
@@ -92,11 +92,11 @@ def log_of(probability: Tensor) -> Tensor:
 class InfogainLoss(Layer):
     """loss = -1/Z sum over items and classes of H[label, c] log max(softmax(x)_c, 1e-20).
 
-    Bottoms: scores N x C x S; labels, N x S whole numbers without a gradient; H, C x C, unless `source` gives it.
+    Bottoms: scores N x C x S; labels, N x S integers without a gradient; H, C x C, unless `source` names it.
     Tops: the loss, a scalar; optionally the softmax, shaped as the scores.
 
     Fields: infogain_loss_param.source, a binaryproto of H, and axis; loss_param.ignore_label, normalization, normalize
-    as SoftmaxWithLoss has them.
+    as for SoftmaxWithLoss.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -144,9 +144,9 @@ class InfogainLoss(Layer):
         if ignored is not None:
             rows_NSC = rows_NSC.masked_fill(ignored.unsqueeze(-1), 0)
         log_p_NCS = torch.log_softmax(folded, 1)
-        # The value is cut at Caffe's threshold, the gradient is not.
-        cut = log_p_NCS.detach().clamp(min=math.log(LOG_THRESHOLD)) - log_p_NCS.detach()
-        total = -(rows_NSC.transpose(1, 2) * (log_p_NCS + cut)).sum()
+        # The value is limited by Caffe's threshold, the gradient is not.
+        limited = log_p_NCS.detach().clamp(min=math.log(LOG_THRESHOLD)) - log_p_NCS.detach()
+        total = -(rows_NSC.transpose(1, 2) * (log_p_NCS + limited)).sum()
         loss = total / normalizer(self.normalization, outer, label_NS, ignored)
         if not self.with_softmax:
             return loss
@@ -154,10 +154,10 @@ class InfogainLoss(Layer):
 
 
 def read_matrix(path: Path) -> Tensor:
-    """Return a matrix from a binaryproto file.
+    """Read a matrix from a binaryproto file.
 
     Raises:
-        LayerError: the file is missing or holds no blob.
+        LayerError: the file is missing or does not hold a blob.
     """
     blob = BlobProto()
     try:
@@ -175,7 +175,7 @@ class SigmoidCrossEntropyLoss(LabelLoss):
 
     Bottoms: scores x; targets t, as many values in 0 .. 1, without a gradient. Top: a scalar.
 
-    Fields (loss_param): ignore_label, a target that counts for nothing; normalization, Z: FULL = all values, VALID =
+    Fields (loss_param): ignore_label, a target that is ignored; normalization, Z: FULL = all values, VALID =
     those not ignored, BATCH_SIZE = the first extent (the default of this layer), NONE = 1; the old normalize
     (true = VALID, false = BATCH_SIZE). Z is at least 1.
     """
@@ -187,8 +187,8 @@ class SigmoidCrossEntropyLoss(LabelLoss):
                 f"bottoms have shapes {times(scores)} and {times(targets)}, expected as many values"
             )
         self.ignore_label = loss.ignore_label if loss.HasField("ignore_label") else None
-        stated = loss.HasField("normalization") or loss.HasField("normalize")
-        self.normalization = normalization(loss) if stated else LossParameter.BATCH_SIZE
+        is_set = loss.HasField("normalization") or loss.HasField("normalize")
+        self.normalization = normalization(loss) if is_set else LossParameter.BATCH_SIZE
         return [()]
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class SigmoidCrossEntropyLoss(LabelLoss):
         losses = functional.binary_cross_entropy_with_logits(scores, target, reduction="none")
         ignored = None
         if self.ignore_label is not None:
-            # As Caffe: the target is cut to a whole number first.
+            # As in Caffe, the target is truncated first.
             ignored = target.trunc() == self.ignore_label
             losses = losses.masked_fill(ignored, 0)
         return losses.sum() / normalizer(self.normalization, scores.shape[0], target, ignored)

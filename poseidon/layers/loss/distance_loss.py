@@ -1,4 +1,4 @@
-"""Losses that measure a distance between two blobs."""
+"""Losses of the distance between two blobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poseidon.layers.registry import register
 class EuclideanLoss(Layer):
     """loss = 1/(2N) sum of (a - b)^2.
 
-    Bottoms: a and b, both N x ..., with as many values for each item; both have gradients. Top: a scalar. No fields.
+    Bottoms: a and b, both N x ..., with the same number of values per item; both have gradients. Top: a scalar. No fields.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -56,7 +56,7 @@ class SmoothL1Loss(Layer):
         if len(bottoms) == 3:
             raise LayerError("has 3 bottoms, expected 2, or 4: inside and outside weights go together")
         if not bottoms[0] or any(shape != bottoms[0] for shape in bottoms):
-            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal ones")
+            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes")
         self.sigma = self.param.smooth_l1_loss_param.sigma
         if not self.sigma > 0:
             raise LayerError(f"sigma is {self.sigma:g}, expected a positive number")
@@ -82,7 +82,7 @@ class ContrastiveLoss(Layer):
 
     With `legacy_version` the second term is max(margin - d^2, 0).
 
-    Bottoms: a and b, both N x C (x 1 x 1); y, N values, 1 where the pair is alike and 0 where it is not, without a
+    Bottoms: a and b, both N x C (x 1 x 1); y, N values, 1 for a similar pair and 0 for a dissimilar one, without a
     gradient. Top: a scalar. Fields (contrastive_loss_param): margin, legacy_version.
     """
 
@@ -91,37 +91,37 @@ class ContrastiveLoss(Layer):
     IS_LOSS: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        a, b, alike = bottoms
+        a, b, similar = bottoms
         for shape in (a, b):
             if len(shape) < 2 or shape[:2] != a[:2] or any(extent != 1 for extent in shape[2:]):
                 raise LayerError(
                     f"bottoms have shapes {times(a)} and {times(b)}, expected NxC, or NxCx1x1, for both"
                 )
-        if math.prod(alike) != a[0]:
-            raise LayerError(f"bottom 2 has shape {times(alike)}, expected {a[0]} values: one a pair")
+        if math.prod(similar) != a[0]:
+            raise LayerError(f"bottom 2 has shape {times(similar)}, expected {a[0]} values: one a pair")
         param = self.param.contrastive_loss_param
         self.margin, self.legacy = param.margin, param.legacy_version
         return [()]
 
-    def forward(self, a: Tensor, b: Tensor, alike: Tensor) -> Tensor:
+    def forward(self, a: Tensor, b: Tensor, similar: Tensor) -> Tensor:
         difference_NC = a.flatten(1) - b.flatten(1)
         squared_N = difference_NC.square().sum(1)
-        far_N = self._too_near(squared_N)
-        # Caffe reads the label as a truth value.
-        is_alike_N = alike.detach().flatten().trunc() != 0
-        return torch.where(is_alike_N, squared_N, far_N).sum() / (2 * a.shape[0])
+        margin_N = self._margin_term(squared_N)
+        # Caffe reads the label as a boolean.
+        is_similar_N = similar.detach().flatten().trunc() != 0
+        return torch.where(is_similar_N, squared_N, margin_N).sum() / (2 * a.shape[0])
 
-    def _too_near(self, squared_N: Tensor) -> Tensor:
+    def _margin_term(self, squared_N: Tensor) -> Tensor:
         if self.legacy:
             return functional.relu(self.margin - squared_N)
-        pushed: Tensor = Pushed.apply(squared_N, self.margin)  # type: ignore[no-untyped-call]
-        return pushed
+        term: Tensor = SquaredMargin.apply(squared_N, self.margin)  # type: ignore[no-untyped-call]
+        return term
 
 
-class Pushed(torch.autograd.Function):
+class SquaredMargin(torch.autograd.Function):
     """max(margin - d, 0)^2 of a squared distance d^2.
 
-    Its gradient by d^2 is -max(margin - d, 0) / (d + 1e-4): Caffe keeps away from 0 / 0 so.
+    Its gradient by d^2 is -max(margin - d, 0) / (d + 1e-4), so that it is not 0 / 0, as in Caffe.
     """
 
     @staticmethod

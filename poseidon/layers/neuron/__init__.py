@@ -1,1 +1,1 @@
-"""Layers that work element by element, and those that normalize."""
+"""Element-wise layers and normalization layers."""

@@ -1,4 +1,4 @@
-"""Activations: the same function of every value, top shaped as bottom, each allowed in place."""
+"""Activation layers: element-wise functions, which may run in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from poseidon.layers.registry import register
 
 
 class Activation(Layer):
-    """A function of single values: one bottom, one top of its shape."""
+    """The base class of activations: one bottom, one top of the same shape."""
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         return [bottoms[0]]
@@ -25,7 +25,7 @@ class Activation(Layer):
 class ReLU(Activation):
     """y = max(0, x) + negative_slope min(0, x). The slope at 0 is negative_slope.
 
-    Bottom: any shape. Top: the same. Fields (relu_param): negative_slope. `engine` changes nothing here.
+    Bottom: any shape. Top: the same. Fields (relu_param): negative_slope. `engine` has no effect.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -35,13 +35,13 @@ class ReLU(Activation):
     def forward(self, bottom: Tensor) -> Tensor:
         if self.slope == 0:
             return torch.relu_(bottom) if self.overwrites_bottom else torch.relu(bottom)
-        # Overwritten values tell the sign of x only while the slope keeps it.
+        # In place, the backward pass needs the sign of x, which only a positive slope keeps.
         return functional.leaky_relu(bottom, self.slope, inplace=self.overwrites_bottom and self.slope > 0)
 
 
 @register("Sigmoid")
 class Sigmoid(Activation):
-    """y = 1 / (1 + exp(-x)). Bottom: any shape. Top: the same. No fields but `engine`, which changes nothing."""
+    """y = 1 / (1 + exp(-x)). Bottom: any shape. Top: the same. No fields but `engine`, which has no effect."""
 
     def forward(self, bottom: Tensor) -> Tensor:
         return torch.sigmoid(bottom)
@@ -49,7 +49,7 @@ class Sigmoid(Activation):
 
 @register("TanH")
 class TanH(Activation):
-    """y = tanh(x). Bottom: any shape. Top: the same. No fields but `engine`, which changes nothing."""
+    """y = tanh(x). Bottom: any shape. Top: the same. No fields but `engine`, which has no effect."""
 
     def forward(self, bottom: Tensor) -> Tensor:
         return torch.tanh(bottom)

@@ -1,7 +1,7 @@
-"""Batch normalization after Ioffe and Szegedy, 2015, with Caffe's three blobs of statistics.
+"""Batch normalization (Ioffe and Szegedy, 2015), with Caffe's three blobs of statistics.
 
-Law: forward alone moves the blobs, m <- f m + mean, v <- f v + n / (n - 1) variance, s <- f s + 1, with f the moving
-average fraction and n the values of a channel; the estimates that the test phase reads are m / s and v / s.
+Law: only forward updates the blobs, m <- f m + mean, v <- f v + n / (n - 1) variance, s <- f s + 1, with f the moving
+average fraction and n the number of values of a channel. The test phase uses the estimates m / s and v / s.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from poseidon.proto.caffe_pb2 import TEST, FillerParameter
 
 @register("BatchNorm")
 class BatchNorm(Layer):
-    """y = (x - mean) / sqrt(variance + eps), both over every axis but the second.
+    """y = (x - mean) / sqrt(variance + eps), with statistics over every axis but the second.
 
-    Bottom: N x C x ... ; of one axis it is one channel. Top: the same; may be in place.
+    Bottom: N x C x ... ; a bottom of one axis is one channel. Top: the same; may be in place.
 
     Fields (batch_norm_param): use_global_stats, by default that of the phase (true in TEST); moving_average_fraction;
     eps.
 
-    Blobs: sum of means C, sum of variances C, scale factor 1. No solver moves them.
+    Blobs: sum of means C, sum of variances C, scale factor 1. Solvers do not update them.
     """
 
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class BatchNorm(Layer):
         return self.normalize(bottom, None, None)
 
     def normalize(self, bottom: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Return the top, times `weight` and plus `bias` of each channel where given, in one pass over the memory."""
+        """Return the top, multiplied by `weight` and plus `bias` of each channel unless None, in one pass over the memory."""
         if bottom.dim() == 1:
             return self.normalize(bottom.reshape(1, 1, -1), weight, bias).view(-1)
         if self.reads_estimates:
@@ -67,13 +67,13 @@ class BatchNorm(Layer):
         variance = torch.zeros_like(mean)
         top = torch.batch_norm(bottom, weight, bias, mean, variance, True, 1.0, self.eps, True)
         if bottom.numel() == bottom.shape[1]:
-            variance = torch.zeros_like(variance)  # n / (n - 1) of one value counts as 1
+            variance = torch.zeros_like(variance)  # a single value has variance 0, not 0 / 0
         self._accumulate(mean, variance)
         return top
 
     @torch.no_grad()
     def _estimates(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance as accumulated; zeros where nothing was."""
+        """Return the accumulated mean and variance, initially zeros."""
         factor = float(self.factor)
         scale = 1 / factor if factor else 0.0
         return self.mean * scale, self.variance * scale

@@ -1,4 +1,4 @@
-"""Local response normalization of Krizhevsky et al., 2012; mean-variance normalization; L2 normalization.
+"""Local response normalization (Krizhevsky et al., 2012), mean-variance normalization and L2 normalization.
 
 Law of LRN, with Caffe's constants: y = x / s^beta, with s = k + alpha/n sum of x^2 over n neighbouring channels, or
 s = 1 + alpha/n^2 sum of x^2 over an n x n window of the same channel (Caffe reads k across channels only). Values
@@ -22,7 +22,7 @@ from poseidon.proto.caffe_pb2 import LRNParameter
 
 
 def inverse_power(s: Tensor, beta: float) -> Tensor:
-    """s^-beta for s > 0. The usual 0.75 and 0.5 by roots, several times faster than a power."""
+    """Return s^-beta for s > 0. For 0.75 and 0.5 it uses roots, which are several times faster than a power."""
     if beta == 0.75:
         root = s.rsqrt()
         return root.sqrt().mul_(root)
@@ -30,7 +30,7 @@ def inverse_power(s: Tensor, beta: float) -> Tensor:
 
 
 def channel_window_sum(x_NCS: Tensor, reach: int) -> Tensor:
-    """Sum over channels c - reach .. c + reach that exist, by shifted additions: 2 reach passes over the memory."""
+    """Sum over the existing channels c - reach .. c + reach, by shifted additions: 2 reach passes over the memory."""
     total, channels = x_NCS.clone(), x_NCS.shape[1]
     for shift in range(1, min(reach, channels - 1) + 1):
         total[:, shift:] += x_NCS[:, :-shift]
@@ -39,7 +39,7 @@ def channel_window_sum(x_NCS: Tensor, reach: int) -> Tensor:
 
 
 class AcrossChannels(torch.autograd.Function):
-    """y = x s^-beta, s = k + a sum x^2, a = alpha / n. With W the sum over the window (symmetric, so its own adjoint):
+    """y = x s^-beta, s = k + a sum x^2, a = alpha / n. With W the sum over the window (self-adjoint):
     dx = g s^-beta - 2 a beta x W(g y / s).
     """
 
@@ -62,11 +62,11 @@ class AcrossChannels(torch.autograd.Function):
 
 @register("LRN")
 class LRN(Layer):
-    """Local response normalization across channels or within each.
+    """Local response normalization across or within channels.
 
     Bottom: N x C x H x W. Top: the same.
 
-    Fields (lrn_param): local_size n (odd), alpha, beta, k, norm_region. `engine` changes nothing here.
+    Fields (lrn_param): local_size n (odd), alpha, beta, k, norm_region. `engine` has no effect.
     """
 
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
@@ -94,7 +94,7 @@ class LRN(Layer):
 class Standardize(torch.autograd.Function):
     """y = (x - m) / d of each row, d = sqrt(v) + eps, with m and v the row's mean and variance.
 
-    The gradient is Caffe's, dx = (g - mean(g) - y mean(g y)) / d, which takes eps for small beside sqrt(v).
+    The gradient is Caffe's, dx = (g - mean(g) - y mean(g y)) / d, which assumes that eps is small relative to sqrt(v).
     """
 
     @staticmethod
@@ -117,9 +117,9 @@ class Standardize(torch.autograd.Function):
 
 @register("MVN")
 class MVN(Layer):
-    """y = (x - mean) / (sqrt(variance) + eps), of each channel of each image, or of each image.
+    """y = (x - mean) / (sqrt(variance) + eps), for each channel of each image, or for each image.
 
-    Bottom: N x C x H x W; axes that lack count as ones. Top: the same with all 4 axes.
+    Bottom: N x C x H x W; missing axes have extent 1. Top: the same with all 4 axes.
 
     Fields (mvn_param): normalize_variance (false: subtract the mean only), across_channels, eps.
     """
@@ -143,7 +143,7 @@ class MVN(Layer):
 
 @register("Normalize")
 class Normalize(Layer):
-    """y = s x / sqrt(sum of x^2 + eps), the sum over channels, or over a whole image. From SSD, Liu et al., 2016.
+    """y = s x / sqrt(sum of x^2 + eps), with the sum over channels or over the whole image. From SSD, Liu et al., 2016.
 
     Bottom: N x C x ... . Top: the same.
 
@@ -162,11 +162,11 @@ class Normalize(Layer):
             raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected at least 2")
         self.axes = tuple(range(1, len(shape))) if param.across_spatial else (1,)
         self.eps = param.eps
-        self.behind = () if param.channel_shared else (1,) * (len(shape) - 2)
+        self.trailing = () if param.channel_shared else (1,) * (len(shape) - 2)
         blob = () if param.channel_shared else (shape[1],)
         self.declare(BlobSpec(name="scale", shape=blob, filler=filler_or(param, "scale_filler", 1.0)))
         return [shape]
 
     def forward(self, bottom: Tensor) -> Tensor:
         norm = bottom.square().sum(self.axes, keepdim=True).add_(self.eps).sqrt_()
-        return bottom / norm * self.scale.view(self.scale.shape + self.behind)
+        return bottom / norm * self.scale.view(self.scale.shape + self.trailing)

@@ -1,4 +1,4 @@
-"""Elementary functions of single values: AbsVal, Power, Exp, Log."""
+"""Elementary functions: AbsVal, Power, Exp, Log."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.neuron.activation import Activation
 from poseidon.layers.registry import register
 
-# Caffe's spelling of e as a base.
+# Caffe's value for base e.
 NATURAL = -1.0
 
 
 @register("AbsVal")
 class AbsVal(Activation):
-    """y = |x|. The slope at 0 is 0. Bottom: any shape. Top: the same, under a name of its own. No fields."""
+    """y = |x|. The slope at 0 is 0. Bottom: any shape. Top: the same shape, with another name. No fields."""
 
     TOPS_MAY_BE_OVERWRITTEN: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         if self.param.top[0] == self.param.bottom[0]:
             raise LayerError(
-                f"cannot run in place, expected a top of another name than '{self.param.top[0]}'"
+                f"cannot run in place, expected a top with another name than '{self.param.top[0]}'"
             )
         return super().setup(bottoms)
 
@@ -36,7 +36,7 @@ class AbsVal(Activation):
 
 @register("Power")
 class Power(Activation):
-    """y = (shift + scale x)^power; a constant, whatever x is, where scale or power is 0 (0^0 = 1).
+    """y = (shift + scale x)^power; a constant if scale or power is 0 (0^0 = 1).
 
     Bottom: any shape. Top: the same. Fields (power_param): power, scale, shift.
     """
@@ -51,22 +51,22 @@ class Power(Activation):
 
     def forward(self, bottom: Tensor) -> Tensor:
         if self.power == 0 or self.scale == 0:
-            # x^0 is 1 for every x, and its gradient is zero, not absent.
+            # x^0 is 1 for every x, with a zero gradient rather than none.
             return bottom.pow(0).mul_(self.constant)
-        inner, own = bottom, self.overwrites_bottom
+        inner, in_place = bottom, self.overwrites_bottom
         if self.scale != 1:
-            inner, own = (inner.mul_(self.scale) if own else inner * self.scale), True
+            inner, in_place = (inner.mul_(self.scale) if in_place else inner * self.scale), True
         if self.shift != 0:
-            inner = inner.add_(self.shift) if own else inner + self.shift
+            inner = inner.add_(self.shift) if in_place else inner + self.shift
         if self.power != 1:
             return inner.pow(self.power)
-        # Never the bottom itself: the layer above may overwrite what this one returns.
-        return inner if own or inner is not bottom else bottom.clone()
+        # Not the bottom itself, because the layer above may overwrite the top.
+        return inner if in_place or inner is not bottom else bottom.clone()
 
 
 @register("Exp")
 class Exp(Activation):
-    """y = base^(shift + scale x); a base of -1 stands for e.
+    """y = base^(shift + scale x); base -1 means e.
 
     Bottom: any shape. Top: the same. Fields (exp_param): base, scale, shift.
     """
@@ -77,7 +77,7 @@ class Exp(Activation):
         try:
             self.inner, self.outer = rate * param.scale, math.exp(rate * param.shift)
         except OverflowError as error:
-            raise LayerError(f"base^shift is too large a number: shift is {param.shift:g}") from error
+            raise LayerError(f"base^shift overflows: shift is {param.shift:g}") from error
         return super().setup(bottoms)
 
     def forward(self, bottom: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Exp(Activation):
 
 @register("Log")
 class Log(Activation):
-    """y = log(shift + scale x) to the base; a base of -1 stands for e.
+    """y = log(shift + scale x) to the base; base -1 means e.
 
     Bottom: any shape. Top: the same. Fields (log_param): base, scale, shift.
     """
@@ -98,7 +98,7 @@ class Log(Activation):
         param = self.param.log_param
         rate = natural_log(param.base)
         if rate == 0:
-            raise LayerError("base is 1, expected one that has a logarithm other than 0")
+            raise LayerError("base is 1, expected another positive number, or -1 for e")
         self.scale, self.shift, self.outer = param.scale, param.shift, 1 / rate
         return super().setup(bottoms)
 
@@ -110,7 +110,7 @@ class Log(Activation):
 
 
 def natural_log(base: float) -> float:
-    """Return the natural logarithm of a base as definitions give it.
+    """Return the natural logarithm of a base of a definition.
 
     Raises:
         LayerError: the base is neither -1 nor positive and finite.

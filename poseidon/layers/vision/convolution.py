@@ -1,4 +1,4 @@
-"""Convolution over one, two or three spatial axes (and, as Caffe allows, over none).
+"""Convolution over one, two or three spatial axes (and over none, as in Caffe).
 
 Shape letters: N batch (every axis before `axis`), C channels, S the spatial axes, O num_output, G group, K kernel.
 """
@@ -14,13 +14,12 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, times
-from poseidon.layers.naming import once_or
+from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, once_or, times
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import ConvolutionParameter
 
 Convolve = Callable[..., Tensor]
-# Zero spatial axes run as one axis of extent 1.
+# Without spatial axes: one axis of extent 1.
 CONVOLVE: dict[int, Convolve] = {
     0: functional.conv1d,
     1: functional.conv1d,
@@ -34,7 +33,7 @@ MOST_SPATIAL_AXES = max(CONVOLVE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """How a kernel moves: one number a spatial axis."""
+    """The kernel's extents, stride, padding and dilation on each spatial axis."""
 
     kernel: Shape
     stride: Shape
@@ -42,7 +41,7 @@ class Window:
     dilation: Shape
 
     def extents(self, spatial: Sequence[int]) -> Shape:
-        """Extents of the output: floor((S + 2 pad - (dilation (kernel - 1) + 1)) / stride) + 1.
+        """Return the extents of the output: floor((S + 2 pad - (dilation (kernel - 1) + 1)) / stride) + 1.
 
         Raises:
             LayerError: the kernel is larger than the padded input.
@@ -50,19 +49,17 @@ class Window:
         reach = tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel, strict=True))
         padded = tuple(extent + 2 * p for extent, p in zip(spatial, self.pad, strict=True))
         if any(r > extent for r, extent in zip(reach, padded, strict=True)):
-            spread = (
-                f" (dilation {times(self.dilation)} spreads it to {times(reach)})"
-                if reach != self.kernel
-                else ""
+            dilated = (
+                f" ({times(reach)} with dilation {times(self.dilation)})" if reach != self.kernel else ""
             )
-            raise LayerError(f"kernel {times(self.kernel)}{spread} larger than padded input {times(padded)}")
+            raise LayerError(f"kernel {times(self.kernel)}{dilated} larger than padded input {times(padded)}")
         return tuple((e - r) // s + 1 for e, r, s in zip(padded, reach, self.stride, strict=True))
 
-    def spread(self, spatial: Sequence[int]) -> Shape:
-        """Extents of the input that gives `spatial`, as Deconvolution makes them: stride (S - 1) + reach - 2 pad.
+    def transposed_extents(self, spatial: Sequence[int]) -> Shape:
+        """Return the extents of Deconvolution's output: stride (S - 1) + reach - 2 pad.
 
         Raises:
-            LayerError: nothing would be left within the pad.
+            LayerError: an extent is below 1.
         """
         extents = tuple(
             s * (extent - 1) + d * (k - 1) + 1 - 2 * p
@@ -72,20 +69,20 @@ class Window:
         )
         if min(extents, default=1) < 1:
             raise LayerError(
-                f"pad {times(self.pad)} leaves nothing of the output: its extents are {list(extents)}"
+                f"pad {times(self.pad)} is too large: the output would have extents {list(extents)}"
             )
         return extents
 
 
-# The window of a single place, on one axis.
+# A window of one value on one axis.
 POINT = Window(kernel=(1,), stride=(1,), pad=(0,), dilation=(1,))
 
 
 def window(param: ConvolutionParameter, axes: int) -> Window:
-    """Read kernel, stride, pad and dilation for `axes` spatial axes: each given once, once an axis, or as _h and _w.
+    """Read kernel, stride, pad and dilation for `axes` spatial axes: each one for all, one for each axis, or as _h and _w.
 
     Raises:
-        LayerError: given twice, given a wrong number of times, or zero where that means nothing.
+        LayerError: a setting occurs in two forms or a wrong number of times, or is illegally zero.
     """
     result = Window(
         kernel=_per_axis(param, "kernel_size", "kernel", axes, None),
@@ -120,20 +117,20 @@ def _per_axis(param: ConvolutionParameter, name: str, stem: str, axes: int, defa
 
 
 def _repeated(name: str, values: Sequence[int], axes: int, default: int | None) -> Shape:
-    """One value serves every axis; no value is the default; otherwise one value an axis."""
+    """Return a value for each axis, from one for each, one for all, or the default."""
     if not values and default is None and axes:
         raise LayerError(f"missing {name}")
     if len(values) <= 1:
         return tuple(values or (default or 0,)) * axes
     if len(values) != axes:
-        raise LayerError(f"{name} is given {len(values)} times, expected {once_or(axes)}")
+        raise LayerError(f"{name} occurs {len(values)} times, expected {once_or(axes)}")
     return tuple(values)
 
 
-class Filters(Layer):
-    """What Convolution and Deconvolution share: bottoms of one shape, a window, groups, and kernels applied to each bottom.
+class BaseConvolution(Layer):
+    """The base class of Convolution and Deconvolution: bottoms of one shape, a window, groups, and kernels.
 
-    A subclass says how torch is called, the kernels' shape and the tops' extents.
+    A subclass defines torch's function, the kernels' shape and the tops' extents.
     """
 
     MAX_BOTTOMS: ClassVar[int | None] = None
@@ -146,7 +143,7 @@ class Filters(Layer):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.convolution_param, bottoms[0]
         if any(other != shape for other in bottoms):
-            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal ones")
+            raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes")
         self.axis = canonical_axis(param.axis, shape)
         spatial = shape[self.axis + 1 :]
         if len(spatial) > MOST_SPATIAL_AXES:
@@ -159,7 +156,7 @@ class Filters(Layer):
         check_groups(channels, outputs, self.group)
         extents = self.extents(spatial)
         self.pointwise = not spatial
-        # Settled once, so that forward decides nothing.
+        # Computed once, so that forward has no decisions to make.
         self.plain = self.axis == 1 and not self.pointwise
         self.call = self.torch_call(len(spatial))
         self.allow_absent("bias")
@@ -170,19 +167,19 @@ class Filters(Layer):
         return [(*shape[: self.axis], outputs, *extents)] * len(bottoms)
 
     def groups(self, channels: int) -> int:
-        """How many groups the channels fall into."""
+        """Return the number of groups of channels."""
         return self.param.convolution_param.group
 
     def extents(self, spatial: Shape) -> Shape:
-        """Return the tops' extents on the spatial axes."""
+        """Return the spatial extents of the tops."""
         raise NotImplementedError
 
     def weight_shape(self, channels: int, outputs: int) -> Shape:
-        """Return the kernels' shape."""
+        """Return the shape of the kernels."""
         raise NotImplementedError
 
     def torch_call(self, axes: int) -> Convolve:
-        """Gives the top of a bottom N x C x S, the weight and the bias, for so many spatial axes; 0 run as one of extent 1."""
+        """Return the function of bottom N x C x S, weight and bias for so many spatial axes (0: one axis of extent 1)."""
         raise NotImplementedError
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -202,15 +199,15 @@ class Filters(Layer):
 
 
 @register("Convolution")
-class Convolution(Filters):
-    """Cross-correlation with learned kernels, bottom i to top i with the same kernels.
+class Convolution(BaseConvolution):
+    """Cross-correlation with learned kernels. Top i is that of bottom i, with the same kernels for all.
 
     Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = floor((S + 2 pad - reach) / stride) + 1 with
     reach = dilation (kernel - 1) + 1.
 
     Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride | stride_h/stride_w,
     pad | pad_h/pad_w, dilation, group, axis, weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between
-    Caffe's own implementations and change nothing here.
+    Caffe's implementations and have no effect.
 
     Blobs: weight O x C/G x K; bias O unless bias_term is false.
     """
@@ -222,24 +219,24 @@ class Convolution(Filters):
         return (outputs, channels // self.group, *self.window.kernel)
 
     def torch_call(self, axes: int) -> Convolve:
-        made = self.window if axes else POINT
+        shape = self.window if axes else POINT
         return partial(
             CONVOLVE[axes],
-            stride=made.stride,
-            padding=made.pad,
-            dilation=made.dilation,
+            stride=shape.stride,
+            padding=shape.pad,
+            dilation=shape.dilation,
             groups=self.group,
         )
 
 
 @register("DepthwiseConvolution")
 class DepthwiseConvolution(Convolution):
-    """Convolution under the name that branches of Caffe gave to a faster implementation for many groups."""
+    """Convolution, under the name of a faster implementation for many groups in branches of Caffe."""
 
 
 @register("ConvolutionDepthwise")
 class ConvolutionDepthwise(Convolution):
-    """Convolution of each channel by itself (MobileNet, Howard et al., 2017); `group` is the number of channels.
+    """Convolution of each channel separately (MobileNet, Howard et al., 2017); `group` is the number of channels.
 
     Blobs: weight O x 1 x K; bias O unless bias_term is false.
     """
@@ -249,7 +246,7 @@ class ConvolutionDepthwise(Convolution):
 
 
 def check_groups(channels: int, outputs: int, group: int) -> None:
-    """Raise `LayerError` unless `group` divides both the channels and the outputs, and there are outputs."""
+    """Raise LayerError unless `group` divides the channels and the outputs, and there are outputs."""
     if outputs < 1:
         raise LayerError("missing num_output, expected at least 1")
     if group < 1:

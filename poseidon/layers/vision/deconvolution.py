@@ -1,4 +1,4 @@
-"""Deconvolution, the transpose of Convolution; and Im2col, the matrix that a convolution multiplies with."""
+"""Deconvolution, the transpose of Convolution; and Im2col, the windows of a convolution as a matrix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from poseidon.layers.base import Layer, LayerError, Shape, canonical_axis, times
 from poseidon.layers.registry import register
-from poseidon.layers.vision.convolution import POINT, Convolve, Filters, window
+from poseidon.layers.vision.convolution import POINT, BaseConvolution, Convolve, window
 
 TRANSPOSED: dict[int, Convolve] = {
     0: functional.conv_transpose1d,
@@ -24,8 +24,8 @@ TRANSPOSED: dict[int, Convolve] = {
 
 
 @register("Deconvolution")
-class Deconvolution(Filters):
-    """Each value of the bottom adds its multiple of a learned kernel to the top: the backward pass of Convolution.
+class Deconvolution(BaseConvolution):
+    """Transposed convolution with learned kernels, the backward pass of Convolution.
 
     Bottoms: N x C x S, one or more of equal shape. Tops: N x O x S', S' = stride (S - 1) + reach - 2 pad with
     reach = dilation (kernel - 1) + 1.
@@ -36,27 +36,27 @@ class Deconvolution(Filters):
     """
 
     def extents(self, spatial: Shape) -> Shape:
-        return self.window.spread(spatial)
+        return self.window.transposed_extents(spatial)
 
     def weight_shape(self, channels: int, outputs: int) -> Shape:
         return (channels, outputs // self.group, *self.window.kernel)
 
     def torch_call(self, axes: int) -> Convolve:
-        made = self.window if axes else POINT
+        shape = self.window if axes else POINT
         return partial(
             TRANSPOSED[axes],
-            stride=made.stride,
-            padding=made.pad,
-            dilation=made.dilation,
+            stride=shape.stride,
+            padding=shape.pad,
+            dilation=shape.dilation,
             groups=self.group,
         )
 
 
 @register("Im2col")
 class Im2col(Layer):
-    """Each window of the bottom laid out along the channels.
+    """The windows of the bottom, flattened along the channels.
 
-    Bottom: N x C x S. Top: N x (C K) x S', with the channel slowest, then the place in the kernel; S' is Convolution's.
+    Bottom: N x C x S. Top: N x (C K) x S', with the channel slowest, then the position in the kernel; S' as in Convolution.
 
     Fields (convolution_param): kernel_size | kernel_h/kernel_w, stride, pad, dilation, axis.
     """
@@ -79,15 +79,15 @@ class Im2col(Layer):
         folded = bottom.reshape(math.prod(lead), *bottom.shape[self.axis :])
         padding = [side for pad in reversed(self.window.pad) for side in (pad, pad)]
         folded = functional.pad(folded, padding)
-        places = [self._shifted(folded, place) for place in product(*map(range, self.window.kernel))]
-        return torch.stack(places, 2).reshape(*lead, -1, *self.extents)
+        values = [self._shifted(folded, position) for position in product(*map(range, self.window.kernel))]
+        return torch.stack(values, 2).reshape(*lead, -1, *self.extents)
 
-    def _shifted(self, padded: Tensor, place: Shape) -> Tensor:
-        """What lies under one place of the kernel in every window."""
+    def _shifted(self, padded: Tensor, position: Shape) -> Tensor:
+        """Return the values at one position of the kernel in every window."""
         cut = tuple(
-            slice(at * dilation, at * dilation + (extent - 1) * stride + 1, stride)
-            for at, dilation, extent, stride in zip(
-                place, self.window.dilation, self.extents, self.window.stride, strict=True
+            slice(start * dilation, start * dilation + (extent - 1) * stride + 1, stride)
+            for start, dilation, extent, stride in zip(
+                position, self.window.dilation, self.extents, self.window.stride, strict=True
             )
         )
         return padded[(slice(None), slice(None), *cut)]

@@ -15,7 +15,7 @@ from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import PriorBoxParameter
 
 Box = tuple[float, float]
-# Values of a region: index of the picture, and two corners.
+# Values of a region: index of the image, and two corners.
 REGION = 5
 
 
@@ -23,7 +23,7 @@ REGION = 5
 class Permute(Layer):
     """The bottom's axes in another order.
 
-    Bottom: any shape. Top: the same values. Fields (permute_param): order; axes that it leaves out follow in theirs.
+    Bottom: any shape. Top: the same values. Fields (permute_param): order; other axes follow in their order.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -39,14 +39,14 @@ class Permute(Layer):
 
 @register("PriorBox")
 class PriorBox(Layer):
-    """Boxes of several sizes and shapes around the centre of each cell of a feature map.
+    """Boxes of several sizes and shapes around the center of each cell of a feature map.
 
-    Cell (y, x) has its centre at ((x + offset) step_w, (y + offset) step_h) in pixels of the picture. For each min_size m
-    there is a square of side m, one of side sqrt(m M) with the max_size M of the same place, and for each aspect ratio
-    a (and 1/a with `flip`) other than 1 a box of m sqrt(a) x m / sqrt(a).
+    Cell (y, x) has its center at ((x + offset) step_w, (y + offset) step_h) in pixels of the image. For each min_size m
+    there is a square of side m, one of side sqrt(m M) with the max_size M of the same index, and for each aspect ratio a
+    (and 1/a with `flip`) other than 1 a box of m sqrt(a) x m / sqrt(a).
 
-    Bottoms: the feature map N x C x H x W; the picture N x C x H' x W'. Only their extents count. Top: 1 x 2 x
-    (4 H W boxes): xmin, ymin, xmax, ymax of each box as parts of the picture; then the variances. No gradient.
+    Bottoms: the feature map N x C x H x W; the image N x C x H' x W'. Only their extents are used. Top: 1 x 2 x
+    (4 H W boxes): xmin, ymin, xmax, ymax of each box as fractions of the image; then the variances. No gradient.
 
     Fields (prior_box_param): min_size, max_size, aspect_ratio, flip, clip, variance, img_size | img_h and img_w,
     step | step_h and step_w, offset.
@@ -61,16 +61,16 @@ class PriorBox(Layer):
             if len(shape) != 4:
                 raise LayerError(f"bottom '{name}' has shape {times(shape)}, expected 4 axes (NxCxHxW)")
         _check_sizes(param)
-        cells, picture = bottoms[0][2:], bottoms[1][2:]
-        image = _given_pair(param, "img_size", "img_h", "img_w") or (float(picture[0]), float(picture[1]))
-        step = _given_pair(param, "step", "step_h", "step_w") or (image[0] / cells[0], image[1] / cells[1])
+        cells, input_size = bottoms[0][2:], bottoms[1][2:]
+        image = _pair(param, "img_size", "img_h", "img_w") or (float(input_size[0]), float(input_size[1]))
+        step = _pair(param, "step", "step_h", "step_w") or (image[0] / cells[0], image[1] / cells[1])
         boxes = self._boxes(param, (cells[0], cells[1]), step, image)
         variances = torch.tensor(_variances(param)).expand(boxes.shape)
         self.top = torch.stack((boxes.flatten(), variances.flatten())).unsqueeze(0).to(self.context.device)
         return [tuple(self.top.shape)]
 
     def _boxes(self, param: PriorBoxParameter, cells: tuple[int, int], step: Box, image: Box) -> Tensor:
-        """H x W x boxes x 4."""
+        """Return the boxes, H x W x boxes x 4."""
         (high, wide), sides = cells, torch.tensor(list(_sides(param)))
         y = ((torch.arange(high) + param.offset) * step[0]).view(-1, 1, 1).expand(high, wide, len(sides))
         x = ((torch.arange(wide) + param.offset) * step[1]).view(1, -1, 1).expand(high, wide, len(sides))
@@ -79,7 +79,7 @@ class PriorBox(Layer):
         boxes = boxes / torch.tensor((image[1], image[0], image[1], image[0]))
         return boxes.clamp(0, 1) if param.clip else boxes
 
-    def forward(self, feature: Tensor, picture: Tensor) -> Tensor:
+    def forward(self, feature: Tensor, image: Tensor) -> Tensor:
         return self.top
 
 
@@ -87,7 +87,7 @@ def _check_sizes(param: PriorBoxParameter) -> None:
     if not param.min_size or min(param.min_size) <= 0:
         raise LayerError(f"min_size is {list(param.min_size)}, expected one or more positive sizes")
     if param.max_size and len(param.max_size) != len(param.min_size):
-        raise LayerError(f"max_size is given {len(param.max_size)} times, expected {len(param.min_size)}")
+        raise LayerError(f"max_size occurs {len(param.max_size)} times, expected {len(param.min_size)}")
     for least, most in zip(param.min_size, param.max_size, strict=False):
         if most <= least:
             raise LayerError(f"max_size {most:g} is not larger than min_size {least:g}")
@@ -96,7 +96,7 @@ def _check_sizes(param: PriorBoxParameter) -> None:
 
 
 def _ratios(param: PriorBoxParameter) -> list[float]:
-    """Return the aspect ratios besides 1, each once, and their inverses with `flip`."""
+    """Return the aspect ratios other than 1 without duplicates, and their inverses with `flip`."""
     ratios = [1.0]
     for ratio in param.aspect_ratio:
         if ratio <= 0:
@@ -107,19 +107,19 @@ def _ratios(param: PriorBoxParameter) -> list[float]:
 
 
 def _sides(param: PriorBoxParameter) -> Iterator[Box]:
-    """Width and height of each box of a cell, in order."""
+    """Yield the width and height of each box of a cell, in order."""
     ratios = _ratios(param)
-    for place, least in enumerate(param.min_size):
+    for index, least in enumerate(param.min_size):
         yield least, least
         if param.max_size:
-            side = math.sqrt(least * param.max_size[place])
+            side = math.sqrt(least * param.max_size[index])
             yield side, side
         for ratio in ratios:
             yield least * math.sqrt(ratio), least / math.sqrt(ratio)
 
 
-def _given_pair(param: PriorBoxParameter, both: str, high: str, wide: str) -> Box | None:
-    """Height and width by one field or by two; None if absent."""
+def _pair(param: PriorBoxParameter, both: str, high: str, wide: str) -> Box | None:
+    """Return height and width from one field or from two; None if none is set."""
     sides = [param.HasField(high), param.HasField(wide)]
     if param.HasField(both):
         if any(sides):
@@ -135,19 +135,19 @@ def _given_pair(param: PriorBoxParameter, both: str, high: str, wide: str) -> Bo
 
 
 def _variances(param: PriorBoxParameter) -> list[float]:
-    given = list(param.variance) or [0.1]
-    return given * 4 if len(given) == 1 else given
+    values = list(param.variance) or [0.1]
+    return values * 4 if len(values) == 1 else values
 
 
 @register("ROIPooling")
 class ROIPooling(Layer):
-    """The maximum of each of pooled_h x pooled_w parts of a region of a feature map, region by region.
+    """The maxima of pooled_h x pooled_w parts of each region of a feature map.
 
-    A region from x1, y1 to x2, y2, both included, is scaled by spatial_scale and rounded; its part (i, j) reaches from
-    floor(i h / pooled_h) to ceil((i + 1) h / pooled_h) of its height h, as far as it lies inside the map. A part
-    wholly outside gives 0.
+    A region from x1, y1 to x2, y2, both inclusive, is scaled by spatial_scale and rounded. Its part (i, j) covers rows
+    floor(i h / pooled_h) to ceil((i + 1) h / pooled_h) of its height h (columns likewise), clipped to the map. The
+    maximum of an empty part is 0.
 
-    Bottoms: the feature map N x C x H x W; regions R x 5 (x 1 x 1): index of the picture, x1, y1, x2, y2, without a
+    Bottoms: the feature map N x C x H x W; regions R x 5 (x 1 x 1): index of the image, x1, y1, x2, y2, without a
     gradient. Top: R x C x pooled_h x pooled_w. Fields (roi_pooling_param): pooled_h, pooled_w, spatial_scale.
     """
 
@@ -168,26 +168,23 @@ class ROIPooling(Layer):
     def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
         rows = regions.detach().reshape(-1, REGION)
         corners = (rows[:, 1:] * self.scale + 0.5).floor().long().tolist()
-        pictures = rows[:, 0].long()
-        check_range(pictures, feature.shape[0])
+        images = rows[:, 0].long()
+        check_range(images, feature.shape[0])
         pooled = [
-            self._pool(feature[picture], corner)
-            for picture, corner in zip(pictures.tolist(), corners, strict=True)
+            self._pool(feature[image], corner) for image, corner in zip(images.tolist(), corners, strict=True)
         ]
         return torch.stack(pooled) if pooled else feature.new_zeros((0, feature.shape[1], *self.parts))
 
-    def _pool(self, picture: Tensor, corner: list[int]) -> Tensor:
+    def _pool(self, image: Tensor, corner: list[int]) -> Tensor:
         x1, y1, x2, y2 = corner
-        rows = _parts(y1, y2, self.parts[0], picture.shape[1])
-        columns = _parts(x1, x2, self.parts[1], picture.shape[2])
-        nothing = picture.new_zeros(picture.shape[0])
+        rows = _parts(y1, y2, self.parts[0], image.shape[1])
+        columns = _parts(x1, x2, self.parts[1], image.shape[2])
+        nothing = image.new_zeros(image.shape[0])
         return torch.stack(
             [
                 torch.stack(
                     [
-                        picture[:, top:end, left:right].amax((1, 2))
-                        if end > top and right > left
-                        else nothing
+                        image[:, top:end, left:right].amax((1, 2)) if end > top and right > left else nothing
                         for left, right in columns
                     ],
                     -1,
@@ -199,7 +196,7 @@ class ROIPooling(Layer):
 
 
 def _parts(first: int, last: int, count: int, extent: int) -> list[tuple[int, int]]:
-    """Begin and end of each part of a side, inside the map."""
+    """Return the start and the end of each part of a side, clipped to the map."""
     size = max(last - first + 1, 1)
     edges = [(first + part * size // count, first - (-(part + 1) * size // count)) for part in range(count)]
     return [(min(max(begin, 0), extent), min(max(end, 0), extent)) for begin, end in edges]

@@ -1,9 +1,8 @@
-"""Pooling over windows of an image, with Caffe's arithmetic at the border.
+"""Pooling, with Caffe's rules at the border.
 
-Law: output extents are Caffe's. ceil((S + 2p - k) / s) + 1 windows (floor under round_mode FLOOR); where there is
-padding, a last window that would start at or beyond S + p is left out. An average divides by the part of the window
-that lies inside the padded image S + 2p minus what hangs over its end, so zeros of the padding count and the overhang
-does not.
+Law: the output has Caffe's extents: ceil((S + 2p - k) / s) + 1 windows (floor with round_mode FLOOR). With padding, a last
+window that would start at or beyond S + p is dropped. An average divides by the number of values of the window inside the
+padded image S + 2p, so the zeros of the padding count and an overhang beyond it does not.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ Pair = tuple[int, int]
 def pooled_extents(
     image: Pair, kernel: Pair, stride: Pair, pad: Pair, *, ceil: bool, empty: bool = False
 ) -> Pair:
-    """Height and width of Caffe's pooled image.
+    """Return height and width of Caffe's pooled image.
 
     Args:
-        image: height and width.
-        kernel: of a window.
-        stride: from window to window.
-        pad: on either side.
-        ceil: count a window that hangs over the end.
-        empty: a last window wholly outside the image has a value (it has none in an average, where Caffe gives 0 / 0).
+        image: height and width of the image.
+        kernel: height and width of a window.
+        stride: the distance between windows.
+        pad: the padding on each side.
+        ceil: count a window that exceeds the end.
+        empty: allow a last window entirely outside the image (not for an average, where Caffe returns 0 / 0).
 
     Raises:
-        LayerError: no window fits, or the last one lies wholly outside the image and has no value.
+        LayerError: no window fits, or the last one is entirely outside the image and `empty` is False.
     """
     extents = []
     for size, k, s, p in zip(image, kernel, stride, pad, strict=True):
@@ -50,7 +49,7 @@ def pooled_extents(
             raise LayerError(f"kernel {times(kernel)} larger than padded input {times(padded)}")
         if (count - 1) * s - p >= size and not empty:
             raise LayerError(
-                f"stride {times(stride)} with kernel {times(kernel)} puts the last window wholly outside the "
+                f"stride {times(stride)} with kernel {times(kernel)} puts the last window entirely outside the "
                 f"{times(image)} input; use round_mode: FLOOR"
             )
         extents.append(count)
@@ -59,17 +58,17 @@ def pooled_extents(
 
 @register("Pooling")
 class Pooling(Layer):
-    """The maximum or the mean of each window of each channel, or one of its values drawn at random.
+    """The maximum, the mean or a random value of each window of each channel.
 
-    STOCHASTIC (Zeiler and Fergus, 2013), for values that are not negative: in TRAIN a value is drawn with a probability
-    in proportion to itself, in TEST the window gives their mean under these probabilities, sum x^2 / sum x.
+    STOCHASTIC (Zeiler and Fergus, 2013), for non-negative values: in TRAIN a value is drawn with a probability
+    proportional to itself; in TEST the top is the mean under these probabilities, sum x^2 / sum x.
 
     Bottom: N x C x H x W. Top: N x C x H' x W'; for MAX an optional second top of the same shape holds the index
-    y W + x of each maximum (the first of equals) and has no gradient. A window wholly outside the image has the
+    y W + x of each maximum (the first of equal ones) and has no gradient. A window entirely outside the image has the
     maximum -FLT_MAX, and the index -1.
 
     Fields (pooling_param): pool, kernel_size | kernel_h and kernel_w, stride | stride_h and stride_w,
-    pad | pad_h and pad_w, global_pooling, round_mode. `engine` changes nothing here.
+    pad | pad_h and pad_w, global_pooling, round_mode. `engine` has no effect.
     """
 
     MAX_TOPS: ClassVar[int | None] = 2
@@ -113,9 +112,9 @@ class Pooling(Layer):
             raise LayerError(f"pad {times(self.pad)} must be smaller than the kernel {times(self.kernel)}")
 
     def _choose_call(self, image: Pair) -> None:
-        """Find a call of torch whose windows are Caffe's; failing that, pad by hand.
+        """Find a mode of torch whose windows are Caffe's, or fall back to explicit padding.
 
-        torch pads at most half a kernel, and its ceil rule clips each axis by itself.
+        torch pads at most half a kernel, and its ceil rule clips each axis separately.
         """
         self.by_hand = any(2 * p > k for p, k in zip(self.pad, self.kernel, strict=True))
         self.ceil_mode = False
@@ -141,7 +140,7 @@ class Pooling(Layer):
         return top, where.to(bottom.dtype)
 
     def _pool_padded(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Pad in the open, as far as the windows reach or further, pool without padding, and drop what Caffe leaves out."""
+        """Pad explicitly, at least as far as the windows reach, pool without padding, and drop the windows that Caffe drops."""
         (pad_h, pad_w), (high, wide) = self.pad, self.extents
         if not self.is_max:
             padded = functional.pad(bottom, (pad_w, pad_w, pad_h, pad_h))
@@ -159,7 +158,7 @@ class Pooling(Layer):
         return top, (row * bottom.shape[3] + column).masked_fill(empty, -1).to(bottom.dtype)
 
     def _overhang(self, bottom: Tensor) -> Pair:
-        """How far the last windows reach past the end of the image."""
+        """Return how far the last windows exceed the end of the image."""
         high, wide = (
             (count - 1) * s + k - p - size
             for count, s, k, p, size in zip(
@@ -169,7 +168,7 @@ class Pooling(Layer):
         return max(high, 0), max(wide, 0)
 
     def _pool_at_random(self, bottom: Tensor) -> Tensor:
-        """Return a value of each window drawn in proportion to itself; in TEST, their mean under these probabilities."""
+        """Return a value of each window, drawn with a probability proportional to itself; in TEST, the mean."""
         more_h, more_w = self._overhang(bottom)
         padded = functional.pad(bottom, (0, more_w, 0, more_h))
         (high, wide), (step_h, step_w) = self.kernel, self.stride
@@ -179,33 +178,33 @@ class Pooling(Layer):
         reached = windows.detach().cumsum(-1)
         draw = torch.rand(reached.shape[:-1], generator=self.generator, device=bottom.device)
         threshold = draw.to(bottom.dtype) * reached[..., -1]
-        # The first value with which the sum reaches the threshold.
+        # The first value at which the cumulative sum reaches the threshold.
         chosen = (reached >= threshold.unsqueeze(-1)).int().argmax(-1, keepdim=True)
         return windows.gather(-1, chosen).squeeze(-1)
 
 
 def pair(param: PoolingParameter, name: str, stem: str, default: int | None) -> Pair:
-    """Field `name`, or both of `<stem>_h` and `<stem>_w`; Caffe allows one way or the other.
+    """Return field `name`, or both of `<stem>_h` and `<stem>_w`.
 
     Raises:
-        LayerError: given both ways, half given, or missing.
+        LayerError: both forms are set, one of `<stem>_h` and `<stem>_w` is missing, or none is set.
     """
     tall, wide = f"{stem}_h", f"{stem}_w"
-    given = [side for side in (tall, wide) if param.HasField(side)]
-    if not given:
+    sides = [side for side in (tall, wide) if param.HasField(side)]
+    if not sides:
         if default is None and not param.HasField(name):
             raise LayerError(f"missing {name}")
         value = int(getattr(param, name))
         return value, value
     if param.HasField(name):
         raise LayerError(f"has both {name} and {tall}/{wide}, expected one of them")
-    if len(given) == 1:
-        raise LayerError(f"has only {given[0]}, expected both {tall} and {wide}")
+    if len(sides) == 1:
+        raise LayerError(f"has only {sides[0]}, expected both {tall} and {wide}")
     return int(getattr(param, tall)), int(getattr(param, wide))
 
 
 def torch_extents(image: Pair, kernel: Pair, stride: Pair, pad: Pair, *, ceil: bool) -> Pair:
-    """Height and width that torch's pooling gives, to compare with Caffe's."""
+    """Return height and width of torch's pooled image, to compare with Caffe's."""
     extents = []
     for size, k, s, p in zip(image, kernel, stride, pad, strict=True):
         count = (size + 2 * p - k + (s - 1 if ceil else 0)) // s + 1

@@ -1,4 +1,4 @@
-"""Interp: images in another size, of the DeepLab branch (Chen et al., 2015)."""
+"""Interp: bilinear resizing, of the DeepLab branch of Caffe (Chen et al., 2015)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from poseidon.layers.registry import register
 
 @register("Interp")
 class Interp(Layer):
-    """Bilinear interpolation whose corners lie on the corners of the bottom.
+    """Bilinear interpolation with aligned corners.
 
-    Bottom: N x C x H x W, less what a negative pad cuts off. Top: N x C x H' x W', by one of: height and width; the
-    zoom_factor z, S + (S - 1)(z - 1); the shrink_factor s, floor((S - 1) / s) + 1; shrunk, then zoomed.
+    Bottom: N x C x H x W, cropped by a negative pad. Top: N x C x H' x W', by one of: height and width; the
+    zoom_factor z, S + (S - 1)(z - 1); the shrink_factor s, floor((S - 1) / s) + 1; shrink_factor, then zoom_factor.
 
-    Fields (interp_param): height, width, zoom_factor, shrink_factor, pad_beg and pad_end (0 or less: rows and columns
-    cut off in front and behind).
+    Fields (interp_param): height, width, zoom_factor, shrink_factor, pad_beg and pad_end (0 or less: crop so many rows and
+    columns at the start and the end).
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -29,11 +29,11 @@ class Interp(Layer):
         self.front, self.back = -param.pad_beg, -param.pad_end
         if min(self.front, self.back) < 0:
             raise LayerError(
-                f"pad_beg {param.pad_beg} and pad_end {param.pad_end}, expected 0 or less: they cut off"
+                f"pad_beg is {param.pad_beg} and pad_end is {param.pad_end}, expected 0 or less: they crop"
             )
         kept = tuple(extent - self.front - self.back for extent in shape[2:])
         if min(kept) < 1:
-            raise LayerError(f"pad_beg and pad_end leave nothing of a {times(shape[2:])} image")
+            raise LayerError(f"pad_beg and pad_end crop all of a {times(shape[2:])} image")
         self.extents = self._extents((kept[0], kept[1]))
         return [(*shape[:2], *self.extents)]
 
@@ -41,7 +41,9 @@ class Interp(Layer):
         param = self.param.interp_param
         if param.HasField("height") or param.HasField("width"):
             if min(param.height, param.width) < 1:
-                raise LayerError(f"height {param.height} and width {param.width}, expected both, 1 or more")
+                raise LayerError(
+                    f"height is {param.height} and width is {param.width}, expected at least 1 for both"
+                )
             return param.height, param.width
         if not (param.HasField("zoom_factor") or param.HasField("shrink_factor")):
             raise LayerError("has no size, expected height and width, zoom_factor or shrink_factor")

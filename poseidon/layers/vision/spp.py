@@ -22,12 +22,12 @@ POOLS = {
 
 @register("SPP")
 class SPP(Layer):
-    """Level l of the pyramid pools the image in 2^l x 2^l windows; all results side by side (He et al., 2014).
+    """Pooling in 2^l x 2^l windows at each level l of a pyramid, concatenated (He et al., 2014).
 
-    Bottom: N x C x H x W. Top: N x C (4^pyramid_height - 1)/3, level after level, each flattened; with one level
-    N x C x 1 x 1, as Caffe gives it.
+    Bottom: N x C x H x W. Top: N x C (4^pyramid_height - 1)/3, the flattened levels in order; with one level
+    N x C x 1 x 1, as in Caffe.
 
-    Fields (spp_param): pyramid_height, pool. `engine` changes nothing here.
+    Fields (spp_param): pyramid_height, pool. `engine` has no effect.
     """
 
     IS_RANDOM: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class SPP(Layer):
         return [(shape[0], shape[1] * bins)]
 
     def _level(self, level: int, shape: Shape) -> Pooling:
-        """Return the pooling of one level, its windows as wide as their number asks and padded evenly."""
+        """Return the Pooling layer of one level, with windows and padding for its number of bins."""
         bins = 2**level
         kernel = [-(-extent // bins) for extent in shape[2:]]
         pad = [(k * bins - extent + 1) // 2 for k, extent in zip(kernel, shape[2:], strict=True)]
@@ -60,7 +60,7 @@ class SPP(Layer):
             raise LayerError(f"pyramid level {level} of {bins}x{bins} windows: {error}") from error
         if pooled[2:] != (bins, bins):
             raise LayerError(
-                f"pyramid level {level} gives {times(pooled[2:])} windows of a {times(shape[2:])} image, expected {bins}x{bins}"
+                f"pyramid level {level} has {times(pooled[2:])} windows of a {times(shape[2:])} image, expected {bins}x{bins}"
             )
         return pooling
 

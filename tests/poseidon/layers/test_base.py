@@ -61,8 +61,11 @@ class Sized(Layer):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((2, 4), "weight would have shape 4 for bottoms of this shape, expected 3: blobs keep their shapes"),
-        ((2, 3, 1), "would have 2 blobs for bottoms of this shape, expected 1 as before"),
+        (
+            (2, 4),
+            "weight would have shape 4 for bottoms of this shape, expected 3: the shape of a blob cannot change",
+        ),
+        ((2, 3, 1), "would have 2 blobs for bottoms of this shape, expected 1 as in the first setup"),
     ],
 )
 def test_blobs_keep_their_shapes(shape: Shape, message: str) -> None:

@@ -76,7 +76,7 @@ def test_learnable_blobs_are_added_by_extents() -> None:
 
 
 def test_the_newer_copy_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_module, "lies_apart", lambda _: True)
+    monkeypatch.setattr(blob_module, "needs_host_copy", lambda _: True)
     device = torch.zeros(3)
     memory = Memory(device)
     memory.host()[0] = 1

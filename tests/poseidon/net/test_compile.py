@@ -67,13 +67,13 @@ WRONG = {
     ),
     "a number too large": (
         FLAT + layer("Exp", "x", "y", "exp_param { shift: 1e30 }"),
-        "base^shift is too large a number: shift is 1e+30",
+        "base^shift overflows: shift is 1e+30",
     ),
     "no top": (FLAT + layer("ReLU", "x", ""), "has 0 tops, expected exactly 1"),
     "bottoms for a source": (FLAT + layer("DummyData", "x", "y"), "has 1 bottom, expected none"),
     "conv tops": (
         IMAGE + layer("Convolution", "x", "y z"),
-        "has 1 bottom and 2 tops, expected as many tops as bottoms",
+        "has 1 bottom and 2 tops, expected the same number",
     ),
     "no num_output": (conv("kernel_size: 3"), "missing num_output, expected at least 1"),
     "no kernel": (conv("num_output: 3"), "missing kernel_size"),
@@ -84,7 +84,7 @@ WRONG = {
     ),
     "spread too far": (
         conv("num_output: 3 kernel_size: 3 dilation: 5"),
-        "(dilation 5x5 spreads it to 11x11) larger than",
+        "(11x11 with dilation 5x5) larger than",
     ),
     "channels by group": (
         conv("num_output: 4 kernel_size: 1 group: 4"),
@@ -102,7 +102,7 @@ WRONG = {
     "half a kernel": (conv("num_output: 4 kernel_h: 3"), "has only one of kernel_h and kernel_w"),
     "three kernels": (
         conv("num_output: 4 kernel_size: 1 kernel_size: 1 kernel_size: 1"),
-        "kernel_size is given 3 times, expected once or 2 times",
+        "kernel_size occurs 3 times, expected once or 2 times",
     ),
     "stride 0": (
         conv("num_output: 4 kernel_size: 1 stride: 0"),
@@ -178,7 +178,7 @@ WRONG = {
     ),
     "slice points": (
         FLAT + layer("Slice", "x", "a b", "slice_param { slice_point: 7 }"),
-        "slice points [7] must rise",
+        "slice points [7] must ascend",
     ),
     "slice count": (
         FLAT + layer("Slice", "x", "a b", "slice_param { slice_point: 1 slice_point: 2 }"),
@@ -195,7 +195,7 @@ WRONG = {
     ),
     "flatten": (
         IMAGE + layer("Flatten", "x", "y", "flatten_param { axis: 2 end_axis: 1 }"),
-        "end_axis 1 lies before axis 2",
+        "end_axis 1 is before axis 2",
     ),
     "reshape": (
         FLAT + layer("Reshape", "x", "y", "reshape_param { shape { dim: 5 dim: 5 } }"),
@@ -205,14 +205,14 @@ WRONG = {
         FLAT + layer("Reshape", "x", "y", "reshape_param { shape { dim: 5 dim: -1 } }"),
         "do not divide by 5",
     ),
-    "input shape": (layer("Input", "", "a"), "input_param shape is given 0 times, expected once"),
+    "input shape": (layer("Input", "", "a"), "input_param shape occurs 0 times, expected once"),
     "input extent": (
         layer("Input", "", "a", "input_param { shape { dim: 0 } }"),
         "shape is 0, expected extents of at least 1",
     ),
     "dummy": (
         layer("DummyData", "", "a b", "dummy_data_param { num: 1 num: 1 num: 1 }"),
-        "num is given 3 times",
+        "num occurs 3 times",
     ),
     "data source": (layer("Data", "", "a", "data_param { batch_size: 1 }"), "missing source"),
     "data batch": (

@@ -46,7 +46,7 @@ def test_as_caffe(name: str) -> None:
 )
 def test_as_caffe_with_memory_apart_from_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: layers and users each have a copy of every blob."""
-    monkeypatch.setattr(blob_module, "lies_apart", lambda _: True)
+    monkeypatch.setattr(blob_module, "needs_host_copy", lambda _: True)
     run(name)
 
 

@@ -160,7 +160,7 @@ def test_param_diffs_add_up_and_are_cleared(simple: Path) -> None:
 def test_backward_sees_weights_changed_after_forward(
     write: Write, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
-    monkeypatch.setattr(blob_module, "lies_apart", lambda _: apart)  # as on a GPU
+    monkeypatch.setattr(blob_module, "needs_host_copy", lambda _: apart)  # as on a GPU
     net = caffe.Net(str(write("force_backward: true\n" + DEPLOY)), caffe.TEST)
     net.params["conv"][0].data[...] = 1
     net.blobs["x"].data[...] = 1

@@ -49,8 +49,8 @@ def test_writing_into_a_top_leaves_the_records() -> None:
 @pytest.mark.parametrize(
     ("records", "labels", "message"),
     [
-        (RECORDS[:3], LABELS[:3], "is given 3 records, expected a multiple of batch_size 2"),
-        (RECORDS[:0], LABELS[:0], "is given 0 records"),
+        (RECORDS[:3], LABELS[:3], "got 3 records, expected a multiple of batch_size 2"),
+        (RECORDS[:0], LABELS[:0], "got 0 records"),
         (RECORDS, LABELS[:2], "4 records and 2 labels"),
         (RECORDS[..., :2], LABELS, "records have shape 4x1x2x2, expected Nx1x2x3"),
     ],
@@ -63,7 +63,7 @@ def test_records_that_do_not_fit(
 
 
 def test_a_pass_before_reset() -> None:
-    with pytest.raises(LayerError, match="has no records yet"):
+    with pytest.raises(LayerError, match="has no records"):
         memory()()
 
 

@@ -84,10 +84,10 @@ def test_a_client_may_have_a_window_file_of_its_own(folder: Path) -> None:
     ("body", "transform", "message"),
     [
         ("", "", "missing crop_size"),
-        ("context_pad: 4", "crop_size: 8", "context_pad 4 leaves nothing"),
+        ("context_pad: 4", "crop_size: 8", "context_pad is 4, expected less than half"),
         ("crop_mode: 'round'", "crop_size: 8", "crop_mode is 'round', expected warp or square"),
         ("fg_fraction: 2", "crop_size: 8", "fg_fraction is 2"),
-        ("", "crop_size: 8 mean_value: 1 mean_value: 2", "mean_value is given 2 times"),
+        ("", "crop_size: 8 mean_value: 1 mean_value: 2", "mean_value occurs 2 times"),
     ],
 )
 def test_mistakes(folder: Path, body: str, transform: str, message: str) -> None:

@@ -64,7 +64,7 @@ def test_smooth_l1(sigma: float) -> None:
     [
         ("EuclideanLoss", {"a": (2, 3), "b": (2, 2)}, "expected the same number of values per item"),
         ("SmoothL1Loss", {"a": (2, 3), "b": (2, 3), "w": (2, 3)}, "weights go together"),
-        ("SmoothL1Loss", {"a": (2, 3), "b": (2, 2)}, "expected equal ones"),
+        ("SmoothL1Loss", {"a": (2, 3), "b": (2, 2)}, "expected equal shapes"),
         ("ContrastiveLoss", {"a": (2, 3), "b": (2, 2), "y": (2,)}, "expected NxC"),
         ("ContrastiveLoss", {"a": (2, 3, 2, 1), "b": (2, 3, 2, 1), "y": (2,)}, "expected NxC"),
         ("ContrastiveLoss", {"a": (2, 3), "b": (2, 3), "y": (3,)}, "expected 2 values: one a pair"),

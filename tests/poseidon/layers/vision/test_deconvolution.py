@@ -74,7 +74,7 @@ def test_a_convolution_is_a_product_with_im2col(name: str) -> None:
         ("Deconvolution", "kernel_size: 3", "missing num_output"),
         ("Deconvolution", "num_output: 3 kernel_size: 3 group: 2", "num_output is 3, expected a multiple"),
         ("Deconvolution", "num_output: 2", "missing kernel_size"),
-        ("Deconvolution", "num_output: 2 kernel_size: 1 pad: 3", "pad 3x3 leaves nothing"),
+        ("Deconvolution", "num_output: 2 kernel_size: 1 pad: 3", "pad 3x3 is too large"),
         ("Im2col", "", "missing kernel_size"),
         ("Im2col", "kernel_size: 9", "kernel 9x9 larger than padded input"),
         ("Im2col", "kernel_size: 1 axis: 3", "no axis after 3"),

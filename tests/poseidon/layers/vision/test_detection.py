@@ -85,7 +85,7 @@ def test_variances(body: str, expected: list[float]) -> None:
     [
         ("", "min_size is"),
         ("min_size: 4 max_size: 4", "max_size 4 is not larger"),
-        ("min_size: 4 min_size: 5 max_size: 9", "max_size is given 1 times, expected 2"),
+        ("min_size: 4 min_size: 5 max_size: 9", "max_size occurs 1 times, expected 2"),
         ("min_size: 4 variance: 1 variance: 2", "expected one or four"),
         ("min_size: 4 step: 3 step_h: 2", "both step and step_h/step_w"),
         ("min_size: 4 img_h: 3", "expected positive numbers"),

@@ -91,7 +91,7 @@ def test_global_pooling_is_the_mean_and_the_maximum() -> None:
 
 
 def test_a_last_window_outside_the_input_is_refused() -> None:
-    with pytest.raises(LayerError, match="last window wholly outside"):
+    with pytest.raises(LayerError, match="last window entirely outside"):
         pooled_extents((4, 4), (1, 1), (2, 2), (0, 0), ceil=True)
     assert pooled_extents((4, 4), (1, 1), (2, 2), (0, 0), ceil=False) == (2, 2)
 

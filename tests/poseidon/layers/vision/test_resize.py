@@ -38,10 +38,10 @@ def test_a_ramp_stays_a_ramp(body: str, extent: int, last: float) -> None:
     ("body", "message"),
     [
         ("", "has no size"),
-        ("height: 3", "expected both"),
+        ("height: 3", "expected at least 1 for both"),
         ("zoom_factor: 0", "must be at least 1"),
         ("zoom_factor: 2 pad_beg: 1", "expected 0 or less"),
-        ("zoom_factor: 2 pad_beg: -5", "leave nothing"),
+        ("zoom_factor: 2 pad_beg: -5", "crop all"),
     ],
 )
 def test_mistakes(body: str, message: str) -> None:
