@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
@@ -44,26 +44,12 @@ LEGAL: dict[Stage, dict[type, Stage]] = {
     Stage.STRANGER: {m.Hello: Stage.KNOWN},
     Stage.KNOWN: {m.Create: Stage.JOINED},
     Stage.JOINED: {
-        **dict.fromkeys(
-            (
-                m.Create,
-                m.Initial,
-                m.Push,
-                m.Store,
-                m.Clock,
-                m.Get,
-                m.TotalNorm,
-                m.GetHistory,
-                m.Gather,
-                m.Signal,
-            ),
-            Stage.JOINED,
-        ),
+        **{kind: Stage.JOINED for kind in get_args(m.ToShard) if kind not in (m.Hello, m.Share)},
         m.Leave: Stage.LEFT,
     },
     Stage.LEFT: {},
 }
-"""For each stage the messages that are legal, and the stage after each."""
+"""For each stage the messages that are legal, and the stage after each. `Share` is for the server (`server.py`)."""
 
 
 class Members:

@@ -34,29 +34,15 @@ class Order(Enum):
 
 
 ORDERS: dict[type, Order] = {
-    m.Hello: Order.AT_ONCE,
-    m.Create: Order.AT_ONCE,
-    m.Share: Order.AT_ONCE,
-    m.Initial: Order.AT_ONCE,
     m.Push: Order.BY_URGENCY,
     m.Store: Order.BY_URGENCY,
-    m.Clock: Order.IN_TURN,  # "I have sent all their pushes"
-    m.Get: Order.AT_ONCE,
-    m.TotalNorm: Order.AT_ONCE,
-    m.GetHistory: Order.AT_ONCE,
-    m.Gather: Order.AT_ONCE,
-    m.Signal: Order.AT_ONCE,  # before the pushes, and so before the values, of a later clock
-    m.Leave: Order.IN_TURN,
-    m.Welcome: Order.AT_ONCE,
-    m.Shared: Order.AT_ONCE,
     m.Value: Order.BY_URGENCY,
-    m.Fresh: Order.IN_TURN,  # "every chunk that I have not sent anew"
-    m.PartialNorm: Order.AT_ONCE,
     m.History: Order.BY_URGENCY,
-    m.Gathered: Order.AT_ONCE,
-    m.Fault: Order.AT_ONCE,
-    m.Gone: Order.AT_ONCE,
+    m.Clock: Order.IN_TURN,  # "I have sent all their pushes"
+    m.Fresh: Order.IN_TURN,  # "every chunk that I have not sent anew"
+    m.Leave: Order.IN_TURN,
 }
+"""All others leave at once. Of these `Signal` must: before the pushes, and so before the values, of a later clock."""
 
 PACKET_BYTES = 256 * 1024
 """Small against a chunk, so that packets delay nothing; large against what a message costs by itself."""
@@ -163,7 +149,7 @@ class Schedule:
             heapq.heappush(self._heap, waiting)
 
     def _place(self, message: m.Message) -> Key:
-        order = ORDERS[type(message)]
+        order = ORDERS.get(type(message), Order.AT_ONCE)
         if order is Order.AT_ONCE and self._stores and isinstance(message, _AFTER_STORES):
             order = Order.IN_TURN
         if not self._prioritized:

@@ -62,16 +62,23 @@ NOT_OF_TYPE = {
 SAME_CODE = dict.fromkeys(
     ("ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "Im2col"), "Convolution"
 )
-HEAD = """# What is kept of Caffe, layer by layer
+HEAD = """# Caffe compatibility
 
-Written by `python -m tests.support.compatibility`; do not edit. "Recorded" names the cases of real Caffe 1.0 (BVLC, CPU) that
-set a field: their outputs, gradients of bottoms and of parameters agree here, to 1e-4 relative (1e-5 where nothing is added
-up). Where no case sets a field the tests that name it are given; they hold it by formula, by an equivalence, or against
-finite differences ([test_gradients.py](../tests/poseidon/layers/test_gradients.py) has every differentiable type). "Worst" is
-the largest relative difference over all blobs of all cases that have the layer.
+This page lists every layer type with its fields, and the tests that compare each field with Caffe.
+`python -m tests.support.compatibility` generates it; do not edit it by hand.
 
-All types: `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name, share_mode, lr_mult, decay_mult),
-`blobs`, `loss_weight`, `propagate_down`; see [test_plan.py](../tests/poseidon/net/test_plan.py) and
+* **recorded**: cases of real Caffe 1.0 (BVLC, CPU) that set the field. Outputs and gradients of
+  bottoms and parameters agree to 1e-4 relative, or to 1e-5 where nothing is summed.
+* **own tests**: the tests that name the field, where no recorded case sets it. They use a formula, an
+  equivalence or finite differences.
+* **worst**: the largest relative difference over all blobs of all recorded cases with the layer.
+
+[test_gradients.py](../tests/poseidon/layers/test_gradients.py) checks the gradients of every
+differentiable type.
+
+All types have `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name,
+share_mode, lr_mult, decay_mult), `blobs`, `loss_weight` and `propagate_down`. See
+[test_plan.py](../tests/poseidon/net/test_plan.py) and
 [test_params.py](../tests/poseidon/net/test_params.py).
 
 | layer | field | recorded | own tests | worst |

@@ -5,6 +5,7 @@ import pytest
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.members import LEGAL, MAX_ANSWERED_FAULTS, Members, Outgoing, Stage
+from ps_server.protocol.shard import Shard
 
 TOKEN = b"secret"
 
@@ -40,6 +41,10 @@ def test_each_stage_has_its_legal_messages() -> None:
     assert members.next_stage(b"a", m.Hello(0, TOKEN)) is Stage.KNOWN
     members.advance(b"a", Stage.JOINED)
     assert members.next_stage(b"a", m.Leave()) is Stage.LEFT
+
+
+def test_a_shard_has_a_handler_for_each_legal_message() -> None:
+    assert LEGAL[Stage.JOINED].keys() == Shard(0, workers=1)._handlers.keys()
 
 
 def test_faults_of_a_known_peer_are_answered_and_not_without_end() -> None:

@@ -1,0 +1,244 @@
+"""The documentation names what is there: paths, modules, commands, flags and links; its prose keeps to 100 columns."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from poseidon.cli.main import COMMANDS
+from poseidon.cluster.agent import wire as agent_wire
+from poseidon.exchange.factors import wire as factors_wire
+from ps_server.protocol import wire
+from ps_server.protocol.members import LEGAL
+from ps_server.protocol.settings import MAX_TABLES, MAX_WORKERS
+from tests.test_architecture import MAY_IMPORT
+
+ROOT = Path(__file__).parents[1]
+MOST_COLUMNS = 100
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/**/*.md",
+        "benchmarks/results/*.md",
+        "examples/**/README.md",
+        "machinefiles/README.md",
+        "prototxt/**/README.md",
+        "ps_server/README.md",
+    )
+    for path in ROOT.glob(pattern)
+)
+SOURCES = ("poseidon", "ps_server", "tests", "docs", "benchmarks", "scripts")
+"""Folders of which every path that a page names must exist."""
+DATA = ("examples", "prototxt", "machinefiles", "models", "data")
+"""Folders in which jobs and scripts make databases and lists too."""
+SUFFIXES = {".py", ".md", ".sh", ".proto", ".prototxt", ".sbatch", ".yaml", ".example", ".log"}
+FOREIGN_FLAGS = {
+    # docker, kubectl, make, MPI, pip, sbatch, srun, ssh and torchrun
+    *("--from-file", "--tail", "--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint", "--standalone"),
+    *("--shutdown-timeout", "--bind-to", "--host", "--map-by", "--mca", "--ntasks-per-node", "--nodes"),
+    *("--gpus-per-node", "--signal", "--check"),
+}  # fmt: skip
+
+FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n?)+")
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(r"(?<![\w./<-])([a-z_]+/[\w./*{},-]*)")
+MODULE = re.compile(r"(?<![\w./~])((?:poseidon|ps_server|tests|benchmarks)(?:\.\w+)+)")
+FLAG = re.compile(r"(?<![\w-])(--[a-z][\w-]*)(?![\w>])")
+COMMAND = re.compile(r"(?:^|[`\n]|&& |; )poseidon ([a-z_0-9]+)")
+
+
+def _text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def _named(page: str) -> Iterator[str]:
+    """Yield each piece of code that a page shows: inline, fenced and indented."""
+    text = _text(page)
+    yield from FENCE.findall(text)
+    rest = FENCE.sub("", text)
+    yield from INDENTED.findall(rest)
+    yield from CODE.findall(INDENTED.sub("", rest))
+
+
+def _exists(path: str) -> bool:
+    path = path.rstrip(".,").split("::")[0]
+    return any(ROOT.glob(path)) if "*" in path else (ROOT / path).exists()
+
+
+def _unfold(path: str) -> list[str]:
+    """Return the paths that `a/{b,c}.py` stands for."""
+    found = re.fullmatch(r"(.*)\{(.*)\}(.*)", path)
+    return [found[1] + part + found[3] for part in found[2].split(",")] if found else [path]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_exists(page: str) -> None:
+    missing = []
+    for code in _named(page):
+        for match in PATH.finditer(code):
+            for path in _unfold(match[1]):
+                top = path.partition("/")[0]
+                if code[match.end() : match.end() + 1] in ("<", "$"):
+                    continue  # the rest of the path is the reader's
+                made = path.startswith("examples/_temp")  # by the commands of the page
+                if top in SOURCES or (top in DATA and Path(path).suffix in SUFFIXES and not made):
+                    missing += [] if _exists(path) else [path]
+    assert not missing, f"{page} names {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_module_exists(page: str) -> None:
+    missing = [name for code in _named(page) for name in MODULE.findall(code) if not _module(name)]
+    assert not missing, f"{page} names {missing}"
+
+
+def _module(name: str) -> bool:
+    """Return whether a dotted name is a module, or attributes of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        if (ROOT / "/".join(parts[:count])).with_suffix(".py").is_file() or (
+            ROOT / "/".join(parts[:count])
+        ).is_dir():
+            break
+    else:
+        return False
+    if count == len(parts):
+        return True
+    module = ".".join(parts[:count])
+    if importlib.util.find_spec(module) is None:
+        return False
+    found: object = importlib.import_module(module)
+    for part in parts[count:]:
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_flag_exists(page: str) -> None:
+    flags = {flag for command in COMMANDS.values() for flag in command.parser()._option_string_actions}
+    known = _source_text()
+    for code in _named(page):
+        for command in COMMAND.findall(code):
+            assert command in COMMANDS, f"{page} names the command poseidon {command}"
+        for flag in FLAG.findall(code):
+            plain = "--" + flag[2:].removeprefix("no")
+            found = flag in flags or plain in flags or flag in FOREIGN_FLAGS or f'"{flag}"' in known
+            assert found, f"{page} names the flag {flag}"
+
+
+def _source_text() -> str:
+    folders = ("poseidon", "ps_server", "benchmarks", "tests", "examples", "scripts")
+    return "\n".join(
+        path.read_text(encoding="utf-8", errors="replace")
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.is_file() and path.suffix in {".py", ".sh", ""}
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_resolves(page: str) -> None:
+    folder = (ROOT / page).parent
+    for link in LINK.findall(FENCE.sub("", _text(page))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = folder / name if name else ROOT / page
+        assert target.exists(), f"{page} links to {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(_anchor, headings), f"{page} links to {link}"
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_prose_keeps_to_its_columns(page: str) -> None:
+    text = INDENTED.sub("", FENCE.sub("", _text(page)))
+    long = [
+        line
+        for line in text.splitlines()
+        if len(line) > MOST_COLUMNS and not line.startswith(("|", "![", "#"))
+    ]
+    assert not long, f"{page}: {long}"
+
+
+def test_every_message_of_the_page_is_one_of_the_code() -> None:
+    """Literal strings of the source are joined as Python joins them; `...` stands for what a message fills in."""
+    source = re.sub(r'"\s*\n\s*f?"', "", _source_text())
+    section = _text("docs/exit_codes.md").partition("## Messages")[2]
+    messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+    assert len(messages) > 20
+    missing = [
+        piece
+        for message in messages
+        for piece in message.split("...")
+        if len(piece.strip(" :'(),")) > 4 and piece.strip(" :'(),") not in source
+    ]
+    assert not missing
+
+
+WIRE_PAGE = "docs/wire_protocol.md"
+
+
+def _rows(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the first table below a heading, without its head."""
+    section = f"\n{_text(page)}".partition(f"\n{heading}\n")[2]
+    lines = section[section.index("\n|") + 1 :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_wire_page_lists_every_message_of_the_store() -> None:
+    listed = {(int(row[0]), row[1]) for row in _rows(WIRE_PAGE, "### Messages")}
+    assert listed == {(code, kind.__name__) for kind, (code, _) in wire._WRITERS.items()}
+
+
+def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
+    listed = {
+        row[0]: set(re.findall(r"[A-Z]\w+", row[1]))
+        for row in _rows(WIRE_PAGE, "### States of a worker on a shard")
+    }
+    assert listed == {stage.value: {kind.__name__ for kind in legal} for stage, legal in LEGAL.items()}
+
+
+def test_the_wire_page_has_the_versions_and_limits() -> None:
+    versions = [int(row[3]) for row in _rows(WIRE_PAGE, "# Wire protocol")]
+    assert versions == [wire.PROTOCOL_VERSION, factors_wire.VERSION, agent_wire.PROTOCOL]
+    limits = {row[0]: row[1] for row in _rows(WIRE_PAGE, "### Frames")}
+    assert limits["frames of a packet"] == f"{wire.MAX_FRAMES:,}"
+    assert limits["header"] == f"{wire.MAX_HEADER_BYTES >> 20} MiB"
+    assert limits["payload of `Gather"] == f"{wire.MAX_PAYLOAD_BYTES >> 30} GiB"
+    assert limits["workers, shards"].startswith(f"{MAX_WORKERS:,}")
+    assert limits["tables"] == f"{MAX_TABLES:,}"
+
+
+def test_the_wire_page_lists_every_order_and_report_of_an_agent() -> None:
+    heading = "## Agent protocol"
+    orders = {row[0] for row in _rows(WIRE_PAGE, heading)}
+    assert orders == set(agent_wire._ORDERS)
+    text = _text(WIRE_PAGE).partition("The agent sends reports:")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"is"} == set(agent_wire._REPORTS)
+
+
+def test_the_drawing_of_the_packages_is_true() -> None:
+    """A package stands above all that it imports (`test_architecture.py` holds the imports to the code)."""
+    drawing = _text("docs/architecture.md").partition("## Packages")[2].split("```")[1]
+    height = {line.split()[0]: number for number, line in enumerate(drawing.strip().splitlines())}
+    names = {package: package.removeprefix("poseidon.") for package in MAY_IMPORT}
+    assert set(height) == set(names.values())
+    for package, imported in MAY_IMPORT.items():
+        for other in imported:
+            assert height[names[package]] < height[names[other]], f"{package} imports {other}"
