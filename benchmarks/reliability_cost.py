@@ -49,7 +49,7 @@ from poseidon.exchange.base import Exchange, ExchangeSettings
 from poseidon.exchange.observe.observed import ObservedExchange
 from poseidon.exchange.observe.watchdog import Watchdog, WatchdogObserver
 from poseidon.exchange.single import SingleProcessExchange
-from poseidon.launch.site import child_environment
+from poseidon.launch.processes import child_environment
 from poseidon.layers.base import LayerContext
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.proto.caffe_pb2 import TRAIN

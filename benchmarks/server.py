@@ -41,7 +41,7 @@ use_environment()
 import numpy as np
 import zmq
 
-from poseidon.launch.site import child_environment
+from poseidon.launch.processes import child_environment
 
 CHUNK_BYTES = 2 * 2**20
 WARM_UP = 2

@@ -30,11 +30,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "poseidon.launch": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
-        *("poseidon.exchange", "poseidon.cluster", "poseidon.net", "poseidon.engine"),
+        *("poseidon.solvers", "poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net"),
+        "poseidon.engine",
     },
     "poseidon.cli": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
-        *("poseidon.solvers", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),
+        *("poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),
         *("poseidon.pycaffe", "poseidon.launch"),
     },
 }

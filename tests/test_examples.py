@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from poseidon.cli.main import parse_words
+from poseidon.cli.main import parse_arguments
 from poseidon.data.prepare.cifar10 import Request
 from poseidon.layers.registry import layer_class
 from poseidon.net.plan import plan_net
@@ -130,7 +130,7 @@ def test_cifar10_trains_another_solver_with_its_own_sources(
     ]
     assert train_cifar10.main(words) == 0
     (command,) = train_cifar10.commands
-    flags = parse_words(command)
+    flags = parse_arguments(command)
     assert flags.settings == ["max_iter=7", "base_lr=0.5"]
     derived = read_solver(flags.solver)
     assert (Path(flags.solver) == solver) == (backend == "lmdb")
@@ -187,7 +187,7 @@ def test_run_local_takes_the_words_of_the_original(
     assert main(["1", "hosts"]) == 0
     assert not started
     assert main(words) == 0
-    flags = parse_words(started[0])
+    flags = parse_arguments(started[0])
     assert (Path(flags.hostfile).name, flags.gpu, flags.svb) == (hostfile, gpu, "auto")
     assert flags.settings == (["max_iter=3"] if "--max_iter=3" in started[0] else None)
     assert Path(flags.net_outputs).name == "cifar-netoutputs"

@@ -20,7 +20,7 @@ import psutil
 from benchmarks.testbed.errors import TestbedError
 from benchmarks.testbed.hosts import Host
 from benchmarks.testbed.links import INTERFACE
-from poseidon.launch.site import child_environment
+from poseidon.launch.processes import child_environment
 from poseidon.settings import inherited_environment
 
 ROOT = Path(__file__).resolve().parents[2]

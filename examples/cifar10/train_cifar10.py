@@ -29,7 +29,7 @@ if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
     print("train_cifar10.py: loading torch", file=sys.stderr, flush=True)
 
 from poseidon.cli.main import main as poseidon
-from poseidon.cli.main import parse_words
+from poseidon.cli.main import parse_arguments
 from poseidon.cli.parsers.data import add_data_flags
 from poseidon.cli.prepare_cifar10 import prepare_and_tell
 from poseidon.cluster.jobs.registry import new_job_id
@@ -37,7 +37,7 @@ from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.cifar10 import Request
 from poseidon.engine.tools.preflight import check_nets
 from poseidon.errors import PoseidonError, UsageError
-from poseidon.launch.site import remove_unused
+from poseidon.launch.job_folder import remove_unused
 from poseidon.proto.caffe_pb2 import DataParameter
 from poseidon.proto.definition import read_net, read_solver
 from poseidon.proto.text import to_text
@@ -159,7 +159,7 @@ def _main(words: list[str], stack: ExitStack) -> int:
             data=flags.data,
             hint=read_settings().data_folder,
         )
-        settings = parse_words(["train", f"--solver={flags.solver}", *others]).settings or ()
+        settings = parse_arguments(["train", f"--solver={flags.solver}", *others]).settings or ()
         job = new_job_id("cifar10", datetime.now(), secrets.token_hex(3))
         output = (flags.output or ROOT / "output" / job).absolute()
         if not output.exists():

@@ -17,9 +17,11 @@ from pathlib import Path
 from poseidon.cluster.jobs.kill import KillPatience, job_processes, owner_of
 from poseidon.cluster.jobs.other_hosts import Ask
 from poseidon.cluster.jobs.registry import EXTRACTION, Registry, check_job_id
+from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
-from poseidon.launch.stopping import Wanted, here_records, jobs_by_id, jobs_of, over_ssh, stop_jobs
+from poseidon.launch.job_folder import local_records
+from poseidon.launch.site import ask_over_ssh
 from poseidon.settings import read_settings
 
 _SSH_CONFIG = "--ssh_config="
@@ -37,45 +39,45 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.grace >= 0:
         raise UsageError(f"--grace must be 0 seconds or more, not {arguments.grace}")
     registry = Registry(read_settings().state_folder)
-    with over_ssh(arguments.ssh_config) as ask:
-        wanted = _wanted(arguments, registry, ask)
-        if not wanted.jobs:
+    with ask_over_ssh(arguments.ssh_config) as ask:
+        targets = _targets(arguments, registry, ask)
+        if not targets.jobs:
             print("no job is running")
             return 1
-        problems = stop_jobs(wanted, registry, ask, KillPatience(grace_s=arguments.grace), print)
+        problems = stop_jobs(targets, registry, ask, KillPatience(grace_s=arguments.grace), print)
     if problems:
-        raise JobError(_not_all(wanted.jobs, problems))
+        raise JobError(_not_all(targets.jobs, problems))
     return 0
 
 
-def _wanted(arguments: argparse.Namespace, registry: Registry, ask: Ask) -> Wanted:
-    clients = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
+def _targets(arguments: argparse.Namespace, registry: Registry, ask: Ask) -> StopTargets:
+    hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
+    records = local_records(registry)
     if arguments.all:
-        jobs = [record.job for record in here_records(registry)]
-        return jobs_by_id(jobs, registry, ask, clients=clients)
-    if clients or _is_job(arguments.target, registry):
-        return jobs_by_id([check_job_id(arguments.target)], registry, ask, clients=clients)
+        return jobs_by_id([record.job for record in records], records, ask, more_hosts=hosts)
+    if hosts or _is_job(arguments.target, registry):
+        return jobs_by_id([check_job_id(arguments.target)], records, ask, more_hosts=hosts)
     hostfile = Path(arguments.target)
-    wanted = jobs_of(hostfile, registry, ask)
-    if not wanted.jobs and not hostfile.exists():
+    targets = jobs_of_hostfile(hostfile, records, ask)
+    if not targets.jobs and not hostfile.exists():
         owner = owner_of(arguments.target)
         if owner is not None:
             raise JobError(f"job {arguments.target} is user {owner}'s; `poseidon kill` stops one's own")
         raise JobError(
             f"'{arguments.target}' is neither a running job nor a machinefile; `poseidon ps` lists the jobs"
         )
-    if not wanted.jobs:
-        raise JobError("; ".join([_none_of(hostfile, wanted, "job"), *wanted.problems]))
-    return wanted
+    if not targets.jobs:
+        raise JobError("; ".join([_none_of(hostfile, targets, "job"), *targets.problems]))
+    return targets
 
 
 def kill_caffe(arguments: Sequence[str]) -> int:
-    """What `scripts/kill_caffe.py <hostfile>` does; returns its exit code. Nothing to stop is no error."""
+    """Run `scripts/kill_caffe.py <hostfile>`; return its exit code. Nothing to stop is no error."""
     return _kill_script("kill_caffe.py", "jobs", arguments, lambda job: not job.startswith(EXTRACTION))
 
 
 def kill_feature_extractor(arguments: Sequence[str]) -> int:
-    """What `scripts/kill_feature_extractor.py <hostfile>` does; leaves training alone."""
+    """Run `scripts/kill_feature_extractor.py <hostfile>`, which leaves training alone; return its exit code."""
     return _kill_script(
         "kill_feature_extractor.py",
         "feature extractions",
@@ -84,7 +86,7 @@ def kill_feature_extractor(arguments: Sequence[str]) -> int:
     )
 
 
-def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callable[[str], bool]) -> int:
+def _kill_script(name: str, what: str, arguments: Sequence[str], chosen: Callable[[str], bool]) -> int:
     hostfiles = [word for word in arguments if not word.startswith("-")]
     flags = [word for word in arguments if word.startswith("-")]
     if len(hostfiles) != 1 or not all(word.startswith(_SSH_CONFIG) for word in flags):
@@ -97,9 +99,9 @@ def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callabl
     hostfile = Path(hostfiles[0])
     try:
         registry = Registry(read_settings().state_folder)
-        with over_ssh(config) as ask:
-            found = jobs_of(hostfile, registry, ask)
-            found = replace(found, jobs=tuple(job for job in found.jobs if wanted(job)))
+        with ask_over_ssh(config) as ask:
+            found = jobs_of_hostfile(hostfile, local_records(registry), ask)
+            found = replace(found, jobs=tuple(job for job in found.jobs if chosen(job)))
             problems = list(found.problems)
             if found.jobs:
                 problems = stop_jobs(found, registry, ask, KillPatience(), print)
@@ -117,9 +119,9 @@ def _kill_script(name: str, what: str, arguments: Sequence[str], wanted: Callabl
     return 1 if problems else 0
 
 
-def _none_of(hostfile: Path, wanted: Wanted, what: str) -> str:
-    hosts = "host" if len(wanted.hosts) == 1 else f"{len(wanted.hosts)} hosts"
-    where = f"this machine or its {hosts}" if wanted.hosts else "this machine"
+def _none_of(hostfile: Path, targets: StopTargets, what: str) -> str:
+    hosts = "host" if len(targets.hosts) == 1 else f"{len(targets.hosts)} hosts"
+    where = f"this machine or its {hosts}" if targets.hosts else "this machine"
     return f"no {what} that was started from {hostfile} is running on {where}"
 
 

@@ -19,8 +19,7 @@ from poseidon.cluster.jobs.kill import live_process
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.listeners import REMOTE_LOGS
-from poseidon.launch.stopping import job_folder
+from poseidon.launch.job_folder import job_folder, log_paths
 from poseidon.metrics.log_merge import merge_logs
 from poseidon.settings import read_settings
 
@@ -47,19 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.follow:
             _follow(folder, files)
     return 0
-
-
-def log_paths(folder: Path) -> Mapping[str, Path]:
-    """The logs of a job by the names of its processes, workers first; of two of one process the one kept by the launcher."""
-    found = {path.stem: path for place in (folder, folder / REMOTE_LOGS) for path in place.glob("*_*.log")}
-    numbered = [
-        (role, int(number), path)
-        for stem, path in found.items()
-        for role, _, number in [stem.partition("_")]
-        if role in ("worker", "shard") and number.isdecimal()
-    ]
-    ordered = sorted(numbered, key=lambda entry: (entry[0] != "worker", entry[1]))
-    return {f"{role} {number}": path for role, number, path in ordered}
 
 
 def _chosen(folder: Path, arguments: argparse.Namespace) -> Mapping[str, Path]:

@@ -1,19 +1,23 @@
 """The command line: finds the command, and is the one place where errors become exit codes.
 
 Law: a mistake of the user ends in one sentence on standard error and exit code 1 or 2, never in a traceback. The code of a
-command is imported once its words are found right, so that help and mistakes come at once: torch takes seconds.
+command is imported after its flags are parsed, so that help and mistakes come at once: torch takes seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from types import FrameType
 
 from poseidon import __version__
-from poseidon.cli.own_signals import ctrl_c_ends_at_once
 from poseidon.cli.parsers import data, jobs, nets, watch
 from poseidon.cli.parsers.form import Command, overview
 from poseidon.errors import PoseidonError, nearest
@@ -35,19 +39,19 @@ _EXAMPLE = """example:
       --hostfile=machinefiles/localserver"""
 
 
-def parse_words(words: Sequence[str]) -> argparse.Namespace:
-    """What a command line asks for; a word that it cannot have ends the process with a sentence and code 2.
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the flags of a command line; a mistake ends the process with a sentence and code 2.
 
     Args:
-        words: of the command and its flags. The namespace has them as `words`, in case the command has to start itself again.
+        argv: the command and its flags. The namespace has them as `argv`, in case the command has to start itself again.
     """
-    if not words or (words[0].lstrip("-") in ("help", "h") and words[1:] in ([], ["help"])):
+    if not argv or (argv[0].lstrip("-") in ("help", "h") and argv[1:] in ([], ["help"])):
         print(overview(_TITLE, GROUPS, _EXAMPLE), end="")
         sys.exit(0)
-    if words[0] in ("--version", "-version"):
+    if argv[0] in ("--version", "-version"):
         print(f"poseidon {__version__}")
         sys.exit(0)
-    name, *rest = words
+    name, *rest = argv
     if name == "help":
         name, rest = rest[0], ["--help"]
     if name not in COMMANDS:
@@ -56,18 +60,18 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Run the command of a namespace of `parse_words`; returns its exit code."""
+    """Run the command of a namespace of `parse_arguments`; return its exit code."""
     code: int = import_module(f"poseidon.cli.{parsed.command}").run(parsed)
     return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command; return the exit code.
 
     Args:
-        arguments: its words; those of the process when not given.
+        arguments: those of the command line; None: those of the process.
     """
-    parsed = parse_words(list(sys.argv[1:] if arguments is None else arguments))
+    parsed = parse_arguments(list(sys.argv[1:] if arguments is None else arguments))
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
     try:
@@ -84,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"poseidon {parsed.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        _drop_output()  # the reader has gone; nothing more to say
+        _drop_output()  # the reader is gone
         return 1
-    except OSError as error:  # what no room could say better: standard output on a full disk, say
+    except OSError as error:  # what no package translates: standard output on a full disk, for example
         place = f"{error.filename}: " if error.filename is not None else ""
         print(f"poseidon {parsed.command}: {place}{error.strerror or error}", file=sys.stderr)
         _drop_output()
@@ -95,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(name: str, rest: Sequence[str]) -> None:
-    """End because the first word is no command."""
+    """End the process: the first argument is no command."""
     if name.startswith("-"):
         later = next((word for word in rest if word in COMMANDS), None)
         hint = f"; flags follow the command: poseidon {later} {name}" if later else "; expected a command"
@@ -108,5 +112,32 @@ def _refuse(name: str, rest: Sequence[str]) -> None:
 
 
 def _drop_output() -> None:
-    """Let go of what is still to be printed: the dying interpreter would try again, and complain."""
+    """Drop what is still to be printed: the interpreter would try again at its end, and complain."""
     sys.stdout = io.StringIO()
+
+
+@contextmanager
+def ctrl_c_ends_at_once(name: str) -> Iterator[None]:
+    """Make Ctrl-C end the process with a line and code 130, while the block imports modules.
+
+    A KeyboardInterrupt would not do: numpy and others lose it, and fail later with an error that names another cause.
+    Outside the main thread, or in a program with a handler of its own, nothing changes.
+
+    Args:
+        name: of the command, for the line.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        with suppress(OSError):
+            os.write(2, f"{name}: interrupted\n".encode())
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

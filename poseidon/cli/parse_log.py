@@ -6,9 +6,8 @@ import argparse
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cli.logs import log_paths
-from poseidon.errors import DataError, JobError, UsageError
-from poseidon.launch.stopping import job_folder
+from poseidon.errors import DataError, UsageError
+from poseidon.launch.job_folder import find_training_log
 from poseidon.metrics.training_log import TrainingLog, as_csv, parse_log
 from poseidon.snapshot.files import make_folder, write_atomically
 
@@ -23,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if len(arguments.delimiter) != 1:
         raise UsageError(f"--delimiter is '{arguments.delimiter}', expected one sign")
-    _, source = log_of(arguments.logfile_path)
+    _, source = find_training_log(arguments.logfile_path)
     log = read_log(source)
     folder = arguments.output_dir or source.parent
     make_folder(folder)
@@ -34,34 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.verbose:
             print(f"Wrote {path}" if rows else f"Not writing {path}; no lines to write")
     return 0
-
-
-def log_of(word: str | None) -> tuple[str, Path]:
-    """The log that a word of the command line means.
-
-    Args:
-        word: a log, or a job's id or folder, whose worker 0 has the log; None: the job that was started last.
-
-    Returns:
-        A name for it, and its path.
-
-    Raises:
-        DataError: the job has no log of worker 0.
-        JobError: there is no last job.
-    """
-    given = Path(word) if word is not None else None
-    if given is not None and given.is_file():
-        return given.name, given
-    try:
-        folder = job_folder(word)
-    except JobError:
-        if given is None:
-            raise
-        return given.name, given  # which cannot be read
-    path = log_paths(folder).get("worker 0")
-    if path is None:
-        raise DataError(f"{folder} holds no log of worker 0, expected a job's folder or a log")
-    return folder.absolute().name, path
 
 
 def read_log(path: Path) -> TrainingLog:

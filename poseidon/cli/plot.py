@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.parse_log import log_of, read_log
+from poseidon.cli.parse_log import read_log
 from poseidon.errors import UsageError
+from poseidon.launch.job_folder import find_training_log
 from poseidon.metrics.curves import CHARTS, KINDS, Against, Panel, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
 
@@ -24,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kind not in KINDS:
         raise UsageError(f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(KINDS)}")
     panels, against = _panels(arguments)
-    found = [log_of(word) for word in arguments.logs or [None]]
+    found = [find_training_log(word) for word in arguments.logs or [None]]
     logs = [(name, read_log(path)) for name, (_, path) in zip(_short_names(found), found, strict=True)]
     shown = [panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)]
     if not shown:

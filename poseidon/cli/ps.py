@@ -18,7 +18,7 @@ from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.errors import JobError, printable
-from poseidon.launch.stopping import over_ssh
+from poseidon.launch.site import ask_over_ssh
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.progress import JobProgress
 from poseidon.settings import read_settings
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = far_hosts(clients)
     far: list[FarJob] = []
     if hosts:
-        with over_ssh(arguments.ssh_config) as ask:
+        with ask_over_ssh(arguments.ssh_config) as ask:
             far, told = list_far(hosts, ask)
         problems += told
     if arguments.json:

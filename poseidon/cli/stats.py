@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.stopping import job_folder
+from poseidon.launch.job_folder import job_folder
 from poseidon.metrics.curves import KINDS
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.statistics_tables import job_tables

@@ -9,7 +9,7 @@ import sys
 import torch
 
 from poseidon import log
-from poseidon.cli.net_flags import net_request
+from poseidon.cli.requests import net_request
 from poseidon.engine.tools.benchmark import time_net
 from poseidon.engine.tools.solo import open_net
 from poseidon.metrics.caffe_lines import using

@@ -1,88 +1,215 @@
-"""The machines of a meeting as those of a job; see `poseidon.cluster.rendezvous.server`."""
+"""The hosts of a rendezvous, and the part that each task has in the job (docs/schedulers).
+
+Rank 0 is the launcher; on each host the task with local rank 0 starts the processes; the others wait.
+"""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 
+from poseidon import __version__
 from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, socket_host
+from poseidon.cluster.rendezvous.address import address_for_all, address_of, own_address_towards
 from poseidon.cluster.rendezvous.hosts import HostPlan
+from poseidon.cluster.rendezvous.key import keys_of_host, keys_of_task
 from poseidon.cluster.rendezvous.remote_host import MetHost
+from poseidon.cluster.rendezvous.schedulers import Task
+from poseidon.cluster.rendezvous.server import Meeting
+from poseidon.cluster.rendezvous.task import AttendanceSettings, attend
+from poseidon.cluster.rendezvous.task_signals import TaskSignals
+from poseidon.cluster.rendezvous.wire import Arrival
 from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
-from poseidon.errors import UsageError
-from poseidon.launch.site import ClosingLauncher, launcher_environment
+from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.launch.processes import child_environment
+from poseidon.launch.site import AgentSiteLauncher, FileSet, Site, SiteLauncher, launcher_environment
+from poseidon.settings import inherited_environment
+
+LEAVE_S = 30.0
 
 
-class MetSite:
-    """A `Site`: one client for each host, agents over the meeting's lines.
+class RendezvousSite(Site):
+    """A `Site` of the hosts on which tasks were started: agents over the tasks' connections to rank 0.
 
     Args:
-        hosts: as the meeting has gathered them.
+        hosts: as the rendezvous has gathered them.
     """
 
     def __init__(self, hosts: Sequence[tuple[HostPlan, MetHost]]) -> None:
-        self._hosts = tuple(hosts)
+        self._met = tuple(hosts)
 
     @property
-    def clients(self) -> tuple[Host, ...]:
-        """One for each host, by rank; their shards take free ports."""
+    def hosts(self) -> tuple[Host, ...]:
+        """See `Site`. By rank; their shards take free ports."""
         return tuple(
-            Host(id=number, address=plan.address, port=0) for number, (plan, _) in enumerate(self._hosts)
+            Host(id=number, address=plan.address, port=0) for number, (plan, _) in enumerate(self._met)
         )
 
-    def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
-        """See `Site`; a host's address is the one that its task has told."""
-        places = self._places()
+    @property
+    def tasks_per_host(self) -> int:
+        """The number of tasks on each host."""
+        return self._met[0][0].tasks
+
+    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+        """See `Site`. A host's address is the one that its task has sent."""
+        environments = self._environments()
         check_hosts(
             [
                 Question(
-                    host=host,
-                    interpreter=places[number].interpreter(),
-                    clients=(replace(needs[number], addresses=(plan.address,)),),
+                    host=met,
+                    interpreter=environments[host.id].interpreter(),
+                    clients=(replace(needs(host), addresses=(host.address,)),),
                 )
-                for number, (plan, host) in enumerate(self._hosts)
+                for host, (_, met) in zip(self.hosts, self._met, strict=True)
             ]
         )
 
-    def launcher(self, record: JobRecord) -> ClosingLauncher:
-        """An agent on each host; see `Site`."""
-        return open_agents(self._places(), record_fields(record), record.job)
+    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
+        """See `Site`. Files are not sent: the hosts must have them under the same paths."""
+        return AgentSiteLauncher(open_agents(self._environments(), record_fields(record), record.job))
 
-    def close(self) -> None:
-        """Nothing: the meeting ends with its own block."""
+    def resume_command(self, command: str, snapshot: str) -> str:
+        """See `Site`."""
+        return f"the same tasks with --snapshot={snapshot}"
 
-    def _places(self) -> dict[int, HostEnvironment]:
+    def _environments(self) -> dict[int, HostEnvironment]:
         own = launcher_environment()
         return {
-            number: HostEnvironment(host=host, own=own, python=plan.python, workdir=plan.folder)
-            for number, (plan, host) in enumerate(self._hosts)
+            number: HostEnvironment(host=met, own=own, python=plan.python, workdir=plan.folder)
+            for number, (plan, met) in enumerate(self._met)
         }
 
 
-def share_out_devices(flags: argparse.Namespace, tasks: int) -> None:
-    """Several tasks on each host are as many workers there; their devices are told by flags as anywhere else.
+def devices_of_tasks(gpu: str, app_threads: int, tasks: int) -> tuple[str, int]:
+    """Return --gpu and --num_app_threads with a worker for each task.
 
     Args:
-        flags: of the job; changed.
+        gpu: the flag's value.
+        app_threads: the flag's value.
         tasks: on each host. One alone leaves the flags as they are.
 
     Raises:
         UsageError: the flags ask for another number of workers.
     """
     if tasks == 1:
-        return
-    if not flags.gpu:
-        if flags.num_app_threads not in (1, tasks):
+        return gpu, app_threads
+    if not gpu:
+        if app_threads not in (1, tasks):
             raise UsageError(
-                f"--num_app_threads={flags.num_app_threads} with {tasks} tasks on each host; expected {tasks}, or one task"
+                f"--num_app_threads={app_threads} with {tasks} tasks on each host; expected {tasks}, or one task"
             )
-        flags.num_app_threads = tasks
-    elif flags.gpu == "all":
-        flags.gpu = ",".join(map(str, range(tasks)))
-    elif flags.gpu.count(",") + 1 != tasks:
-        raise UsageError(
-            f"--gpu={flags.gpu} with {tasks} tasks on each host; expected as many devices, or all"
+        return gpu, tasks
+    if gpu == "all":
+        return ",".join(map(str, range(tasks))), app_threads
+    if gpu.count(",") + 1 != tasks:
+        raise UsageError(f"--gpu={gpu} with {tasks} tasks on each host; expected as many devices, or all")
+    return gpu, app_threads
+
+
+def take_part(task: Task, key: bytes, timeout_s: float, run_job: Callable[[RendezvousSite], int]) -> int:
+    """Take part in a job to its end; return the job's exit code.
+
+    Args:
+        task: this process.
+        key: the secret of all tasks.
+        timeout_s: how long to wait for the other tasks.
+        run_job: launches the job; called on rank 0 alone.
+
+    Raises:
+        PoseidonError: not all tasks came, or the job failed.
+    """
+    master = address_for_all(task.master, address_of(task.master, timeout_s))
+    if task.rank == 0:
+        return _lead(task, master, key, timeout_s, run_job)
+    arrival = _arrival(task, own_address_towards(master))
+    with _noted_signals() as noted:
+        return attend(
+            f"tcp://{socket_host(master)}:{task.port}",
+            keys_of_task(key),
+            arrival,
+            _settings(task, timeout_s),
+            asked_to_end=lambda: noted.pop() if noted else None,
         )
+
+
+def _lead(
+    task: Task, address: str, key: bytes, timeout_s: float, run_job: Callable[[RendezvousSite], int]
+) -> int:
+    """Be rank 0: hold the rendezvous, take part in it, and launch the job."""
+    with (
+        TaskSignals() as signals,
+        Meeting(
+            address, task.port, keys_of_host(key), size=task.size, on_asked=signals.other_task_signalled
+        ) as meeting,
+    ):
+        own_part = threading.Thread(
+            target=_attend_and_warn,
+            args=(meeting.address, key, _arrival(task, address), _settings(task, timeout_s)),
+            name="poseidon rank 0",
+            daemon=True,
+        )
+        own_part.start()
+        code = 1
+        try:
+            code = run_job(RendezvousSite(meeting.gather(timeout_s)))
+        except PoseidonError as error:
+            code = error.exit_code
+            raise
+        finally:
+            meeting.dismiss(code)
+            own_part.join(LEAVE_S)
+        return code
+
+
+def _attend_and_warn(address: str, key: bytes, arrival: Arrival, settings: AttendanceSettings) -> None:
+    try:
+        attend(address, keys_of_task(key), arrival, settings)
+    except JobError as error:
+        print(f"poseidon worker: rank 0 to itself: {error}", file=sys.stderr)
+
+
+def _arrival(task: Task, address: str) -> Arrival:
+    return Arrival(
+        version=__version__,
+        rank=task.rank,
+        size=task.size,
+        local_rank=task.local_rank,
+        address=address,
+        host=socket.gethostname(),
+        python=sys.executable,
+        folder=os.getcwd(),
+    )
+
+
+def _settings(task: Task, timeout_s: float) -> AttendanceSettings:
+    return AttendanceSettings(
+        arrive_timeout_s=timeout_s,
+        runs_programs=task.leads_its_host,
+        environment={**inherited_environment(), **child_environment(threads=1)},
+    )
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[str]]:
+    """Note signals that ask this process to end, for rank 0 to decide."""
+    noted: list[str] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(signal.Signals(number).name)
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,77 +1,241 @@
-"""What the commands that start jobs have in common: the children's environment, and the job's record."""
+"""The hosts of a job, as its launcher uses them: checked, sent files, and given processes to run.
+
+Law: a job knows this interface only, never which implementation it has. Nothing starts anywhere before all hosts were
+checked.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-import psutil
-
+from poseidon.cluster.agent.launcher import AgentLauncher
 from poseidon.cluster.host_checks import ClientNeeds
-from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
-from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
-from poseidon.cluster.process import Launcher
+from poseidon.cluster.jobs.over_ssh import SshAsk
+from poseidon.cluster.jobs.registry import JobRecord
+from poseidon.cluster.local import LocalLauncher
+from poseidon.cluster.machinefile import Host, read_machinefile
+from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
 from poseidon.cluster.remote_python import LauncherEnvironment
-from poseidon.errors import JobError
-from poseidon.metrics.job_statistics import FILE_NAME
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.launch.snapshots import SnapshotSource, WrittenHere
 from poseidon.proto.paths import repository_root
-from poseidon.settings import inherited_environment, read_settings
+from poseidon.proto.shipped import portable
 
-JOIN_AT_ONCE = "glibc.malloc.mxfast=0"
-"""A tunable of glibc: small freed blocks are joined with free neighbours at once."""
-PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
-"""A tunable of glibc: copies of 1 MiB and more write past the caches. By itself glibc takes the whole last cache for its own, however
-many share it, and reads every line from memory that it then overwrites; so a chunk's copy takes about half the time."""
+FileSet = Sequence[Path]
+"""Files that a host needs in one folder."""
 
 
-class ClosingLauncher(Launcher, Protocol):
-    """A launcher that holds on to something."""
+class SiteLauncher(Launcher, Protocol):
+    """Starts processes on the hosts of a site, and knows what they find there."""
+
+    def cores(self, host: Host) -> int:
+        """Return how many CPUs the processes of a host may use: its part, where several hosts are one machine."""
+
+    def socket_folder(self, host: Host) -> str:
+        """Return a folder for the sockets among a host's workers, that only this user can enter."""
+
+    def path(self, host: Host, path: Path) -> str:
+        """Return where a host has a file of the launcher: where it was sent, else as `Site.path`."""
 
     def close(self) -> None:
-        """End what it still runs, and let go."""
+        """End what still runs, and remove what was sent. May be called twice."""
 
 
-class Site(Protocol):
-    """Machines that are known without a machinefile: those that an engine of the site has chosen."""
+class Site(ABC):
+    """The hosts of a job."""
+
+    opens_files_here = False
+    """Whether processes open their files on the launcher's machine: then they are checked there."""
 
     @property
-    def clients(self) -> tuple[Host, ...]:
-        """One for each."""
+    @abstractmethod
+    def hosts(self) -> tuple[Host, ...]:
+        """One for each client; with the addresses at which hosts reach each other, once they were checked."""
 
-    def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
-        """Have each host look for what its clients need, before anything starts.
+    def visible_gpus(self) -> int | None:
+        """Return how many GPUs a host has; None where that is known only once the hosts were checked."""
+        return None
+
+    def path(self, path: Path) -> str:
+        """Return how processes name a file of the launcher: relative, if it may be in their own working folder."""
+        return portable(path)
+
+    @abstractmethod
+    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+        """Check all hosts, before anything starts.
 
         Args:
-            needs: of each client, by its id; their addresses are added here.
+            needs: returns what the processes of a host need; the site adds the addresses.
 
         Raises:
-            JobError: lists what is in the way on all hosts.
+            JobError: lists the problems of all hosts.
         """
 
-    def launcher(self, record: JobRecord) -> ClosingLauncher:
-        """What starts a job's processes there.
+    @abstractmethod
+    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
+        """Return what starts a job's processes, once the hosts have what they need.
+
+        Args:
+            record: of the job.
+            files: returns the files of the launcher that every worker needs, a folder for each set.
 
         Raises:
-            JobError: what is in the way.
+            JobInterrupted: a host is gone for now; a later start may succeed.
+            JobError: another problem, on any host.
         """
+
+    def snapshot_source(
+        self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
+    ) -> SnapshotSource:
+        """Return what brings snapshots to the launcher.
+
+        Args:
+            writer: returns the host that writes them.
+            folder: where copies go.
+            warn: takes a sentence for each that could not be copied.
+        """
+        return WrittenHere()
+
+    def drop_missing(self) -> tuple[Host, ...]:
+        """Leave out the hosts that do not answer.
+
+        Returns:
+            Those hosts; none if all answer, or if no host that works would remain.
+        """
+        return ()
+
+    def resume_command(self, command: str, snapshot: str) -> str:
+        """Return how a user resumes the job.
+
+        Args:
+            command: resumes it, if the job was started by a command.
+            snapshot: the snapshot, as the user types it.
+        """
+        return command
+
+    def close(self) -> None:  # noqa: B027 - a site without connections has none to end
+        """End all connections. May be called twice."""
+
+
+class LocalSite(Site):
+    """The launcher's own machine, whose processes are children of the launcher.
+
+    Args:
+        hosts: all with loopback addresses.
+    """
+
+    opens_files_here = True
+
+    def __init__(self, hosts: tuple[Host, ...]) -> None:
+        self._hosts = hosts
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """See `Site`."""
+        return self._hosts
+
+    def visible_gpus(self) -> int:
+        """See `Site`."""
+        import torch  # takes seconds to import, which most commands do without
+
+        return torch.cuda.device_count()
+
+    def path(self, path: Path) -> str:
+        """See `Site`."""
+        return str(path)
+
+    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+        """See `Site`. The job has checked its files already."""
+
+    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
+        """See `Site`. Files need not be sent."""
+        return _LocalSiteLauncher(working=sum(host.works for host in self._hosts))
+
+
+class _LocalSiteLauncher:
+    """See `SiteLauncher`."""
+
+    def __init__(self, working: int) -> None:
+        self._launcher = LocalLauncher()
+        self._working = working
+        self._folders: dict[int, str] = {}
+
+    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
+        """See `Launcher`."""
+        return self._launcher.start(spec, host, listener)
+
+    def cores(self, host: Host) -> int:
+        """See `SiteLauncher`."""
+        return max(1, (os.cpu_count() or 1) // self._working)
+
+    def socket_folder(self, host: Host) -> str:
+        """See `SiteLauncher`. The workers remove it once they are connected."""
+        if host.id not in self._folders:
+            self._folders[host.id] = tempfile.mkdtemp(prefix="poseidon-")
+        return self._folders[host.id]
+
+    def path(self, host: Host, path: Path) -> str:
+        """See `SiteLauncher`."""
+        return str(path)
 
     def close(self) -> None:
-        """Let go of the machines. May be called twice."""
+        """See `SiteLauncher`. Processes have ended with their `RunningProcess`."""
+        for folder in self._folders.values():
+            shutil.rmtree(folder, ignore_errors=True)  # still there if the workers never connected
+        self._folders.clear()
+
+
+class AgentSiteLauncher:
+    """The `SiteLauncher` of remote hosts, each with an agent.
+
+    Args:
+        agents: start the processes; closed with the launcher.
+    """
+
+    def __init__(self, agents: AgentLauncher) -> None:
+        self.agents = agents
+        self.sent: Mapping[int, Mapping[Path, str]] = {}
+        """The path of each file that was sent, by the host's id."""
+
+    def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
+        """See `Launcher`."""
+        return self.agents.start(spec, host, listener)
+
+    def cores(self, host: Host) -> int:
+        """See `SiteLauncher`."""
+        return self.agents.cores(host)
+
+    def socket_folder(self, host: Host) -> str:
+        """See `SiteLauncher`. The workers make it."""
+        return str(PurePosixPath(self.agents.scratch(host)) / f"client_{host.id}")
+
+    def path(self, host: Host, path: Path) -> str:
+        """See `SiteLauncher`."""
+        return self.sent.get(host.id, {}).get(path) or portable(path)
+
+    def close(self) -> None:
+        """See `SiteLauncher`. Agents remove what was sent."""
+        self.agents.close()
 
 
 def launcher_environment() -> LauncherEnvironment:
-    """Where this process runs, for hosts that are laid out alike."""
+    """Return where this process runs, for hosts with the same paths."""
     return LauncherEnvironment(python=sys.executable, checkout=str(repository_root()), folder=os.getcwd())
 
 
-def read_clients(hostfile: str | None, channels: int) -> tuple[Host, ...]:
-    """The clients of a machinefile; this machine alone without one.
+def read_hosts(hostfile: str | None, channels: int) -> tuple[Host, ...]:
+    """Return the hosts of a machinefile; this machine alone without one.
+
+    Args:
+        hostfile: the machinefile.
+        channels: shards of each host.
 
     Raises:
         MachinefileError: a line is wrong.
@@ -81,101 +245,10 @@ def read_clients(hostfile: str | None, channels: int) -> tuple[Host, ...]:
     return read_machinefile(Path(hostfile), channels=channels)
 
 
-def require_near(hostfile: str | None, clients: tuple[Host, ...]) -> None:
-    """Refuse other machines, for a command that starts its processes on this one only.
-
-    Raises:
-        JobError: a client is another machine.
-    """
-    for client in clients:
-        if not is_loopback(client.address):
-            raise JobError(
-                f"{hostfile}: client {client.id} is on {client.address}; this command works on "
-                "this machine only (127.0.0.1, ::1, localhost)"
-            )
-
-
-def register_job(job: str, hostfile: str | None, clients: tuple[Host, ...], output: Path) -> Registration:
-    """Put a job that this process launches on record, for `poseidon ps` and `poseidon kill`.
-
-    Raises:
-        JobError: the record cannot be written.
-    """
-    me = psutil.Process()
-    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time())
-    record = JobRecord(
-        job=job,
-        launcher=launcher,
-        hostfile=str(Path(hostfile).resolve()) if hostfile else None,
-        hosts=clients,
-        output=str(output),
-        started_s=datetime.now().timestamp(),
-    )
-    return Registration(Registry(read_settings().state_folder), record)
-
-
-@contextmanager
-def output_folder(folder: Path) -> Iterator[None]:
-    """Make a job's folder. A new one goes again where the block fails and nothing was written there.
-
-    Raises:
-        JobError: it cannot be made.
-    """
-    new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise JobError(f"cannot make the output folder {folder}: {error.strerror}") from error
-    try:
-        yield
-    except BaseException:
-        if new:
-            remove_unused(folder, [folder / FILE_NAME])
-        raise
-
-
-def remove_unused(folder: Path, given: Collection[Path] = ()) -> None:
-    """Remove a job's folder that holds nothing but empty files.
+def ask_over_ssh(config: str | None) -> SshAsk:
+    """Return how `poseidon ps` and `poseidon kill` ask other hosts.
 
     Args:
-        folder: of the job's logs.
-        given: files in it that do not count, since they are worth nothing without the job.
+        config: the file of --ssh_config.
     """
-    files = [path for path in folder.rglob("*") if path.is_file() and path not in given]
-    if not any(path.stat().st_size for path in files):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def child_environment(threads: int) -> dict[str, str]:
-    """What a child needs beyond our own environment.
-
-    Args:
-        threads: CPU threads of its arithmetic.
-
-    The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
-    iteration, and giving them back to the system means touching fresh pages every time. And they join small freed blocks
-    with their neighbours at once: glibc would put that off until a thread frees or asks for something large, which a
-    thread that works on small tensors alone never does, and its memory would grow with each of them. Large copies go past the
-    caches.
-    """
-    from ps_server.numerics import environment  # imports torch, which commands that start nothing do not need
-
-    inherited = inherited_environment()
-    paths = [str(repository_root())]
-    paths += [path for path in sys.path if path.endswith("site-packages")]
-    paths += filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))
-    return {
-        **environment(threads, inherited),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONUNBUFFERED": "1",
-        "MALLOC_MMAP_THRESHOLD_": str(2**30),
-        "MALLOC_TRIM_THRESHOLD_": str(2**34),
-        "MALLOC_TOP_PAD_": str(2**26),
-        "GLIBC_TUNABLES": _tunables(inherited.get("GLIBC_TUNABLES", "")),
-    }
-
-
-def _tunables(inherited: str) -> str:
-    """Ours, and then the user's, which have the last word."""
-    said = inherited.split(":") if inherited else []
-    return ":".join(dict.fromkeys([JOIN_AT_ONCE, PAST_CACHES, *said]))
+    return SshAsk(SshSettings(config=Path(config) if config else None), launcher_environment())

@@ -1,15 +1,13 @@
-"""The machines of a machinefile, reached over SSH: what a job asks of them, starts there and brings there.
+"""The hosts of a machinefile, reached over SSH.
 
-Law: nothing starts anywhere before every host was asked and nothing is in the way of any. Connections last as long as the
-job; one that broke is made anew for a new start.
+Law: nothing starts anywhere before all hosts were checked. Connections last as long as the job; a broken one is made anew
+for a restart.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from poseidon.cluster.agent.launcher import AgentLauncher
@@ -31,215 +29,207 @@ from poseidon.cluster.ssh.connections import (
 from poseidon.cluster.ssh.delivery import deliver, sent_file
 from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.errors import JobError, JobInterrupted, UsageError
-from poseidon.launch.site import launcher_environment
+from poseidon.launch.request import JobRequest, LauncherKind
+from poseidon.launch.site import (
+    AgentSiteLauncher,
+    FileSet,
+    LocalSite,
+    Site,
+    SiteLauncher,
+    launcher_environment,
+    read_hosts,
+)
+from poseidon.launch.snapshots import RemoteFiles, SnapshotCopies, SnapshotSource
 
 _ANSWER_S = 10.0
 NAMES_S = 15.0
-"""How long to wait for what the hosts' names mean, which may be known there alone."""
+"""How long to wait for the addresses of the hosts' names, which may be known on the hosts alone."""
 
 
-class LauncherKind(Enum):
-    """What --launcher asks for."""
-
-    AUTO = "auto"
-    """Over SSH where a host is another machine."""
-    LOCAL = "local"
-    """On this machine."""
-    SSH = "ssh"
-    """Over SSH, also to this machine."""
-
-
-def ssh_settings(flags: argparse.Namespace) -> SshSettings:
-    """What the flags say of the connections."""
-    return SshSettings(config=Path(flags.ssh_config) if flags.ssh_config else None)
-
-
-def site_of(flags: argparse.Namespace, clients: tuple[Host, ...]) -> SshSite | None:
-    """The site of a job's clients; None where its processes are children of the launcher.
+def site_of(request: JobRequest) -> Site:
+    """Return the site of a job's machinefile.
 
     Raises:
-        UsageError: the machines cannot be started in the way that is asked for, or not reach each other.
+        MachinefileError: a line is wrong.
+        UsageError: the machines cannot be started as --launcher asks, or cannot reach each other.
     """
-    kind = LauncherKind(flags.launcher)
-    far = [client for client in clients if not is_loopback(client.address)]
-    if kind is LauncherKind.LOCAL and far:
+    hosts = read_hosts(request.hostfile, request.num_comm_channels_per_client)
+    remote = [host for host in hosts if not is_loopback(host.address)]
+    if request.launcher is LauncherKind.LOCAL and remote:
         raise UsageError(
-            f"--launcher=local starts processes on this machine only, and client {far[0].id} is on {far[0].address}"
+            f"--launcher=local starts processes on this machine only, and client {remote[0].id} is on {remote[0].address}"
         )
-    if kind is LauncherKind.LOCAL or (kind is LauncherKind.AUTO and not far):
-        return None
-    near = [client for client in clients if is_loopback(client.address)]
-    if far and near:
+    if request.launcher is LauncherKind.LOCAL or (request.launcher is LauncherKind.AUTO and not remote):
+        return LocalSite(hosts)
+    local = [host for host in hosts if is_loopback(host.address)]
+    if remote and local:
         raise UsageError(
-            f"{flags.hostfile}: client {near[0].id} is on {near[0].address}, which the other machines cannot reach; "
+            f"{request.hostfile}: client {local[0].id} is on {local[0].address}, which the other machines cannot reach; "
             "expected a name or an address of this machine on their network"
         )
-    return SshSite(clients, ssh_settings(flags))
+    return SshSite(hosts, SshSettings(config=request.ssh_config))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
-    """Files for the hosts.
-
-    Attributes:
-        files: which; those of one list come to lie in one folder.
-    """
-
-    files: tuple[Path, ...]
-
-
-class SshSite:
-    """See `poseidon.launch.site.Site`.
+class SshSite(Site):
+    """A `Site` over SSH: an agent on each host, behind one connection.
 
     Args:
-        clients: of the machinefile.
+        hosts: of the machinefile.
         settings: of the connections.
     """
 
-    def __init__(self, clients: tuple[Host, ...], settings: SshSettings) -> None:
-        self._clients = clients
+    def __init__(self, hosts: tuple[Host, ...], settings: SshSettings) -> None:
+        self._hosts = hosts
         self._settings = settings
         self._own = launcher_environment()
-        self._hosts: dict[int, SshHost] = {}
+        self._connections: dict[int, SshHost] = {}
 
     @property
-    def clients(self) -> tuple[Host, ...]:
-        """One for each line of the machinefile; with the address of each, once the site was prepared."""
-        return self._clients
+    def hosts(self) -> tuple[Host, ...]:
+        """See `Site`."""
+        return self._hosts
 
-    def prepare(self, needs: Mapping[int, ClientNeeds]) -> None:
+    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
         """See `Site`; connects to all hosts first."""
-        self._hosts = dict(connect_all(self._clients, self._settings))
+        self._connections = dict(connect_all(self._hosts, self._settings))
         config = SshConfig(self._settings)
-        dialled = {client.id: config.endpoint(client).host for client in self._clients}
-        known = addresses_of({*dialled.values(), *(client.address for client in self._clients)}, NAMES_S)
+        dialled = {host.id: config.endpoint(host).host for host in self._hosts}
+        known = addresses_of({*dialled.values(), *(host.address for host in self._hosts)}, NAMES_S)
         asked = {
-            client.id: replace(needs[client.id], addresses=_names_of(client, dialled[client.id], known))
-            for client in self._clients
+            host.id: replace(needs(host), addresses=_names_of(host, dialled[host.id], known))
+            for host in self._hosts
         }
-        places = self._places()
+        environments = self._environments()
         first_of: dict[HostEnvironment, int] = {}
-        for number, place in places.items():
-            first_of.setdefault(place, number)
+        for number, environment in environments.items():
+            first_of.setdefault(environment, number)
         addresses = check_hosts(
             [
                 Question(
-                    host=self._hosts[first_of[place]],
-                    interpreter=place.interpreter(),
-                    clients=tuple(asked[number] for number, other in places.items() if other == place),
+                    host=self._connections[first_of[environment]],
+                    interpreter=environment.interpreter(),
+                    clients=tuple(
+                        asked[number] for number, other in environments.items() if other == environment
+                    ),
                 )
-                for place in first_of
+                for environment in first_of
             ]
         )
-        self._clients = tuple(replace(client, peer_address=addresses[client.id]) for client in self._clients)
+        self._hosts = tuple(replace(host, peer_address=addresses[host.id]) for host in self._hosts)
 
-    def host_of(self, client: Host) -> SshHost:
-        """The connection to a client's host."""
-        return self._hosts[client.id]
+    def snapshot_source(
+        self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
+    ) -> SnapshotSource:
+        """See `Site`."""
 
-    def leave_out_missing(self) -> tuple[Host, ...]:
-        """Forget the clients whose hosts do not answer.
+        def connect() -> RemoteFiles:
+            return self._connections[writer().id].sftp()
 
-        Returns:
-            Those clients; none where all answer, or none that works would be left.
-        """
+        return SnapshotCopies(folder, connect, warn)
+
+    def drop_missing(self) -> tuple[Host, ...]:
+        """See `Site`."""
         silent = self._silent()
-        missing = tuple(client for client in self._clients if self._hosts[client.id] in silent)
-        left = tuple(client for client in self._clients if client not in missing)
-        if not any(client.works for client in left):
+        missing = tuple(host for host in self._hosts if self._connections[host.id] in silent)
+        left = tuple(host for host in self._hosts if host not in missing)
+        if not any(host.works for host in left):
             return ()
-        self._clients = left
+        self._hosts = left
         return missing
 
     def _silent(self) -> set[SshHost]:
-        hosts = list({self._hosts[client.id] for client in self._clients})
-        answers = all_at_once(_answers, hosts, name="poseidon ask")
-        return {host for host, there in zip(hosts, answers, strict=True) if there is not True}
+        connections = list({self._connections[host.id] for host in self._hosts})
+        answers = all_at_once(_answers, connections, name="poseidon ask")
+        return {connection for connection, up in zip(connections, answers, strict=True) if up is not True}
 
-    def launcher(self, record: JobRecord) -> AgentLauncher:
-        """See `Site`.
+    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
+        """See `Site`."""
+        launcher = AgentSiteLauncher(self._open_agents(record))
+        try:
+            sets = files()
+            if sets:
+                launcher.sent = self._send(sets, launcher.agents)
+        except BaseException:
+            launcher.close()
+            raise
+        return launcher
 
-        Raises:
-            JobInterrupted: a host is not there, or has no agent; it may come back.
-        """
+    def _open_agents(self, record: JobRecord) -> AgentLauncher:
         try:
             self._reconnect()
-            return open_agents(self._places(), record_fields(record), record.job)
+            return open_agents(self._environments(), record_fields(record), record.job)
         except JobError as error:
-            # A line may stand that carries nothing any more, behind a jump host: the next start is to make it anew.
+            # A connection behind a jump host may stand and carry nothing any more: the next start makes it anew.
             close_all(self._silent())
             raise JobInterrupted(str(error), iteration=0, while_starting=True) from error
 
-    def bring(
-        self, shipments: Sequence[Shipment], launcher: AgentLauncher, clients: Iterable[Host]
-    ) -> dict[int, dict[Path, str]]:
-        """Bring files to clients, into the folders that their agents take away again.
+    def _send(self, sets: Sequence[FileSet], agents: AgentLauncher) -> dict[int, dict[Path, str]]:
+        """Send files to all hosts that work, into the folders that their agents remove.
 
         Returns:
-            Where each file lies there, by the client's id.
+            The path of each file on a host, by the host's id.
 
         Raises:
             JobInterrupted: lists the hosts that could not take them.
         """
-        sent = [[sent_file(path, "") for path in shipment.files] for shipment in shipments]
-        places = self._places()
+        sent = [[sent_file(path, "") for path in paths] for paths in sets]
+        environments = self._environments()
 
-        def bring_one(client: Host) -> dict[Path, str]:
-            scratch = launcher.scratch(client)
+        def send_to(host: Host) -> dict[Path, str]:
             files = [
-                replace(file, remote=f"{scratch}/{client.id}/{number}/{file.local.name}")
-                for number, shipment in enumerate(sent)
-                for file in shipment
+                replace(file, remote=f"{agents.scratch(host)}/{host.id}/{number}/{file.local.name}")
+                for number, group in enumerate(sent)
+                for file in group
             ]
-            host = self._hosts[client.id]
-            deliver(files, host, name=host.words, python=places[client.id].interpreter())
+            connection = self._connections[host.id]
+            deliver(files, connection, name=connection.words, python=environments[host.id].interpreter())
             return {file.local: file.remote for file in files}
 
-        chosen = list(clients)
-        outcomes = all_at_once(bring_one, chosen, name="poseidon bring")
+        working = [host for host in self._hosts if host.works]
+        outcomes = all_at_once(send_to, working, name="poseidon bring")
         problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
         if problems:
-            raise JobInterrupted(listed(problems, of=len(chosen)), iteration=0, while_starting=True)
+            raise JobInterrupted(listed(problems, of=len(working)), iteration=0, while_starting=True)
         return {
-            client.id: outcome
-            for client, outcome in zip(chosen, outcomes, strict=True)
+            host.id: outcome
+            for host, outcome in zip(working, outcomes, strict=True)
             if not isinstance(outcome, JobError)
         }
 
     def close(self) -> None:
-        """End all connections. May be called twice."""
-        close_all(set(self._hosts.values()))
-        self._hosts.clear()
+        """See `Site`."""
+        close_all(set(self._connections.values()))
+        self._connections.clear()
 
-    def _places(self) -> dict[int, HostEnvironment]:
+    def _environments(self) -> dict[int, HostEnvironment]:
         return {
-            client.id: HostEnvironment(
-                host=self._hosts[client.id], own=self._own, python=client.python, workdir=client.workdir
+            host.id: HostEnvironment(
+                host=self._connections[host.id], own=self._own, python=host.python, workdir=host.workdir
             )
-            for client in self._clients
+            for host in self._hosts
         }
 
     def _reconnect(self) -> None:
-        """Make broken connections anew; those that can be made stay, whatever the others come to."""
-        again = [client for client in self._clients if not self._hosts[client.id].alive]
-        close_all({self._hosts[client.id] for client in again})
-        outcomes = connect_each(again, self._settings)
-        self._hosts.update(reached(outcomes))
+        """Make broken connections anew; those that can be made stay, even if others cannot."""
+        broken = [host for host in self._hosts if not self._connections[host.id].alive]
+        close_all({self._connections[host.id] for host in broken})
+        outcomes = connect_each(broken, self._settings)
+        self._connections.update(reached(outcomes))
         check_reached(outcomes)
 
 
-def _answers(host: SshHost) -> bool:
-    return host.run(["true"], timeout_s=_ANSWER_S).status == 0
+def _answers(connection: SshHost) -> bool:
+    return connection.run(["true"], timeout_s=_ANSWER_S).status == 0
 
 
-def _names_of(client: Host, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """How a client's host may be called: as in the machinefile, as SSH dials it, and what these names mean here.
+def _names_of(host: Host, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names of a host: as in the machinefile, as SSH dials it, and their addresses as known here.
 
     Args:
-        client: of the host.
+        host: as in the machinefile.
         dialled: what SSH dials.
         known: the addresses of names.
     """
-    names = [client.address, dialled]
-    names += [address for name in (client.address, dialled) for address in known.get(name, ())]
-    return tuple(name for name in dict.fromkeys(names) if name == client.address or not is_loopback(name))
+    names = [host.address, dialled]
+    names += [address for name in (host.address, dialled) for address in known.get(name, ())]
+    return tuple(name for name in dict.fromkeys(names) if name == host.address or not is_loopback(name))

@@ -1,29 +1,20 @@
-"""What the user of a running job sees: worker 0's log or everyone's, all warnings once, and how far it has come."""
+"""The terminal of a running job: worker 0's log or everyone's, each warning once, and the progress."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
+from poseidon.launch.request import ShownLogs
 from poseidon.metrics.progress import Pace, ProgressLine
 
-MOST_TOLD = 10_000
+MOST_REMEMBERED = 10_000
 MOST_SCORES = 8
 _GLOG = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.")
-
-
-class Shown(Enum):
-    """Whose logs are shown."""
-
-    FIRST = "first"
-    """Worker 0's, and what is more than information of the others."""
-    ALL = "all"
-    """Everyone's, each line after its client and process."""
 
 
 class Terminal(JobListener):
@@ -32,7 +23,7 @@ class Terminal(JobListener):
     Args:
         title: the net's name.
         stream: usually standard error.
-        on_started: told once when the job runs.
+        on_started: called when the job runs.
         shown: whose logs are shown.
         interval_s: seconds between two lines on the progress, where the stream is no terminal; 0: none.
         clock: seconds, monotonic.
@@ -44,21 +35,21 @@ class Terminal(JobListener):
         stream: TextIO,
         *,
         on_started: Callable[[], None],
-        shown: Shown = Shown.FIRST,
+        shown: ShownLogs = ShownLogs.FIRST,
         interval_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shown = shown
         self._line = ProgressLine(title, stream)
         self._started = on_started
-        self._told: set[str] = set()
-        self._scores: dict[int, str] = {}
+        self._printed: set[str] = set()
+        self._last_scores: dict[int, str] = {}
         self._loss: float | None = None
         self._pace, self._clock = Pace(clock), clock
-        self._interval_s, self._told_s = interval_s, clock()
+        self._interval_s, self._printed_s = interval_s, clock()
 
-    def say(self, text: str) -> None:
-        """A line of the launcher's own."""
+    def print(self, text: str) -> None:
+        """Print a line of the launcher's own."""
         self._line.write(text)
 
     def on_started(self) -> None:
@@ -79,50 +70,51 @@ class Terminal(JobListener):
         self._loss = progress.loss if progress.loss is not None else self._loss
         self._line.update(progress)
         now = self._clock()
-        if self._interval_s and not self._line.on_terminal and now - self._told_s >= self._interval_s:
-            self._told_s = now
+        if self._interval_s and not self._line.on_terminal and now - self._printed_s >= self._interval_s:
+            self._printed_s = now
             self._line.write(f"progress: {progress.in_words()}")
 
     def on_log(self, name: ProcessName, line: str) -> None:
-        """See `JobListener`. The same warning is shown once, from whichever process it comes."""
+        """See `JobListener`. The same warning is shown once, whichever process it comes from."""
         level = line[0] if _GLOG.match(line) else ""
         if level == "F":
-            return  # what a process ends with; the launcher's last sentence says it
-        # A line that is not of the log is a print, which may well come from all, or what a library or an interpreter says.
-        plain = level == "I" or (not level and self._shown is Shown.ALL)
+            return  # the last line of a process; the launcher's last sentence has it
+        # A line that is not of the log is a print, which may come from every worker, or from a library or an interpreter.
+        plain = level == "I" or (not level and self._shown is ShownLogs.ALL)
         plain = plain or (_is_first(name) and level != "W")
-        if plain and self._shown is Shown.FIRST and not _is_first(name):
+        if plain and self._shown is ShownLogs.FIRST and not _is_first(name):
             return
-        if not plain and not self._is_news(line):
+        if not plain and not self._is_new(line):
             return
-        if self._shown is Shown.ALL:
+        if self._shown is ShownLogs.ALL:
             self._line.write(f"client {name.client}, {name.short}: {line}")
         else:
             self._line.write(line if _is_first(name) else f"{name.short}: {line}")
 
-    def reached(self) -> list[str]:
-        """The scores of the last test of each net, a line each; else the last loss."""
-        if not self._scores and self._loss is not None:
+    def scores(self) -> list[str]:
+        """Return the scores of the last test of each net, a line each; else the last loss."""
+        if not self._last_scores and self._loss is not None:
             return [f"training loss {self._loss:.4g}"]
-        several = len(self._scores) > 1
+        several = len(self._last_scores) > 1
         return [
-            (f"test net #{net}: " if several else "") + words for net, words in sorted(self._scores.items())
+            (f"test net #{net}: " if several else "") + text
+            for net, text in sorted(self._last_scores.items())
         ]
 
     def _keep_scores(self, event: Mapping[str, object]) -> None:
         iteration, net, scores = (event.get(key) for key in ("iteration", "net", "scores"))
         if isinstance(net, int) and isinstance(scores, list) and all(map(_is_score, scores)):
-            words = ", ".join(f"{name} = {value}" for name, value in scores[:MOST_SCORES])
+            text = ", ".join(f"{name} = {value}" for name, value in scores[:MOST_SCORES])
             more = f" and {len(scores) - MOST_SCORES} more" if len(scores) > MOST_SCORES else ""
-            self._scores[net] = f"{words}{more} (test at iteration {iteration})"
+            self._last_scores[net] = f"{text}{more} (test at iteration {iteration})"
 
-    def _is_news(self, line: str) -> bool:
-        """Whether the text, without its time and place, comes for the first time."""
+    def _is_new(self, line: str) -> bool:
+        """Tell whether the text, without its time and place, comes for the first time."""
         text = line.partition("] ")[2] or line
-        if text in self._told:
+        if text in self._printed:
             return False
-        if len(self._told) < MOST_TOLD:
-            self._told.add(text)
+        if len(self._printed) < MOST_REMEMBERED:
+            self._printed.add(text)
         return True
 
     def close(self) -> None:

@@ -716,7 +716,7 @@ def test_worker_refuses(
     case: Broken, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker finds it before or in the first iteration."""
-    monkeypatch.setattr("poseidon.launch.job.LocalLauncher", ThreadLauncher)
+    monkeypatch.setattr("poseidon.launch.site.LocalLauncher", ThreadLauncher)
     check_job(case, folder, capsys)
 
 

@@ -87,11 +87,11 @@ class Parser(argparse.ArgumentParser):
         return self.add_argument_group(title, terms)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """What the words ask for; `words` in it has them as they are, and `notes` a sentence for each flag without effect."""
+        """Return the flags in the arguments; `argv` in it has them as they are, and `notes` a sentence for each flag without effect."""
         parsed, strange = self.parse_known_args(self._spelled_out(words))
         if strange:
             self._refuse(strange)
-        parsed.words = [self._command.name, *words]
+        parsed.argv = [self._command.name, *words]
         parsed.notes = [
             action.note for action in self._actions if isinstance(action, _Retired) and action.note
         ]

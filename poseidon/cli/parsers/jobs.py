@@ -180,7 +180,7 @@ def _run(parser: Parser) -> None:
 
 def _worker(parser: Parser) -> None:
     text = "train or run and its flags, without --hostfile"
-    word(parser, "command_words", text, nargs=argparse.REMAINDER, metavar="train|run ...")
+    word(parser, "job_arguments", text, nargs=argparse.REMAINDER, metavar="train|run ...")
     group = parser.section("How the tasks meet")
     flag(group, "key_file", "the key: a file that every task can read, no one else", metavar="FILE")
     flag(group, "new_key", "make such a file, and end", metavar="FILE")
@@ -197,7 +197,7 @@ def _worker(parser: Parser) -> None:
 
 
 def _extract_features(parser: Parser) -> None:
-    word(parser, "words_of_caffe", "as Caffe's tool takes them, see above", nargs="*", metavar="WORD")
+    word(parser, "caffe_arguments", "as Caffe's tool takes them, see above", nargs="*", metavar="WORD")
     group = parser.section("What to extract")
     flag(group, "model", "the net; its TEST data is read", metavar="FILE")
     flag(group, "weights", "models, parted by commas; later ones win", metavar="FILES", default="")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poseidon.cli.main import parse_words, run_command
+from poseidon.cli.main import parse_arguments, run_command
 from poseidon.data.databases.kinds import Backend, detect
 from poseidon.data.mean import read_mean
 from poseidon.data.prepare import cifar10, cifar10_source
@@ -39,7 +39,7 @@ def real(tmp_path: Path) -> Path:
 
 
 def run(*words: str) -> int:
-    return run_command(parse_words(words))
+    return run_command(parse_arguments(words))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.extract_features import from_words
+from poseidon.cli.extract_features import from_caffe_arguments
 from poseidon.cli.main import main
 from poseidon.data.databases.cursor import open_cursor
 from poseidon.data.databases.kinds import Backend, detect
@@ -66,7 +66,7 @@ def test_the_device_among_caffes_words(
     folder: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], device: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    found = from_words(["m.caffemodel,m.caffemodel", "n", "fc7", "f", "10", "LEVELDB", *more])
+    found = from_caffe_arguments(["m.caffemodel,m.caffemodel", "n", "fc7", "f", "10", "LEVELDB", *more])
     assert (found.device, found.backend, found.batches) == (device, "leveldb", 10)
     assert found.weights == ("m.caffemodel", "m.caffemodel")
 
@@ -83,7 +83,7 @@ def test_the_device_among_caffes_words(
 )
 def test_words_that_will_not_do(folder: Path, words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        from_words(words)
+        from_caffe_arguments(words)
 
 
 FLAGS = ("--weights=m.caffemodel", "--extract_feature_blob_names=ip", "--save_feature_leveldb_names=f")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from poseidon.cli import kill
-from poseidon.cli.main import parse_words, run_command
+from poseidon.cli.main import parse_arguments, run_command
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import JobError, MachinefileError, UsageError
@@ -38,7 +38,7 @@ def machinefile(folder: Path, name: str, text: str = "0 127.0.0.1 0\n1 127.0.0.1
 
 
 def poseidon(*arguments: str) -> int:
-    return run_command(parse_words(arguments))
+    return run_command(parse_arguments(arguments))
 
 
 def test_kill_caffe_leaves_the_job_of_another_machinefile(state: Path, tmp_path: Path) -> None:

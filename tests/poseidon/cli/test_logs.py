@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.main import parse_words, run_command
+from poseidon.cli.main import parse_arguments, run_command
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.site import register_job
+from poseidon.launch.job_folder import register_job
 
 HEAD = "1126 20:40:{:02d}.731869 29444 solver.cpp:294] "
 
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def poseidon_logs(*words: str) -> int:
-    return run_command(parse_words(["logs", *words]))
+    return run_command(parse_arguments(["logs", *words]))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli import ps
-from poseidon.cli.main import COMMANDS, main
+from poseidon.cli.main import COMMANDS, ctrl_c_ends_at_once, main
 
 
 class FullDisk(io.StringIO):
@@ -176,3 +177,38 @@ def test_commands_that_start_nothing_import_no_torch(tmp_path: Path, monkeypatch
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[0, 1, 1, 1]"
+
+
+PROGRAM = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from poseidon.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_within_an_import_that_loses_it_is_one_line() -> None:
+    """Though it comes within an import of numpy, which would lose a KeyboardInterrupt."""
+    words = [sys.executable, "-c", PROGRAM, "train", "--solver=none"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "poseidon train: interrupted\n")
+
+
+def test_a_program_with_a_handler_of_its_own_keeps_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with ctrl_c_ends_at_once("x"):
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with ctrl_c_ends_at_once("x"):
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

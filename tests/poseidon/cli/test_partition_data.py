@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.main import parse_words, run_command
+from poseidon.cli.main import parse_arguments, run_command
 from poseidon.data.databases.kinds import Backend
 from poseidon.errors import DataError, UsageError
 from tests.support.databases import make_pictures
 
 
 def run(*words: str) -> int:
-    return run_command(parse_words(["partition_data", *words]))
+    return run_command(parse_arguments(["partition_data", *words]))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def documents(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[ScriptDocum
         found.extend(read_document_of(ScriptDocument, spec.first_line) for spec in specs)
         return JobResult(outcome=Outcome.FINISHED, iteration=0, elapsed_s=0.0)
 
-    monkeypatch.setattr("poseidon.launch.job.run_job", run_job)
+    monkeypatch.setattr("poseidon.launch.runner.run_job", run_job)
     return found
 
 
@@ -88,7 +88,7 @@ def test_the_background_gets_the_words_of_job_and_script(
         started.append(argv)
         return 123
 
-    monkeypatch.setattr("poseidon.launch.job.run_in_background", start)
+    monkeypatch.setattr("poseidon.launch.runner.run_in_background", start)
     assert main(["run", "-background", "--job=j", "--output=logs", "train.py", "--background", "1"]) == 0
     (argv,) = started
     assert list(argv) == [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.main import parse_words, run_command
+from poseidon.cli.main import parse_arguments, run_command
 from poseidon.cluster.rendezvous.schedulers import task_from
 from poseidon.errors import UsageError
 from poseidon.settings import read_settings
@@ -17,7 +17,7 @@ KEY = "k" * 64
 
 
 def run(*words: str) -> int:
-    return run_command(parse_words(["worker", *words]))
+    return run_command(parse_arguments(["worker", *words]))
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_sample_scripts_start_tasks_with_the_users_words(
         check=True,
     )
     words = done.stdout.decode().split("\0")[:-1]
-    worker_words = parse_words(words[words.index("worker") :])
+    worker_words = parse_arguments(words[words.index("worker") :])
     assert worker_words.key_file == "/home/me/.poseidon.key"
-    job_words = parse_words(worker_words.command_words)
+    job_words = parse_arguments(worker_words.job_arguments)
     assert (job_words.gpu, job_words.script, job_words.arguments) == ("all", "a script.py", ["--own=1"])
 
 
@@ -110,7 +110,7 @@ def test_the_manifest_for_kubernetes_agrees_with_itself_and_with_us(repository: 
     words = [
         word for line in (said(r"command: \[(.*)\]"), said(r"args: \[(.*)\]")) for word in line.split(", ")
     ]
-    worker_words = parse_words(words[1:])
+    worker_words = parse_arguments(words[1:])
     assert Path(worker_words.key_file).parent == Path(said(r"name: key, mountPath: (.*?),"))
-    job_words = parse_words(worker_words.command_words)
+    job_words = parse_arguments(worker_words.job_arguments)
     assert job_words.term_deadline < float(said(r"terminationGracePeriodSeconds: (\d+)"))

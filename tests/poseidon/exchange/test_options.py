@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields
 
 import pytest
 
-from poseidon.cli.main import parse_words
+from poseidon.cli.main import parse_arguments
+from poseidon.cli.requests import job_request
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
-from poseidon.launch.exchange_flags import exchange_options
+from poseidon.launch.request import ScriptRequest
 from ps_server import Consistency, Precision
 
 ALL = ExchangeOptions(
@@ -38,8 +39,8 @@ def words_of(options: ExchangeOptions) -> list[str]:
 def test_the_flags_of_all_fields_give_all_fields() -> None:
     assert all(getattr(ALL, entry.name) != entry.default for entry in fields(ALL))
     words = [word.replace("sspaggr", "SSPAggr") for word in words_of(ALL)]
-    assert exchange_options(parse_words(["run", *words, "script.py"])) == ALL
-    assert exchange_options(parse_words(["run", "script.py"])) == DEFAULT_OPTIONS
+    assert job_request(ScriptRequest, parse_arguments(["run", *words, "script.py"])).exchange == ALL
+    assert job_request(ScriptRequest, parse_arguments(["run", "script.py"])).exchange == DEFAULT_OPTIONS
 
 
 def test_a_document_carries_them() -> None:

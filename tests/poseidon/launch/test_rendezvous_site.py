@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -16,13 +15,13 @@ from poseidon.cluster.rendezvous.hosts import HostPlan
 from poseidon.cluster.rendezvous.remote_host import MetHost
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.rendezvous_site import MetSite, share_out_devices
+from poseidon.launch.rendezvous_site import RendezvousSite, devices_of_tasks
 
 
 def test_one_client_for_each_host() -> None:
     plans = [HostPlan(rank=rank, address=f"10.0.0.{rank}", host=f"node{rank}", tasks=2) for rank in (0, 2)]
-    site = MetSite([(plan, MetHost(plan.host, plan.address, lambda _: None)) for plan in plans])
-    assert [(client.id, client.address, client.port) for client in site.clients] == [
+    site = RendezvousSite([(plan, MetHost(plan.host, plan.address, lambda _: None)) for plan in plans])
+    assert [(client.id, client.address, client.port) for client in site.hosts] == [
         (0, "10.0.0.0", 0),
         (1, "10.0.0.2", 0),
     ]
@@ -40,11 +39,11 @@ def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
     plan = HostPlan(
         rank=0, address="127.0.0.1", host="node0", tasks=1, python=sys.executable, folder=os.getcwd()
     )
-    site = MetSite([(plan, HostHere("rank 0 (node0)", plan.address, lambda _: None))])
+    site = RendezvousSite([(plan, HostHere("rank 0 (node0)", plan.address, lambda _: None))])
     needs = ClientNeeds(id=0, addresses=())
-    site.prepare({0: needs})
+    site.prepare(lambda host: needs)
     with pytest.raises(JobError, match=r"rank 0 \(node0\): there is no /no/db"):
-        site.prepare({0: replace(needs, files=(NeededFile(name="/no/db", folder="."),))})
+        site.prepare(lambda host: replace(needs, files=(NeededFile(name="/no/db", folder="."),)))
 
 
 @pytest.mark.parametrize(
@@ -62,9 +61,7 @@ def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
 def test_several_tasks_are_several_workers(
     tasks: int, gpu: str, threads: int, expected: tuple[str, int]
 ) -> None:
-    flags = argparse.Namespace(gpu=gpu, num_app_threads=threads)
-    share_out_devices(flags, tasks)
-    assert (flags.gpu, flags.num_app_threads) == expected
+    assert devices_of_tasks(gpu, threads, tasks) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,4 +73,4 @@ def test_several_tasks_are_several_workers(
 )
 def test_flags_that_say_another_number(tasks: int, gpu: str, threads: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        share_out_devices(argparse.Namespace(gpu=gpu, num_app_threads=threads), tasks)
+        devices_of_tasks(gpu, threads, tasks)

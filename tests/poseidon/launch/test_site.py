@@ -1,4 +1,4 @@
-"""What launching commands share: clients, the job's record, the children's environment."""
+"""Sites: the hosts of a job, and what starts its processes there."""
 
 from __future__ import annotations
 
@@ -7,87 +7,71 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.jobs.registry import Registry
-from poseidon.cluster.machinefile import Host
+from poseidon.cluster.machinefile import Host, HostRole
 from poseidon.errors import JobError
-from poseidon.launch.site import (
-    child_environment,
-    output_folder,
-    read_clients,
-    register_job,
-    remove_unused,
-    require_near,
-)
-from tests.support.memory_child import said_by
+from poseidon.launch.extraction_job import require_local
+from poseidon.launch.site import AgentSiteLauncher, LocalSite, SiteLauncher, read_hosts
+
+TWO = (Host(id=0, address="127.0.0.1", port=0), Host(id=1, address="::1", port=0))
 
 
-def test_clients(tmp_path: Path) -> None:
-    assert read_clients(None, 1) == (Host(id=0, address="127.0.0.1", port=0),)
-    hosts = tmp_path / "hosts"
-    hosts.write_text("0 127.0.0.1 9999\n1 localhost 0\n", encoding="utf-8")
-    assert [client.port for client in read_clients(str(hosts), 1)] == [9999, 0]
-    hosts.write_text("0 10.0.0.7 9999\n", encoding="utf-8")
+def test_hosts(tmp_path: Path) -> None:
+    assert read_hosts(None, 1) == (Host(id=0, address="127.0.0.1", port=0),)
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("0 127.0.0.1 9999\n1 localhost 0\n", encoding="utf-8")
+    assert [host.port for host in read_hosts(str(hostfile), 1)] == [9999, 0]
+    hostfile.write_text("0 10.0.0.7 9999\n", encoding="utf-8")
     with pytest.raises(
         JobError, match=r"client 0 is on 10\.0\.0\.7; this command works on this machine only"
     ):
-        require_near(str(hosts), read_clients(str(hosts), 1))
+        require_local(str(hostfile), read_hosts(str(hostfile), 1))
 
 
-def test_a_job_is_on_record_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
-    with register_job("j-1", str(tmp_path / "hosts"), read_clients(None, 1), tmp_path / "out"):
-        record = Registry(tmp_path / "home").read("j-1")
-        assert record is not None
-        assert (record.launcher.pid, record.hostfile) == (os.getpid(), str(tmp_path / "hosts"))
-    assert Registry(tmp_path / "home").read("j-1") is None
+def launcher_of(site: LocalSite) -> SiteLauncher:
+    return site.launcher(None, lambda: ())  # type: ignore[arg-type]
 
 
-def test_children_find_the_project_and_the_users_modules(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cpus", "working", "cores"), [(8, 2, 4), (7, 2, 3), (1, 2, 1), (None, 1, 1)])
+def test_the_hosts_of_one_machine_share_its_cpus(
+    monkeypatch: pytest.MonkeyPatch, cpus: int | None, working: int, cores: int
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"/mine{os.pathsep}{repository}")
-    paths = child_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
-    assert paths[0] == str(repository)
-    assert "/mine" in paths
-    assert len(paths) == len(set(paths))
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    serving = Host(id=2, address="127.0.0.1", port=0, role=HostRole.SERVER)
+    assert launcher_of(LocalSite((*TWO[:working], serving))).cores(TWO[0]) == cores
 
 
-def test_a_thread_of_a_child_that_works_on_small_tensors_alone_does_not_grow() -> None:
-    grown = said_by("tests.support.rebuilding_child", "6000", malloc=child_environment(threads=1))
-    assert grown < 512 * 1024  # without the settings: some 500 bytes an iteration, 3 MB
+def test_sockets_of_a_local_host_are_in_a_folder_of_this_user(tmp_path: Path) -> None:
+    launcher = launcher_of(LocalSite(TWO))
+    folders = [launcher.socket_folder(host) for host in (*TWO, *TWO)]
+    assert folders[:2] == folders[2:]
+    assert len(set(folders)) == 2
+    assert {os.stat(folder).st_mode & 0o777 for folder in folders} == {0o700}
+    os.rmdir(folders[0])  # as the workers do once they are connected
+    launcher.close()
+    launcher.close()
+    assert not any(map(os.path.exists, folders))
 
 
-def test_what_the_user_tells_glibc_is_kept_and_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = "glibc.malloc.mxfast=0:glibc.cpu.x86_non_temporal_threshold=0x100000"
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
-    for _ in range(2):  # a child's child has the same
-        tunables = child_environment(threads=1)["GLIBC_TUNABLES"]
-        assert tunables == f"{ours}:glibc.malloc.tcache_count=0"
-        monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+def test_a_local_site_uses_the_files_where_they_are(tmp_path: Path) -> None:
+    site = LocalSite(TWO)
+    assert site.opens_files_here
+    assert site.path(tmp_path) == str(tmp_path)
+    assert launcher_of(site).path(TWO[0], tmp_path) == str(tmp_path)
+    assert site.drop_missing() == ()
+    assert site.resume_command("poseidon train", "a.solverstate") == "poseidon train"
 
 
-@pytest.mark.parametrize(
-    ("made", "written", "left"), [(False, "", False), (False, "x", True), (True, "", True)]
-)
-def test_a_job_that_never_started_leaves_no_folder(
-    tmp_path: Path, made: bool, written: str, left: bool
-) -> None:
-    """Its logs stay where they say something, and so does a folder that was there before."""
-    folder = tmp_path / "output" / "job"
-    if made:
-        folder.mkdir(parents=True)
-    with pytest.raises(JobError, match="no"), output_folder(folder):
-        (folder / "worker_0.log").write_text(written)
-        (folder / "statistics.json").write_text("{}")
-        raise JobError("no")
-    assert folder.exists() == left
+class Agents:
+    """Stands for an `AgentLauncher`."""
+
+    def scratch(self, host: Host) -> str:
+        return f"/tmp/scratch{host.id}"
 
 
-def test_derived_files_do_not_keep_a_folder(tmp_path: Path) -> None:
-    given = tmp_path / "job" / "solver.prototxt"
-    given.parent.mkdir()
-    given.write_text("max_iter: 1")
-    remove_unused(given.parent)
-    assert given.exists()
-    remove_unused(given.parent, [given])
-    assert not given.parent.exists()
+def test_a_remote_host_has_a_file_where_it_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    launcher = AgentSiteLauncher(Agents())  # type: ignore[arg-type]
+    launcher.sent = {1: {tmp_path / "model": "/tmp/scratch1/model"}}
+    assert launcher.path(TWO[1], tmp_path / "model") == "/tmp/scratch1/model"
+    assert launcher.path(TWO[0], tmp_path / "model") == "model"
+    assert launcher.socket_folder(TWO[1]) == "/tmp/scratch1/client_1"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,27 @@ from poseidon.cluster.ssh.connections import connect_all
 from poseidon.cluster.ssh.launcher import HostEnvironment
 from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launch import ssh_site
+from poseidon.launch.request import JobRequest, LauncherKind
+from poseidon.launch.site import LocalSite, Site
 from poseidon.launch.ssh_site import SshSite, site_of
 from tests.support.loopback_sshd import LoopbackSshd
 from tests.support.polling import until
 
 
-def _site(text: str, launcher: str) -> SshSite | None:
-    clients = parse_machinefile(text, source="hosts")
-    return site_of(argparse.Namespace(launcher=launcher, hostfile="hosts", ssh_config=None), clients)
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Site]:
+    """Makes the site of a machinefile and a value of --launcher."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(text: str, launcher: str) -> Site:
+        (tmp_path / "hosts").write_text(text)
+        return site_of(JobRequest(hostfile="hosts", launcher=LauncherKind(launcher)))
+
+    return make
 
 
 @pytest.mark.parametrize(
-    ("text", "launcher", "far"),
+    ("text", "launcher", "remote"),
     [
         ("0 127.0.0.1 0\n1 localhost 0", "auto", False),
         ("0 127.0.0.1 0\n1 localhost 0", "local", False),
@@ -38,12 +46,13 @@ def _site(text: str, launcher: str) -> SshSite | None:
         ("0 node0 0", "ssh", True),
     ],
 )
-def test_who_is_started_over_ssh(text: str, launcher: str, far: bool) -> None:
-    site = _site(text, launcher)
-    assert (site is not None) == far
-    if site is not None:
-        assert site.clients == parse_machinefile(text, source="hosts")
-        site.close()
+def test_which_hosts_are_started_over_ssh(
+    site: Callable[[str, str], Site], text: str, launcher: str, remote: bool
+) -> None:
+    found = site(text, launcher)
+    assert type(found) is (SshSite if remote else LocalSite)
+    assert found.hosts == parse_machinefile(text, source="hosts")
+    found.close()
 
 
 @pytest.mark.parametrize(
@@ -54,9 +63,11 @@ def test_who_is_started_over_ssh(text: str, launcher: str, far: bool) -> None:
         ("0 localhost 0\n1 fd00::1 0", "ssh", "hosts: client 0 is on localhost, which the other machines cannot reach"),
     ],
 )  # fmt: skip
-def test_machines_that_cannot_work_together(text: str, launcher: str, words: str) -> None:
+def test_machines_that_cannot_work_together(
+    site: Callable[[str, str], Site], text: str, launcher: str, words: str
+) -> None:
     with pytest.raises(UsageError) as caught:
-        _site(text, launcher)
+        site(text, launcher)
     assert words in str(caught.value)
 
 
@@ -92,15 +103,15 @@ class Answering:
     ("there", "missing"), [([True, True, True], []), ([True, False, True], [1]), ([False, False, False], [])]
 )
 def test_hosts_that_do_not_answer_are_left_out_while_others_work(
-    there: list[bool], missing: list[int]
+    site: Callable[[str, str], Site], there: list[bool], missing: list[int]
 ) -> None:
-    site = _site("0 node0 0\n1 node1 0\n2 node2 0", "ssh")
-    assert site is not None
-    before = site.clients
-    site._hosts = {client.id: Answering(up) for client, up in zip(before, there, strict=True)}  # type: ignore[misc]
-    left_out = site.leave_out_missing()
-    assert [client.id for client in left_out] == missing
-    assert site.clients == tuple(client for client in before if client.id not in missing)
+    ssh = site("0 node0 0\n1 node1 0\n2 node2 0", "ssh")
+    assert isinstance(ssh, SshSite)
+    before = ssh.hosts
+    ssh._connections = {host.id: Answering(up) for host, up in zip(before, there, strict=True)}  # type: ignore[misc]
+    left_out = ssh.drop_missing()
+    assert [host.id for host in left_out] == missing
+    assert ssh.hosts == tuple(host for host in before if host.id not in missing)
 
 
 @pytest.fixture
@@ -136,18 +147,20 @@ def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
         for number, server in enumerate(servers)
     )
     site = SshSite(clients, settings)
-    site._hosts = dict(connect_all(clients, settings))
+    site._connections = dict(connect_all(clients, settings))
     launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
     record = JobRecord(job="j", launcher=launcher, hostfile=None, hosts=clients, output="/tmp", started_s=0.0)
     try:
         for server in servers:
             server.break_lines()
-        until(lambda: not any(host.alive for host in site._hosts.values()), "the lines still stand", 10.0)
+        until(
+            lambda: not any(host.alive for host in site._connections.values()), "the lines still stand", 10.0
+        )
         servers[1].close()
         with pytest.raises(JobInterrupted, match=f":{clients[1].ssh_port}"):
-            site.launcher(record)
-        assert [client.id for client in site.leave_out_missing()] == [1]
-        site.launcher(record)
+            site.launcher(record, lambda: ())
+        assert [client.id for client in site.drop_missing()] == [1]
+        site.launcher(record, lambda: ())
         assert opened == [[0]]
     finally:
         site.close()

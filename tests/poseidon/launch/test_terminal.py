@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.launch.terminal import Shown, Terminal
+from poseidon.launch.request import ShownLogs
+from poseidon.launch.terminal import Terminal
 
 FIRST = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 SECOND = ProcessName(role=Role.WORKER, index=1, client=1, host="127.0.0.1")
@@ -44,7 +45,7 @@ def test_events_that_make_no_sense_are_passed_over() -> None:
 
 def test_everyones_lines_after_their_client_when_asked() -> None:
     stream = io.StringIO()
-    terminal = Terminal("net", stream, on_started=lambda: None, shown=Shown.ALL)
+    terminal = Terminal("net", stream, on_started=lambda: None, shown=ShownLogs.ALL)
     for name in (FIRST, SECOND, SHARD):
         terminal.on_log(name, f"I{HEAD}Iteration 1")
         terminal.on_log(name, f"W{HEAD}slow disk")
@@ -74,17 +75,17 @@ def test_a_warning_is_shown_once_whoever_gives_it() -> None:
 
 def test_what_was_reached() -> None:
     terminal = Terminal("net", io.StringIO(), on_started=lambda: None)
-    assert terminal.reached() == []
+    assert terminal.scores() == []
     terminal.on_event(FIRST, {"event": "progress", "iteration": 9, "max_iter": 9, "images": 9, "loss": 0.25})
-    assert terminal.reached() == ["training loss 0.25"]
+    assert terminal.scores() == ["training loss 0.25"]
     scores = [["accuracy", "0.7"], ["loss", "0.9"]]
     terminal.on_event(FIRST, {"event": "tested", "iteration": 4, "net": 0, "scores": [["accuracy", "0.1"]]})
     terminal.on_event(FIRST, {"event": "tested", "iteration": 9, "net": 0, "scores": scores})
     for wrong in ({"net": "x"}, {"net": 1, "scores": [["a", 1]]}, {"net": 1, "scores": "a"}):
         terminal.on_event(FIRST, {"event": "tested", "iteration": 9, **wrong})
-    assert terminal.reached() == ["accuracy = 0.7, loss = 0.9 (test at iteration 9)"]
+    assert terminal.scores() == ["accuracy = 0.7, loss = 0.9 (test at iteration 9)"]
     terminal.on_event(FIRST, {"event": "tested", "iteration": 9, "net": 1, "scores": [["x", "1"]] * 20})
-    first, second = terminal.reached()
+    first, second = terminal.scores()
     assert first.startswith("test net #0: accuracy")
     assert second.endswith("x = 1 and 12 more (test at iteration 9)")
 

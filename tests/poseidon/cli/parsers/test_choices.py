@@ -7,14 +7,12 @@ from enum import Enum
 import pytest
 
 from poseidon.cli.parsers import jobs, nets
+from poseidon.cli.requests import KIND_OF_SVB
 from poseidon.cluster.supervision.restarts import RETURN_TIMEOUT_S
 from poseidon.cluster.supervision.settings import SignalEffect
 from poseidon.data.databases.kinds import Backend
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.launch.encryption import Encrypt
-from poseidon.launch.exchange_flags import KIND_OF_SVB
-from poseidon.launch.ssh_site import LauncherKind
-from poseidon.launch.terminal import Shown
+from poseidon.launch.request import Encrypt, JobRequest, LauncherKind, OnNan, ShownLogs
 from poseidon.metrics.curves import CHARTS, Against
 from poseidon.proto.caffe_pb2 import Phase
 from poseidon.pycaffe.draw import RANKDIRS
@@ -30,7 +28,8 @@ from ps_server import Consistency, Precision
         (jobs.LAUNCHERS, LauncherKind),
         (jobs.ENCRYPTIONS, Encrypt),
         (jobs.EFFECTS, SignalEffect),
-        (jobs.SHOWN, Shown),
+        (jobs.SHOWN, ShownLogs),
+        (jobs.ON_NAN, OnNan),
         (nets.AXES, Against),
     ],
 )
@@ -44,4 +43,4 @@ def test_the_rest() -> None:
     assert set(nets.PHASES) == set(Phase.keys())
     assert set(nets.RANKDIRS) == set(RANKDIRS)
     assert list(nets.CHARTS) == list(CHARTS)
-    assert jobs.RETURN_TIMEOUT_S == RETURN_TIMEOUT_S
+    assert jobs.RETURN_TIMEOUT_S == RETURN_TIMEOUT_S == JobRequest().return_timeout

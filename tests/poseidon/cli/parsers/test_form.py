@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.cli.main import main, parse_words
+from poseidon.cli.main import main, parse_arguments
 
 
 @pytest.mark.parametrize(
@@ -19,21 +19,21 @@ from poseidon.cli.main import main, parse_words
     ],
 )
 def test_switches(words: str, svb: str | None, wait_free: bool, background: bool) -> None:
-    flags = parse_words(["train", *words.split()])
+    flags = parse_arguments(["train", *words.split()])
     assert (flags.solver, flags.svb, flags.wait_free, flags.background) == ("s", svb, wait_free, background)
 
 
 def test_a_switch_leaves_the_script_and_its_words_alone() -> None:
     words = ["run", "--gpu", "[0, 1]", "--svb", "script.py", "--svb", "-trace", "0"]
-    flags = parse_words(words)
+    flags = parse_arguments(words)
     assert (flags.gpu, flags.svb, flags.trace, flags.script) == ("0,1", "true", False, "script.py")
     assert flags.arguments == ["--svb", "-trace", "0"]
-    assert flags.words == words
+    assert flags.argv == words
 
 
 def test_caffes_logging_flags_are_taken_by_every_command() -> None:
-    assert parse_words(["ps", "--logtostderr", "-alsologtostderr=1"]).notes == []
-    assert parse_words(["train", "--solver=s", "-log_dir=x", "--v", "1"]).notes == [
+    assert parse_arguments(["ps", "--logtostderr", "-alsologtostderr=1"]).notes == []
+    assert parse_arguments(["train", "--solver=s", "-log_dir=x", "--v", "1"]).notes == [
         "--log_dir has no effect here: logs are in the job's folder, --output",
         "--v has no effect here",
     ]

@@ -1,19 +1,22 @@
-"""What the flags of an exchange ask for, and which of them cannot be together."""
+"""From flags to the values of a request; contradictions are refused."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from poseidon.cli.main import parse_words
+from poseidon.cli.main import parse_arguments
+from poseidon.cli.requests import exchange_kind, job_request
+from poseidon.cluster.supervision.settings import SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.launch.exchange_flags import check_clients, exchange_kind, exchange_options
+from poseidon.launch.request import Encrypt, LauncherKind, OnNan, ScriptRequest, ShownLogs, TrainRequest
 
 
 def parsed(*words: str, staleness: int = 0) -> argparse.Namespace:
-    flags = parse_words(["run", *words, "script.py"])
+    flags = parse_arguments(["run", *words, "script.py"])
     flags.table_staleness = staleness
     return flags
 
@@ -46,31 +49,73 @@ def test_the_two_flags_may_not_contradict_each_other(words: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "workers", "staleness", "message"),
+    ("words", "staleness", "message"),
     [
-        (("--exchange=local",), 2, 0, "--exchange=local is for one client; this job has 2"),
-        (("--exchange=allreduce",), 2, 3, "--exchange=allreduce has no staleness"),
+        (("--exchange=allreduce",), 3, "--exchange=allreduce has no staleness"),
         (
             ("--exchange=allreduce", "--wire_precision=float16"),
-            2,
             0,
             "sends float32; expected that, not float16",
         ),
-        (("--client_bandwidth_mbps=40",), 2, 0, "is for --consistency_model=SSPAggr, not SSPPush"),
+        (("--client_bandwidth_mbps=40",), 0, "is for --consistency_model=SSPAggr, not SSPPush"),
+        (("--exchange=ps", "--svb=true"), 0, "--svb=true means --exchange=svb"),
+        (("--threads=0",), 0, "--threads=0: expected 1 or more"),
     ],
 )
-def test_contradictions(words: tuple[str, ...], workers: int, staleness: int, message: str) -> None:
+def test_contradictions(words: tuple[str, ...], staleness: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_clients(exchange_options(parsed(*words, staleness=staleness)), workers)
+        job_request(ScriptRequest, parsed(*words, staleness=staleness))
+
+
+@pytest.mark.parametrize("words", [(), ("--exchange=local",), ("--exchange=ps", "--consistency_model=SSP")])
+def test_what_may_be_together(words: tuple[str, ...]) -> None:
+    assert job_request(ScriptRequest, parsed(*words, staleness=1)).exchange.staleness == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "workers"),
-    [((), 2), (("--exchange=local",), 1), (("--exchange=ps", "--consistency_model=SSP"), 3)],
+    ("words", "requested"),
+    [((), False), (("--exchange=local",), False), (("--svb=false",), False), (("--exchange=ps",), True)],
 )
-def test_what_may_be_together(words: tuple[str, ...], workers: int) -> None:
-    options = exchange_options(parsed(*words, staleness=int("allreduce" not in words)))
-    check_clients(options, workers)
+def test_a_server_is_requested_by_the_name_of_an_exchange(words: tuple[str, ...], requested: bool) -> None:
+    assert job_request(ScriptRequest, parsed(*words)).server_requested is requested
+
+
+def test_without_flags_a_request_has_its_defaults() -> None:
+    argv = ["train", "--solver=a.prototxt"]
+    expected = TrainRequest(argv=tuple(argv), solver=Path("a.prototxt"))
+    assert job_request(TrainRequest, parse_arguments(argv)) == expected
+
+
+def test_values_have_the_types_of_the_request() -> None:
+    argv = [
+        *(
+            "train",
+            "--solver=a",
+            "--weights=b,c",
+            "--stage=x,y",
+            "--import=m, n",
+            "--max_iter=3",
+            "--on_nan=warn",
+        ),
+        *("--show_logs=all", "--launcher=ssh", "--ssh_config=config", "--encrypt=on", "--output=out"),
+        *("--sigint_effect=none", "--max_restarts=2"),
+    ]
+    assert job_request(TrainRequest, parse_arguments(argv)) == TrainRequest(
+        argv=tuple(argv),
+        solver=Path("a"),
+        weights=(Path("b"), Path("c")),
+        stage=("x", "y"),
+        imports=("m", "n"),
+        settings=("max_iter=3",),
+        on_nan=OnNan.WARN,
+        show_logs=ShownLogs.ALL,
+        launcher=LauncherKind.SSH,
+        ssh_config=Path("config"),
+        encrypt=Encrypt.ON,
+        output=Path("out"),
+        sigint_effect=SignalEffect.NONE,
+        max_restarts=2,
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a job says at its end."""
+"""What a job prints at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.launch.closing import listed, model_of, near, resume_command, test_commands, without_flags
+from poseidon.launch.final_report import (
+    aligned,
+    model_of,
+    resume_command,
+    short_path,
+    test_commands,
+    without_flags,
+)
 from poseidon.proto.definition import read_solver
 from tests.support.training import write_definitions
 
@@ -46,7 +53,7 @@ def test_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "--gpu=0",
         "--snapshot=snaps/x_iter_5.solverstate",
     ]
-    assert near(Path("/elsewhere/x")) == "/elsewhere/x"
+    assert short_path(Path("/elsewhere/x")) == "/elsewhere/x"
 
 
 def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +70,7 @@ def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_entries_stand_below_each_other() -> None:
-    assert listed([("model", "a"), ("go on", "b"), ("x", "c")]) == [
+    assert aligned([("model", "a"), ("go on", "b"), ("x", "c")]) == [
         "  model:  a",
         "  go on:  b",
         "  x:      c",

@@ -1,6 +1,7 @@
-"""Copies of snapshots on the launcher's machine, where worker 0 writes them on another host.
+"""The snapshots of a job, as its launcher knows them: the list of those written, and copies of remote ones.
 
-Law: a restart sends the hosts what the launcher has, so the newest snapshot must be here before the host that wrote it is
+Law: a job restarts only from a snapshot in this list, so never from one that an earlier run left under the same name; and
+only from one whose checksums agree at that moment. A restart sends the hosts what the launcher has, so the newest snapshot must be here before the host that wrote it is
 lost. A snapshot that is here already (a shared file system, or the same machine) is not copied; it is the same one only
 if its checksums are, since an earlier run may have left another under the same path. A copy gets its name only when it is
 whole and on disk, its checksums last. A copy that fails is a warning.
@@ -13,11 +14,15 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.supervision.loop import JobListener
+from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.steps import Outcome
 from poseidon.durable import flush, put_in_place
@@ -230,6 +235,62 @@ class SnapshotCopies:
             files = sealed_files(old) or ()
             for path in (sums_path(old), *files):
                 path.unlink(missing_ok=True)
+
+
+class SnapshotList(JobListener):
+    """The snapshots of one job, from all of its starts.
+
+    Args:
+        origin: where the job begins.
+        warn: takes a sentence for each snapshot that is skipped.
+        source: brings snapshots here that are written on another machine; closed with the list.
+    """
+
+    def __init__(
+        self, origin: StartingPoint, warn: Callable[[str], None], source: SnapshotSource | None = None
+    ) -> None:
+        self._origin = origin
+        self._warn = warn
+        self._source = source or WrittenHere()
+        self._written: dict[int, Path] = {}
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobListener`."""
+        if event.get("event") != "snapshot" or name.role is not Role.WORKER or name.index != 0:
+            return
+        state, iteration = event.get("state"), event.get("iteration")
+        if isinstance(state, str) and isinstance(iteration, int):
+            self._source.fetch(state, partial(self._written.__setitem__, iteration))
+
+    def newest(self) -> StartingPoint:
+        """Return the newest snapshot that exists here; where the job began if there is none."""
+        existing = [(iteration, state) for iteration, state in self._written.items() if state.exists()]
+        if not existing:
+            return self._origin
+        iteration, state = max(existing)
+        return StartingPoint(state=str(state), iteration=iteration)
+
+    def newest_intact(self) -> StartingPoint:
+        """Return the newest snapshot whose checksums agree; where the job began if there is none."""
+        self._source.wait()
+        for iteration, state in sorted(self._written.items(), reverse=True):
+            wrong = (
+                damage(state) if sums_path(state).exists() else f"{state} is not whole: it has no checksums"
+            )
+            if wrong is None:
+                return StartingPoint(state=str(state), iteration=iteration)
+            if state.exists():  # else it was removed on purpose, by --snapshot_keep
+                self._warn(f"passed over a snapshot: {wrong}")
+            del self._written[iteration]
+        return self._origin
+
+    def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
+        """Wait a while for the last snapshots of a job that did not fail; see `SnapshotSource.finish`."""
+        self._source.finish(outcome, requests)
+
+    def close(self) -> None:
+        """See `JobListener`."""
+        self._source.close()
 
 
 def _is_here(state: Path, sums: bytes) -> bool:

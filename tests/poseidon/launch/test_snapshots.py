@@ -1,33 +1,32 @@
-"""Snapshots of another machine come here whole, or not at all; those that are here stay where they are."""
+"""A job restarts from its newest whole snapshot; those of another host come here whole, or not at all."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from poseidon.cluster.plan import JobPlan
-from poseidon.cluster.supervision.background import StartReport
-from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.restarts import Restarted, RestartSettings
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.settings import SupervisionSettings
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.steps import Outcome
 from poseidon.errors import JobError
-from poseidon.launch import job, snapshot_copies
-from poseidon.launch.snapshot_copies import ARRIVING, KEPT, SnapshotCopies
+from poseidon.launch import snapshots
+from poseidon.launch.snapshots import ARRIVING, KEPT, SnapshotCopies, SnapshotList
 from poseidon.snapshot.checksums import check, seal, sums_path
 from poseidon.snapshot.files import model_path, state_path
 from tests.support.flushes import watch_flushes
 
 FAR = Path("/far")
+WORKER_0 = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
+ORIGIN = StartingPoint(state="began_here.solverstate", iteration=3)
 
 
 class Session:
@@ -253,61 +252,55 @@ def test_a_wish_to_stop_ends_the_waiting(site: Site, slow: SlowSession, number: 
 def test_a_stopped_job_waits_a_moment_only(
     site: Site, slow: SlowSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_copies, "STOPPED_WAIT_S", 0.0)
+    monkeypatch.setattr(snapshots, "STOPPED_WAIT_S", 0.0)
     under_way(site, slow)
     site.copies.finish(Outcome.STOPPED, requests())
     assert (site.warnings, site.arrived) == ([], [])
 
 
-class Recorder(SnapshotCopies):
-    """Notes what a job asks of it."""
-
-    def __init__(self) -> None:
-        self.asked: list[object] = []
-
-    def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
-        self.asked.append(outcome)
-
-    def close(self) -> None:
-        self.asked.append("close")
+def snapshots_of(states: list[Path], warnings: list[str]) -> SnapshotList:
+    listed = SnapshotList(ORIGIN, warnings.append)
+    for index, state in enumerate(states, start=1):
+        listed.on_event(WORKER_0, {"event": "snapshot", "state": str(state), "iteration": 10 * index})
+    return listed
 
 
-class OneJob(job.Job):
-    """A job of which nothing but its end is of interest."""
-
-    def __init__(self, output: Path) -> None:
-        self.recorder = Recorder()
-        self._flags, self._title = (
-            argparse.Namespace(show_logs="first", hostfile=None, progress_interval=0),
-            "one",
-        )
-        self._id, self._output = "one", output
-        self._plan = JobPlan(hosts=(), workers=(), shards=(), workers_per_host=1, channels=1)
-        self._point, self._patience = self.origin, SupervisionSettings()
-        self._restarts, self._site = RestartSettings(), None
-
-    def document(self, role: object) -> Any: ...
-
-    def _copies(self, warn: object) -> SnapshotCopies:
-        return self.recorder
+def test_the_newest(tmp_path: Path) -> None:
+    states = [write(tmp_path, iteration) for iteration in (10, 20)]
+    write(tmp_path, 30)  # an earlier run's: this job never told of it
+    found = snapshots_of(states, []).newest_intact()
+    assert found == StartingPoint(state=str(states[1]), iteration=20)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_only_a_job_that_ends_well_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    def run(*_: object) -> Restarted:
-        if fails:
-            raise JobError("lost")
-        result = JobResult(outcome=Outcome.FINISHED, iteration=1, elapsed_s=1.0)
-        return Restarted(result=result, restarts=0, repeated=0)
+@pytest.mark.parametrize("spoil", ["state", "model", "sums"])
+def test_a_damaged_one_is_passed_over_for_the_one_before(tmp_path: Path, spoil: str) -> None:
+    states = [write(tmp_path, iteration) for iteration in (10, 20)]
+    path = {"state": states[1], "model": model_path(tmp_path / "snap", 20), "sums": sums_path(states[1])}[
+        spoil
+    ]
+    path.write_bytes(path.read_bytes()[:-3])
+    warnings: list[str] = []
+    listed = snapshots_of(states, warnings)
+    assert listed.newest_intact() == StartingPoint(state=str(states[0]), iteration=10)
+    assert (
+        len(warnings) == 1 and path.name in warnings[0] and warnings[0].startswith("passed over a snapshot: ")
+    )
+    sums_path(states[0]).unlink()
+    assert listed.newest_intact() == ORIGIN
 
-    monkeypatch.setattr(job, "run_with_restarts", run)
-    monkeypatch.setattr(job, "register_job", lambda *_: nullcontext())
-    one = OneJob(tmp_path)
-    if fails:
-        with pytest.raises(JobError):
-            one.run(StartReport(None))
-    else:
-        assert one.run(StartReport(None)) == 0
-    assert one.recorder.asked == (["close"] if fails else [Outcome.FINISHED, "close"])
+
+def test_one_that_was_removed_is_passed_over_in_silence(tmp_path: Path) -> None:
+    state = write(tmp_path, 10)
+    warnings: list[str] = []
+    listed = snapshots_of([state], warnings)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert listed.newest_intact() == ORIGIN
+    assert warnings == []
+
+
+@pytest.mark.parametrize("event", [{}, {"state": 7, "iteration": 10}, {"state": "x", "iteration": "ten"}])
+def test_what_is_no_snapshot_is_not_listed(event: dict[str, object]) -> None:
+    listed = SnapshotList(ORIGIN, print)
+    listed.on_event(WORKER_0, {"event": "snapshot", **event})
+    assert listed.newest_intact() == ORIGIN

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.host_checks import NeededFile
-from poseidon.launch.requirements import needed_files, written_prefixes
+from poseidon.launch.training_job import needed_files, written_prefixes
 from poseidon.proto.definition import SolverDefinition, read_solver
 
 NET = """

@@ -1,0 +1,133 @@
+"""From flags to values: the one place that reads a parsed command line for several commands.
+
+Law: a field of a request has the name of its flag, and says itself how its value is made of the flag's. So a new flag
+changes nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from poseidon.cluster.plan import devices_from_flag
+from poseidon.engine.tools.solo import NetRequest
+from poseidon.errors import SnapshotError, UsageError
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.launch.request import CONVERT, ExtractionRequest, JobRequest
+from poseidon.layers.user_modules import import_modules, module_names
+from poseidon.proto.caffe_pb2 import Phase
+
+AnyJobRequest = TypeVar("AnyJobRequest", bound=JobRequest)
+
+KIND_OF_SVB = {
+    "auto": ExchangeKind.HYBRID,
+    "true": ExchangeKind.FACTORS,
+    "1": ExchangeKind.FACTORS,
+    "yes": ExchangeKind.FACTORS,
+    "false": ExchangeKind.SERVER,
+    "0": ExchangeKind.SERVER,
+    "no": ExchangeKind.SERVER,
+}
+"""The values of --svb, the flag of the original Poseidon."""
+
+
+def job_request(kind: type[AnyJobRequest], flags: argparse.Namespace) -> AnyJobRequest:
+    """Return what a command line asks of a job.
+
+    Args:
+        kind: of the request.
+        flags: of the command.
+
+    Raises:
+        UsageError: a value is out of range, or two flags exclude each other.
+    """
+    exchange = ExchangeOptions.from_flags(flags, kind=exchange_kind(flags))
+    return kind(
+        **_values(kind, flags, exchange=exchange, server_requested=flags.exchange not in (None, "local"))
+    )
+
+
+def extraction_request(flags: argparse.Namespace) -> ExtractionRequest:
+    """Return what a command line asks of a job of feature extraction.
+
+    Raises:
+        UsageError: a value is out of range.
+        SnapshotError: there is no such model.
+    """
+    weight_files(flags.weights)
+    return ExtractionRequest(**_values(ExtractionRequest, flags))
+
+
+def _values(kind: Any, flags: argparse.Namespace, **given: Any) -> dict[str, Any]:
+    """Return the fields of a request: those given, and for each other one the value of the flag of its name."""
+    values = dict(given)
+    for entry in fields(kind):
+        if entry.name not in given:
+            value = getattr(flags, entry.name)
+            values[entry.name] = entry.metadata[CONVERT](value) if CONVERT in entry.metadata else value
+    return values
+
+
+def exchange_kind(flags: argparse.Namespace) -> ExchangeKind:
+    """Return what --exchange and --svb ask for together.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    by_svb = KIND_OF_SVB[flags.svb] if flags.svb else None
+    if flags.exchange is None:
+        return by_svb or ExchangeKind.HYBRID
+    kind = ExchangeKind(flags.exchange)
+    if by_svb not in (None, kind):
+        raise UsageError(
+            f"--svb={flags.svb} means --exchange={by_svb.value}, and --exchange={kind.value} is asked for too; "
+            "give one of them"
+        )
+    return kind
+
+
+def net_request(flags: argparse.Namespace) -> NetRequest:
+    """Return what `test` or `time` is asked for; the modules that it names are imported.
+
+    Raises:
+        UsageError: fewer than one iteration, a GPU that is not there, or a module that fails.
+        SnapshotError: there is no such model.
+    """
+    if flags.iterations < 1:
+        raise UsageError(f"-iterations is {flags.iterations}, expected 1 or more")
+    import_modules(module_names(flags.imports))
+    return NetRequest(
+        model=Path(flags.model),
+        weights=weight_files(flags.weights),
+        phase=Phase.Value(flags.phase),
+        level=flags.level,
+        stages=tuple(stage for stage in flags.stage.split(",") if stage),
+        device=one_device(flags.gpu),
+    )
+
+
+def weight_files(text: str) -> tuple[Path, ...]:
+    """Return the models of a -weights flag, separated by commas.
+
+    Raises:
+        SnapshotError: one does not exist.
+    """
+    paths = tuple(Path(part.strip()) for part in text.split(",") if part.strip())
+    for path in paths:
+        if not path.is_file():
+            raise SnapshotError(f"-weights: there is no file {path}")
+    return paths
+
+
+def one_device(gpu: str) -> torch.device:
+    """Return the device of a -gpu flag; of several, the first, as in Caffe.
+
+    Raises:
+        UsageError: there is no such GPU.
+    """
+    return torch.device(devices_from_flag(gpu, available=torch.cuda.device_count())[0])

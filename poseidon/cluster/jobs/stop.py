@@ -1,0 +1,145 @@
+"""Finds the jobs that a user names, on this machine and other hosts, and stops them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from poseidon.cluster.jobs.kill import KillPatience, kill_job
+from poseidon.cluster.jobs.other_hosts import Ask, FarJob, far_hosts, kill_far, list_far
+from poseidon.cluster.jobs.registry import JobRecord, Registry
+from poseidon.cluster.jobs.selection import far_jobs_of_machinefile, jobs_of_machinefile
+from poseidon.cluster.machinefile import Host, read_machinefile
+from poseidon.errors import JobError, MachinefileError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTargets:
+    """Jobs that are to be stopped.
+
+    Attributes:
+        jobs: their ids.
+        records: their records on this machine.
+        hosts: other machines where processes of them may run; see `far_hosts`.
+        seen: the jobs as these hosts see them.
+        problems: what could not be found out, a sentence each.
+    """
+
+    jobs: tuple[str, ...]
+    records: tuple[JobRecord, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    seen: tuple[FarJob, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def jobs_by_id(
+    jobs: Sequence[str], records: Sequence[JobRecord], ask: Ask, *, more_hosts: Sequence[Host] = ()
+) -> StopTargets:
+    """Find jobs by their ids.
+
+    Args:
+        jobs: their ids.
+        records: all of this machine.
+        ask: asks a host.
+        more_hosts: where they may run, besides the hosts of their machinefiles.
+    """
+    own = tuple(record for record in records if record.job in jobs)
+    hosts = far_hosts([*more_hosts, *(host for record in own for host in record.hosts)])
+    far, problems = list_far(hosts, ask)
+    seen = tuple(job for job in far if job.seen.record.job in jobs)
+    return StopTargets(jobs=tuple(jobs), records=own, hosts=hosts, seen=seen, problems=tuple(problems))
+
+
+def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> StopTargets:
+    """Find the jobs that were started from a machinefile, by the records of this machine and its hosts.
+
+    Args:
+        hostfile: it need not exist any more.
+        records: all of this machine.
+        ask: asks a host.
+
+    Raises:
+        MachinefileError: it exists and is wrong, and no job was started from it before.
+    """
+    hosts_of_file: tuple[Host, ...] | None = None
+    mistake: MachinefileError | None = None
+    try:
+        hosts_of_file = read_machinefile(hostfile) if hostfile.exists() else None
+    except MachinefileError as error:
+        mistake = error  # a job may have been started before the file was spoilt
+    own = jobs_of_machinefile(records, hostfile.resolve(), hosts_of_file)
+    if not own and mistake is not None:
+        raise mistake
+    hosts = far_hosts([*(hosts_of_file or ()), *(host for record in own for host in record.hosts)])
+    far, problems = list_far(hosts, ask)
+    remote_records = [job.seen.record for job in far]
+    remote = (
+        far_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file) if hosts_of_file else ()
+    )
+    jobs = tuple(dict.fromkeys(record.job for record in (*own, *remote)))
+    seen = tuple(job for job in far if job.seen.record.job in jobs)
+    return StopTargets(jobs=jobs, records=own, hosts=hosts, seen=seen, problems=tuple(problems))
+
+
+def stop_jobs(
+    targets: StopTargets, registry: Registry, ask: Ask, patience: KillPatience, report: Callable[[str], None]
+) -> list[str]:
+    """Stop jobs, on this machine first: a launcher that runs ends its job on all hosts.
+
+    Args:
+        targets: the jobs.
+        registry: of this machine. A job of which something may be left keeps its record.
+        ask: asks a host.
+        patience: time limits.
+        report: takes a line for each process that was stopped.
+
+    Returns:
+        What could not be done, a sentence each.
+
+    Raises:
+        JobError: nothing of the jobs was found anywhere.
+    """
+    own = [record for record in targets.records if record.job in targets.jobs]
+    problems: list[str] = []
+    count = sum(_stop_local(job, registry, patience, report, problems) for job in targets.jobs)
+    killed = kill_far(targets.jobs, targets.hosts, ask, patience=patience, report=report)
+    for host, stopped in killed.counts.items():
+        before = sum(job.seen.living + job.seen.launcher for job in targets.seen if job.host == host)
+        if before > stopped:
+            report(f"{host.address}: {before - stopped} processes had ended with their launcher")
+        count += stopped
+    problems += killed.problems
+    if not (count or problems or own or targets.seen):
+        raise JobError(
+            f"nothing of {_named(targets.jobs)} is on this machine or on the hosts that were asked"
+        )
+    for record in own if problems else ():
+        with suppress(JobError):  # where it could not be removed either
+            registry.write(record)
+    if killed.problems and own:
+        place = registry.folder / (f"{targets.jobs[0]}.json" if len(targets.jobs) == 1 else "")
+        problems.append(f"to forget hosts that are gone for good, remove {place}")
+    report(_sum(targets.jobs, count, bool(problems)))
+    return problems
+
+
+def _stop_local(
+    job: str, registry: Registry, patience: KillPatience, report: Callable[[str], None], problems: list[str]
+) -> int:
+    try:
+        return kill_job(job, registry, patience=patience, report=report)
+    except JobError as error:
+        problems.append(str(error))
+        return 0
+
+
+def _named(jobs: Sequence[str]) -> str:
+    return f"job {jobs[0]}" if len(jobs) == 1 else f"{len(jobs)} jobs"
+
+
+def _sum(jobs: Sequence[str], count: int, unfinished: bool) -> str:
+    if count or unfinished:
+        return f"{_named(jobs)}: {count} processes stopped"
+    return f"{_named(jobs)} had already ended; what was on record is removed"

@@ -1,0 +1,170 @@
+"""The job of `poseidon extract_features`: features of a trained net into databases, by workers of this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import torch
+
+from poseidon.cluster.jobs.registry import EXTRACTION, new_job_id
+from poseidon.cluster.local import LocalLauncher
+from poseidon.cluster.machinefile import Host, is_loopback
+from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.supervision.loop import run_job
+from poseidon.cluster.supervision.settings import SupervisionSettings
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.leveldb_cursor import require_leveldb
+from poseidon.data.databases.writer import refuse_existing
+from poseidon.engine.tools.extraction import Extraction
+from poseidon.engine.tools.preflight import obstacle_to
+from poseidon.errors import DataError, JobError, UsageError
+from poseidon.launch.final_report import counted, short_path
+from poseidon.launch.job_folder import OUTPUT, register_job
+from poseidon.launch.processes import worker_spec
+from poseidon.launch.request import START_TIMEOUT_S, ExtractionRequest
+from poseidon.launch.site import read_hosts
+from poseidon.launch.terminal import Terminal
+from poseidon.layers.user_modules import import_modules
+from poseidon.net.compile import plan_phase
+from poseidon.proto.caffe_pb2 import TEST, NetState
+from poseidon.proto.definition import read_net
+
+WORKER_MODULE = "poseidon.engine.tools.extractor"
+
+
+def run_extraction_job(request: ExtractionRequest) -> int:
+    """Extract features on all workers of a machinefile; return the exit code.
+
+    Raises:
+        PoseidonError: a mistake in the request, or the job failed.
+    """
+    plan = _plan(request)
+    job = request.job or new_job_id(
+        f"{EXTRACTION}_{request.model.stem}", datetime.now(), secrets.token_hex(3)
+    )
+    output = (request.output or OUTPUT / job).absolute()
+    common = Extraction(
+        model=str(request.model.absolute()),
+        weights=tuple(str(path.absolute()) for path in request.weights),
+        blobs=request.extract_feature_blob_names,
+        databases=tuple(str(Path(name).absolute()) for name in request.save_feature_dataset_names),
+        backend=request.backend,
+        batches=request.num_mini_batches,
+        job=job,
+        output=str(output),
+        workers=plan.worker_count,
+        clients=plan.working_hosts,
+        local_workers=plan.workers_per_host,
+        threads=max(1, (os.cpu_count() or 1) // plan.worker_count),
+        imports=request.imports,
+    )
+    extractions = {worker.rank: _part(common, worker) for worker in plan.workers}
+    check_extraction(common, [path for extraction in extractions.values() for path in extraction.paths()])
+    obstacle = obstacle_to(output)
+    if obstacle:
+        raise UsageError(f"--output: nothing can be written to {output}: {obstacle}")
+    output.mkdir(parents=True, exist_ok=True)
+    return _supervise(plan, extractions, request.hostfile, output)
+
+
+def check_extraction(extraction: Extraction, databases: Sequence[Path]) -> None:
+    """Check what can be checked before any process starts or any data is opened.
+
+    Args:
+        extraction: what is asked for.
+        databases: all that will be written.
+
+    Raises:
+        PoseidonError: a mistake in the definition, or a database cannot be written.
+    """
+    import_modules(extraction.imports)
+    plan_phase(read_net(extraction.model), NetState(phase=TEST))
+    if Backend.parse(extraction.backend) is Backend.LEVELDB:
+        require_leveldb()
+    for path in databases:
+        refuse_existing(path)
+        obstacle = obstacle_to(path.absolute().parent)
+        if obstacle:
+            raise DataError(f"{path} cannot be written: {obstacle}")
+
+
+def _plan(request: ExtractionRequest) -> JobPlan:
+    hosts = read_hosts(request.hostfile, channels=1)
+    require_local(request.hostfile, hosts)
+    devices = devices_from_flag(request.gpu, available=torch.cuda.device_count())
+    if devices == ("cpu",):
+        devices *= request.num_app_threads
+    return plan_job(hosts, devices_per_host=devices, channels=1, with_server=False)
+
+
+def require_local(hostfile: str | None, hosts: tuple[Host, ...]) -> None:
+    """Refuse other machines: this command starts its processes on this one only.
+
+    Raises:
+        JobError: a client is another machine.
+    """
+    for host in hosts:
+        if not is_loopback(host.address):
+            raise JobError(
+                f"{hostfile}: client {host.id} is on {host.address}; this command works on "
+                "this machine only (127.0.0.1, ::1, localhost)"
+            )
+
+
+def _part(common: Extraction, worker: WorkerPlan) -> Extraction:
+    return replace(
+        common,
+        rank=worker.rank,
+        client=worker.position,
+        local_rank=worker.local_rank,
+        device=worker.device,
+    )
+
+
+def _supervise(plan: JobPlan, extractions: dict[int, Extraction], hostfile: str | None, output: Path) -> int:
+    first = extractions[0]
+    terminal = Terminal(Path(first.model).stem, sys.stderr, on_started=lambda: None)
+    terminal.print(
+        f"job {first.job}: {counted(len(plan.hosts), 'client')}, {counted(plan.worker_count, 'worker')}; "
+        f"logs in {short_path(output)}"
+    )
+
+    def spec(role: WorkerPlan | ShardPlan) -> ProcessSpec:
+        assert isinstance(role, WorkerPlan)
+        extraction = extractions[role.rank]
+        threads = extraction.threads or os.cpu_count() or 1
+        return worker_spec(role, WORKER_MODULE, first.job, threads=threads, document=extraction.to_json())
+
+    try:
+        with register_job(first.job, hostfile, plan.hosts, output) as registration:
+            run_job(
+                plan,
+                spec,
+                LocalLauncher(),
+                listener=terminal,
+                settings=SupervisionSettings(start_timeout_s=START_TIMEOUT_S),
+                registration=registration,
+            )
+    except JobError:
+        _report_databases(
+            extractions, terminal, "is complete, and in the way of another try until it is removed"
+        )
+        raise
+    finally:
+        terminal.close()
+    _report_databases(extractions, terminal, "is ready")
+    return 0
+
+
+def _report_databases(extractions: Mapping[int, Extraction], terminal: Terminal, verdict: str) -> None:
+    """Name the databases that exist."""
+    for path in (path for extraction in extractions.values() for path in extraction.paths()):
+        if path.exists():
+            terminal.print(f"{path} {verdict}")

@@ -1,0 +1,178 @@
+"""A job's folder and record: made at its start, and found again by a job id, a folder or a log.
+
+Law: a folder that a job made goes again if the job failed before it wrote anything.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
+from poseidon.cluster.jobs.this_host import readable_records
+from poseidon.cluster.machinefile import Host
+from poseidon.errors import DataError, JobError, SnapshotError
+from poseidon.launch.listeners import REMOTE_LOGS
+from poseidon.metrics.job_statistics import FILE_NAME
+from poseidon.settings import read_settings
+from poseidon.snapshot.rotation import newest_state
+
+OUTPUT = Path("output")
+"""Where jobs have their folders without --output."""
+
+
+def register_job(job: str, hostfile: str | None, hosts: tuple[Host, ...], output: Path) -> Registration:
+    """Record a job that this process launches, for `poseidon ps` and `poseidon kill`.
+
+    Raises:
+        JobError: the record cannot be written.
+    """
+    me = psutil.Process()
+    launcher = RecordedProcess(name="launcher", host="127.0.0.1", pid=me.pid, created_s=me.create_time())
+    record = JobRecord(
+        job=job,
+        launcher=launcher,
+        hostfile=str(Path(hostfile).resolve()) if hostfile else None,
+        hosts=hosts,
+        output=str(output),
+        started_s=datetime.now().timestamp(),
+    )
+    return Registration(Registry(read_settings().state_folder), record)
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Make a job's folder. A new one is removed if the block fails and nothing was written there.
+
+    Raises:
+        JobError: it cannot be made.
+    """
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"cannot make the output folder {folder}: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if new:
+            remove_unused(folder, [folder / FILE_NAME])
+        raise
+
+
+def remove_unused(folder: Path, ignored: Collection[Path] = ()) -> None:
+    """Remove a job's folder that holds nothing but empty files.
+
+    Args:
+        folder: of the job.
+        ignored: files in it that are worth nothing without the job.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file() and path not in ignored]
+    if not any(path.stat().st_size for path in files):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def local_records(registry: Registry) -> list[JobRecord]:
+    """Return all records of this machine that can be read; the others are warnings on standard error."""
+    return readable_records(registry, lambda problem: print(f"warning: {problem}", file=sys.stderr))
+
+
+def job_folder(job: str | None) -> Path:
+    """Return the output folder of a job.
+
+    Args:
+        job: its id or its output folder; None: the job that was started last.
+
+    Raises:
+        JobError: there is no such job.
+    """
+    records = local_records(Registry(read_settings().state_folder))
+    if job is None:
+        return _newest(records)
+    for record in records:
+        if record.job == job:
+            return Path(record.output)
+    for folder in (Path(job), OUTPUT / job):
+        if folder.is_dir():
+            return folder
+    raise JobError(f"'{job}' is neither a running job, nor a folder, nor a job in {OUTPUT}/")
+
+
+def _newest(records: list[JobRecord]) -> Path:
+    running = [record for record in records if (Path(record.output) / FILE_NAME).exists()]
+    if running:
+        return Path(max(running, key=lambda record: record.started_s).output)
+    ended = [(path.stat().st_mtime, path.parent) for path in OUTPUT.glob(f"*/{FILE_NAME}")]
+    if not ended:
+        raise JobError(
+            f"no job is running, and {OUTPUT}/ holds none that has ended; expected a job's id or its output folder"
+        )
+    return max(ended)[1]
+
+
+def find_snapshot(given: str, ending: str = ".solverstate") -> Path:
+    """Return the snapshot that --snapshot names: a file, or the newest of a job, by its id or its folder.
+
+    Args:
+        given: the flag's value.
+        ending: of the names of snapshots.
+
+    Raises:
+        SnapshotError: there is none.
+    """
+    if Path(given).is_file():
+        return Path(given)
+    try:
+        folder = job_folder(given)
+    except JobError as error:
+        raise SnapshotError(
+            f"--snapshot: there is no file {given}, nor a folder or a job of that name"
+        ) from error
+    return newest_state(folder, ending)
+
+
+def log_paths(folder: Path) -> Mapping[str, Path]:
+    """Return the logs of a job by the names of its processes, workers first.
+
+    Of two logs of one process it is the one that the launcher keeps.
+    """
+    found = {path.stem: path for place in (folder, folder / REMOTE_LOGS) for path in place.glob("*_*.log")}
+    numbered = [
+        (role, int(number), path)
+        for stem, path in found.items()
+        for role, _, number in [stem.partition("_")]
+        if role in ("worker", "shard") and number.isdecimal()
+    ]
+    ordered = sorted(numbered, key=lambda entry: (entry[0] != "worker", entry[1]))
+    return {f"{role} {number}": path for role, number, path in ordered}
+
+
+def find_training_log(given: str | None) -> tuple[str, Path]:
+    """Return a name for a training log, and its path.
+
+    Args:
+        given: a log, or the id or folder of a job, whose worker 0 has the log; None: the job that was started last.
+
+    Raises:
+        DataError: the job has no log of worker 0.
+        JobError: there is no last job.
+    """
+    path = Path(given) if given is not None else None
+    if path is not None and path.is_file():
+        return path.name, path
+    try:
+        folder = job_folder(given)
+    except JobError:
+        if path is None:
+            raise
+        return path.name, path  # which cannot be read
+    log = log_paths(folder).get("worker 0")
+    if log is None:
+        raise DataError(f"{folder} holds no log of worker 0, expected a job's folder or a log")
+    return folder.absolute().name, log

@@ -1,0 +1,172 @@
+"""The processes of a job: their environment, keys and specs (docs/security.md on the keys).
+
+Law: a job with a process on another machine encrypts, whatever the flags; what cannot be encrypted is refused unless its
+own flag allows it. Keys are made here, anew for each start, and travel on standard input alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from poseidon.cluster.machinefile import Host, has_remote_hosts
+from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan
+from poseidon.cluster.process import ProcessSpec
+from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.errors import UsageError
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.launch.request import Encrypt, JobRequest
+from poseidon.launch.site import SiteLauncher
+from poseidon.proto.paths import repository_root
+from poseidon.settings import inherited_environment
+from ps_server.keys import JobKeys
+
+MERGE_AT_ONCE = "glibc.malloc.mxfast=0"
+"""A tunable of glibc: small freed blocks are merged with free neighbours at once."""
+PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
+"""A tunable of glibc: copies of 1 MiB and more write past the caches. By itself glibc takes the whole last cache for its own, however
+many share it, and reads every line from memory that it then overwrites; so a chunk's copy takes about half the time."""
+
+
+def child_environment(threads: int) -> dict[str, str]:
+    """Return what a child needs beyond this process's environment.
+
+    Args:
+        threads: CPU threads of its arithmetic.
+
+    The malloc settings keep large freed blocks in the process: activations and gradients are allocated anew each
+    iteration, and giving them back to the system means touching fresh pages every time. They also merge small freed
+    blocks with their neighbours at once: glibc would put that off until a thread frees or asks for something large, which
+    a thread that works on small tensors alone never does, and its memory would grow with each of them. Large copies go
+    past the caches.
+    """
+    from ps_server.numerics import environment  # imports torch, which commands that start nothing do not need
+
+    inherited = inherited_environment()
+    paths = [str(repository_root())]
+    paths += [path for path in sys.path if path.endswith("site-packages")]
+    paths += filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))
+    return {
+        **environment(threads, inherited),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONUNBUFFERED": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
+        "MALLOC_TOP_PAD_": str(2**26),
+        "GLIBC_TUNABLES": _tunables(inherited.get("GLIBC_TUNABLES", "")),
+    }
+
+
+def _tunables(inherited: str) -> str:
+    """Join ours and the user's; the user's are last, so they win."""
+    own = inherited.split(":") if inherited else []
+    return ":".join(dict.fromkeys([MERGE_AT_ONCE, PAST_CACHES, *own]))
+
+
+def is_encrypted(encrypt: Encrypt, hosts: Sequence[Host]) -> bool:
+    """Tell whether the job's own sockets are encrypted."""
+    return encrypt is Encrypt.ON or has_remote_hosts(hosts)
+
+
+def check_encryption(request: JobRequest, hosts: Sequence[Host]) -> None:
+    """Refuse an exchange that would have to be encrypted and cannot be.
+
+    Raises:
+        UsageError: the problem and what to do, in one sentence.
+    """
+    if (
+        request.exchange.kind is ExchangeKind.ALLREDUCE
+        and is_encrypted(request.encrypt, hosts)
+        and not request.allreduce_in_clear
+    ):
+        raise UsageError(
+            "--exchange=allreduce cannot be encrypted: whoever reaches the machines' ports can read and change what "
+            "it sends; take --exchange=hybrid, or say --allreduce_in_clear on a network that you trust"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start of a job: what differs from its other starts.
+
+    Attributes:
+        attempt: 0, 1, ...
+        point: where it goes on from.
+        launcher: starts the processes, and knows their hosts.
+        token: the start's secret, hexadecimal.
+        keys: of all connections; None: they are not encrypted.
+    """
+
+    attempt: int
+    point: StartingPoint
+    launcher: SiteLauncher
+    token: str = field(repr=False)
+    keys: JobKeys | None = field(repr=False)
+
+    @classmethod
+    def new(
+        cls, attempt: int, point: StartingPoint, launcher: SiteLauncher, plan: JobPlan, encrypt: Encrypt
+    ) -> Start:
+        """Make a start with secrets of its own: a process that an earlier one left has no part in it."""
+        encrypted = plan.shards and is_encrypted(encrypt, plan.hosts)
+        keys = JobKeys.new(workers=plan.working_hosts, shards=plan.shard_count) if encrypted else None
+        return cls(attempt=attempt, point=point, launcher=launcher, token=secrets.token_hex(32), keys=keys)
+
+    def keyring(self, role: WorkerPlan | ShardPlan) -> str:
+        """Return the keys of one process, as its document has them; only local rank 0 of a host's workers has any."""
+        if self.keys is None:
+            return ""
+        if isinstance(role, ShardPlan):
+            return self.keys.of_shard(role.index).to_json()
+        return self.keys.of_worker(role.position).to_json() if role.local_rank == 0 else ""
+
+
+def worker_spec(role: WorkerPlan, module: str, job: str, *, threads: int, document: bytes) -> ProcessSpec:
+    """Return how to start a worker.
+
+    Args:
+        role: the worker.
+        module: of Python, that it runs.
+        job: the job's id.
+        threads: CPU threads of its arithmetic.
+        document: its first line of standard input.
+    """
+    return _spec(role, module, job, ("--rank", str(role.rank)), threads, document)
+
+
+def shard_spec(role: ShardPlan, start: Start, job: str, *, workers: int, trace: str) -> ProcessSpec:
+    """Return how to start a server shard.
+
+    Args:
+        role: the shard.
+        start: of the job.
+        job: the job's id.
+        workers: how many connect to it: one for each host that works.
+        trace: the file of its trace, on its host; empty: none.
+    """
+    line: dict[str, object] = {
+        "token": start.token,
+        "keys": start.keyring(role),
+        "workers": workers,
+        "address": role.address,
+    }
+    if trace:
+        line["trace"] = trace
+    return _spec(
+        role, "ps_server", job, ("--stdin", "--shard", str(role.index)), 1, json.dumps(line).encode()
+    )
+
+
+def _spec(
+    role: WorkerPlan | ShardPlan, module: str, job: str, own: tuple[str, ...], threads: int, first_line: bytes
+) -> ProcessSpec:
+    return ProcessSpec(
+        name=role.process,
+        argv=(sys.executable, "-m", module, "--job", job, *own),
+        environment=child_environment(threads),
+        first_line=first_line,
+    )

@@ -1,0 +1,181 @@
+"""Runs a job: prepares its hosts, starts its processes, observes them, and restarts them after a loss.
+
+Law: connections, listeners and processes end with the run, whichever way it ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from poseidon.cluster.jobs.registry import Registration
+from poseidon.cluster.supervision.background import (
+    StartReport,
+    how_to_follow,
+    run_in_background,
+    this_command,
+)
+from poseidon.cluster.supervision.loop import JobResult, run_job
+from poseidon.cluster.supervision.restarts import StartingPoint, ending_words, run_with_restarts
+from poseidon.cluster.supervision.signals import SignalRequests
+from poseidon.errors import JobError, PoseidonError, UsageError
+from poseidon.launch.final_report import aligned, counted, short_path
+from poseidon.launch.job import Job
+from poseidon.launch.job_folder import output_folder, register_job, remove_unused
+from poseidon.launch.listeners import Listeners, RemoteLogs, StatisticsFile, StragglerReports
+from poseidon.launch.processes import Start
+from poseidon.launch.request import START_TIMEOUT_S
+from poseidon.launch.snapshots import SnapshotList
+from poseidon.launch.terminal import Terminal
+from poseidon.settings import read_settings
+from poseidon.snapshot.rotation import COPIES
+
+_POLL_S = 0.1
+
+
+def launch(make_job: Callable[[], Job]) -> int:
+    """Make a job and run it, here or in the background; return the exit code.
+
+    Args:
+        make_job: makes it, and raises what is wrong with it.
+
+    Raises:
+        PoseidonError: a mistake in what the job is made of, or it failed.
+    """
+    report = StartReport(read_settings().status_fd)
+    try:
+        job = make_job()
+        return start_in_background(job) if job.request.background else run(job, report)
+    except PoseidonError as error:
+        report.failed(str(error), error.exit_code)
+        raise
+
+
+def start_in_background(job: Job) -> int:
+    """Start this command again, detached, and return its exit code once the job runs."""
+    argv = job.background_argv([f"--job={job.id}", f"--output={job.output}"])
+    log = job.output / "launcher.log"
+    new = not job.output.exists()
+    try:
+        pid = run_in_background(this_command(argv), log, timeout_s=START_TIMEOUT_S + 30)
+    except JobError:
+        if new:
+            remove_unused(job.output)
+        raise
+    print(how_to_follow(job.id, pid, log))
+    return 0
+
+
+def run(job: Job, report: StartReport) -> int:
+    """Run a job to its end; return the exit code."""
+    try:
+        job.site.prepare(job.needs)
+        job.renew_plan()  # now with the addresses of the hosts
+        with (
+            output_folder(job.output),
+            register_job(job.id, job.request.hostfile, job.plan.hosts, job.output) as registration,
+        ):
+            return _Run(job, registration, report).run()
+    finally:
+        job.site.close()
+
+
+class _Run:
+    """One run of a job, with its restarts. See `Surroundings`."""
+
+    def __init__(self, job: Job, registration: Registration, report: StartReport) -> None:
+        self._job = job
+        self._registration = registration
+        self._requests = SignalRequests(job.request.supervision_settings())
+        self._terminal = Terminal(
+            job.title,
+            sys.stderr,
+            on_started=report.started,
+            shown=job.request.show_logs,
+            interval_s=job.request.progress_interval,
+        )
+        show = self._terminal.print
+        source = job.site.snapshot_source(lambda: job.plan.workers[0].host, job.output / COPIES, show)
+        self._snapshots = SnapshotList(job.origin, show, source)
+        self._listeners = Listeners(  # files before the terminal: what is shown is already kept
+            self._snapshots,
+            StragglerReports(show),
+            StatisticsFile(job.id, job.output),
+            RemoteLogs(job.output),
+            self._terminal,
+        )
+
+    def run(self) -> int:
+        """Start the processes and stay with them to the job's end; return the exit code."""
+        job, show = self._job, self._terminal.print
+        show(f"job {job.id}: {job.description()}; logs in {short_path(job.output)}")
+        for note in job.notes():
+            show(note)
+        try:
+            with self._requests:
+                settings = job.request.restart_settings(job.usual_restarts)
+                ended = run_with_restarts(self, settings)
+                self._snapshots.finish(ended.result.outcome, self._requests)
+                newest = self._snapshots.newest()
+        finally:
+            self._listeners.close()
+        for line in aligned(job.final_report(ended.result, newest, self._terminal.scores())):
+            show(line)
+        show(ending_words(job.id, ended))
+        return ended.result.exit_code
+
+    def start(self, attempt: int, point: StartingPoint) -> JobResult:
+        """See `Surroundings`."""
+        job = self._job
+        launcher = job.site.launcher(self._registration.record, lambda: job.files(point))
+        try:
+            if self._requests.stop_wanted():  # while hosts were connected and files sent
+                error = JobError("the job was stopped before it had started")
+                error.exit_code = self._requests.stop_code
+                raise error
+            start = Start.new(attempt, point, launcher, job.plan, job.request.encrypt)
+            workers = counted(job.plan.worker_count, "worker")
+            shards = f" and {counted(job.plan.shard_count, 'shard')}" if job.plan.shard_count else ""
+            self._terminal.print(f"starting {workers}{shards}...")
+            return run_job(
+                job.plan,
+                lambda role: job.spec(role, start),
+                launcher,
+                listener=self._listeners,
+                settings=job.request.supervision_settings(),
+                registration=self._registration,
+                requests=self._requests,
+            )
+        finally:
+            launcher.close()
+
+    def starting_point(self) -> StartingPoint:
+        """See `Surroundings`."""
+        return self._snapshots.newest_intact()
+
+    def do_without(self) -> str:
+        """See `Surroundings`."""
+        job = self._job
+        missing = job.site.drop_missing() if job.shares_data() else ()
+        if not missing:
+            return ""
+        try:
+            job.renew_plan()
+        except UsageError:
+            return ""  # no host with shards is left
+        names = ", ".join(f"client {host.id} ({host.address})" for host in missing)
+        return f"going on without {names}: {job.description()} from here on"
+
+    def say(self, text: str) -> None:
+        """See `Surroundings`."""
+        self._terminal.print(text)
+
+    def pause(self, seconds: float) -> bool:
+        """See `Surroundings`."""
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            if self._requests.stop_wanted():
+                return True
+            time.sleep(_POLL_S)
+        return False

@@ -1,0 +1,99 @@
+"""The job of `poseidon run`: it runs a script of the user's on every worker."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from poseidon.cluster.plan import WorkerPlan, devices_from_flag
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.engine.document import ScriptDocument
+from poseidon.engine.module.checkpoint_file import ENDING, steps_of
+from poseidon.errors import UsageError
+from poseidon.launch.final_report import resume_command, short_path, without_flags
+from poseidon.launch.job import Job
+from poseidon.launch.job_folder import find_snapshot
+from poseidon.launch.processes import Start
+from poseidon.launch.request import ScriptRequest, ShownLogs
+from poseidon.launch.site import FileSet, Site
+from poseidon.snapshot.checksums import sums_path
+
+
+class ScriptJob(Job):
+    """A job that runs a script; see `Job`.
+
+    Args:
+        request: what the user asks for.
+        site: the hosts.
+
+    Raises:
+        PoseidonError: there is no such script or checkpoint, or a mistake in the flags.
+    """
+
+    worker_module = "poseidon.engine.module.script"
+    restarts_by_itself = False  # a script that saves nothing would start from its own beginning
+    request: ScriptRequest
+
+    def __init__(self, request: ScriptRequest, site: Site) -> None:
+        if not request.script.is_file():
+            raise UsageError(f"there is no script {request.script}")
+        devices = devices_from_flag(request.gpu, available=site.visible_gpus())
+        self._origin = _origin(request.snapshot)
+        super().__init__(request, site, title=request.script.name, stem=request.script.stem, devices=devices)
+
+    @property
+    def origin(self) -> StartingPoint:
+        """See `Job`."""
+        return self._origin
+
+    def final_report(
+        self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
+    ) -> list[tuple[str, str]]:
+        """See `Job`."""
+        report = super().final_report(result, newest, scores)
+        if not newest.state:
+            return report
+        where = "" if newest.iteration == result.iteration else f" from iteration {newest.iteration}"
+        state = Path(newest.state)
+        own, of_script = self._argv()
+        command = " ".join((resume_command(own, state), shlex.join(of_script)))
+        return [("go on" + where, self.site.resume_command(command, short_path(state))), *report]
+
+    def _argv(self) -> tuple[list[str], list[str]]:
+        """Return this command's own arguments, and the script with its arguments."""
+        argv, kept = list(self.request.argv), len(self.request.arguments) + 1
+        return argv[:-kept], argv[-kept:]
+
+    def background_argv(self, added: Sequence[str]) -> list[str]:
+        """See `Job`. The script and its arguments stay last, and as they are."""
+        own, of_script = self._argv()
+        return [*without_flags(own, ["background"], bare=["background"]), *added, *of_script]
+
+    def document(self, role: WorkerPlan, start: Start) -> ScriptDocument:
+        """See `Job`."""
+        state = start.point.state
+        return ScriptDocument(
+            **self.worker_document(role, start).to_fields(),
+            script=start.launcher.path(role.host, self.request.script.absolute()),
+            arguments=self.request.arguments,
+            shows_prints=self.request.show_logs is ShownLogs.ALL,
+            snapshot=start.launcher.path(role.host, Path(state)) if state else "",
+        )
+
+    def files(self, point: StartingPoint) -> Sequence[FileSet]:
+        """See `Job`. The script itself is sent; modules of its own that it imports must be there."""
+        script = (self.request.script.absolute(),)
+        if not point.state:
+            return [script]
+        state = Path(point.state)
+        return [script, (*(path for path in (sums_path(state),) if path.exists()), state)]
+
+
+def _origin(snapshot: str) -> StartingPoint:
+    """Return where --snapshot has the job begin."""
+    if not snapshot:
+        return StartingPoint()
+    path = find_snapshot(snapshot, ENDING).absolute()
+    return StartingPoint(state=str(path), iteration=steps_of(path))

@@ -1,0 +1,275 @@
+"""The job of `poseidon train`: it trains the nets of a Caffe solver."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from google.protobuf.message import Message
+
+from poseidon.cluster.host_checks import ClientNeeds, NeededFile
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.plan import WorkerPlan, devices_from_flag
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.cluster.supervision.steps import Outcome
+from poseidon.data.batches.partition import part_path
+from poseidon.engine.document import JobDocument
+from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
+from poseidon.errors import SnapshotError
+from poseidon.launch.final_report import model_of, resume_command, short_path, test_commands
+from poseidon.launch.job import Job, check_folder
+from poseidon.launch.job_folder import find_snapshot
+from poseidon.launch.processes import Start
+from poseidon.launch.request import OnNan, TrainRequest
+from poseidon.launch.site import FileSet, Site
+from poseidon.layers.base import LayerContext
+from poseidon.layers.user_modules import import_modules
+from poseidon.net.compile import filter_phase
+from poseidon.proto.caffe_pb2 import TRAIN, SolverParameter
+from poseidon.proto.definition import NetDefinition, SolverDefinition, read_solver
+from poseidon.proto.overrides import changes
+from poseidon.proto.shipped import pack_solver, portable
+from poseidon.snapshot.checksums import sums_path
+from poseidon.snapshot.files import require_readable
+from poseidon.snapshot.solverstate import head_of, learned_net, weights_of
+from poseidon.solvers.settings import solver_settings
+
+_PATHS = ("source", "mean_file")
+_SHARED = "shared_file_system"
+
+
+class TrainingJob(Job):
+    """A job that trains one of Caffe's nets; see `Job`.
+
+    Args:
+        request: what the user asks for.
+        site: the hosts.
+
+    Raises:
+        PoseidonError: a mistake in the definitions, or a file is missing.
+    """
+
+    worker_module = "poseidon.engine.solver.worker"
+    restarts_by_itself = True
+    request: TrainRequest
+
+    def __init__(self, request: TrainRequest, site: Site) -> None:
+        import_modules(request.imports)
+        file = read_solver(request.solver)
+        self._solver = file.with_settings(request.settings).with_train_state(
+            level=request.level, stages=request.stage
+        )
+        self._changes = changes(file.param, self._solver.param, request.settings)
+        self._settings = solver_settings(self._solver)
+        title = check_nets(self._solver, self._settings).param.name or request.solver.stem
+        for path in request.weights:
+            if not path.is_file():
+                raise SnapshotError(f"--weights: there is no file {path}")
+        self._snapshot = find_snapshot(request.snapshot) if request.snapshot else None
+        self._resumed = head_of(self._snapshot) if self._snapshot else None
+        stem = request.solver.stem.removesuffix("_solver")
+        devices = _devices(request.gpu, self._solver, site.visible_gpus())
+        super().__init__(request, site, title=title, stem=stem, devices=devices)
+        self._net_outputs = Path(request.net_outputs or self.output / "job").absolute()
+        check_folder("net_outputs", self._net_outputs.parent)
+        self._seed = self._choose_seed()
+        self._check_definition()
+        self._weights = tuple(path.absolute() for path in request.weights)
+        self._packed = "" if site.opens_files_here else pack_solver(request.solver, request.settings)
+
+    def _check_definition(self) -> None:
+        """Find here what the workers would find later; hosts that open their own files are asked for them."""
+        local = self.site.opens_files_here
+        contexts = [self._context(worker) for worker in self.plan.workers if worker.local_rank == 0]
+        alike = not local or self.shares_data()
+        check_layers(self._solver, contexts[:1] if alike else contexts, files_are_here=local)
+        if local:
+            check_snapshot_prefix(self._solver)
+            if self._resumed is not None and self._snapshot is not None:
+                learned_net(self._resumed, self._snapshot)
+                return
+            for path in weight_files(self._solver, ()):
+                require_readable(path, "model")
+
+    def _context(self, role: WorkerPlan) -> LayerContext:
+        return LayerContext(
+            phase=TRAIN,
+            seed=self._seed,
+            rank=role.rank,
+            workers=self.plan.worker_count,
+            client=role.position,
+            clients=self.plan.working_hosts,
+            local_rank=role.local_rank,
+            local_workers=self.plan.workers_per_host,
+        )
+
+    def _choose_seed(self) -> int:
+        """Return the solver's seed; else that of the run that is resumed; else a new one."""
+        seed = self._settings.random_seed
+        if seed is None and self._resumed is not None:
+            seed = self._resumed.seed
+        return secrets.randbits(31) if seed is None else seed
+
+    @property
+    def origin(self) -> StartingPoint:
+        """See `Job`."""
+        if self._resumed is None or self._snapshot is None:
+            return StartingPoint()
+        return StartingPoint(state=str(self._snapshot.absolute()), iteration=self._resumed.iteration)
+
+    def notes(self) -> list[str]:
+        """See `Job`."""
+        notes = [f"the command line sets {self._changes}"] if self._changes else []
+        if self.site.opens_files_here and self._solver.param.snapshot_prefix:
+            folder = self._solver.snapshot_prefix().parent
+            notes += [] if folder.exists() else [f"snapshots go to {folder}, a new folder"]
+        return notes
+
+    def final_report(
+        self, result: JobResult, newest: StartingPoint, scores: Sequence[str]
+    ) -> list[tuple[str, str]]:
+        """See `Job`."""
+        entries = [("reached", score) for score in scores]
+        if newest.state:
+            model = model_of(Path(newest.state))
+            behind = "" if newest.iteration == result.iteration else f" (of iteration {newest.iteration})"
+            entries.append(("model", short_path(model) + behind))
+            entries += [("test", command) for command in test_commands(self._solver, model)]
+            command = self.site.resume_command(
+                resume_command(self.request.argv, Path(newest.state)), short_path(Path(newest.state))
+            )
+            finished = result.outcome is not Outcome.STOPPED
+            hint = f"  # once max_iter is above {self._solver.param.max_iter}" if finished else ""
+            entries.append(("go on", command + hint))
+        else:
+            entries.append(("model", "no snapshot was written"))
+        log = self.output / "worker_0.log"
+        if log.exists():
+            entries.append(("plot", shlex.join(["poseidon", "plot", short_path(log), "-o", "curves.png"])))
+        return [*entries, *self._network_report()]
+
+    def needs(self, host: Host) -> ClientNeeds:
+        """See `Job`."""
+        needs = super().needs(host)
+        workers = [worker for worker in self.plan.workers if worker.host.id == host.id]
+        if not workers:
+            return needs
+        files = needed_files(self._solver, client=workers[0].position, clients=self.plan.working_hosts)
+        needs = replace(needs, files=files, modules=self.request.imports)
+        if workers[0].rank != 0:
+            return needs
+        folders = (*needs.folders, self.site.path(self._net_outputs.parent))
+        return replace(needs, folders=folders, prefixes=written_prefixes(self._solver))
+
+    def shares_data(self) -> bool:
+        """See `Job`."""
+        return not any(file.instead for file in needed_files(self._solver, client=0, clients=2))
+
+    def files(self, point: StartingPoint) -> Sequence[FileSet]:
+        """See `Job`."""
+        weights = [(path,) for path in self._weights]
+        return [*weights, snapshot_files(Path(point.state))] if point.state else weights
+
+    def document(self, role: WorkerPlan, start: Start) -> JobDocument:
+        """See `Job`."""
+        request, host, launcher = self.request, role.host, start.launcher
+        return JobDocument(
+            **self.worker_document(role, start).to_fields(),
+            solver=str(request.solver.absolute()),
+            definitions=self._packed,
+            settings=request.settings,
+            seed=self._seed,
+            snapshot=launcher.path(host, Path(start.point.state)) if start.point.state else "",
+            weights=tuple(launcher.path(host, path) for path in self._weights),
+            net_outputs=self.site.path(self._net_outputs),
+            level="" if request.level is None else str(request.level),
+            stages=request.stage,
+            imports=request.imports,
+            goes_on=start.attempt > 0,
+            snapshot_keep=request.snapshot_keep,
+            stop_at_nan=request.on_nan is OnNan.STOP,
+        )
+
+
+def _devices(gpu: str, solver: SolverDefinition, visible: int | None) -> tuple[str, ...]:
+    """Return the devices of --gpu, else those of the solver, as Caffe decides it.
+
+    Args:
+        gpu: the flag.
+        solver: the definition.
+        visible: GPUs of a host; None: known once the hosts were checked. The launcher's own count then decides between
+            GPU and CPU where the solver does not.
+    """
+    if gpu:
+        return devices_from_flag(gpu, available=visible)
+    param = solver.param
+    if not param.HasField("solver_mode"):
+        return (f"cuda:{param.device_id}",) if torch.cuda.device_count() > param.device_id else ("cpu",)
+    if param.solver_mode == SolverParameter.CPU:
+        return ("cpu",)
+    if visible is not None and visible <= param.device_id:
+        raise solver.error(
+            "solver_mode", f"GPU, but this machine has {visible} GPUs; expected CPU, or another device_id"
+        )
+    return (f"cuda:{param.device_id}",)
+
+
+def needed_files(solver: SolverDefinition, *, client: int, clients: int) -> tuple[NeededFile, ...]:
+    """Return the files of a solver and its nets that one host opens.
+
+    They are found by the fields' names, so that a layer of a user's own with a `source` counts as well. None is opened.
+
+    Args:
+        solver: the definition.
+        client: the host's number among those that work.
+        clients: how many work.
+    """
+    folder = portable(solver.folder)
+    weights = [part.strip() for model in solver.param.weights for part in model.split(",")]
+    found = [NeededFile(name=name, folder=folder) for name in weights if name]
+    definition = solver.net_definition()
+    nets = [(definition, solver.train_state(definition))]
+    nets += [(test.definition, test.state) for test in solver.test_nets()]
+    for net, state in nets:
+        for layer in filter_phase(net, state).param.layer:
+            found += _files_of(net, layer, client, clients)
+    return tuple(dict.fromkeys(found))
+
+
+def _files_of(net: NetDefinition, layer: Message, client: int, clients: int) -> Iterator[NeededFile]:
+    folder = portable(net.folder)
+    for _, value in layer.ListFields():
+        if not isinstance(value, Message):
+            continue
+        divided = hasattr(value, _SHARED) and not getattr(value, _SHARED)
+        for name in _PATHS:
+            path = getattr(value, name, "")
+            if not isinstance(path, str) or not path:
+                continue
+            instead: tuple[str, ...] = ()
+            if divided and name == "source":
+                part = part_path(Path(path), client).name
+                instead = (Path(path).name, part) if clients == 1 else (part,)
+            yield NeededFile(name=path, folder=folder, instead=instead)
+
+
+def written_prefixes(solver: SolverDefinition) -> tuple[tuple[str, str], ...]:
+    """Return the prefix of the snapshots, with the folder of its definition; nothing if they go to the job's folder."""
+    prefix = solver.param.snapshot_prefix
+    return ((prefix, portable(solver.folder)),) if prefix else ()
+
+
+def snapshot_files(state: Path) -> tuple[Path, ...]:
+    """Return all files of a snapshot.
+
+    Raises:
+        SnapshotError: it cannot be read, or its weights are missing.
+    """
+    model = weights_of(state)
+    sums = sums_path(state)
+    return (*((sums,) if sums.exists() else ()), model, state)

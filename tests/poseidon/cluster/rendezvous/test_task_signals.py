@@ -1,0 +1,44 @@
+"""Whether rank 0 itself was asked to end, or only another task: in a process of its own, for it gets true signals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+SCRIPT = """
+import os, signal, sys, threading
+from poseidon.cluster.rendezvous.task_signals import TaskSignals
+
+taken = []
+came = threading.Event()
+def take(*_):
+    taken.append(1)
+    came.set()
+signal.signal(signal.SIGTERM, take)
+with TaskSignals(wait_s=float(sys.argv[2])) as signals:
+    if sys.argv[1] == "both":
+        os.kill(os.getpid(), signal.SIGTERM)
+    signals.other_task_signalled("SIGTERM")
+    signals.other_task_signalled("SIGTERM")
+    [thread.join(30) for thread in threading.enumerate() if thread.name == "poseidon asked to end"]
+    came.wait(30)
+print(len(taken))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("who", "wait_s"), [("another", "0"), ("both", "30")])
+def test_one_request_reaches_the_launcher(who: str, wait_s: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, who, wait_s],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "1\n"

@@ -1,0 +1,71 @@
+"""A job's folder and record, and how they are found again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.jobs.registry import Registry
+from poseidon.errors import DataError, JobError
+from poseidon.launch.job_folder import find_training_log, output_folder, register_job, remove_unused
+from poseidon.launch.listeners import REMOTE_LOGS
+from poseidon.launch.site import read_hosts
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
+
+
+def test_a_job_is_on_record_until_it_ends(tmp_path: Path) -> None:
+    with register_job("j-1", str(tmp_path / "hosts"), read_hosts(None, 1), tmp_path / "out"):
+        record = Registry(tmp_path / "home").read("j-1")
+        assert record is not None
+        assert (record.launcher.pid, record.hostfile) == (os.getpid(), str(tmp_path / "hosts"))
+    assert Registry(tmp_path / "home").read("j-1") is None
+
+
+@pytest.mark.parametrize(
+    ("made", "written", "left"), [(False, "", False), (False, "x", True), (True, "", True)]
+)
+def test_a_job_that_never_started_leaves_no_folder(
+    tmp_path: Path, made: bool, written: str, left: bool
+) -> None:
+    """Its logs stay where they say something, and so does a folder that was there before."""
+    folder = tmp_path / "output" / "job"
+    if made:
+        folder.mkdir(parents=True)
+    with pytest.raises(JobError, match="no"), output_folder(folder):
+        (folder / "worker_0.log").write_text(written)
+        (folder / "statistics.json").write_text("{}")
+        raise JobError("no")
+    assert folder.exists() == left
+
+
+def test_derived_files_do_not_keep_a_folder(tmp_path: Path) -> None:
+    given = tmp_path / "job" / "solver.prototxt"
+    given.parent.mkdir()
+    given.write_text("max_iter: 1")
+    remove_unused(given.parent)
+    assert given.exists()
+    remove_unused(given.parent, [given])
+    assert not given.parent.exists()
+
+
+def test_a_training_log_is_named_by_itself_or_by_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "output" / "j-1"
+    (folder / REMOTE_LOGS).mkdir(parents=True)
+    with pytest.raises(DataError, match="holds no log of worker 0"):
+        find_training_log("j-1")
+    log = folder / REMOTE_LOGS / "worker_0.log"
+    log.write_text("")
+    assert find_training_log("j-1") == ("j-1", Path("output") / "j-1" / REMOTE_LOGS / "worker_0.log")
+    assert find_training_log(str(log)) == ("worker_0.log", log)
+    assert find_training_log("none.log") == ("none.log", Path("none.log"))
+    with pytest.raises(JobError, match="no job is running"):
+        find_training_log(None)

@@ -1,0 +1,140 @@
+"""The processes of a job: their environment, and the keys of their connections."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.machinefile import Host
+from poseidon.cluster.plan import JobPlan, plan_job
+from poseidon.cluster.supervision.restarts import StartingPoint
+from poseidon.errors import UsageError
+from poseidon.exchange.cost import ExchangeKind
+from poseidon.exchange.options import ExchangeOptions
+from poseidon.launch.processes import Start, check_encryption, child_environment, is_encrypted, shard_spec
+from poseidon.launch.request import Encrypt, JobRequest
+from poseidon.launch.site import LocalSite
+from ps_server.keys import Keyring
+from tests.support.memory_child import said_by
+
+HERE, FAR = ("127.0.0.1", "localhost", "::1"), ("127.0.0.1", "10.0.0.2")
+
+
+def clients(hosts: tuple[str, ...]) -> tuple[Host, ...]:
+    return tuple(Host(id=number, address=host, port=0) for number, host in enumerate(hosts))
+
+
+def plan(hosts: tuple[str, ...], workers: int = 1) -> JobPlan:
+    return plan_job(clients(hosts), devices_per_host=("cpu",) * workers, channels=2)
+
+
+def start_of(plan: JobPlan, encrypt: Encrypt = Encrypt.AUTO) -> Start:
+    launcher = LocalSite(plan.hosts).launcher(None, lambda: ())  # type: ignore[arg-type]
+    return Start.new(0, StartingPoint(), launcher, plan, encrypt)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "encrypt", "expected"),
+    [
+        (HERE, Encrypt.AUTO, False),
+        (HERE, Encrypt.ON, True),
+        (FAR, Encrypt.AUTO, True),
+        (FAR, Encrypt.ON, True),
+        (("node1",), Encrypt.AUTO, True),
+    ],
+)
+def test_a_job_that_leaves_the_machine_encrypts(
+    hosts: tuple[str, ...], encrypt: Encrypt, expected: bool
+) -> None:
+    assert is_encrypted(encrypt, clients(hosts)) is expected
+    assert (start_of(plan(hosts), encrypt).keys is not None) is expected
+
+
+def test_every_process_that_connects_has_a_key_pair_of_its_own() -> None:
+    made = plan(FAR, workers=2)
+    start = start_of(made)
+    keyrings = [start.keyring(role) for role in made.roles]
+    assert ["" if text == "" else "keys" for text in keyrings] == ["keys"] * 4 + ["keys", ""] * 2
+    rings = [Keyring.from_json(text) for text in keyrings if text]
+    assert len({ring.own.secret for ring in rings}) == 6
+    shards, workers = rings[:4], rings[4:]
+    for ring in rings:
+        assert ring.admit == tuple(worker.own.public for worker in workers)
+    assert workers[1].expect == tuple(shard.own.public for shard in shards)
+
+
+def test_each_start_has_secrets_of_its_own() -> None:
+    first, second = start_of(plan(FAR)), start_of(plan(FAR))
+    assert first.keys is not None
+    assert second.keys is not None
+    assert {pair.secret for pair in first.keys.workers}.isdisjoint(
+        pair.secret for pair in second.keys.workers
+    )
+    assert first.token != second.token
+    assert first.token not in repr(first)
+
+
+def test_no_process_has_keys_where_nothing_is_encrypted() -> None:
+    assert start_of(plan(HERE)).keyring(plan(HERE).roles[0]) == ""
+
+
+def allreduce(encrypt: Encrypt = Encrypt.AUTO, *, in_clear: bool = False) -> JobRequest:
+    options = ExchangeOptions(kind=ExchangeKind.ALLREDUCE)
+    return JobRequest(exchange=options, encrypt=encrypt, allreduce_in_clear=in_clear)
+
+
+@pytest.mark.parametrize(("hosts", "encrypt"), [(FAR, Encrypt.AUTO), (HERE, Encrypt.ON)])
+def test_all_reduce_is_refused_where_it_would_have_to_be_encrypted(
+    hosts: tuple[str, ...], encrypt: Encrypt
+) -> None:
+    with pytest.raises(UsageError, match=r"allreduce cannot be encrypted.*--allreduce_in_clear"):
+        check_encryption(allreduce(encrypt), clients(hosts))
+    check_encryption(allreduce(encrypt, in_clear=True), clients(hosts))
+    check_encryption(JobRequest(encrypt=encrypt), clients(hosts))
+
+
+def test_all_reduce_on_one_machine() -> None:
+    check_encryption(allreduce(), clients(HERE))
+
+
+@pytest.mark.parametrize("trace", ["", "/out/trace.json"])
+def test_a_shard_gets_its_secrets_on_standard_input(trace: str) -> None:
+    made = plan(FAR)
+    start = start_of(made)
+    spec = shard_spec(made.shards[1], start, "j-1", workers=2, trace=trace)
+    assert spec.argv[1:] == ("-m", "ps_server", "--job", "j-1", "--stdin", "--shard", "1")
+    line = json.loads(spec.first_line)
+    assert line.pop("trace", "") == trace
+    assert line == {
+        "token": start.token,
+        "keys": start.keyring(made.shards[1]),
+        "workers": 2,
+        "address": made.shards[1].address,
+    }
+
+
+def test_children_find_the_project_and_the_users_modules(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"/mine{os.pathsep}{repository}")
+    paths = child_environment(threads=1)["PYTHONPATH"].split(os.pathsep)
+    assert paths[0] == str(repository)
+    assert "/mine" in paths
+    assert len(paths) == len(set(paths))
+
+
+def test_a_thread_of_a_child_that_works_on_small_tensors_alone_does_not_grow() -> None:
+    grown = said_by("tests.support.rebuilding_child", "6000", malloc=child_environment(threads=1))
+    assert grown < 512 * 1024  # without the settings: some 500 bytes an iteration, 3 MB
+
+
+def test_what_the_user_tells_glibc_is_kept_and_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = "glibc.malloc.mxfast=0:glibc.cpu.x86_non_temporal_threshold=0x100000"
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
+    for _ in range(2):  # a child's child has the same
+        tunables = child_environment(threads=1)["GLIBC_TUNABLES"]
+        assert tunables == f"{ours}:glibc.malloc.tcache_count=0"
+        monkeypatch.setenv("GLIBC_TUNABLES", tunables)

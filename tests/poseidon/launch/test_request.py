@@ -1,0 +1,48 @@
+"""Requests check their ranges, and make the settings of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from poseidon.cluster.supervision.restarts import RestartSettings
+from poseidon.cluster.supervision.settings import SignalEffect
+from poseidon.errors import UsageError
+from poseidon.launch.request import ExtractionRequest, JobRequest, TrainRequest
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_app_threads": 0}, "--num_app_threads is 0, expected 1 or more"),
+        ({"threads": 0}, "--threads=0: expected 1 or more"),
+        ({"progress_interval": -1.0}, r"--progress_interval=-1: expected 0 \(no lines\) or more seconds"),
+        ({"progress_interval": float("nan")}, "--progress_interval=nan"),
+        ({"return_timeout": -1.0}, "--return_timeout=-1: expected 0 seconds or more"),
+        ({"stall_timeout": 0.0}, "--stall_timeout=0: expected more than 0 seconds"),
+        ({"term_deadline": float("nan")}, "--term_deadline=nan: expected more than 0 seconds"),
+    ],
+)
+def test_what_is_out_of_range(values: dict[str, Any], message: str) -> None:
+    for kind in (JobRequest, TrainRequest):
+        with pytest.raises(UsageError, match=message):
+            kind(**values)
+
+
+def test_an_extraction_has_workers() -> None:
+    with pytest.raises(UsageError, match="--num_app_threads is 0"):
+        ExtractionRequest(num_app_threads=0)
+
+
+def test_a_run_is_resumed_or_starts_from_a_model(tmp_path: Any) -> None:
+    with pytest.raises(UsageError, match="--snapshot and --weights exclude each other"):
+        TrainRequest(snapshot="a", weights=(tmp_path,))
+
+
+def test_settings() -> None:
+    request = JobRequest(return_timeout=7.0, stall_timeout=8.0, sighup_effect=SignalEffect.STOP)
+    assert request.restart_settings(3) == RestartSettings(most=3, return_timeout_s=7.0)
+    assert JobRequest(max_restarts=0).restart_settings(3).most == 0
+    settings = request.supervision_settings()
+    assert (settings.stall_timeout_s, settings.sighup_effect) == (8.0, SignalEffect.STOP)

@@ -1,0 +1,173 @@
+"""Running a job: what it waits for at its end, what stops a pause, and which hosts it goes on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from poseidon.cluster.host_checks import ClientNeeds
+from poseidon.cluster.jobs.registry import JobRecord
+from poseidon.cluster.machinefile import Host, parse_machinefile
+from poseidon.cluster.plan import WorkerPlan
+from poseidon.cluster.supervision.background import StartReport
+from poseidon.cluster.supervision.loop import JobResult
+from poseidon.cluster.supervision.restarts import Restarted, StartingPoint
+from poseidon.cluster.supervision.signals import SignalRequests
+from poseidon.cluster.supervision.steps import Outcome
+from poseidon.engine.document import WorkerDocument
+from poseidon.errors import JobError
+from poseidon.launch import runner
+from poseidon.launch.job import Job
+from poseidon.launch.processes import Start
+from poseidon.launch.request import JobRequest
+from poseidon.launch.runner import _Run, run
+from poseidon.launch.site import FileSet, LocalSite, Site, SiteLauncher
+from poseidon.launch.snapshots import SnapshotSource, WrittenHere
+
+DONE = JobResult(outcome=Outcome.FINISHED, iteration=9, elapsed_s=1.0)
+
+
+class RecordingSource(WrittenHere):
+    """Notes what a job asks of its snapshots."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def finish(self, outcome: Outcome, requests: SignalRequests) -> None:
+        self.calls.append(outcome)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeSite(Site):
+    """Hosts that are never connected; the first one goes missing."""
+
+    def __init__(self, machinefile: str) -> None:
+        self._hosts = parse_machinefile(machinefile, source="hosts")
+        self.source = RecordingSource()
+        self.calls: list[str] = []
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return self._hosts
+
+    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+        self.calls.append("prepare")
+
+    def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
+        return LocalSite(self._hosts).launcher(record, files)
+
+    def snapshot_source(
+        self, writer: Callable[[], Host], folder: Path, warn: Callable[[str], None]
+    ) -> SnapshotSource:
+        return self.source
+
+    def drop_missing(self) -> tuple[Host, ...]:
+        missing, self._hosts = self._hosts[:1], self._hosts[1:]
+        return missing
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeJob(Job):
+    """A job of which no process is started."""
+
+    worker_module = "none"
+    restarts_by_itself = True
+    shared = False
+
+    def document(self, role: WorkerPlan, start: Start) -> WorkerDocument:
+        return self.worker_document(role, start)
+
+    def shares_data(self) -> bool:
+        return self.shared
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def make_job(machinefile: str = "0 a 0", *, shared: bool = False) -> tuple[FakeJob, FakeSite]:
+    site = FakeSite(machinefile)
+    job = FakeJob(JobRequest(output=Path("out")), site, title="fake", stem="fake", devices=("cpu",))
+    job.shared = shared
+    return job, site
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_a_job_that_ends_well_waits_for_its_snapshots(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    def run_with_restarts(*_: object) -> Restarted:
+        if fails:
+            raise JobError("lost")
+        return Restarted(result=DONE, restarts=0, repeated=0)
+
+    monkeypatch.setattr(runner, "run_with_restarts", run_with_restarts)
+    job, site = make_job()
+    if fails:
+        with pytest.raises(JobError):
+            run(job, StartReport(None))
+    else:
+        assert run(job, StartReport(None)) == 0
+        assert f"job {job.id} finished at iteration 9" in capsys.readouterr().err
+    assert site.source.calls == (["close"] if fails else [Outcome.FINISHED, "close"])
+    assert site.calls == ["prepare", "close"]
+    assert job.output.exists() is not fails
+
+
+@contextmanager
+def running(job: FakeJob) -> Iterator[_Run]:
+    found = _Run(job, None, StartReport(None))  # type: ignore[arg-type]
+    with found._requests:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("number", "stops"), [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGHUP, False)]
+)
+def test_a_signal_in_the_pause(number: signal.Signals, stops: bool) -> None:
+    with running(make_job()[0]) as found:
+        os.kill(os.getpid(), number)
+        assert found.pause(600.0 if stops else 0.15) is stops
+
+
+def test_a_job_without_snapshots_starts_where_it_began(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(make_job()[0]) as found:
+        assert found.starting_point() == StartingPoint()
+        found.say("a line")
+    assert capsys.readouterr().err == "a line\n"
+
+
+@pytest.mark.parametrize(
+    ("machinefile", "shared", "says"),
+    [
+        ("0 a 0\n1 b 0\n2 c 0", True, "going on without client 0 (a): 2 clients, 2 workers, 2 shards from here on"),
+        ("0 a 0\n1 b 0\n2 c 0", False, ""),
+        ("0 a 0 role=server\n1 b 0 role=worker\n2 c 0 role=worker", True, ""),
+    ],
+)  # fmt: skip
+def test_a_job_goes_on_where_the_data_is_shared_and_a_shard_is_left(
+    machinefile: str, shared: bool, says: str
+) -> None:
+    with running(make_job(machinefile, shared=shared)[0]) as found:
+        assert found.do_without() == says
+
+
+@pytest.mark.parametrize(
+    ("machinefile", "restarts"), [("0 a 0\n1 b 0", 3), ("0 127.0.0.1 0\n1 localhost 0", 0)]
+)
+def test_a_job_on_several_hosts_restarts_by_itself(machinefile: str, restarts: int) -> None:
+    job, _ = make_job(machinefile)
+    assert job.request.restart_settings(job.usual_restarts).most == restarts
+    job.restarts_by_itself = False
+    assert job.usual_restarts == 0
