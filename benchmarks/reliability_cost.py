@@ -123,11 +123,8 @@ def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
         Trainer(
             replica,
             exchange,
-            settings,
-            LoopSettings(rank=0, workers=1, prefix=solver.snapshot_prefix(), title="cost", on_progress=note),
-            checkpoint=Checkpoint(
-                replica, solver.param, settings.base_rule.kind, rank=0, workers=1, worker_history=False
-            ),
+            LoopSettings(prefix=solver.snapshot_prefix(), title="cost", on_progress=note),
+            checkpoint=Checkpoint(replica, private_histories=False),
             testers=[],
             log=GlogSink(logging.getLogger("poseidon.cost")),
             sinks=[],

@@ -1,1 +1,1 @@
-"""The training loop and what belongs to it: one worker's process, test passes, checkpoints."""
+"""The process of one worker: training loops, tests, checkpoints, and its connection to the launcher."""

@@ -1,4 +1,4 @@
-"""Numbers that all workers average: losses and outputs, packed for a gathering and put together again."""
+"""Means over workers and iterations: losses and outputs, packed for a collection and unpacked again."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from poseidon.net.net import Net
 class SmoothedLoss:
     """Caffe's UpdateSmoothedLoss: the mean of the last `window` iterations' losses.
 
-    Losses stay on their device until they are looked at, so that a GPU is not waited for each iteration.
+    Losses stay on their device until they are read, so that the loop does not wait for a GPU in each iteration.
     """
 
     def __init__(self, window: int, start: Sequence[float] = ()) -> None:
         self._losses: deque[Tensor | float] = deque(start, maxlen=window)
 
     def add(self, loss: Tensor) -> None:
-        """The loss of one more iteration."""
+        """Add the loss of one more iteration."""
         self._losses.append(loss)
 
     @property
@@ -43,17 +43,17 @@ class SmoothedLoss:
 
 
 def pack(loss: float, outputs: Mapping[str, Tensor]) -> bytes:
-    """A loss and every number of the outputs, as float64."""
+    """Return a loss and every number of the outputs as bytes of float64."""
     parts = [np.array([loss])]
     parts.extend(tensor.detach().double().reshape(-1).cpu().numpy() for tensor in outputs.values())
     return np.concatenate(parts).astype("<f8").tobytes()
 
 
 def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
-    """The sum over workers of what `pack` made, in worker order.
+    """Return the sum over workers of the payloads of `pack`, in worker order.
 
     Raises:
-        DataError: the outputs of one iteration have different sizes, so there is no mean of them.
+        DataError: the outputs of one iteration have different sizes, so they have no mean.
     """
     if len({len(payload) for payload in payloads}) > 1:
         counts = ", ".join(str(len(payload) // 8 - 1) for payload in payloads)
@@ -68,11 +68,11 @@ def total(payloads: Sequence[bytes]) -> NDArray[np.float64]:
 def as_outputs(
     numbers: Sequence[float], shapes: Mapping[str, int], weights: Mapping[str, float]
 ) -> tuple[Output, ...]:
-    """Numbers to named outputs.
+    """Return numbers as named outputs.
 
     Args:
         numbers: as packed, without the loss.
-        shapes: how many numbers each output has, in order.
+        shapes: number of values of each output, in order.
         weights: loss weight by name; 0 for the others.
     """
     names = [name for name, count in shapes.items() for _ in range(count)]
@@ -83,7 +83,7 @@ def as_outputs(
 
 
 def output_sizes(net: Net) -> dict[str, int]:
-    """How many numbers each output of a net has, in Caffe's order."""
+    """Return the number of values of each output of a net, in Caffe's order."""
     return {name: prod(net.blob_shapes[name]) for name, _ in net.plan.outputs}
 
 
@@ -91,7 +91,7 @@ def accumulate(into: dict[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
     """Add one pass's outputs to a running sum.
 
     Raises:
-        DataError: an output has another shape than in the passes before.
+        DataError: an output has another shape than in the passes before it.
     """
     for name, tensor in outputs.items():
         value = tensor.detach().to(torch.float64)

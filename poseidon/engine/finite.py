@@ -1,7 +1,8 @@
-"""Noticing numbers that are not finite: in the loss of each pass, and in what a snapshot would hold.
+"""Checks for numbers that are not finite: in the loss of each pass, and in the contents of a snapshot.
 
-Law: a look costs next to nothing while all is well. On the CPU each pass's loss is looked at before its backward pass, so nothing
-that follows from it leaves the worker; on a GPU a few times a second, so that the device is not waited for.
+Law: a check of finite numbers costs almost nothing. On the CPU each pass's loss is checked before its backward pass, so
+nothing computed from it leaves the worker. On a GPU losses are checked a few times a second, so that the loop does not
+wait for the device.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from poseidon.errors import JobError
 from poseidon.net.net import Net
 
 LOGGER = logging.getLogger(__name__)
-LOOK_S = 0.25
+CHECK_S = 0.25
 REMEDY = "a lower base_lr or clip_gradients may help; --on_nan=warn goes on regardless"
 
 
 class LossWatch:
-    """Looks at the losses of one worker.
+    """Checks the losses of one worker.
 
     Args:
-        net: the train net, of which the layer is named where the first such output came from.
+        net: the train net; the message names its first layer with such an output.
         rank: this worker.
-        stop: raise; else warn, once.
-        deferred: look a few times a second only; on a GPU.
+        stop: raise an error; otherwise warn once.
+        deferred: check a few times a second only; on a GPU.
     """
 
     def __init__(self, net: Net, *, rank: int, stop: bool, deferred: bool) -> None:
@@ -40,55 +41,55 @@ class LossWatch:
         self._rank = rank
         self._stop = stop
         self._deferred = deferred
-        self._unseen: list[tuple[int, Tensor]] = []
-        self._looked_s = time.monotonic()
-        self._told = False
+        self._unchecked: list[tuple[int, Tensor]] = []
+        self._checked_s = time.monotonic()
+        self._reported = False
 
-    def see(self, iteration: int, loss: Tensor) -> None:
-        """A forward pass of an iteration has given a loss.
+    def add(self, iteration: int, loss: Tensor) -> None:
+        """Add the loss of a forward pass.
 
         Raises:
             JobError: it, or one before it, is not finite.
         """
         if not self._deferred:
             if not math.isfinite(loss.item()):
-                self._tell(iteration, loss.item())
+                self._report(iteration, loss.item())
             return
-        self._unseen.append((iteration, loss.detach()))
-        if time.monotonic() - self._looked_s >= LOOK_S:
-            self.look()
+        self._unchecked.append((iteration, loss.detach()))
+        if time.monotonic() - self._checked_s >= CHECK_S:
+            self.check()
 
-    def look(self) -> None:
-        """Look at all losses so far.
+    def check(self) -> None:
+        """Check all losses so far.
 
         Raises:
             JobError: one is not finite.
         """
-        self._looked_s = time.monotonic()
-        unseen, self._unseen = self._unseen, []
-        values = torch.stack([loss for _, loss in unseen]).tolist() if unseen else []
-        for (iteration, _), value in zip(unseen, values, strict=True):
+        self._checked_s = time.monotonic()
+        unchecked, self._unchecked = self._unchecked, []
+        values = torch.stack([loss for _, loss in unchecked]).tolist() if unchecked else []
+        for (iteration, _), value in zip(unchecked, values, strict=True):
             if not math.isfinite(value):
-                self._tell(iteration, value)
+                self._report(iteration, value)
                 return
 
-    def _tell(self, iteration: int, value: float) -> None:
-        if self._told:
+    def _report(self, iteration: int, value: float) -> None:
+        if self._reported:
             return
-        self._told = True
-        words = f"worker {self._rank}: the loss of iteration {iteration} is {value:g}; {self._net.first_not_finite()}"
+        self._reported = True
+        text = f"worker {self._rank}: the loss of iteration {iteration} is {value:g}; {self._net.first_not_finite()}"
         if self._stop:
-            raise JobError(f"{words}; {REMEDY}")
-        LOGGER.warning("%s; training goes on (--on_nan=warn), without snapshots of such weights", words)
+            raise JobError(f"{text}; {REMEDY}")
+        LOGGER.warning("%s; training goes on (--on_nan=warn), without snapshots of such weights", text)
 
 
 def not_finite(named: Sequence[tuple[str, Sequence[NDArray[np.float32]]]]) -> str:
-    """The first name with an array that holds a number that is not finite; empty: there is none."""
+    """Return the first name with an array that has a number that is not finite; empty if there is none."""
     return next((name for name, arrays in named if not all(map(_is_finite, arrays))), "")
 
 
 def _is_finite(array: NDArray[np.float32]) -> bool:
     flat = array.reshape(-1)
     with np.errstate(all="ignore"):
-        # One pass at the speed of the memory; what overflows in it is looked at number by number.
+        # One pass at the speed of the memory. If the product overflows, every number is checked.
         return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())

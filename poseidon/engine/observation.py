@@ -1,6 +1,6 @@
-"""What a worker tells of itself while it trains: statistics to the launcher, and a trace.
+"""Statistics and a trace of one worker while it trains.
 
-Law: it looks on. Training with it gives the bits of training without it.
+Law: observation changes no bit of the training.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from ps_server.trace import NO_TRACE, Trace, Tracer
 LOGGER = logging.getLogger("poseidon.engine.observation")
 STATISTICS_S = 3.0
 
-Tell = Callable[..., None]
+Send = Callable[..., None]
+"""Sends an event to the launcher."""
 
 
 def open_trace(output: Path, rank: int) -> Tracer:
-    """Where a worker's spans go: `trace_worker_<rank>.json` in the job's folder.
+    """Open the trace of a worker: `trace_worker_<rank>.json` in the job's folder.
 
     Raises:
         JobError: the file cannot be written.
@@ -45,9 +46,9 @@ def open_trace(output: Path, rank: int) -> Tracer:
 
 
 def log_plan(plan: ExchangePlan, output: Path) -> None:
-    """Keep the plan in the job's folder as far as its disk has room, and log a line on it."""
+    """Write the plan to the job's folder if the disk has room, and log a line about it."""
     path = output / "exchange_plan.txt"
-    LOGGER.info("%s; the way of each tensor is in %s", plan.in_words(), path)
+    LOGGER.info("%s; the scheme of each tensor is in %s", plan.in_words(), path)
     try:
         path.write_text("\n".join(plan.table()) + "\n")
     except OSError as error:
@@ -55,13 +56,13 @@ def log_plan(plan: ExchangePlan, output: Path) -> None:
 
 
 class Observation:
-    """One worker's.
+    """The observation of one worker's exchange and layers.
 
     Args:
-        built: its exchange; this object closes it.
+        built: the exchange; this object closes it.
         layers: name and module of each layer, for the trace.
-        trace: where spans go; this object closes it.
-        tell: writes an event to the launcher.
+        trace: records spans; this object closes it.
+        send: sends an event to the launcher.
         observers: others of the exchange.
     """
 
@@ -70,20 +71,20 @@ class Observation:
         built: Built,
         layers: Sequence[tuple[str, nn.Module]],
         trace: Tracer,
-        tell: Tell,
+        send: Send,
         *,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._built = built
         self._trace = trace
-        self._tell = tell
+        self._send = send
         names = [choice.name for choice in built.plan.choices]
         self._waits = WaitTimes(len(names))
         self._layers = layers
         self._hooks: TracingHooks | None = None
         traces = [ExchangeTrace(names, trace)] if trace is not NO_TRACE else []
         self.exchange: Exchange = ObservedExchange(built.exchange, [*observers, self._waits, *traces])
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._report, name="poseidon-statistics", daemon=True)
         self._thread.start()
 
@@ -93,7 +94,7 @@ class Observation:
             self._hooks = TracingHooks(self._layers, self._trace)
 
     def statistics(self) -> WorkerStatistics:
-        """What has happened so far."""
+        """Return the statistics so far."""
         built, waits = self._built, self._waits
         traffic = built.traffic.traffic() if built.traffic is not None else {}
         totals = built.client.statistics() if built.client is not None else None
@@ -105,29 +106,29 @@ class Observation:
         )
 
     def close(self) -> None:
-        """Tell the last, leave the exchange, and end the trace. Safe to call twice."""
-        if self._over.is_set():
+        """Send the last statistics, close the exchange, and end the trace. Safe to call twice."""
+        if self._closed.is_set():
             return
-        self._over.set()
+        self._closed.set()
         self._thread.join()
         if self._hooks is not None:
             self._hooks.close()
-        self._tell_launcher(self.statistics())
+        self._send_statistics(self.statistics())
         try:
             self.exchange.close()
         finally:
             self._trace.close()
 
     def _report(self) -> None:
-        while not self._over.wait(STATISTICS_S):
-            self._tell_launcher(self.statistics())
+        while not self._closed.wait(STATISTICS_S):
+            self._send_statistics(self.statistics())
 
-    def _tell_launcher(self, statistics: WorkerStatistics) -> None:
-        self._tell("statistics", **asdict(statistics))
+    def _send_statistics(self, statistics: WorkerStatistics) -> None:
+        self._send("statistics", **asdict(statistics))
 
 
 def _tensor(choice: Choice, waits: WaitTimes, traffic: Traffic | None) -> TensorStatistics:
-    """One tensor; its bytes are not known where another worker speaks for this one."""
+    """Return the statistics of one tensor. Its bytes are unknown where another worker exchanges for this one."""
     waited_s = waits.waited_s[choice.index]
     bytes_out = bytes_in = None
     hidden_s = None

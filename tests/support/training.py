@@ -239,12 +239,8 @@ def _run_worker(
     replica = Replica(solver, settings, context)
     checkpoint = Checkpoint(
         replica,
-        solver.param,
-        settings.base_rule.kind,
-        rank=rank,
-        workers=job.workers,
-        worker_history=job.staleness > 0,
-        saving=job.saving,
+        private_histories=job.staleness > 0,
+        settings=job.saving,
     )
     start, histories = Progress(iteration=0), None
     if job.resume is not None:
@@ -269,10 +265,7 @@ def _run_worker(
         trainer = Trainer(
             replica,
             exchange,
-            settings,
             LoopSettings(
-                rank=rank,
-                workers=job.workers,
                 prefix=solver.snapshot_prefix(),
                 title="small",
                 on_progress=after,
@@ -282,16 +275,12 @@ def _run_worker(
             checkpoint=checkpoint,
             testers=[
                 Tester(
-                    i,
-                    test,
-                    net,
+                    replica,
+                    index,
                     exchange,
-                    rank=rank,
-                    workers=job.workers,
-                    with_loss=solver.param.test_compute_loss,
                     stop_wanted=job.stop_wanted,
                 )
-                for i, (test, net) in enumerate(replica.tests)
+                for index in range(len(replica.tests))
             ],
             log=GlogSink(logging.getLogger("poseidon.test")),
             sinks=[ended.heard],

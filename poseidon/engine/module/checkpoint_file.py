@@ -1,9 +1,9 @@
 """Checkpoints of a script's group: `<prefix>_iter_<N>.pt`, with its checksums beside it.
 
 Laws:
-* A checkpoint holds tensors, numbers, strings, lists, tuples and dicts, nothing else: it is read with
-  `torch.load(weights_only=True)`, so that reading one runs no code.
-* One that has its checksums was written to its end; an older one goes only once a newer one is whole.
+* A checkpoint holds tensors, numbers, strings, lists, tuples and dicts, nothing else. It is read with
+  `torch.load(weights_only=True)`, so reading one runs no code.
+* A checkpoint with checksums is complete. An older one is removed only once a newer one is complete.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ FORMAT = 1
 
 
 def packed(value: object) -> bytes:
-    """A value as the bytes of a file of torch's."""
+    """Return a value as the bytes of a file of `torch.save`."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
 def unpacked(content: bytes, source: str) -> Any:
-    """A value from such bytes; tensors come on the CPU.
+    """Return the value of such bytes, with all tensors on the CPU.
 
     Args:
         content: the bytes.
-        source: where they are from, for messages.
+        source: their origin, for messages.
 
     Raises:
         SnapshotError: they are no such file, or one that would run code when it is read.
@@ -61,7 +61,7 @@ def unpacked(content: bytes, source: str) -> Any:
 
 
 def on_host(value: Any) -> Any:
-    """A copy of a value of dicts, lists, tuples and tensors, with all tensors on the CPU; other things as they are."""
+    """Return a copy of a value of dicts, lists, tuples and tensors, with all tensors on the CPU; others stay as they are."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, Mapping):
@@ -73,10 +73,10 @@ def on_host(value: Any) -> Any:
 
 
 def checked(state: Any, source: str) -> dict[str, Any]:
-    """A value that is a group's state.
+    """Return a value that is a group's state.
 
     Raises:
-        SnapshotError: it is none, or one of a later version.
+        SnapshotError: it is not, or it is of a later version.
     """
     if not isinstance(state, Mapping) or "poseidon" not in state:
         raise SnapshotError(
@@ -90,7 +90,7 @@ def checked(state: Any, source: str) -> dict[str, Any]:
 
 
 def checkpoint_path(prefix: Path, steps: int) -> Path:
-    """`<prefix>_iter_<N>.pt`."""
+    """Return `<prefix>_iter_<N>.pt`."""
     return prefix.with_name(f"{prefix.name}_iter_{steps}{ENDING}")
 
 
@@ -116,12 +116,12 @@ def write_checkpoint(path: Path, content: bytes, keep: int) -> None:
 
 
 def newest_checkpoint(prefix: Path) -> Path | None:
-    """The newest whole checkpoint with this prefix, or None."""
+    """Return the newest complete checkpoint with this prefix, or None."""
     return newest_whole(prefix, ENDING)
 
 
 def read_checkpoint(path: Path) -> bytes:
-    """The bytes of a checkpoint.
+    """Return the bytes of a checkpoint.
 
     Raises:
         SnapshotError: it is missing, or does not match its checksums.
@@ -134,9 +134,9 @@ def read_checkpoint(path: Path) -> bytes:
 
 
 def steps_of(path: Path) -> int:
-    """How many steps a checkpoint stands at.
+    """Return the number of steps of a checkpoint.
 
     Raises:
-        SnapshotError: it is missing, damaged, or no checkpoint of a group.
+        SnapshotError: it is missing or damaged, or is not a checkpoint of a group.
     """
     return int(checked(unpacked(read_checkpoint(path), str(path)), str(path))["steps"])

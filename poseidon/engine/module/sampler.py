@@ -1,7 +1,7 @@
-"""Which records of a dataset a worker reads: a torch Sampler, and a DataLoader that knows which of them its loop has had.
+"""The records of a dataset that a worker reads: a torch Sampler, and a DataLoader that counts delivered batches.
 
-Law: worker g of W reads places g, g + W, g + 2 W, ... of one order that all workers share, so that the g-th parts of all
-workers' batches are together the batch that one process would read. All read equally many: the order wraps around.
+Law: worker g of W reads indices g, g + W, g + 2 W, ... of one order that all workers share. The batches of all workers
+together are the batch that one process would read. All workers read equally many records: the order wraps around.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from poseidon.errors import UsageError
 
 _ORDER = ("records", "shuffle", "seed")
-"""What an order follows from, beside the epoch."""
+"""What determines an order, besides the epoch."""
 
 
 def _nothing() -> None:
@@ -23,18 +23,18 @@ def _nothing() -> None:
 
 
 class SharedSampler(Sampler[int]):
-    """Each iteration over it is one epoch; the next one has another order.
+    """A sampler of one worker's records. Each iteration over it is one epoch; the next one has another order.
 
     Args:
         dataset: anything with a length.
         rank: this worker.
         workers: number of workers.
-        shuffle: whether the order is drawn anew for each epoch.
+        shuffle: draw a new order for each epoch.
         seed: of the orders; the same on every worker.
-        on_return: called when an epoch that a saved run was in the middle of goes on, before its first record.
+        on_return: called before the first record when an epoch is resumed in its middle.
 
     Attributes:
-        epoch: the next epoch to begin, from 0; after `load_state_dict` the one that the saved run was in.
+        epoch: the next epoch to begin, from 0; after `load_state_dict` the epoch of the saved state.
     """
 
     def __init__(
@@ -56,15 +56,13 @@ class SharedSampler(Sampler[int]):
         self._seed = seed
         self._on_return = on_return
         self._within = False  # an epoch has begun, and its loop has not ended
-        self._first = self._position = (
-            0  # of that epoch: records left out at its begin, and handed out by now
-        )
-        self._counts = True  # False: its loader does
-        self._return_to: tuple[int, int] | None = None  # epoch and position of a saved run
+        self._first = self._position = 0  # of that epoch: records skipped at its begin, and delivered so far
+        self._counts = True  # False: its loader counts
+        self._return_to: tuple[int, int] | None = None  # epoch and position of a saved state
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        """The places of this worker in the next epoch; of one that a saved run was in, those that it had not had."""
+        """Yield the indices of this worker in the next epoch; in a resumed epoch, those not delivered before."""
         self._within = False
         self._first = self._position = self.position
         self._return_to, self._within = None, True
@@ -75,44 +73,44 @@ class SharedSampler(Sampler[int]):
         order = self._order(epoch)
         if first:
             self._on_return()
-        for place in self._places()[first:]:
+        for index in self._indices()[first:]:
             if self._counts:
                 self._position += 1
-            yield order[place % self._records]
+            yield order[index % self._records]
         if self._counts:
             self._within = False
 
     def __len__(self) -> int:
-        """Records of this worker in an epoch."""
-        return len(self._places())
+        """Return the number of records of this worker in an epoch."""
+        return len(self._indices())
 
     @property
     def position(self) -> int:
-        """Records handed out of the epoch that is under way, or that goes on where a saved run was; else 0."""
+        """Records delivered of the current epoch, or of the one to be resumed; otherwise 0."""
         if self._within:
             return self._position
         returns = self._return_to is not None and self._return_to[0] == self.epoch
         return self._return_to[1] if returns and self._return_to else 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch, from 0. One that a saved run was in the middle of still goes on there."""
+        """Set the epoch of the next iteration, from 0. An epoch that was saved in its middle is still resumed there."""
         self.epoch = epoch
         self._within = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, how many of its records this worker has handed out, and what its order follows from.
+        """Return the epoch, the number of its records that were delivered, and what determines its order.
 
-        With a plain DataLoader this is right with `num_workers=0`: others draw records ahead (`Group.loader`).
+        With a plain DataLoader this is right with `num_workers=0`: others read ahead (`Group.loader`).
         """
         epoch, position = (self.epoch - 1, self._position) if self._within else (self.epoch, 0)
         order = (self._records, self._shuffle, self._seed)
         return {"epoch": epoch, "position": position, **dict(zip(_ORDER, order, strict=True))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a saved run was.
+        """Resume at a saved state.
 
         Raises:
-            UsageError: it was in the middle of an epoch whose order was another one.
+            UsageError: the state is in the middle of an epoch with another order.
         """
         for name, own in zip(_ORDER, (self._records, self._shuffle, self._seed), strict=True):
             if state["position"] and state[name] != own:
@@ -127,18 +125,18 @@ class SharedSampler(Sampler[int]):
     # -- for a loader --------------------------------------------------------------------------------------
 
     def leave_counting(self) -> None:
-        """From now on `note` and `end` say what has been handed out."""
+        """Let the loader report deliveries with `note` and `end` from now on."""
         self._counts = False
 
     def note(self, records: int) -> None:
-        """So many records have been handed out since this epoch was begun or gone on with."""
+        """Set the number of records delivered since this epoch was begun or resumed."""
         self._position = min(self._first + records, len(self))
 
     def end(self) -> None:
-        """The loop over this epoch has ended."""
+        """Note that the loop over this epoch has ended."""
         self._within = False
 
-    def _places(self) -> range:
+    def _indices(self) -> range:
         rounds = -(-self._records // self._workers)
         return range(self._rank, rounds * self._workers, self._workers)
 
@@ -151,7 +149,7 @@ class SharedSampler(Sampler[int]):
 
 
 class SharedLoader(DataLoader[Any]):
-    """A DataLoader over a `SharedSampler`, which learns from it what the loop has had: batches drawn ahead do not count.
+    """A DataLoader over a `SharedSampler`. It counts the batches that the loop has received, not those read ahead.
 
     Args:
         dataset: with records by number.
@@ -175,11 +173,11 @@ class SharedLoader(DataLoader[Any]):
 
     @property
     def position(self) -> int:
-        """Batches that the loop has had of the epoch under way, or of the one that goes on where a saved run was."""
+        """Batches delivered of the current epoch, or of the one to be resumed."""
         return -(-self._shared.position // self._records)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """The batches of the next epoch."""
+        """Yield the batches of the next epoch."""
         for count, batch in enumerate(super().__iter__(), start=1):
             self._shared.note(count * self._records)
             yield batch

@@ -1,10 +1,10 @@
-"""`python -m poseidon.engine.module.script`: one worker's process that runs a script of the user's.
+"""`python -m poseidon.engine.module.script`: the process of one worker that runs a user's script.
 
-Started by `poseidon run`, which writes its document to the first line of standard input; then commands and events as
-for `poseidon.engine.solver.worker`. The script finds this worker through `poseidon.distribute`.
+`poseidon run` starts it and writes its document to the first line of standard input. Commands and events follow as for
+`poseidon.engine.solver.worker`. The script joins the job with `poseidon.distribute`.
 
-Law: the launcher's line is private. Before the script runs, standard input and output are moved out of its reach: it
-reads nothing, and what it prints goes to the worker's log, on rank 0 (with --show_logs=all: everywhere) also to the launcher's.
+Law: the connection to the launcher is private. Before the script runs, standard input and output are replaced: it reads
+nothing, and its output goes to the worker's log, on rank 0 (with --show_logs=all: on all ranks) also to the launcher's.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ScriptConnection(LauncherConnection):
 
     notes = {  # noqa: RUF012 - never changed
         "stop": "asked to stop: after a step that all workers reach together; a second request ends the job at once",
-        "snapshot": "asked for a snapshot: the script hears of it after a step that all workers reach together",
+        "snapshot": "asked for a snapshot: the script is notified after a step that all workers reach together",
     }
 
     def end_without_launcher(self) -> None:
-        """From now on, end this process some time after the launcher has gone."""
+        """Start a thread that ends this process some time after the launcher has gone."""
         threading.Thread(target=self._end, name="poseidon-orphan", daemon=True).start()
 
     def _end(self) -> None:
@@ -89,7 +89,7 @@ class StepReporter:
 
 
 class ScriptWorker:
-    """One worker, from its document to the end of the script."""
+    """One worker of `poseidon run`, from its document to the end of the script."""
 
     def __init__(self, document: ScriptDocument, launcher: LauncherConnection) -> None:
         self._document = document
@@ -97,7 +97,7 @@ class ScriptWorker:
         self._progress = StepReporter(launcher)
 
     def run(self) -> None:
-        """Run the script; whatever it raises passes through."""
+        """Run the script. Its exceptions are raised unchanged."""
         document = self._document
         trace = open_trace(Path(document.output), document.rank) if document.trace else NO_TRACE
         self._launcher.send("ready")
@@ -145,7 +145,7 @@ class ScriptWorker:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a worker; returns the exit code."""
+    """Run a worker. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m poseidon.engine.module.script",
         description="One worker of a script; started by `poseidon run`, which writes its document to standard input.",
@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", help="marks the process as part of a job")
     parser.add_argument("--rank", help="marks the process for people")
     parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     logging.raiseExceptions = False  # a terminal that has gone must not end training
     inlet, outlet = private_streams()
     launcher = ScriptConnection(inlet, outlet)
@@ -164,13 +164,13 @@ def main(arguments: list[str] | None = None) -> int:
     except (PoseidonError, OSError) as error:
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1))
         return 1
-    with outputs, prints_into_log(document):
+    with outputs, output_to_log(document):
         launcher.end_without_launcher()
         return run_script(document, launcher)
 
 
 def private_streams() -> tuple[TextIO, TextIO]:
-    """Standard input and output for the launcher alone; afterwards file 0 is empty, and file 1 is standard error."""
+    """Return standard input and output for the launcher alone; file 0 is now empty, and file 1 is standard error."""
     inlet, outlet = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -234,14 +234,14 @@ class LineOutput(io.TextIOBase):
         if not self._warned:
             self._warned = True
             LOGGER.warning(
-                "what the script prints cannot be kept in its log: %s; the job goes on without it",
+                "the script's output cannot be written to its log: %s; the job goes on without it",
                 error.strerror or error,
             )
 
 
 @contextmanager
-def prints_into_log(document: ScriptDocument) -> Iterator[None]:
-    """Send what is printed to the worker's log; on rank 0, and where the document says so, to standard error too."""
+def output_to_log(document: ScriptDocument) -> Iterator[None]:
+    """Send the output to the worker's log; on rank 0, and if the document says so, to standard error too."""
     before = sys.stdout
     file = _log_file(document).open("a", encoding="utf-8", buffering=1)
     kept = document.rank > 0 and not document.shows_prints
@@ -252,12 +252,12 @@ def prints_into_log(document: ScriptDocument) -> Iterator[None]:
         yield
     finally:
         sys.stdout = before
-        with suppress(OSError):  # of a full disk, which has been told
+        with suppress(OSError):  # of a full disk, which was reported
             file.close()
 
 
 def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
-    """Run a script to its end, telling how it ended; returns the exit code."""
+    """Run a script and report its end. Return the exit code."""
     launcher.start()
     try:
         ScriptWorker(document, launcher).run()
@@ -268,7 +268,7 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
             return _failed(document, launcher, end, f"the script ended itself with {end.code!r}", end.code)
     except (PoseidonError, ServerError) as error:
         return _failed(document, launcher, error, str(error), getattr(error, "exit_code", 1))
-    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
+    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         with suppress(OSError), _log_file(document).open("a", encoding="utf-8") as file:
             traceback.print_exc(file=file)
         what = f"{type(error).__name__}: {error} (details in {_log_file(document)})"
@@ -282,7 +282,7 @@ def run_script(document: ScriptDocument, launcher: LauncherConnection) -> int:
 def _failed(
     document: ScriptDocument, launcher: LauncherConnection, error: BaseException, what: str, code: object
 ) -> int:
-    """Tell the launcher one sentence with the worker, the line of the script, and what is wrong."""
+    """Report one sentence to the launcher with the worker, the line of the script, and the error. Return 1."""
     line = line_of(error, document.script)
     place = f"{Path(document.script).name}, line {line}" if line else Path(document.script).name
     sentence = f"worker {document.rank}: {place}: {what}"
@@ -297,7 +297,7 @@ def _failed(
 
 
 def line_of(error: BaseException, script: str) -> int | None:
-    """The line of a script that an error comes from; None where it does not come from there."""
+    """Return the line of a script that raised an error; None if it was raised elsewhere."""
     if isinstance(error, SyntaxError) and error.filename == script:
         return error.lineno
     frames: list[Any] = traceback.extract_tb(error.__traceback__)

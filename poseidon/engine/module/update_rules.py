@@ -1,7 +1,7 @@
 """Update rules that the shards apply, as values with torch's arguments.
 
-Law: the formulas are Caffe's (`ps_server/rules.py`). Where they differ from torch.optim's, the class says how; where
-it says nothing, they are the same up to rounding. Weight decay is added to the gradient, as torch.optim does but for AdamW.
+Law: the formulas are Caffe's (`ps_server/rules.py`). A class names each difference from torch.optim; without one they are
+the same up to rounding. Weight decay is added to the gradient, as torch.optim does but for AdamW.
 
 Symbols: w value, g gradient, r rate, t number of the step from 1.
 """
@@ -22,7 +22,7 @@ Rate = float | Callable[[int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that learn in another way than the rest.
+    """Parameters with factors of their own for rate and decay.
 
     Args:
         names: a pattern of their names in the module, `*.bias` or `head.*` (`*`, `?` and `[...]`).
@@ -41,12 +41,12 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRule:
-    """What all rules have.
+    """The common arguments of all rules.
 
     Args:
         lr: the rate, or a function from the number of finished steps to it.
         weight_decay: multiplies w, which is added to the gradient.
-        groups: parameters that learn in another way; the first group whose pattern fits counts.
+        groups: parameters with factors of their own; the first group whose pattern matches applies.
     """
 
     lr: Rate
@@ -60,10 +60,10 @@ class UpdateRule:
         self.server_rule("")
 
     def rate(self, step: int) -> float:
-        """The rate of a step, counted from 0.
+        """Return the rate of a step, counted from 0.
 
         Raises:
-            UsageError: the function of the rule gives no number, 0 or more.
+            UsageError: the rule's function does not return a number of 0 or more.
         """
         if not callable(self.lr):
             return float(self.lr)
@@ -72,7 +72,7 @@ class UpdateRule:
         return float(rate)
 
     def server_rule(self, name: str) -> Rule:
-        """What the shards do with the parameter of that name.
+        """Return the shards' rule for the parameter of a name.
 
         Raises:
             UsageError: an argument is out of its range.
@@ -85,10 +85,10 @@ class UpdateRule:
             raise UsageError(f"{type(self).__name__}: {error}") from error
 
     def check_groups(self, names: Sequence[str]) -> None:
-        """Refuse a group that no parameter belongs to.
+        """Refuse a group that matches no parameter.
 
         Raises:
-            UsageError: names the group.
+            UsageError: the text names the group.
         """
         for group in self.groups:
             if not any(fnmatchcase(name, group.names) for name in names):

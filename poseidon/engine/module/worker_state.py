@@ -1,10 +1,10 @@
-"""What a checkpoint holds beside a rule's history or an optimizer: the module, and what each worker has of its own.
+"""The state of a worker in a checkpoint, besides a rule's histories or an optimizer's state.
 
     model     the module's own `state_dict`, the same on all workers: it can be loaded without a group
-    kept      the states of what the script has handed to `keep`; rank 0's count
-    own       for each worker: random states, places in samplers, buffers that differ from rank 0's
+    kept      the states of the objects that the script has given to `keep`, from rank 0
+    own       for each worker: random states, positions of samplers, buffers that differ from rank 0's
 
-Law: all workers load the same bytes, so what does not fit is refused by all of them alike.
+Law: all workers load the same bytes, so all of them refuse a state that does not fit.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _DIGEST_BYTES = 32
 
 
 class Kept(Protocol):
-    """Whatever has a state: a scheduler, a GradScaler, a running average."""
+    """An object with a state: a scheduler, a GradScaler, a running average."""
 
     def state_dict(self) -> Any:
-        """Its state, of what `torch.load(weights_only=True)` reads."""
+        """Return the state, of types that `torch.load(weights_only=True)` reads."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take a state."""
+        """Load a state."""
 
 
 class WorkerState:
-    """One worker's.
+    """The state of one worker.
 
     Args:
         module: the module.
-        rest: its tensors that are not kept together from step to step, by name.
-        device: where this worker computes.
+        rest: its tensors that are not exchanged in every step, by name.
+        device: the device of this worker.
     """
 
     def __init__(self, module: nn.Module, rest: Mapping[str, Tensor], device: torch.device) -> None:
@@ -50,11 +50,13 @@ class WorkerState:
         self._device = device
         self._kept: dict[str, Kept] = {}
         self._samplers: list[SharedSampler] = []
-        self._waiting: list[Mapping[str, Any]] = []  # states of samplers that the script has not made yet
+        self._unclaimed: list[
+            Mapping[str, Any]
+        ] = []  # states of samplers that the script has not created yet
         self._random: Mapping[str, Any] | None = None
 
     def keep(self, objects: Mapping[str, Kept]) -> None:
-        """Save and load these too.
+        """Save and load these objects too.
 
         Raises:
             UsageError: one has no state, or its name is taken.
@@ -70,31 +72,31 @@ class WorkerState:
         self._kept.update(objects)
 
     def add(self, sampler: SharedSampler) -> None:
-        """A sampler of the script's: they are distinguished by the order in which they are made."""
+        """Add a sampler of the script. Samplers are identified by the order of their creation."""
         self._samplers.append(sampler)
-        if self._waiting:
-            sampler.load_state_dict(self._waiting.pop(0))
+        if self._unclaimed:
+            sampler.load_state_dict(self._unclaimed.pop(0))
 
     def return_random(self) -> None:
-        """Put the random states back once more: a DataLoader has drawn a number to go on within an epoch."""
+        """Restore the random states once more: a DataLoader has drawn a number to resume within an epoch."""
         if self._random is not None:
             set_random_state(self._random, self._device)
 
     # -- saving --------------------------------------------------------------------------------------------
 
     def shared(self) -> dict[str, Any]:
-        """What counts for all workers."""
+        """Return the state that all workers share."""
         return {
             "model": on_host(self._module.state_dict()),
             "kept": {name: on_host(kept.state_dict()) for name, kept in self._kept.items()},
         }
 
     def digests(self) -> bytes:
-        """What tells apart whether workers have the same in `rest`."""
+        """Return digests of `rest`, to find the tensors that differ between workers."""
         return b"".join(hashlib.sha256(_bytes(tensor)).digest() for tensor in self._rest.values())
 
     def own(self, first: bytes, *, rank: int) -> dict[str, Any]:
-        """What only this worker has.
+        """Return the state of this worker alone.
 
         Args:
             first: the digests of rank 0.
@@ -104,8 +106,8 @@ class WorkerState:
         saved = self._module.state_dict() if rank == 0 else {}
         differs = {
             name: on_host(tensor)
-            for place, (name, tensor) in enumerate(self._rest.items())
-            if (rank == 0 and name not in saved) or _at(mine, place) != _at(first, place)
+            for index, (name, tensor) in enumerate(self._rest.items())
+            if (rank == 0 and name not in saved) or _at(mine, index) != _at(first, index)
         }
         return {
             "random": random_state(self._device),
@@ -116,10 +118,10 @@ class WorkerState:
     # -- loading -------------------------------------------------------------------------------------------
 
     def load_tensors(self, state: Mapping[str, Any], *, rank: int) -> None:
-        """Write the module's tensors.
+        """Load the module's tensors.
 
         Raises:
-            SnapshotError: they are those of another module.
+            SnapshotError: they are of another module.
         """
         try:
             self._module.load_state_dict(state["model"])
@@ -133,7 +135,7 @@ class WorkerState:
                     self._rest[name].copy_(value)
 
     def load_rest(self, state: Mapping[str, Any], *, rank: int) -> None:
-        """Take everything else: samplers' places, what is kept, and at last the random states.
+        """Load everything else: positions of samplers, kept objects, and at last the random states.
 
         Raises:
             SnapshotError: the script keeps other things.
@@ -152,16 +154,16 @@ class WorkerState:
                     f"'{name}' does not take what the checkpoint has: {_in_a_line(error)}"
                 ) from error
         own = state["own"][rank]
-        self._waiting = list(own["samplers"])
+        self._unclaimed = list(own["samplers"])
         for sampler in self._samplers:
-            if self._waiting:
-                sampler.load_state_dict(self._waiting.pop(0))
+            if self._unclaimed:
+                sampler.load_state_dict(self._unclaimed.pop(0))
         self._random = own["random"]
         self.return_random()
 
 
-def _at(digests: bytes, place: int) -> bytes:
-    return digests[place * _DIGEST_BYTES : (place + 1) * _DIGEST_BYTES]
+def _at(digests: bytes, index: int) -> bytes:
+    return digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -1,11 +1,11 @@
-"""Snapshots of a running job, and going on from one.
+"""Snapshots of a running job, and resuming from one.
 
-Law: a snapshot is the state after one iteration that all workers have finished, and a run that goes on from it ends, at
-staleness 0, with the same bits as one that never stopped: weights, history, every reader's place, random states
-and the losses in the average all travel.
+Law: a snapshot is the state after one iteration that all workers have finished. At staleness 0 a resumed run ends with the
+same bits as one that never stopped: a snapshot has weights, histories, every reader's position, random states and the
+losses in the average.
 
-What a snapshot holds is copied while training waits; making files of it is `SnapshotWriter`'s, and a snapshot counts
-once its checksums are there (`poseidon.snapshot.checksums`).
+Training waits while the contents of a snapshot are copied. `SnapshotWriter` writes the files in the background. A snapshot
+is valid once its checksums are written (`poseidon.snapshot.checksums`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.rotation import remove_older
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
 from ps_server.numerics import Computation
-from ps_server.protocol.settings import RuleKind
 from ps_server.rules import history_count
 
 LOGGER = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the loop knows beyond the nets.
+    """The position of a training loop.
 
     Attributes:
         iteration: iterations finished.
@@ -56,11 +55,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Where a job goes on from.
+    """The state of a snapshot that a job resumes from.
 
     Attributes:
-        progress: where the loop stood.
-        model: the weights' file.
+        progress: the position of the loop.
+        model: the file of the weights.
         histories: one per trained tensor.
     """
 
@@ -71,7 +70,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What a snapshot holds: copies, which training no longer touches."""
+    """The contents of a snapshot: copies, which training no longer changes."""
 
     state_path: Path
     run: RunState
@@ -80,37 +79,25 @@ class _Contents:
 
 
 class Checkpoint:
-    """Saves and restores one worker's part of a job; rank 0 writes the files.
+    """Saves and restores the state of one worker; rank 0 writes the files.
 
     Args:
-        replica: the nets.
-        solver: the solver, for snapshot_format and stepvalues.
-        kind: the update rule, which fixes the number of history arrays.
-        rank: this worker.
-        workers: number of workers.
-        worker_history: the update rule runs on the workers (staleness > 0).
-        saving: how snapshots are kept.
+        replica: the nets of this worker.
+        private_histories: the update rule runs on each worker, with histories of its own (staleness > 0).
+        settings: how snapshots are kept.
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        solver: SolverParameter,
-        kind: RuleKind,
-        *,
-        rank: int,
-        workers: int,
-        worker_history: bool,
-        saving: SnapshotSettings | None = None,
+        self, replica: Replica, *, private_histories: bool, settings: SnapshotSettings | None = None
     ) -> None:
         self._replica = replica
-        self._solver = solver
-        self._arrays_per_blob = history_count(kind)
-        self._rank = rank
-        self._workers = workers
-        self._worker_history = worker_history
-        self._saving = saving or SnapshotSettings()
-        self._writer = SnapshotWriter(self._saving.on_wait)
+        self._solver = replica.solver.param
+        self._arrays_per_blob = history_count(replica.settings.base_rule.kind)
+        self._rank = replica.context.rank
+        self._workers = replica.context.workers
+        self._private_histories = private_histories
+        self._settings = settings or SnapshotSettings()
+        self._writer = SnapshotWriter(self._settings.on_wait)
 
     def save(
         self,
@@ -121,17 +108,17 @@ class Checkpoint:
         *,
         before: Values | None = None,
     ) -> None:
-        """Begin to write a snapshot. Every worker calls this after the same iteration.
+        """Start to write a snapshot. Every worker calls this after the same iteration.
 
-        It is whole once `finish` has returned; if it cannot be written, that is a warning, and the error of `finish`
-        when no later one was written. One whose numbers are not all finite is not written, and no older one removed for it.
+        It is complete once `finish` has returned. A failure to write it is a warning, and the error of `finish` if no
+        later snapshot was written. A snapshot with a number that is not finite is not written, and no older one is removed.
 
         Args:
             prefix: of the files' names.
-            progress: where the loop stands.
-            exchange: to meet the other workers.
-            log: where Caffe's lines about it go.
-            before: the blobs before the last iteration, whose changes the model gets as diffs; None: no diffs.
+            progress: the position of the loop.
+            exchange: the exchange of this worker.
+            log: receives Caffe's lines about the snapshot.
+            before: the blobs before the last iteration, whose changes are the diffs of the model; None: no diffs.
 
         Raises:
             JobError: a number in it is not finite, and `SnapshotSettings.stop_at_nan`.
@@ -142,7 +129,7 @@ class Checkpoint:
         if self._rank != 0:
             return
         states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
-        histories = self._averaged(states) if self._worker_history else exchange.state.histories()
+        histories = self._averaged(states) if self._private_histories else exchange.state.histories()
         diffs = None if before is None else self._replica.changes_since(before)
         contents = self._contents(prefix, progress, states, histories, diffs)
         if not self._is_finite(contents):
@@ -158,14 +145,14 @@ class Checkpoint:
         name = not_finite([*((f"layer '{layer}'", blobs) for layer, _, blobs in contents.blobs), *histories])
         if not name:
             return True
-        words = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
-        if self._saving.stop_at_nan:
-            raise JobError(f"worker {self._rank}: {words}; {REMEDY}")
-        LOGGER.warning("%s, and earlier ones stay", words)
+        text = f"after iteration {contents.run.iteration} {name} holds a number that is not finite: no snapshot is written"
+        if self._settings.stop_at_nan:
+            raise JobError(f"worker {self._rank}: {text}; {REMEDY}")
+        LOGGER.warning("%s, and earlier ones stay", text)
         return False
 
     def finish(self) -> None:
-        """Wait until the last snapshot is whole.
+        """Wait until the last snapshot is complete.
 
         Raises:
             SnapshotError: it could not be written; earlier snapshots are untouched.
@@ -179,13 +166,13 @@ class Checkpoint:
         state.smoothed_loss.extend(progress.losses)
         for name, reader in self._replica.train.readers():
             state.reader.add(layer=name, batches=reader.batches_done)
-        if self._worker_history:
+        if self._private_histories:
             for history in exchange.state.histories():
                 state.history.extend(from_array(array) for array in history)
         return state
 
     def _averaged(self, states: Sequence[PoseidonWorkerState]) -> list[History]:
-        """What Caffe may go on with when every worker has a history of its own: their mean."""
+        """Return the mean of the workers' histories, which Caffe can resume from."""
         columns = zip(*([to_array(blob) for blob in state.history] for state in states), strict=True)
         means = [np.asarray(np.mean(column, axis=0), dtype=np.float32) for column in columns]
         n = self._arrays_per_blob
@@ -221,7 +208,7 @@ class Checkpoint:
         )
 
     def _write(self, contents: _Contents) -> None:
-        """Bring a snapshot to disk: the weights, the state that names them, their checksums; then drop an old one."""
+        """Write a snapshot: the weights, the state that names them, their checksums; then remove an old one."""
         began_s = time.monotonic()
         train, model, state = self._replica.train, Path(contents.run.model), contents.state_path
         make_folder(state.parent)
@@ -232,21 +219,21 @@ class Checkpoint:
         write_state(state, contents.run)
         seal(state, model)
         seconds = time.monotonic() - began_s
-        self._saving.on_written(
+        self._settings.on_written(
             WrittenSnapshot(state=state, iteration=contents.run.iteration, seconds=seconds)
         )
-        remove_older(state, self._saving.keep)
+        remove_older(state, self._settings.keep)
 
     def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
-        """Caffe keeps a history for frozen blobs too; theirs is zero."""
-        given = dict(zip((info.name for info in self._replica.moving), histories, strict=True))
+        """Add the histories of frozen blobs, which Caffe keeps too: zeros."""
+        known = dict(zip((info.name for info in self._replica.exchanged), histories, strict=True))
         return [
-            given.get(info.name, [np.zeros(info.shape, np.float32)] * self._arrays_per_blob)
+            known.get(info.name, [np.zeros(info.shape, np.float32)] * self._arrays_per_blob)
             for info in self._replica.train.parameters_info
         ]
 
     def restore(self, path: Path) -> Resumed:
-        """Put the readers and random states back where the snapshot had them.
+        """Restore the positions of the readers and the random states.
 
         Args:
             path: the `.solverstate`.
@@ -257,14 +244,14 @@ class Checkpoint:
         check(path)
         infos = self._replica.train.parameters_info
         state = read_state(path, [(info.name, info.shape) for info in infos], self._arrays_per_blob)
-        moving = {info.name for info in self._replica.moving}
+        exchanged = {info.name for info in self._replica.exchanged}
         histories: list[History] = [
-            history for info, history in zip(infos, state.histories, strict=True) if info.name in moving
+            history for info, history in zip(infos, state.histories, strict=True) if info.name in exchanged
         ]
         own = self._own_state(path, state)
         if own is not None:
-            self._restore_place(own, state)
-            if self._worker_history and own.history:
+            self._restore_position(own, state)
+            if self._private_histories and own.history:
                 histories = self._own_history(path, own)
         progress = Progress(
             iteration=state.iteration,
@@ -282,7 +269,7 @@ class Checkpoint:
             own = state.poseidon.worker[self._rank]
             self._compare_computation(path, own)
             return own
-        # Written by Caffe, or by another number of workers: go on after as many records as were read then.
+        # Written by Caffe, or by another number of workers: resume after as many records as were read then.
         if self._rank == 0:
             writer = f"{state.poseidon.workers} workers" if state.poseidon.workers else "Caffe"
             LOGGER.warning(
@@ -298,7 +285,7 @@ class Checkpoint:
         return Computation.here(self._replica.context.device)
 
     def _compare_computation(self, path: Path, own: PoseidonWorkerState) -> None:
-        """Warn where this run cannot have the bits of one that was never interrupted."""
+        """Warn if this run cannot have the bits of one that was never interrupted."""
         now = self._computation()
         then = Computation(threads=own.threads, processor=own.processor, torch_version=own.torch_version)
         if own.threads and then != now:
@@ -307,10 +294,10 @@ class Checkpoint:
                 "bits of an uninterrupted one", self._rank, then, path.name, now,
             )  # fmt: skip
 
-    def _restore_place(self, own: PoseidonWorkerState, state: RunState) -> None:
-        places = {reader.layer: reader.batches for reader in own.reader}
+    def _restore_position(self, own: PoseidonWorkerState, state: RunState) -> None:
+        batches = {reader.layer: reader.batches for reader in own.reader}
         for name, reader in self._replica.train.readers():
-            reader.skip_to(places.get(name, state.iteration * self._solver.iter_size))
+            reader.skip_to(batches.get(name, state.iteration * self._solver.iter_size))
         self._replica.train.set_random_state(own.torch_rng)
 
     def _own_history(self, path: Path, own: PoseidonWorkerState) -> list[History]:
@@ -319,6 +306,6 @@ class Checkpoint:
             arrays = [to_array(blob) for blob in own.history]
         except ValueError as error:
             raise SnapshotError(f"{path}: the history of worker {self._rank} is damaged: {error}") from error
-        if len(arrays) != n * len(self._replica.moving):
+        if len(arrays) != n * len(self._replica.exchanged):
             raise SnapshotError(f"{path} has {len(arrays)} history blobs for worker {self._rank}")
         return [arrays[i : i + n] for i in range(0, len(arrays), n)]

@@ -1,4 +1,4 @@
-"""One worker's nets: the train net, the test nets that share its weights, and the tensors to keep together."""
+"""The model replica of one worker: the train net, the test nets that share its weights, and the tensors to exchange."""
 
 from __future__ import annotations
 
@@ -23,15 +23,23 @@ Values = Mapping[nn.Parameter, Tensor]
 
 
 class Replica:
-    """The nets of one worker, built and filled.
+    """The nets of one worker, built from a solver and filled.
 
     Args:
         solver: the solver definition.
-        settings: the same, checked.
-        context: rank, device, seed and the rest; the phase is set by the nets.
+        settings: its checked settings.
+        context: rank, device, seed and so on of this worker; the nets set the phase.
+
+    Attributes:
+        train: the train net.
+        tests: each test net, with its definition.
+        exchanged: the blobs that are trained, or averaged as statistics.
+        trained: the same, as tensors of an exchange.
     """
 
     def __init__(self, solver: SolverDefinition, settings: SolverSettings, context: LayerContext) -> None:
+        self.solver = solver
+        self.settings = settings
         self.context = context
         definition = solver.net_definition()
         self.train = compile_net(definition, context, state=solver.train_state(definition))
@@ -40,21 +48,21 @@ class Replica:
             for test in solver.test_nets():
                 net = compile_net(test.definition, context, state=test.state, share_with=self.train)
                 self.tests.append((test, net))
-            self.moving = [
+            self.exchanged = [
                 info for info in self.train.parameters_info if info.parameter.requires_grad or info.statistics
             ]
             require_loss(definition, self.train.plan, settings)
             rows = self.batch_records * settings.iter_size
-            self.trained = [_trained(info, settings, rows) for info in self.moving]
+            self.trained = [_trained(info, settings, rows) for info in self.exchanged]
         except BaseException:
             self.close()
             raise
 
     def load(self, models: Sequence[Path]) -> list[str]:
-        """Take over the weights of models by layer name, later ones over earlier ones.
+        """Copy the weights of models by layer name, later ones over earlier ones.
 
         Returns:
-            What was and was not taken over, as sentences.
+            What was and was not copied, as sentences.
 
         Raises:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
@@ -62,20 +70,25 @@ class Replica:
         return [f"{path}: {report.in_words()}" for path, report in load_models(self.train, models)]
 
     def forward_backward(
-        self, passes: int, after_pass: Callable[[], None], see_loss: Callable[[Tensor], None]
+        self, after_pass: Callable[[], None], on_loss: Callable[[Tensor], None]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Forward and backward, `passes` times; gradients add up. `see_loss` comes between the two.
+        """Run `iter_size` forward and backward passes, whose gradients add up.
+
+        Args:
+            after_pass: called after each pass.
+            on_loss: called with the loss of each pass, before its backward pass.
 
         Returns:
             The mean loss, detached, and the last pass's outputs.
         """
+        passes = self.settings.iter_size
         total: Tensor | None = None
         outputs: dict[str, Tensor] = {}
         for _ in range(passes):
             outputs = self.train()
             loss = self.train.loss
-            see_loss(loss.detach())
-            if loss.requires_grad:  # not where nothing below the loss learns
+            on_loss(loss.detach())
+            if loss.requires_grad:  # not if nothing below the loss is trained
                 loss.backward()
             self.train.tell_backward()
             total = loss.detach() if total is None else total + loss.detach()
@@ -84,11 +97,11 @@ class Replica:
         return total / passes, outputs
 
     def values(self) -> Values:
-        """Copies of all blobs."""
+        """Return copies of all blobs."""
         return {info.parameter: info.parameter.detach().clone() for info in self.train.parameters_info}
 
     def changes_since(self, before: Values) -> list[tuple[str, str, list[NDArray[Any]]]]:
-        """What came off each blob of each layer since; what Caffe calls its diff. All zero since nothing."""
+        """Return what was subtracted from each blob of each layer since then: Caffe's diff."""
         return [
             (
                 name,
@@ -103,7 +116,7 @@ class Replica:
 
     @property
     def batch_records(self) -> int:
-        """Records that one pass of this worker reads; 0 when the net has no data layer."""
+        """Records that one pass of this worker reads; 0 if the net has no data layer."""
         shapes = [reader.shape for _, reader in self.train.readers()]
         return shapes[0][0] if shapes else 0
 

@@ -1,4 +1,4 @@
-"""The table at the start of a job: layers, shapes, parameters, and where each lives."""
+"""The table at the start of a job: layers, shapes, parameters, and the shards of each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ HEAD = ("layer", "type", "top", "parameters", "bytes", "on")
 
 
 def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None) -> list[str]:
-    """The table, a line each.
+    """Return the lines of the table.
 
     Args:
         net: the train net.
         tables: names of the tensors in each table of the store, by table id.
-        store: None when one process trains alone; without tables when nothing is kept on shards.
+        store: None if one process trains alone; without tables if the shards hold no values.
     """
-    homes = _homes(tables, store)
+    shards_by_name = _shards_by_name(tables, store)
     shapes = net.blob_shapes
     rows = [HEAD]
     total = 0
@@ -29,7 +29,7 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
         count = sum(prod(info.shape) for info in mine)
         total += count
         tops = [shapes[top] for top in layer.param.top if top in shapes]
-        where = sorted({home for info in mine for home in homes.get(info.name, ())})
+        where = sorted({shard for info in mine for shard in shards_by_name.get(info.name, ())})
         rows.append(
             (
                 name,
@@ -47,8 +47,8 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
     ]
 
 
-def _homes(tables: Sequence[Sequence[str]], store: StoreSpec | None) -> dict[str, set[int]]:
-    if store is None or not store.tables:  # all-reduce keeps shards for meetings, without tables
+def _shards_by_name(tables: Sequence[Sequence[str]], store: StoreSpec | None) -> dict[str, set[int]]:
+    if store is None or not store.tables:  # all-reduce has shards for collections, without tables
         return {}
     placement = place(store.tables, store.shards, store.loads)
     return {
@@ -59,7 +59,7 @@ def _homes(tables: Sequence[Sequence[str]], store: StoreSpec | None) -> dict[str
 
 
 def _ranges(shards: Sequence[int]) -> str:
-    """Shards 0, 1, 2 and 5 as `shard 0-2,5`."""
+    """Return shards 0, 1, 2 and 5 as `shard 0-2,5`."""
     parts: list[list[int]] = []
     for shard in shards:
         if parts and parts[-1][-1] == shard - 1:

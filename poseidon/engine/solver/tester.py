@@ -1,9 +1,9 @@
 """A test pass over all workers.
 
-Law: batch n of all test batches ever made belongs to worker n mod W, so W workers score exactly the batches that one
-process would, each once, and the next pass goes on where this one ended, as Caffe's does.
+Law: batch n of all test batches belongs to worker n mod W, so W workers score exactly the batches that one process would,
+each once. The next pass continues where this one ended, as in Caffe.
 
-A pass that rank 0 is asked to stop is broken off by all workers within a batch; it then counts as not begun.
+When rank 0 is asked to stop, all workers interrupt the pass within a batch. It then counts as not begun.
 """
 
 from __future__ import annotations
@@ -16,35 +16,34 @@ import torch
 from torch import Tensor
 
 from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, total
+from poseidon.engine.solver.replica import Replica
 from poseidon.exchange.base import Exchange
 from poseidon.metrics.record import TestRecord
-from poseidon.net.net import Net
-from poseidon.proto.definition import TestNet
 
 
 def own_batches(rank: int, workers: int, start: int, count: int) -> int:
-    """How many of batches start..start+count-1 belong to worker `rank`."""
+    """Return how many of batches start..start+count-1 belong to worker `rank`."""
     first = start + (rank - start) % workers
     return max(0, -(-(start + count - first) // workers))
 
 
 class _Verdict(Enum):
-    """What rank 0 contributes to a collection that is open while a pass runs."""
+    """Rank 0's contribution to a collection that is open while a pass runs."""
 
-    WAIT = b""  # all others, at once
-    GO_ON = b"go on"  # there will be another collection
-    SCORE = b"score"  # the pass is over: the scores are collected next
-    STOP = b"stop"  # the pass is broken off
+    WAIT = b""  # the contribution of all others, at once
+    GO_ON = b"go on"  # another collection follows
+    SCORE = b"score"  # the pass has ended: a collection of the scores follows
+    STOP = b"stop"  # the pass is interrupted
 
 
 ROUND_S = 60.0
-"""How long a collection stays open: one that nobody ends counts as a hang after ten minutes."""
+"""How long a collection stays open; waiting for one times out after ten minutes."""
 
 
 class _Interruption:
-    """Whether a pass is broken off: rank 0 decides, and every worker sees the same decision.
+    """Interrupts a pass on all workers: rank 0 decides, and every worker sees the same decision.
 
-    All others contribute to a collection when it opens, rank 0 when it has something to say, so looking at it costs them nothing.
+    The other workers contribute to a collection when it opens, and rank 0 when it has decided, so polling it costs nothing.
     """
 
     def __init__(self, exchange: Exchange, rank: int, stop_wanted: Callable[[], bool]) -> None:
@@ -59,13 +58,13 @@ class _Interruption:
             self._decision = self._exchange.control.gather(_Verdict.WAIT.value)
 
     def stopped(self) -> bool:
-        """Before a batch: whether to break off. Does not wait for others."""
+        """Return True if the pass is to be interrupted before the next batch. Does not wait for other workers."""
         if self._decides:
             if self._stop_wanted():
-                self._say(_Verdict.STOP)
+                self._decide(_Verdict.STOP)
                 return True
             if time.monotonic() - self._opened_s >= ROUND_S:
-                self._say(_Verdict.GO_ON)
+                self._decide(_Verdict.GO_ON)
             return False
         while (found := self._decision.poll()) is not None:
             if found[0] == _Verdict.GO_ON.value:
@@ -75,16 +74,16 @@ class _Interruption:
         return False
 
     def over(self) -> bool:
-        """After this worker's last batch: whether the pass was broken off after all."""
+        """Wait, after this worker's last batch, for the end of the pass. Return True if it was interrupted."""
         if self._decides:
             stopped = self._stop_wanted()
-            self._say(_Verdict.STOP if stopped else _Verdict.SCORE)
+            self._decide(_Verdict.STOP if stopped else _Verdict.SCORE)
             return stopped
         while (found := self._decision.result())[0] == _Verdict.GO_ON.value:
             self._open()
         return found[0] == _Verdict.STOP.value
 
-    def _say(self, verdict: _Verdict) -> None:
+    def _decide(self, verdict: _Verdict) -> None:
         self._exchange.control.all_gather(verdict.value)
         self._open()
 
@@ -93,42 +92,35 @@ class Tester:
     """One test net on one worker.
 
     Args:
+        replica: the nets of this worker.
         index: number of the test net.
-        test: its definition and iterations.
-        net: the net, sharing the train net's weights.
-        exchange: to meet the other workers.
-        rank: this worker.
-        workers: number of workers.
-        with_loss: record the total loss too (test_compute_loss).
-        stop_wanted: on rank 0, whether the job was asked to stop.
-        on_batch: called with the batches of a pass that this worker has scored, and that it will score; cheap.
+        exchange: the exchange of this worker.
+        stop_wanted: returns True on rank 0 once the job was asked to stop.
+        on_batch: called before each batch with the number of batches that this worker has scored in this pass, and the
+            number that it will score; must be fast.
     """
 
     def __init__(
         self,
+        replica: Replica,
         index: int,
-        test: TestNet,
-        net: Net,
         exchange: Exchange,
         *,
-        rank: int,
-        workers: int,
-        with_loss: bool,
         stop_wanted: Callable[[], bool] = lambda: False,
         on_batch: Callable[[int, int], None] = lambda done, count: None,
     ) -> None:
+        test, self._net = replica.tests[index]
         self._index = index
         self._iterations = test.iterations
-        self._net = net
         self._exchange = exchange
-        self._rank = rank
-        self._workers = workers
-        self._with_loss = with_loss
+        self._rank = replica.context.rank
+        self._workers = replica.context.workers
+        self._with_loss = replica.solver.param.test_compute_loss
         self._stop_wanted = stop_wanted
         self._on_batch = on_batch
 
     def skip_to(self, passes: int) -> None:
-        """Go on as if `passes` test passes had been made."""
+        """Continue as if `passes` test passes had been made."""
         done = own_batches(self._rank, self._workers, 0, passes * self._iterations)
         for _, reader in self._net.readers():
             reader.skip_to(done)
@@ -142,7 +134,7 @@ class Tester:
             elapsed_s: seconds since the start, for the record.
 
         Returns:
-            The scores; None on all workers where the job was asked to stop before the pass was over.
+            The scores; None on all workers if the job was asked to stop before the pass had ended.
         """
         mine = own_batches(self._rank, self._workers, passes * self._iterations, self._iterations)
         sums: dict[str, Tensor] = {}

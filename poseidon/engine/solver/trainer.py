@@ -1,7 +1,7 @@
 """The training loop: Caffe's Solver::Solve and Step, on many workers at once.
 
-Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop), because every decision
-follows from the solver, the iteration and rank 0's signals, which name an iteration that all reach together.
+Law: all workers make the same decisions at the same iterations (test, display, snapshot, stop): every decision follows from
+the solver, the iteration and rank 0's requests, which name an iteration that all workers reach.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
 from poseidon.metrics.record import TrainRecord
 from poseidon.metrics.sinks import Sink
-from poseidon.solvers.settings import SolverSettings
 from ps_server import Collection, SignalKind
 
 
@@ -47,20 +46,16 @@ class Displayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """What the loop needs beyond the solver.
+    """Settings of the loop that are not the solver's.
 
     Attributes:
-        rank: this worker.
-        workers: number of workers.
         prefix: of the snapshots' names.
         title: the net's name, for the log.
-        on_progress: called after each iteration with (iteration, latest loss function); cheap.
-        exchange: what the job asks of its exchange.
-        stop_at_nan: a loss that is not finite ends training; else it is a warning.
+        on_progress: called after each iteration with its number and the smoothed loss; must be fast.
+        exchange: the options of the exchange.
+        stop_at_nan: a loss that is not finite ends training; otherwise it is a warning.
     """
 
-    rank: int
-    workers: int
     prefix: Path
     title: str
     on_progress: Callable[[int, SmoothedLoss], None]
@@ -73,21 +68,19 @@ class Trainer:
 
     Args:
         replica: its nets.
-        exchange: opened; the trainer does not close it.
-        solver: the checked solver.
-        settings: rank, names and so on.
+        exchange: open; the trainer does not close it.
+        settings: of the loop.
         checkpoint: writes snapshots.
-        testers: one per test net.
-        log: glog lines; on rank 0 of the means over all workers, on the others of their own losses, without tests.
-        sinks: other places for records; used on rank 0.
-        start: where to begin.
+        testers: one for each test net.
+        log: receives glog lines: on rank 0 the means over all workers, on others their own losses, without tests.
+        sinks: receive records too, on rank 0.
+        start: the position to begin at.
     """
 
     def __init__(
         self,
         replica: Replica,
         exchange: Exchange,
-        solver: SolverSettings,
         settings: LoopSettings,
         *,
         checkpoint: Checkpoint,
@@ -98,26 +91,25 @@ class Trainer:
     ) -> None:
         self._replica = replica
         self._exchange = exchange
-        self._solver = solver
+        solver = self._solver = replica.settings
+        self._rank, self._workers = replica.context.rank, replica.context.workers
         self._settings = settings
         self._checkpoint = checkpoint
         self._testers = testers
         self._log = log
-        self._sinks = [log, *sinks] if settings.rank == 0 else [log]
+        self._sinks = [log, *sinks] if self._rank == 0 else [log]
         self._check = ReplicaCheck(
-            settings.exchange if settings.workers > 1 else NO_CHECK,
+            settings.exchange if self._workers > 1 else NO_CHECK,
             state=self._replicated,
             collect=exchange.control.all_gather,
-            rank=settings.rank,
+            rank=self._rank,
             start=start.iteration,
         )
         self._iteration = start.iteration
         self._tests_done = start.tests_done
         self._smoothed = SmoothedLoss(solver.average_loss, start.losses)
         on_gpu = replica.context.device.type != "cpu"
-        self._losses = LossWatch(
-            replica.train, rank=settings.rank, stop=settings.stop_at_nan, deferred=on_gpu
-        )
+        self._losses = LossWatch(replica.train, rank=self._rank, stop=settings.stop_at_nan, deferred=on_gpu)
         self._before: Values = {}
         self._displayed: deque[Displayed] = deque()
         self._began_s = time.monotonic()
@@ -137,12 +129,12 @@ class Trainer:
         return self._iteration
 
     def run(self) -> None:
-        """Train to the end, or until a signal says stop."""
-        self._say(solving(self._settings.title))
+        """Train to the end, or until the job is asked to stop."""
+        self._log_line(solving(self._settings.title))
         try:
             self._end(stopped=self._loop())
             self._checkpoint.finish()
-        except JobError:  # of a loss that is not finite; the snapshot before it is worth waiting for
+        except JobError:  # of a loss that is not finite: wait for the snapshot before it
             with suppress(SnapshotError):
                 self._checkpoint.finish()
             raise
@@ -157,12 +149,14 @@ class Trainer:
             if self._test_is_due(first=solver.test_initialization) and not self._test():
                 return True
             self._step()
-            wanted = self._wanted_now()
-            if SignalKind.SNAPSHOT in wanted or (solver.snapshot and self._iteration % solver.snapshot == 0):
+            requests = self._requests_now()
+            if SignalKind.SNAPSHOT in requests or (
+                solver.snapshot and self._iteration % solver.snapshot == 0
+            ):
                 self._snapshot()
             if self._check.is_due(self._iteration):  # not after a snapshot, which has compared
                 self._compare_replicas()
-            if SignalKind.STOP in wanted:
+            if SignalKind.STOP in requests:
                 return True
         return False
 
@@ -177,7 +171,7 @@ class Trainer:
         if solver.debug_info:
             self._replica.train.set_debug_info(bool(solver.display) and self._iteration % solver.display == 0)
         loss, outputs = self._replica.forward_backward(
-            solver.iter_size, self._hooks.next_pass, partial(self._losses.see, self._iteration)
+            self._hooks.next_pass, partial(self._losses.add, self._iteration)
         )
         self._hooks.finish()
         exchange.finish()
@@ -188,7 +182,7 @@ class Trainer:
         self._iteration += 1
         self._settings.on_progress(self._iteration, self._smoothed)
 
-    def _wanted_now(self) -> set[SignalKind]:
+    def _requests_now(self) -> set[SignalKind]:
         return {signal.kind for signal in self._exchange.control.requests if signal.clock == self._iteration}
 
     def _test_is_due(self, *, first: bool) -> bool:
@@ -218,8 +212,8 @@ class Trainer:
             if payloads is None:
                 return
             self._displayed.popleft()
-            first, workers = self._settings.rank == 0, self._settings.workers
-            numbers = total(payloads) / workers if first else total([payloads[self._settings.rank]])
+            first, workers = self._rank == 0, self._workers
+            numbers = total(payloads) / workers if first else total([payloads[self._rank]])
             record = TrainRecord(
                 iteration=shown.iteration,
                 loss=float(numbers[0]),
@@ -231,22 +225,22 @@ class Trainer:
                 sink.on_train(record)
 
     def _test(self) -> bool:
-        """Score all test nets; False where all workers break off, since the job was asked to stop."""
+        """Score all test nets. Return False if all workers interrupt it because the job was asked to stop."""
         self._exchange.settle()
         self._show_displayed(wait=True)
         for index, tester in enumerate(self._testers):
-            if self._settings.rank == 0:
+            if self._rank == 0:
                 self._log.begin_test(self._iteration, index)
             record = tester.run(self._tests_done, self._iteration, self._elapsed_s())
             if record is None:
-                self._say(test_interrupted())
+                self._log_line(test_interrupted())
                 return False
-            for sink in self._sinks if self._settings.rank == 0 else ():
+            for sink in self._sinks if self._rank == 0 else ():
                 sink.on_test(record)
         self._tests_done += 1
         return True
 
-    def _say(self, line: GlogLine) -> None:
+    def _log_line(self, line: GlogLine) -> None:
         self._log.write(line)
 
     def _elapsed_s(self) -> float:
@@ -263,7 +257,7 @@ class Trainer:
         return {**values, **self._exchange.state.replicated()}
 
     def _snapshot(self) -> None:
-        self._losses.look()
+        self._losses.check()
         self._compare_replicas()
         self._show_displayed(wait=True)
         progress = Progress(
@@ -279,27 +273,27 @@ class Trainer:
         if solver.snapshot_after_train and not (solver.snapshot and self._iteration % solver.snapshot == 0):
             self._snapshot()
         if stopped:
-            self._say(GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224))
+            self._log_line(GlogLine(text="Optimization stopped early.", file="solver.cpp", line=224))
             return
         if solver.display and self._iteration % solver.display == 0:
             self._last_loss()
         if solver.test_interval and self._testers:  # Caffe: only where the last iteration is one to be tested
             self._test()
-        self._say(done())
+        self._log_line(done())
 
     def _last_loss(self) -> None:
-        """Caffe shows the loss of one more forward pass, with the final weights.
+        """Log the loss of one more forward pass with the final weights, as Caffe does.
 
-        The pass moves statistics once more, and the test that follows reads them: all workers take the mean.
+        The pass changes statistics once more, and the test that follows reads them: all workers take the mean.
         """
         self._replica.train()
-        self._losses.see(self._iteration, self._replica.train.loss)
-        self._losses.look()
+        self._losses.add(self._iteration, self._replica.train.loss)
+        self._losses.check()
         statistics = [t.tensor.detach().view(-1) for t in self._replica.trained if t.statistics]
         numbers = [self._replica.train.loss.detach().view(1).double(), *(s.double() for s in statistics)]
         payload = torch.cat(numbers).cpu().numpy().tobytes()
-        means = total(self._exchange.control.all_gather(payload)) / self._settings.workers
+        means = total(self._exchange.control.all_gather(payload)) / self._workers
         sizes = [tensor.numel() for tensor in statistics]
         for tensor, mean in zip(statistics, torch.from_numpy(means[1:]).split(sizes), strict=True):
             tensor.copy_(mean)
-        self._say(last(self._iteration, float(means[0]), self._elapsed_s()))
+        self._log_line(last(self._iteration, float(means[0]), self._elapsed_s()))

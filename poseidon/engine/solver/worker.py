@@ -1,8 +1,8 @@
-"""`python -m poseidon.engine.solver.worker`: one worker's process.
+"""`python -m poseidon.engine.solver.worker`: the process of one worker of `poseidon train`.
 
-Started by the launcher with the job document on its first line of standard input; then takes commands there and tells
-events on standard output, JSON lines both (`poseidon.cluster.events` has the list). The log goes to standard error and
-to `<output>/worker_<rank>.log`.
+The launcher starts it and writes the job document to the first line of its standard input. It then receives commands there
+and sends events on standard output, both as JSON lines (`poseidon.cluster.events` lists them). The log goes to standard
+error and to `<output>/worker_<rank>.log`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from poseidon.metrics.netoutputs import NetOutputs
 from poseidon.metrics.record import TestRecord, TrainRecord
 from poseidon.metrics.sinks import Sink
 from poseidon.proto.caffe_pb2 import TRAIN
-from poseidon.proto.definition import SolverDefinition, read_solver
+from poseidon.proto.definition import read_solver
 from poseidon.proto.shipped import unpack_solver
-from poseidon.solvers.settings import SolverSettings, solver_settings
+from poseidon.solvers.settings import solver_settings
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 from ps_server.trace import NO_TRACE
@@ -129,7 +129,7 @@ class ScoreReporter:
 
 
 class Worker:
-    """One worker, from its document to the end of training."""
+    """One worker of `poseidon train`, from its document to the end of training."""
 
     def __init__(self, document: JobDocument, launcher: LauncherConnection) -> None:
         self._document = document
@@ -137,7 +137,7 @@ class Worker:
         self._log = GlogSink(logging.getLogger("poseidon.solver"))
 
     def run(self) -> None:
-        """Build, train, leave."""
+        """Build the nets, train, and leave the job."""
         document = self._document
         import_modules(document.imports)
         packed = document.definitions
@@ -159,28 +159,24 @@ class Worker:
         )
         replica = Replica(solver, settings, context)
         try:
-            self._train(solver, settings, replica)
+            self._train(replica)
         finally:
             replica.close()
 
-    def _train(self, solver: SolverDefinition, settings: SolverSettings, replica: Replica) -> None:
+    def _train(self, replica: Replica) -> None:
         document, rank = self._document, self._document.rank
         member = document.membership()
         checkpoint = Checkpoint(
             replica,
-            solver.param,
-            settings.base_rule.kind,
-            rank=rank,
-            workers=document.workers,
-            worker_history=member.private_histories,
-            saving=SnapshotSettings(
+            private_histories=member.private_histories,
+            settings=SnapshotSettings(
                 keep=document.snapshot_keep,
                 on_written=self._report_snapshot,
                 on_wait=self._launcher.watchdog.progress,
                 stop_at_nan=document.stop_at_nan,
             ),
         )
-        start, histories = self._starting_point(solver, replica, checkpoint)
+        start, histories = self._starting_point(replica, checkpoint)
         trace = open_trace(Path(document.output), rank) if document.trace else NO_TRACE
         self._launcher.send("ready")
         watchdog = self._launcher.watchdog
@@ -189,8 +185,8 @@ class Worker:
             built = build_exchange(
                 replica.trained,
                 ExchangeSettings(
-                    clip=settings.clip,
-                    gradient_scale=1.0 / settings.iter_size,
+                    clip=replica.settings.clip,
+                    gradient_scale=1.0 / replica.settings.iter_size,
                     start_clock=start.iteration,
                 ),
                 member,
@@ -205,11 +201,11 @@ class Worker:
         try:
             exchange.open(histories)
             gc.collect()
-            gc.freeze()  # what is there now stays to the end: the collector need not look through it in every pass
+            gc.freeze()  # present objects stay to the end: the collector need not scan them in every pass
             self._launcher.forward_requests(exchange, rank)
             if rank == 0:
-                self._introduce(replica, built)
-            with self._trainer(solver, settings, replica, exchange, checkpoint, start) as trainer:
+                self._log_start(replica, built)
+            with self._trainer(replica, exchange, checkpoint, start) as trainer:
                 seen.watch()
                 trainer.run()
         finally:
@@ -217,14 +213,14 @@ class Worker:
             seen.close()
 
     def _starting_point(
-        self, solver: SolverDefinition, replica: Replica, checkpoint: Checkpoint
+        self, replica: Replica, checkpoint: Checkpoint
     ) -> tuple[Progress, list[History] | None]:
         document = self._document
         if not document.snapshot:
-            self._note(replica.load(weight_files(solver, document.weights)))
+            self._log_notes(replica.load(weight_files(replica.solver, document.weights)))
             return Progress(iteration=0), None
         resumed = checkpoint.restore(Path(document.snapshot))
-        self._note(replica.load([resumed.model]))
+        self._log_notes(replica.load([resumed.model]))
         if self._document.rank == 0:
             LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
         return resumed.progress, resumed.histories
@@ -237,12 +233,12 @@ class Worker:
             seconds=round(written.seconds, 3),
         )
 
-    def _note(self, notes: list[str]) -> None:
+    def _log_notes(self, notes: list[str]) -> None:
         if self._document.rank == 0:
             for note in notes:
                 LOGGER.info("%s", note)
 
-    def _introduce(self, replica: Replica, built: Built) -> None:
+    def _log_start(self, replica: Replica, built: Built) -> None:
         document = self._document
         tables = [[replica.trained[index].name for index in table] for table in built.tables]
         for line in net_table(replica.train, tables, built.store):
@@ -263,30 +259,20 @@ class Worker:
 
     @contextlib.contextmanager
     def _trainer(
-        self,
-        solver: SolverDefinition,
-        settings: SolverSettings,
-        replica: Replica,
-        exchange: Exchange,
-        checkpoint: Checkpoint,
-        start: Progress,
+        self, replica: Replica, exchange: Exchange, checkpoint: Checkpoint, start: Progress
     ) -> Iterator[Trainer]:
-        document = self._document
+        document, settings = self._document, replica.settings
         images = replica.batch_records * document.workers * settings.iter_size
         progress = ProgressReporter(self._launcher, settings.max_iter, images, start)
         testers = [
             Tester(
+                replica,
                 index,
-                test,
-                net,
                 exchange,
-                rank=document.rank,
-                workers=document.workers,
-                with_loss=solver.param.test_compute_loss,
                 stop_wanted=self._launcher.stopping.is_set,
                 on_batch=progress.test,
             )
-            for index, (test, net) in enumerate(replica.tests)
+            for index in range(len(replica.tests))
         ]
         sinks: list[Sink] = [ScoreReporter(self._launcher)]
         if document.net_outputs and document.rank == 0:
@@ -296,11 +282,8 @@ class Worker:
         trainer = Trainer(
             replica,
             exchange,
-            settings,
             LoopSettings(
-                rank=document.rank,
-                workers=document.workers,
-                prefix=solver.snapshot_prefix(Path(document.output)),
+                prefix=replica.solver.snapshot_prefix(Path(document.output)),
                 title=replica.train.definition.param.name or Path(document.solver).stem,
                 on_progress=progress,
                 exchange=document.exchange,
@@ -315,11 +298,11 @@ class Worker:
         try:
             yield trainer
         finally:
-            progress.report()  # also of a job that has lost a part: its launcher says what will be repeated
+            progress.report()  # also after a failure: the launcher reports the iterations that will be repeated
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a worker; returns the exit code."""
+    """Run a worker. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m poseidon.engine.solver.worker",
         description="One worker of a job; started by `poseidon train`, which writes its document to standard input.",
@@ -327,7 +310,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", help="marks the process as part of a job")
     parser.add_argument("--rank", help="marks the process for people")
     parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     logging.raiseExceptions = False  # a terminal that has gone must not end training
     launcher = LauncherConnection()
     try:
@@ -342,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
-    """Run a worker to its end, telling how it ended; returns the exit code."""
+    """Run a worker and report its end. Return the exit code."""
     launcher.start()
     try:
         Worker(document, launcher).run()
@@ -351,7 +334,7 @@ def run_worker(document: JobDocument, launcher: LauncherConnection) -> int:
         lost = isinstance(error, PeerLost | StalenessTimeout)
         launcher.send("error", message=str(error), exit_code=getattr(error, "exit_code", 1), peer_lost=lost)
         return 1
-    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has it whole, the launcher hears it short
+    except Exception as error:  # noqa: BLE001 - the outermost frame: the log has all of it, the launcher one sentence
         where = Path(document.output) / f"worker_{document.rank}.log"
         with contextlib.suppress(OSError), where.open("a", encoding="utf-8") as log_file:
             traceback.print_exc(file=log_file)

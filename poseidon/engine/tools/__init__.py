@@ -1,1 +1,1 @@
-"""Nets outside of training: scoring, timing, feature extraction, and checks before a job starts."""
+"""Nets outside training: scoring, timing, feature extraction, and checks before a job starts."""

@@ -1,6 +1,6 @@
-"""Timing a net layer by layer: what `caffe time` measures and says.
+"""Timing of a net layer by layer: the measurements and log lines of `caffe time`.
 
-Law: the net runs as it does in training, save that layers which would run as one run apart, so that each has its time.
+Law: the net runs as it does in training, except that fused layers run one by one, so that each has its time.
 A layer's backward time is that of the autograd nodes which its forward pass made, wherever they run.
 """
 
@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 
 def clock_of(device: torch.device) -> Clock:
-    """Seconds, read when the device has done all it was given."""
+    """Return a clock in seconds that waits until the device has finished its work."""
     if device.type != "cuda":
         return time.perf_counter
 
@@ -35,25 +35,25 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def time_net(
-    net: Net, iterations: int, say: Callable[[GlogLine], None], *, clock: Clock | None = None
+    net: Net, iterations: int, log: Callable[[GlogLine], None], *, clock: Clock | None = None
 ) -> lines.NetTime:
     """Run a net forward and backward and measure its layers.
 
     Args:
         net: of any phase; one with inputs gets zeros.
         iterations: 1 or more, after one that is not measured.
-        say: gets the log lines of `caffe time`.
+        log: receives the log lines of `caffe time`.
         clock: seconds; the device's when not given.
     """
     now = clock or clock_of(net.context.device)
     inputs = zero_inputs(net)
-    say(lines.performing_forward())
+    log(lines.performing_forward())
     outputs = net(inputs)
     for line in lines.performing_backward(float(net.loss.detach())):
-        say(line)
+        log(line)
     backward(net, outputs)
     for line in lines.benchmark_begins(iterations):
-        say(line)
+        log(line)
     stopwatch = Stopwatch(now)
     forward_s = backward_s = 0.0
     began = now()
@@ -66,7 +66,7 @@ def time_net(
             end = now()
             stopwatch.forget()
             forward_s, backward_s = forward_s + middle - start, backward_s + end - middle
-            say(lines.iteration_time(iteration + 1, 1000 * (end - start)))
+            log(lines.iteration_time(iteration + 1, 1000 * (end - start)))
     times = lines.NetTime(
         layers=tuple(
             lines.LayerTime(
@@ -82,12 +82,12 @@ def time_net(
         iterations=iterations,
     )
     for line in lines.benchmark_ends(times):
-        say(line)
+        log(line)
     return times
 
 
 def backward(net: Net, outputs: Mapping[str, Tensor]) -> None:
-    """One backward pass; a net without a loss gets zeros at its outputs, as Caffe's blobs start."""
+    """Run one backward pass. A net without a loss gets zeros at its outputs, as Caffe's blobs start."""
     net.zero_grad(set_to_none=True)
     if net.loss.requires_grad:
         net.loss.backward()
@@ -98,7 +98,7 @@ def backward(net: Net, outputs: Mapping[str, Tensor]) -> None:
 
 
 class Stopwatch:
-    """Measures each layer's forward pass, and the backward nodes that it left behind.
+    """Measures each layer's forward pass, and the autograd nodes that it created.
 
     Attributes:
         forward_s: seconds by layer, added up.
@@ -116,7 +116,7 @@ class Stopwatch:
     def watching(self, net: Net) -> Iterator[None]:
         """Measure the net's passes inside the block."""
         handles = []
-        keeping, net.keep_blobs = net.keep_blobs, True  # or layers would be joined
+        keeping, net.keep_blobs = net.keep_blobs, True  # otherwise layers are fused
         for _, layer in net.layer_modules:
             handles.append(layer.register_forward_pre_hook(self._before))
             handles.append(layer.register_forward_hook(self._after))
@@ -129,7 +129,7 @@ class Stopwatch:
             self.forget()
 
     def forget(self) -> None:
-        """Let go of the nodes of the last pass."""
+        """Forget the nodes of the last pass."""
         self._seen.clear()
 
     def _before(self, layer: torch.nn.Module, bottoms: object) -> None:
@@ -141,7 +141,7 @@ class Stopwatch:
         self._watch_nodes(layer, (tops,) if isinstance(tops, Tensor) else tops)
 
     def _watch_nodes(self, layer: torch.nn.Module, tops: tuple[Tensor, ...]) -> None:
-        """Every node between the tops and what layers before this one have made."""
+        """Measure every node between the tops and the results of the layers below."""
         waiting: list[Any] = [top.grad_fn for top in tops]
         while waiting:
             node = waiting.pop()

@@ -1,6 +1,6 @@
-"""What a feature extraction is: the worker's document, checked where it arrives.
+"""The configuration of a feature extraction: the document of one worker.
 
-Law: it is checked here, field by field; what does not fit is refused with the field's name.
+Law: the document is checked here, field by field. An error names the field that does not fit.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from poseidon.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """What one worker extracts.
+    """The extraction of one worker.
 
     Attributes:
         model: path of the net definition.
         weights: models, later ones over earlier ones.
         blobs: the features.
-        databases: where each goes, one a blob; in a job, `_<client>_<thread>` is put behind it.
+        databases: the database of each blob; in a job, `_<client>_<thread>` is appended.
         backend: `leveldb` or `lmdb`.
         batches: most batches of one worker; 0: until the data ends.
         device: `cpu` or `cuda:<n>`.
@@ -30,12 +30,12 @@ class Extraction:
         output: folder of the job's logs.
         rank: this worker, 0..workers-1.
         workers: number of workers.
-        client: this machine, 0..clients-1.
-        clients: number of machines.
-        local_rank: this worker on its machine: the <thread> of its databases.
-        local_workers: workers on each machine.
+        client: this host, 0..clients-1.
+        clients: number of hosts.
+        local_rank: this worker's rank on its host: the <thread> of its databases.
+        local_workers: workers on each host.
         threads: CPU threads for this worker's arithmetic; 0: torch's own choice.
-        imports: modules that register layers of the user's own.
+        imports: modules that register user-defined layers.
     """
 
     model: str
@@ -73,20 +73,20 @@ class Extraction:
         Backend.parse(self.backend)
 
     def paths(self) -> tuple[Path, ...]:
-        """Where this worker's databases go."""
+        """Return the paths of this worker's databases."""
         ending = f"_{self.client}_{self.local_rank}" if self.job else ""
         return tuple(Path(f"{name}{ending}") for name in self.databases)
 
     def to_json(self) -> bytes:
-        """One line of JSON, without the line end."""
+        """Return one line of JSON, without the line end."""
         return json.dumps(asdict(self)).encode()
 
 
 def read_extraction(line: str | bytes) -> Extraction:
-    """The extraction in a line of JSON.
+    """Read an extraction from a line of JSON.
 
     Raises:
-        UsageError: the line is none; names the field that does not fit.
+        UsageError: the line is not an extraction; the text names the field that does not fit.
     """
     try:
         value: Any = json.loads(line)

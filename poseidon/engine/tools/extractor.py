@@ -1,11 +1,11 @@
-"""Features of a trained net into databases: Caffe's extract_features, alone or as a worker of a job.
+"""Features of a trained net, written to databases: Caffe's extract_features, alone or as a worker of a job.
 
 Law: each record of the data is extracted once, by one worker, however many workers there are and whatever the length of
 the data; a database appears when it is complete. Records have Caffe's keys (%010d, counted in each database) and are
 Datums: the features as float_data, the label of the net's blob `label`, if it has one.
 
-As `python -m poseidon.engine.tools.extractor` it is one worker, started by `poseidon extract_features` with an `Extraction` on
-its first line of standard input; events go to standard output.
+`python -m poseidon.engine.tools.extractor` is one worker, started by `poseidon extract_features` with an `Extraction` on
+the first line of its standard input. It sends events on standard output.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from ps_server.numerics import prepare_process
 
 LOGGER = logging.getLogger("poseidon.extract_features")
 LABEL = "label"
-# As often as Caffe's tool says how far it is.
 RECORDS_PER_LINE = 1000
+"""Records between two lines of progress in the log, as in Caffe's tool."""
 OnBatch = Callable[[int, int, int], object]
-"""Told after each batch: batches done, batches in all (0: not known), records done."""
+"""Called after each batch: batches done, batches in all (0: not known), records done."""
 
 
 def run_extraction(extraction: Extraction, on_batch: OnBatch = lambda *_: None) -> int:
-    """Extract one worker's share.
+    """Extract the features of one worker's records.
 
     Args:
-        extraction: what, from where, to where.
-        on_batch: told after each batch; may raise to break off, which leaves no database.
+        extraction: the configuration.
+        on_batch: called after each batch; may raise to abort, which leaves no database.
 
     Returns:
-        how many records each database has.
+        The number of records in each database.
 
     Raises:
-        PoseidonError: a mistake in the definition or the names, or data that is missing, broken or in the way.
+        PoseidonError: a mistake in the definition or the names; data is missing or broken, or a database exists already.
     """
     import_modules(extraction.imports)
     context = LayerContext(
@@ -87,11 +87,11 @@ def _extract(net: Net, extraction: Extraction, on_batch: OnBatch) -> int:
     net.keep_blobs = True
     backend = Backend.parse(extraction.backend)
     LOGGER.info("Extracting Features")
-    done = told = 0
+    done = logged = 0
     with ExitStack() as stack:
         writers = [stack.enter_context(write_database(path, backend)) for path in extraction.paths()]
         for batches, done in enumerate(_write(net, extraction, counts, writers), 1):
-            told = _tell(extraction, done, told)
+            logged = _log_progress(extraction, done, logged)
             on_batch(batches, total, done)
     for name in extraction.blobs if done % RECORDS_PER_LINE or not done else ():
         LOGGER.info("Extracted features of %d query images for feature blob %s", done, name)
@@ -102,7 +102,7 @@ def _extract(net: Net, extraction: Extraction, on_batch: OnBatch) -> int:
 def _write(
     net: Net, extraction: Extraction, counts: Iterable[int], writers: Sequence[DatabaseWriter]
 ) -> Iterator[int]:
-    """Run and store batch after batch; yields how many records are stored."""
+    """Run and store batch after batch. Yield the number of records stored."""
     done, inputs = 0, zero_inputs(net)
     for count in counts:
         with torch.no_grad():
@@ -115,19 +115,19 @@ def _write(
         yield done
 
 
-def _tell(extraction: Extraction, done: int, told: int) -> int:
-    """Log how far it is when another thousand is full; returns the thousands logged."""
+def _log_progress(extraction: Extraction, done: int, logged: int) -> int:
+    """Log the progress at each full thousand of records. Return the thousands logged."""
     thousands = done // RECORDS_PER_LINE
-    for name in extraction.blobs if thousands > told else ():
+    for name in extraction.blobs if thousands > logged else ():
         LOGGER.info("Extracted features of %d query images for feature blob %s", done, name)
     return thousands
 
 
 def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
-    """How many batches this worker runs, and how many records to take from each: all, save where the data ends.
+    """Return the number of batches of this worker, and the records to take from each: all, except where the data ends.
 
     Raises:
-        UsageError: the data has no end, and no number of batches is given; or a blob has not one row a record.
+        UsageError: the data has no end and no number of batches is given; or a blob does not have one row a record.
     """
     limit = extraction.batches
     readers = [reader for _, reader in net.readers()]
@@ -152,7 +152,7 @@ def fresh_counts(net: Net, extraction: Extraction) -> tuple[int, Iterable[int]]:
 
 
 def datums(features: NDArray[np.float32], labels: NDArray[np.int64]) -> Iterator[bytes]:
-    """A Datum for each row: channels, height and width are the row's axes, 1 where it has fewer."""
+    """Yield a Datum for each row: channels, height and width are the row's axes, 1 where it has fewer."""
     shape = (*features.shape[1:], 1, 1, 1)[:3] if features.ndim <= 4 else (features[0].size, 1, 1)
     for row, label in zip(features.reshape(len(features), *shape), labels.tolist(), strict=True):
         yield encode_datum(row, label)
@@ -163,7 +163,7 @@ def _rows(net: Net, name: str, count: int) -> NDArray[np.float32]:
 
 
 def _labels(net: Net, count: int) -> NDArray[np.int64]:
-    """The net's labels, zeros when it has none, one a record."""
+    """Return the net's labels, one a record; zeros if it has none."""
     found = net.blobs.get(LABEL)
     if found is None or found.numel() < count or found.numel() != found.shape[0]:
         return np.zeros(count, np.int64)
@@ -171,7 +171,7 @@ def _labels(net: Net, count: int) -> NDArray[np.int64]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a worker of a job; returns the exit code."""
+    """Run a worker of a job. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m poseidon.engine.tools.extractor",
         description="One worker of a feature extraction; started by `poseidon extract_features`.",
@@ -179,10 +179,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job", help="marks the process as part of a job")
     parser.add_argument("--rank", help="marks the process for people")
     parser.parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # unwinds: no half database stays
+    )  # unwinds: no partial database stays
     launcher = LauncherConnection()
     try:
         extraction = read_extraction(sys.stdin.readline())
@@ -201,7 +201,7 @@ def _run_worker(extraction: Extraction, launcher: LauncherConnection) -> int:
 
     def on_batch(done: int, total: int, records: int) -> None:
         launcher.send("progress", iteration=done, max_iter=total, images=records * extraction.workers)
-        _obey(launcher)
+        _check_commands(launcher)
 
     try:
         run_extraction(extraction, on_batch)
@@ -215,8 +215,8 @@ def _run_worker(extraction: Extraction, launcher: LauncherConnection) -> int:
     return 0
 
 
-def _obey(launcher: LauncherConnection) -> None:
-    """Break off when the launcher says so, or has gone."""
+def _check_commands(launcher: LauncherConnection) -> None:
+    """Raise an error when the launcher requests a stop or has gone."""
     while True:
         try:
             do = launcher.commands.get_nowait().get("do")

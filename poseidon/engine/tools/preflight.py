@@ -1,12 +1,12 @@
 """Checks of a job before any of its processes starts. Nothing is written.
 
-Law: a check here repeats none of the workers' rules; it calls the same functions earlier, so that a mistake is reported
-in a second, on the user's own terminal, and in the same words. Three things are left to the workers:
+Law: a check here calls the functions that the workers call later, so that a mistake is reported within a second, on the
+user's terminal, with the same message. Three things are left to the workers:
 
-* code of the user's: a Python layer, or a layer type of an imported module, may open files, start threads or count its
-  instances when it is created. It runs once, in the worker. Neither such a layer nor one above it is set up here.
-* files of other hosts: those hosts are asked (`poseidon.cluster.host_checks`).
-* what only reading all of the data shows: a damaged record, a label outside the classes; and the shapes in a model or state.
+* user code: a Python layer, or a layer type of an imported module, may open files, start threads or count its instances
+  when it is created. It runs once, in the worker. Neither such a layer nor one above it is set up here.
+* files on other hosts: those hosts check them (`poseidon.cluster.host_checks`).
+* errors that only reading all the data finds: a damaged record, a label outside the classes; and the shapes in a model or state.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, 
 
     Args:
         solver: the definition.
-        contexts: of the workers to check for, one at a time.
-        files_are_here: the workers run on this machine. Otherwise layers that open files are left out.
+        contexts: those of the workers to check for, one at a time.
+        files_are_here: the workers run on this host. Otherwise layers that open files are left out.
 
     Raises:
         DefinitionError: a mistake in a net.
@@ -72,7 +72,7 @@ def check_layers(solver: SolverDefinition, contexts: Sequence[LayerContext], *, 
 
 
 def runs_users_code(kind: type[Layer]) -> bool:
-    """Whether creating a layer of this class runs code of the user's."""
+    """Return True if creating a layer of this class runs user code."""
     return issubclass(kind, Python) or not kind.__module__.startswith("poseidon.layers.")
 
 
@@ -81,7 +81,7 @@ def _left_out_elsewhere(kind: type[Layer]) -> bool:
 
 
 def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
-    """Refuse workers of one machine that would open the same LevelDB database.
+    """Refuse workers of one host that would open the same LevelDB database.
 
     Raises:
         DataError: there are several.
@@ -101,21 +101,21 @@ def _check_owners(net: NetDefinition, layers: Iterable[Layer]) -> None:
 
 
 def weight_files(solver: SolverDefinition, given: Sequence[str]) -> list[Path]:
-    """The models that a run starts from: those of the solver, then those of the flag.
+    """Return the models that a run starts from: those of the solver, then those of the flag.
 
     Args:
-        solver: its `weights` may name several in one text, parted by commas.
-        given: likewise.
+        solver: each entry of its `weights` may name several, separated by commas.
+        given: likewise, from the flag.
     """
     names = [part.strip() for names in (*solver.param.weights, *given) for part in names.split(",")]
     return [Path(name) if Path(name).exists() else solver.resolve(name) for name in names]
 
 
 def require_loss(definition: NetDefinition, plan: NetPlan, settings: SolverSettings) -> None:
-    """Check that training has something to lower.
+    """Check that training has a loss.
 
     Raises:
-        DefinitionError: no top of the train net weighs in a loss.
+        DefinitionError: no top of the train net has a loss weight.
     """
     if not plan.losses and settings.max_iter > 0:
         raise DefinitionError(
@@ -125,10 +125,10 @@ def require_loss(definition: NetDefinition, plan: NetPlan, settings: SolverSetti
 
 
 def check_snapshot_prefix(solver: SolverDefinition) -> None:
-    """Check that a prefix of the solver's is a place for snapshots: a failure at the last iteration would cost the whole run.
+    """Check that snapshots can be written to the solver's prefix: a failure at the last iteration would cost the whole run.
 
     Raises:
-        DefinitionError: their folder cannot be made or written, or what it lies in is missing, as after a typing mistake.
+        DefinitionError: the folder cannot be created or written, or its parent is missing, as after a typing mistake.
     """
     if not solver.param.snapshot_prefix:
         return
@@ -143,10 +143,10 @@ def check_snapshot_prefix(solver: SolverDefinition) -> None:
 
 
 def obstacle_to(folder: Path) -> str | None:
-    """Why files cannot be written to a folder, which need not exist yet; None when they can."""
-    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if not there.is_dir():
-        return f"{there} is not a folder"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} may not be written by this user"
+    """Return the reason why files cannot be written to a folder, which need not exist yet; None if they can."""
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        return f"{existing} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} may not be written by this user"
     return None

@@ -1,4 +1,4 @@
-"""Scoring a trained net: what `caffe test` computes and says.
+"""Scores of a trained net: the results and log lines of `caffe test`.
 
 Law: a score is the mean over batches of each number of each output, in double precision as in a training job's tests.
 """
@@ -29,13 +29,13 @@ class Scores:
     outputs: tuple[Output, ...]
 
 
-def score(net: Net, iterations: int, say: Callable[[GlogLine], None]) -> Scores:
-    """Run batches through a net and average what comes out.
+def score(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
+    """Run batches through a net and average its outputs.
 
     Args:
-        net: one that reads its own data; one with inputs gets zeros.
+        net: one that reads its own data; inputs are filled with zeros.
         iterations: batches, 1 or more.
-        say: gets the log lines of `caffe test`, those of a batch as soon as it is done.
+        log: receives the log lines of `caffe test`, those of a batch as soon as it is finished.
     """
     sizes, weights = output_sizes(net), net.loss_weights
     inputs = zero_inputs(net)
@@ -52,8 +52,8 @@ def score(net: Net, iterations: int, say: Callable[[GlogLine], None]) -> Scores:
         numbers = [float(x) for value in outputs.values() for x in value.double().reshape(-1).tolist()]
         sums = [a + b for a, b in zip(sums or [0.0] * len(numbers), numbers, strict=True)]
         for output in as_outputs(numbers, sizes, weights):
-            say(batch_line(batch, output))
+            log(batch_line(batch, output))
     means = as_outputs([total / iterations for total in sums], sizes, weights)
     for line in score_lines(loss / iterations, means):
-        say(line)
+        log(line)
     return Scores(loss=loss / iterations, outputs=means)

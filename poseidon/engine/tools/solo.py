@@ -1,6 +1,6 @@
 """One net in one process, for commands that do not train: built from its definition, filled from models.
 
-Law: what `caffe test` and `caffe time` do, Net(file, phase, level, stages) and CopyTrainedLayersFrom.
+Law: as in `caffe test` and `caffe time`: Net(file, phase, level, stages) and CopyTrainedLayersFrom.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from poseidon.snapshot.caffemodel import read_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetRequest:
-    """Which net to build, and what to fill it with.
+    """A net to build, and the models to fill it from.
 
     Attributes:
         model: path of the definition.
-        weights: models, later ones over earlier ones; none leaves what the fillers gave.
+        weights: models, later ones over earlier ones; empty: the values of the fillers stay.
         phase: TRAIN or TEST of the schema.
         level: for rules of the definition.
         stages: for rules of the definition.
-        device: where it runs.
+        device: the device of the net.
         seed: of fillers, and of random crops and mirrors.
     """
 
@@ -46,11 +46,11 @@ class NetRequest:
 
 
 def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
-    """Build and fill a net; its `close` is the caller's.
+    """Build and fill a net. The caller closes it.
 
     Args:
-        request: which net.
-        context: this worker among those of a job; None: alone. Phase, seed and device are the request's.
+        request: the net.
+        context: this worker of a job; None: a single process. Phase, seed and device are the request's.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -70,15 +70,15 @@ def open_net(request: NetRequest, context: LayerContext | None = None) -> Net:
 
 
 def zero_inputs(net: Net) -> dict[str, Tensor]:
-    """What the inputs of a net hold when nobody sets them: zeros, as Caffe's memory starts. Empty for a net without inputs."""
+    """Return zeros for the inputs of a net, as Caffe's memory starts; empty for a net without inputs."""
     return {name: torch.zeros(shape, device=net.context.device) for name, shape in net.input_shapes.items()}
 
 
 def load_models(net: Net, models: Sequence[Path]) -> list[tuple[Path, LoadReport]]:
-    """Take over the weights of models by layer name, later ones over earlier ones.
+    """Copy the weights of models by layer name, later ones over earlier ones.
 
     Returns:
-        What was and was not taken over from each.
+        What was and was not copied from each.
 
     Raises:
         SnapshotError: a model cannot be read, or a layer's blobs have other shapes; the text names the model.

@@ -107,17 +107,17 @@ def test_large_numbers_are_finite() -> None:
 
 def test_deferred_losses_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; the iteration is that of the first one."""
-    monkeypatch.setattr(finite, "LOOK_S", float("inf"))
+    monkeypatch.setattr(finite, "CHECK_S", float("inf"))
     monkeypatch.setattr(Net, "__init__", nn.Module.__init__)
     monkeypatch.setattr(Net, "first_not_finite", lambda self: "it is")
     watch = LossWatch(Net(), rank=2, stop=True, deferred=True)  # type: ignore[call-arg]
     for iteration, value in enumerate((1.0, float("inf"), float("nan"))):
-        watch.see(iteration, torch.tensor(value))
+        watch.add(iteration, torch.tensor(value))
     with pytest.raises(JobError, match=r"^worker 2: the loss of iteration 1 is inf; it is; a lower"):
-        watch.look()
-    watch.look()
-    monkeypatch.setattr(finite, "LOOK_S", 0.0)
+        watch.check()
+    watch.check()
+    monkeypatch.setattr(finite, "CHECK_S", 0.0)
     watch = LossWatch(Net(), rank=0, stop=True, deferred=True)  # type: ignore[call-arg]
-    watch.see(0, torch.tensor(1.0))
+    watch.add(0, torch.tensor(1.0))
     with pytest.raises(JobError, match="iteration 1 is nan"):
-        watch.see(1, torch.tensor(float("nan")))
+        watch.add(1, torch.tensor(float("nan")))

@@ -108,6 +108,6 @@ def test_a_full_disk_costs_lines_and_not_the_script(
     print("b")
     assert terminal.getvalue() == "a\nb\n"
     (warning,) = caplog.messages
-    assert warning.startswith("what the script prints cannot be kept in its log: No space left on device")
+    assert warning.startswith("the script's output cannot be written to its log: No space left on device")
     with pytest.raises(OSError, match="No space"):
         full.close()
