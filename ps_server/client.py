@@ -19,14 +19,14 @@ from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
 from ps_server.meters import ClientMeter
 from ps_server.monitor import Monitor
-from ps_server.neighbours import WorkerNeighbours
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.messages import Array, Message, Shared, Signal, SignalKind, Value
+from ps_server.protocol.messages import Array, MemoryAnswer, Message, Signal, SignalKind, Value
 from ps_server.protocol.precision import add
 from ps_server.protocol.schedule import PACKET_BYTES, Schedule
 from ps_server.protocol.session import Addressed, InitialValue, Session
 from ps_server.protocol.settings import StoreSpec
 from ps_server.protocol.wire import decode
+from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.statistics import ClientStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import ClientTransport
@@ -65,7 +65,7 @@ class Client:
         timeout_s: longest time that any call waits.
         trace: told of each message sent and received; closed by whoever made it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
-        share_memory: whether large arrays reach shards of this machine in memory in place of a socket (`neighbours.py`).
+        share_memory: whether large arrays reach shards of this machine in memory in place of a socket (`shared_memory.py`).
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
             what matters most leaves first (`bandwidth.py`). None: all leave at once.
 
@@ -101,7 +101,9 @@ class Client:
         self._meter = ClientMeter(store)
         self._names = [table.name for table in store.tables]
         self._transport = ZmqClientTransport(shards, keys) if isinstance(shards, Sequence) else shards
-        self._neighbours = WorkerNeighbours(shards if share_memory and isinstance(shards, Sequence) else ())
+        self._shared_memory = WorkerSharedMemory(
+            shards if share_memory and isinstance(shards, Sequence) else ()
+        )
         self._monitor = Monitor(timeout_s, closed="the client is closed", hangs=": a worker or a shard hangs")
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
         self._link = LinkPriority()
@@ -306,7 +308,7 @@ class Client:
         self._transport.wake()
         self._thread.join()
         self._transport.close()
-        self._neighbours.close()
+        self._shared_memory.close()
 
     # -- within --------------------------------------------------------------------------------------------
 
@@ -341,8 +343,8 @@ class Client:
     def _offer_memory(self) -> list[Addressed]:
         if self._offered:
             return []
-        offers = self._neighbours.offers(self._session.chunks_on)
-        return [Addressed(shard, share) for shard, share in offers.items()]
+        offers = self._shared_memory.offers(self._session.chunks_on)
+        return [Addressed(shard, offer) for shard, offer in offers.items()]
 
     def _add(self, outgoing: Sequence[Addressed]) -> None:
         for shard, message in outgoing:
@@ -380,7 +382,7 @@ class Client:
         """Send as much as the transport takes."""
         free = self._monitor.closed or self._link.is_free
         for shard, queue in enumerate(self._queues):
-            pushes = free or self._neighbours.shares(shard)
+            pushes = free or self._shared_memory.reaches(shard)
             while queue and not self._transport.blocks(shard) and self._send_packet(shard, queue, pushes):
                 pass
 
@@ -392,7 +394,7 @@ class Client:
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         frames = [frame for _, frames in parts for frame in frames]
-        taken = self._neighbours.send(shard, frames, self._transport.send)
+        taken = self._shared_memory.send(shard, frames, self._transport.send)
         with self._monitor:
             (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
@@ -404,15 +406,15 @@ class Client:
         batch = self._transport.receive(timeout_s)
         for shard, frames in batch:
             began_ns = self._trace.now()
-            received = decode(self._neighbours.complete(shard, frames))
+            received = decode(self._shared_memory.receive(shard, frames))
             for message, parts in received:
                 self._meter.received(message, parts)
                 if isinstance(message, Value):
                     self._session.land(shard, message)
             with self._monitor:
                 for message, _ in received:
-                    if isinstance(message, Shared):
-                        self._neighbours.answered(shard, message)
+                    if isinstance(message, MemoryAnswer):
+                        self._shared_memory.answered(shard, message)
                     else:
                         self._add(self._session.receive(shard, message))
                 self._monitor.notify()

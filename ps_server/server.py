@@ -10,12 +10,12 @@ import torch
 
 from ps_server.errors import RemoteProtocolError, ServerError
 from ps_server.meters import ServerMeter
-from ps_server.neighbours import ShardNeighbours
 from ps_server.protocol.members import Outgoing
-from ps_server.protocol.messages import Create, Message, Share, ToWorker
+from ps_server.protocol.messages import Create, MemoryOffer, Message, ToWorker
 from ps_server.protocol.schedule import PACKET_BYTES, Schedule
 from ps_server.protocol.shard import Shard
 from ps_server.protocol.wire import Buffer, decode
+from ps_server.shared_memory import ShardSharedMemory
 from ps_server.statistics import ShardStatistics
 from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
 from ps_server.transport.base import Frames, ServerTransport
@@ -52,7 +52,7 @@ class Server:
         self._meter = ServerMeter()
         self._prioritized = prioritized
         self._queues: dict[bytes, Schedule] = {}
-        self._neighbours = ShardNeighbours()
+        self._shared_memory = ShardSharedMemory()
         self._stopping = threading.Event()
         self._idle_limit_s: float | None = None
         self._failure: ServerError | None = None
@@ -123,7 +123,7 @@ class Server:
         """Act upon messages, or refuse all of them; returns whether that gave something to send."""
         began_ns = self._trace.now()
         try:
-            received = decode(self._neighbours.complete(peer, frames))
+            received = decode(self._shared_memory.receive(peer, frames))
         except RemoteProtocolError as error:
             return self._add(self.shard.refuse(peer, str(error)))
         answered = False
@@ -140,10 +140,10 @@ class Server:
         return answered
 
     def _outgoing(self, peer: bytes, message: Message) -> Sequence[Outgoing]:
-        if not (isinstance(message, Share) and self.shard.knows(peer)):
+        if not (isinstance(message, MemoryOffer) and self.shard.knows(peer)):
             return self.shard.handle(peer, message)
         try:
-            return [Outgoing(peer, self._neighbours.accept(peer, message))]
+            return [Outgoing(peer, self._shared_memory.accept(peer, message))]
         except RemoteProtocolError as error:
             return self.shard.refuse(peer, str(error))
 
@@ -172,7 +172,7 @@ class Server:
         began_ns = self._trace.now()
         parts = [(waiting.message, waiting.on_the_wire()) for waiting in packet]
         frames = [frame for _, frames in parts for frame in frames]
-        taken = self._neighbours.send(peer, frames, self._transport.send)
+        taken = self._shared_memory.send(peer, frames, self._transport.send)
         (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
             self._meter.sent(frames)

@@ -44,7 +44,7 @@ LEGAL: dict[Stage, dict[type, Stage]] = {
     Stage.STRANGER: {m.Hello: Stage.KNOWN},
     Stage.KNOWN: {m.Create: Stage.JOINED},
     Stage.JOINED: {
-        **{kind: Stage.JOINED for kind in get_args(m.ToShard) if kind not in (m.Hello, m.Share)},
+        **{kind: Stage.JOINED for kind in get_args(m.ToShard) if kind not in (m.Hello, m.MemoryOffer)},
         m.Leave: Stage.LEFT,
     },
     Stage.LEFT: {},

@@ -57,24 +57,24 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Worker -> shard of its own machine: memory for large arrays (`neighbours.py`), as an open file of a process.
+class MemoryOffer:
+    """Worker -> shard of its own host: memory for large arrays (`shared_memory.py`), as an open file of a process.
 
-    It begins with `nonce`; `places` in each direction hold an array of up to `place_bytes` each.
+    It begins with `nonce`; `slots` in each direction hold an array of up to `slot_bytes` each.
     """
 
     process: int
     file: int
     nonce: bytes
-    places: int
-    place_bytes: int
+    slots: int
+    slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Shard -> worker: whether I have the memory that you offered."""
+class MemoryAnswer:
+    """Shard -> worker: whether the shard has opened the memory that the worker offered."""
 
-    taken: bool
+    opened: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Gone:
 ToShard = (
     Hello
     | Create
-    | Share
+    | MemoryOffer
     | Initial
     | Push
     | Store
@@ -249,7 +249,17 @@ ToShard = (
     | Leave
 )
 ToWorker = (
-    Welcome | Shared | Value | Fresh | PartialNorm | TotalNorm | History | Gathered | Signal | Fault | Gone
+    Welcome
+    | MemoryAnswer
+    | Value
+    | Fresh
+    | PartialNorm
+    | TotalNorm
+    | History
+    | Gathered
+    | Signal
+    | Fault
+    | Gone
 )
 Message = ToShard | ToWorker
 

@@ -44,8 +44,8 @@ MAX_FRAMES = 8_192
 MAX_CHUNKS = 2**31
 MAX_CLOCK = 2**40
 MAX_PAYLOAD_BYTES = 2**30
-MAX_PLACES = 2**20
-MAX_PLACE_BYTES = 2**31
+MAX_SLOTS = 2**20
+MAX_SLOT_BYTES = 2**31
 
 _PACKER = msgpack.Packer(
     use_bin_type=True
@@ -369,8 +369,8 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Fault: (18, lambda x: ([x.reason], ())),
     m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [_raw(x.array)])),
     m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
-    m.Share: (21, lambda x: ([x.process, x.file, x.nonce, x.places, x.place_bytes], ())),
-    m.Shared: (22, lambda x: ([x.taken], ())),
+    m.MemoryOffer: (21, lambda x: ([x.process, x.file, x.nonce, x.slots, x.slot_bytes], ())),
+    m.MemoryAnswer: (22, lambda x: ([x.opened], ())),
 }
 
 
@@ -435,14 +435,14 @@ _READ: dict[type, Callable[[_Fields], m.Message]] = {
     m.Leave: lambda f: m.Leave(),
     m.Fault: lambda f: m.Fault(f.text()),
     m.Gone: lambda f: m.Gone(f.integer(MAX_WORKERS), _clock(f)),
-    m.Share: lambda f: m.Share(
+    m.MemoryOffer: lambda f: m.MemoryOffer(
         f.integer(2**31),
         f.integer(2**31),
         f.data(),
-        f.integer(MAX_PLACES, least=1),
-        f.integer(MAX_PLACE_BYTES),
+        f.integer(MAX_SLOTS, least=1),
+        f.integer(MAX_SLOT_BYTES),
     ),
-    m.Shared: lambda f: m.Shared(f.flag()),
+    m.MemoryAnswer: lambda f: m.MemoryAnswer(f.flag()),
 }
 
 

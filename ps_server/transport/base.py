@@ -1,8 +1,8 @@
 """The contract of a transport: frames in, frames out, between one server and its clients.
 
 Laws: frames from one peer to another arrive in the order they were sent, or not at all. `send` never blocks: where a
-few messages wait for the peer already it takes nothing and says so, and the next `receive` returns, with nothing if
-need be, about as soon as it is worth trying again. So what waits longer waits with the sender, who may reorder it.
+few messages wait for the peer already it takes nothing and returns False, and the next `receive` returns, empty if need be,
+about as soon as it is worth trying again. So messages that wait longer wait with the sender, which may reorder them.
 Only one thread uses a transport, save `wake`, which any thread may call. A sent buffer must not be written
 to until the protocol above knows that it has arrived.
 """
@@ -16,7 +16,7 @@ Buffer = bytes | bytearray | memoryview
 Frames = Sequence[Buffer]
 
 MAX_BATCH = 256
-"""Messages that one `receive` hands over at most, so that no peer can starve the others."""
+"""Most messages that one `receive` returns, so that no peer can starve the others."""
 
 
 class ServerTransport(Protocol):
@@ -28,23 +28,23 @@ class ServerTransport(Protocol):
 
     @property
     def refused(self) -> int:
-        """How many have tried to connect and were not admitted. Any thread may ask."""
+        """The number of peers that have tried to connect and were not admitted. Any thread may read it."""
 
     @property
     def connections(self) -> int:
-        """How many peers are connected at this moment."""
+        """The number of peers that are connected now."""
 
     def admit_no_more(self) -> None:
-        """Everybody has come: ignore whoever tries to connect from now on. Safe to call twice."""
+        """Ignore every further attempt to connect: all peers are connected. Safe to call twice."""
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
-        """What has come, as (peer, frames); waits up to `timeout_s` seconds for the first."""
+        """Return what has come, as (peer, frames); waits up to `timeout_s` seconds for the first."""
 
     def blocks(self, peer: bytes) -> bool:
-        """Whether it is too early to try again to send to a peer that took nothing."""
+        """Return whether it is too early to try again to send to a peer that took nothing."""
 
     def send(self, peer: bytes, frames: Frames) -> bool:
-        """Send to a peer; to one that has gone, drop. Returns whether the frames were taken."""
+        """Send to a peer, or drop the frames if it has gone; returns whether they were taken."""
 
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""
@@ -57,17 +57,17 @@ class ClientTransport(Protocol):
     """The end that is connected to every shard, by index."""
 
     def receive(self, timeout_s: float) -> list[tuple[int, Frames]]:
-        """What has come, as (shard, frames); waits up to `timeout_s` seconds for the first.
+        """Return what has come, as (shard, frames); waits up to `timeout_s` seconds for the first.
 
         Raises:
-            PeerLost: a shard that was connected has gone, or cannot be reached any more.
+            PeerLost: a shard that was connected has ended, or cannot be reached any more.
         """
 
     def blocks(self, shard: int) -> bool:
-        """Whether it is too early to try again to send to a shard that took nothing."""
+        """Return whether it is too early to try again to send to a shard that took nothing."""
 
     def send(self, shard: int, frames: Frames) -> bool:
-        """Send to a shard. Returns whether the frames were taken."""
+        """Send to a shard; returns whether the frames were taken."""
 
     def wake(self) -> None:
         """Make a waiting `receive` return. Any thread may call it."""

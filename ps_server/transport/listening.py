@@ -1,8 +1,7 @@
 """The socket that a shard or a worker listens on, made here rather than by ZeroMQ, so that it can be shut again.
 
-Law: it is bound to the one address that was asked for. Once everybody who may come has come, `shut` makes the kernel
-drop every further attempt to connect, unseen by the process: what strangers do then costs the job nothing. Connections
-that stand are not touched.
+Law: it is bound to the one address that is given. Once all peers are connected, `shut` makes the kernel drop every further attempt
+to connect without waking the process, so such attempts cost the job nothing. Open connections are not touched.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ BACKLOG = 128
 SO_ATTACH_FILTER = 26
 """Linux's number; Python has no name for it."""
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
-"""One instruction of the kernel's packet filter: return 0, of every packet nothing."""
+"""One instruction of the kernel's packet filter: accept 0 bytes of every packet."""
 
 
 class Listening:
@@ -61,11 +60,11 @@ class Listening:
         return f"tcp://[{host}]:{port}" if self._socket.family == socket.AF_INET6 else f"tcp://{host}:{port}"
 
     def descriptor(self) -> int:
-        """A descriptor of the socket for ZeroMQ, which closes it."""
+        """Return a descriptor of the socket for ZeroMQ, which closes it."""
         return os.dup(self._socket.fileno())
 
     def shut(self) -> None:
-        """Let nobody else connect. Where the kernel has no filters, all goes on as before."""
+        """Drop every further attempt to connect. Does nothing where the kernel has no filters."""
         program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
         with contextlib.suppress(OSError):
             self._socket.setsockopt(

@@ -1,12 +1,12 @@
-"""Connections that stood and are lost: because the other process has ended, or because nothing of its host comes any more.
+"""Lost connections: the other process has ended, or nothing comes from its host any more.
 
-Law: ZeroMQ would connect again and go on as if nothing had been lost on the way; here the first loss is final. A host
-is lost when its kernel has acknowledged nothing for `SILENCE_S` though it was asked to (by what was sent, or by TCP's own
-keepalive): long enough for TCP to come through a link that was gone for some seconds. A process that does not read, or is
-stopped, is not lost: its kernel still answers.
+Law: ZeroMQ would connect again and go on as if no message had been lost; here the first loss is final. A host is lost when its
+kernel has acknowledged nothing for `SILENCE_S` although it should have (data that was sent, or TCP's own keepalive): long enough for
+TCP to survive a link that is down for some seconds. A process that does not read, or is stopped, is not lost: its kernel
+still answers.
 
-ZeroMQ's heartbeats are no way to do this: where a queue is full they end connections that are well, and then the process
-(libzmq issue 3937).
+ZeroMQ's own heartbeats cannot be used: where a queue is full they end healthy connections, and then the process (libzmq issue
+3937).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LAST_ACK_MS = struct.Struct("=56xI")
 
 
 def keep_alive(zmq_socket: zmq.Socket[bytes]) -> None:
-    """Make the kernel ask a peer that says nothing whether it is there. Before the socket is bound or connected."""
+    """Turn TCP keepalive on. Before the socket is bound or connected."""
     zmq_socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     zmq_socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
     zmq_socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
 
 
 def is_silent(tcp_info: bytes, limit_s: float) -> bool:
-    """Whether a host owes an answer and has given none for `limit_s`.
+    """Return whether a host should have acknowledged something and has not for `limit_s`.
 
     Args:
         tcp_info: Linux's struct tcp_info, at least its first 60 bytes.
@@ -50,39 +50,39 @@ class LossWatch:
 
     Args:
         sockets: not yet connected, all of one context.
-        silence_s: how long a host may owe an answer.
+        silence_s: how long a host may acknowledge nothing.
     """
 
     def __init__(self, sockets: Sequence[zmq.Socket[bytes]], silence_s: float = SILENCE_S) -> None:
         self._watched = sockets
         self._silence_s = silence_s
         self.sockets = [_monitor(watched, number) for number, watched in enumerate(sockets)]
-        """What to wait on; `attend` when one is readable."""
+        """What to wait on; call `process` when one is readable."""
         self._descriptors: dict[int, int] = {}
-        self._standing: set[int] = set()
+        self._established: set[int] = set()
         self.lost: set[int] = set()
         """The sockets whose connections were lost."""
 
-    def attend(self) -> None:
-        """See what has happened."""
+    def process(self) -> None:
+        """Note which connections were made and lost."""
         for number, monitor in enumerate(self.sockets):
             with contextlib.suppress(zmq.Again):
                 while True:
                     head, *_ = monitor.recv_multipart(zmq.NOBLOCK)
-                    self._see(number, *struct.unpack_from("=HI", head))
+                    self._note(number, *struct.unpack_from("=HI", head))
 
-    def look_for_silence(self) -> None:
-        """Ask the kernel who has not answered; every second or so."""
-        for number in self._standing - self.lost:
+    def check_silence(self) -> None:
+        """Read from the kernel which hosts acknowledge nothing; call it every second or so."""
+        for number in self._established - self.lost:
             if _silent_for(self._descriptors[number], self._silence_s):
                 self.lost.add(number)
 
-    def _see(self, number: int, event: int, value: int) -> None:
+    def _note(self, number: int, event: int, value: int) -> None:
         if event == zmq.EVENT_CONNECTED:
             self._descriptors[number] = value
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._standing.add(number)
-        elif number in self._standing:  # before, it was an attempt to connect
+            self._established.add(number)
+        elif number in self._established:  # before, it was an attempt to connect
             self.lost.add(number)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class LossWatch:
 
 
 def _silent_for(descriptor: int, limit_s: float) -> bool:
-    """Of a descriptor that is ZeroMQ's: it may be closed at any moment, which ZeroMQ will tell."""
+    """Return whether the peer of a connection is silent. ZeroMQ may close its descriptor at any moment, and reports that."""
     borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
         info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

@@ -1,13 +1,13 @@
-"""The contract inside one process, with seeded misfortune: the test rig of everything above it.
+"""The transport inside one process, with seeded faults: the test rig of everything above it.
 
 A `MemoryNetwork` joins one server end per shard with one client end per worker. Each direction of each pair is
 a link that keeps its order. Faults, all drawn from one seeded generator:
 
 * delay: a frame waits while up to `delay` other deliveries happen anywhere on the network, so links overtake
   each other in an order that the seed decides;
-* drop: a frame vanishes (a real link drops nothing in the middle; this shows that loss is noticed);
+* drop: a frame is lost (a real link loses nothing in the middle; this shows that loss is noticed);
 * repeat: a frame arrives twice (a replay);
-* cut: a link carries nothing any more.
+* cut: a link carries no more frames.
 
 A link holds any number of frames, so `send` always takes them.
 Frames are joined to bytes on sending, as a socket would, so a sender that reuses its buffer cannot be seen.
@@ -26,12 +26,12 @@ from ps_server.transport.base import MAX_BATCH, Frames
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong, and how often.
+    """The faults of a network, and how often each happens.
 
     Args:
         seed: of all draws.
         delay: most deliveries that a frame waits for.
-        drop: probability that a frame vanishes.
+        drop: probability that a frame is lost.
         repeat: probability that a frame arrives twice.
     """
 
@@ -56,7 +56,7 @@ class MemoryNetwork:
 
     Args:
         shards: number of server ends.
-        faults: what goes wrong.
+        faults: which there are; None: none.
     """
 
     def __init__(self, shards: int, faults: Faults | None = None) -> None:
@@ -68,11 +68,11 @@ class MemoryNetwork:
         self.shards = shards
 
     def server(self, shard: int) -> MemoryServerTransport:
-        """The server end of `shard`."""
+        """Return the server end of `shard`."""
         return MemoryServerTransport(self, shard)
 
     def client(self, name: str) -> MemoryClientTransport:
-        """A client end, connected to every shard."""
+        """Return a client end, connected to every shard."""
         with self._changed:
             for shard in range(self.shards):
                 self._links[name, f"shard {shard}"] = _Link()
@@ -147,16 +147,16 @@ class MemoryServerTransport:
 
     @property
     def refused(self) -> int:
-        """Nobody: there is no door."""
+        """Always 0: there is no authentication."""
         return 0
 
     @property
     def connections(self) -> int:
-        """One: nobody ever goes."""
+        """Always 1: clients stay connected."""
         return 1
 
     def admit_no_more(self) -> None:
-        """Nothing to do: nobody comes who was not made here."""
+        """Do nothing: all clients are made here."""
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`."""

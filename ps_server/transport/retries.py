@@ -1,4 +1,4 @@
-"""When to try again to send to peers that block, where nobody says when they no longer do.
+"""When to try again to send to peers that block, where no event tells that they no longer do.
 
 Law: a peer is tried again after a part of the time that a message to it has taken lately, so that of the few messages
 that wait for it beyond this process the last has not left by then; a slow link costs few attempts, a fast one no pause.
@@ -14,17 +14,17 @@ _GROWTH = 1.5
 
 
 class Retries:
-    """Peers that block, and when each is worth another attempt. All times are seconds on one clock."""
+    """The peers that block, and when to try each again. All times are seconds on one clock."""
 
     def __init__(self) -> None:
         self.peers: set[bytes] = set()
-        """Those that block."""
+        """The peers that block."""
         self._due_s: dict[bytes, float] = {}
         self._taken_s: dict[bytes, float] = {}
         self._pause_s: dict[bytes, float] = {}
 
     def add(self, peer: bytes, now_s: float) -> None:
-        """It took nothing."""
+        """Note that a peer took nothing."""
         pause_s = self._pause_s.get(peer, LEAST_S)
         if peer in self.peers:  # slower than it was
             pause_s = self._pause_s[peer] = min(pause_s * _GROWTH, MOST_S)
@@ -32,7 +32,7 @@ class Retries:
         self._due_s[peer] = now_s + pause_s
 
     def taken(self, peer: bytes, now_s: float) -> None:
-        """It took a message."""
+        """Note that a peer took a message."""
         if peer in self.peers:
             took_s = now_s - self._taken_s[peer] if peer in self._taken_s else LEAST_S
             self._pause_s[peer] = min(max(took_s * _PART, LEAST_S), MOST_S)
@@ -40,20 +40,20 @@ class Retries:
         self._taken_s[peer] = now_s
 
     def forget(self, peer: bytes) -> None:
-        """It has gone."""
+        """Forget a peer that has gone."""
         self.peers.discard(peer)
         for times in (self._due_s, self._taken_s, self._pause_s):
             times.pop(peer, None)
 
     def is_early(self, peer: bytes, now_s: float) -> bool:
-        """Whether another attempt would come too early."""
+        """Return whether it is too early to try a peer again."""
         return peer in self.peers and now_s < self._due_s[peer]
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next attempt; infinite where none blocks."""
+        """Return the seconds until the next attempt; infinite where none blocks."""
         return max(0.0, min((self._due_s[peer] for peer in self.peers), default=float("inf")) - now_s)
 
     def try_all(self) -> None:
-        """All are worth an attempt at once."""
+        """Let all be tried again at once."""
         for peer in self.peers:
             self._due_s[peer] = 0.0

@@ -1,15 +1,15 @@
 """The contract over ZeroMQ: a ROUTER on the shard, one DEALER for each shard on the worker.
 
-Queues are short in both directions. What waits to be sent waits with the sender, where urgent messages can overtake;
-what was received and waits to be looked at would leave the processor's cache before it is. Received frames are views
-of ZeroMQ's own memory, which nobody else uses; sent arrays are not copied either.
+Queues are short in both directions. Messages to be sent wait with the sender, where urgent ones can overtake; received ones
+that waited would leave the processor's cache before they are handled. Received frames are views of ZeroMQ's own memory, which
+has no other user; sent arrays are not copied either.
 
-A blocked DEALER says when it can send again. A ROUTER says so only when all its peers block; otherwise it is tried
-again as often as its peers have been seen to take messages (`retries.py`).
+A blocked DEALER has an event when it can send again. A ROUTER has one only when all its peers block; otherwise it is tried
+again as often as its peers have taken messages lately (`retries.py`).
 
-A connection that stood and is lost is final, and noticed within seconds; see `losses.py`.
+The loss of a connection is final, and noticed within seconds; see `losses.py`.
 
-With keys both sides prove who they are, and all frames are encrypted (CURVE); see `doorkeeper.py`.
+With keys both sides authenticate themselves, and all frames are encrypted (CURVE); see `authenticator.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import zmq
 
 from ps_server.errors import PeerLost, TransportError
 from ps_server.keys import Keyring
+from ps_server.transport.authenticator import Authenticator
 from ps_server.transport.base import MAX_BATCH, Buffer, Frames
-from ps_server.transport.doorkeeper import Doorkeeper
 from ps_server.transport.listening import Listening
 from ps_server.transport.losses import LossWatch, keep_alive
 from ps_server.transport.retries import Retries
@@ -42,9 +42,9 @@ RECEIVE_MESSAGES = 4
 SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a peer: what is on the way at 10 Gbit/s in a round trip of 0.1 ms, and a host has several peers.
 More only fills the queues of switches, until they drop: with 512 KiB an iteration took a tenth longer at 250 Mbit/s."""
-LOOK_S = 0.25
-"""How often connections are looked after that nobody waits for: whether they are lost, and whether strangers knock at a
-door that is shut. To wait for all of them in every turn would cost more than the turn."""
+CHECK_S = 0.25
+"""How often connections are checked that `receive` does not wait for: whether they are lost, and whether peers try to connect
+that are no longer admitted. To wait for all of them in every turn would cost more than the turn."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
@@ -62,7 +62,9 @@ class _Waker:
         os.set_blocking(self._write_end, False)
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: a wake is pending; closed: nobody waits
+        with contextlib.suppress(
+            BlockingIOError, OSError
+        ):  # full: a wake is pending; closed: no thread waits
             os.write(self._write_end, b"\0")
 
     def clear(self) -> None:
@@ -93,7 +95,7 @@ class ZmqServerTransport:
 
     Args:
         address: where to listen.
-        keys: own pair, and whom to admit; None: everybody, in clear.
+        keys: own pair, and the public keys to admit; None: all peers, in clear.
 
     Raises:
         TransportError: the address cannot be bound, with the reason (in use, no such interface, ...).
@@ -103,17 +105,17 @@ class ZmqServerTransport:
         self._listening = Listening(address, send_buffer_bytes=SEND_BUFFER_BYTES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _configured(self._context, zmq.ROUTER, address, SEND_BUFFER_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a full peer is an error to be told, not dropped
-        self._door = Doorkeeper(self._socket, keys)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message to a full peer is an error, not dropped
+        self._authenticator = Authenticator(self._socket, keys)
         self._socket.setsockopt(zmq.USE_FD, self._listening.descriptor())
         self._socket.bind(self._listening.address)
         self._peers: set[bytes] = set()
         self._blocked = Retries()
         self._waker = _Waker()
         self._poller = zmq.Poller()
-        self._at_door = frozenset(self._door.sockets)
-        self._look_at_s = math.inf
-        for waited in (self._socket, self._waker.read_end, *self._at_door):
+        self._watched = frozenset(self._authenticator.sockets)
+        self._check_at_s = math.inf
+        for waited in (self._socket, self._waker.read_end, *self._watched):
             self._poller.register(waited, _READABLE)
 
     @property
@@ -124,23 +126,23 @@ class ZmqServerTransport:
     @property
     def refused(self) -> int:
         """See `ServerTransport`."""
-        return self._door.refused
+        return self._authenticator.refused
 
     @property
     def connections(self) -> int:
         """See `ServerTransport`."""
-        self._door.attend()
-        return self._door.connections
+        self._authenticator.process()
+        return self._authenticator.connections
 
     def admit_no_more(self) -> None:
         """See `ServerTransport`."""
-        if not self._at_door:
+        if not self._watched:
             return
         self._listening.shut()
-        for socket in self._at_door:
+        for socket in self._watched:
             self._poller.unregister(socket)
-        self._at_door = frozenset()
-        self._look_at_s = time.monotonic()
+        self._watched = frozenset()
+        self._check_at_s = time.monotonic()
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Frames]]:
         """See `ServerTransport`."""
@@ -155,25 +157,25 @@ class ZmqServerTransport:
         return batch
 
     def _wait(self, timeout_s: float) -> None:
-        """Until something has come, or it is worth trying again to send to a peer that blocked."""
+        """Wait until something has come, or it is worth trying again to send to a peer that blocked."""
         all_block = bool(self._blocked.peers) and self._blocked.peers == self._peers
         self._poller.register(self._socket, _READABLE | (_WRITABLE if all_block else 0))
         left_s = timeout_s if all_block else min(timeout_s, self._blocked.wait_s(time.monotonic()))
         if self._waker.read_end in self._poll(math.ceil(left_s * 1000)):
             self._waker.clear()
-        if time.monotonic() >= self._look_at_s:
-            self._look_at_s = time.monotonic() + LOOK_S
-            self._door.attend()
+        if time.monotonic() >= self._check_at_s:
+            self._check_at_s = time.monotonic() + CHECK_S
+            self._authenticator.process()
         if all_block:
             self._blocked.try_all()
 
     def _poll(self, timeout_ms: int) -> set[Any]:
-        """What has happened; a knock at the door alone is nothing."""
+        """Return which sockets have events, save those of authentication, which are handled here."""
         deadline = time.monotonic() + timeout_ms / 1000
         ready = {socket for socket, _ in self._poller.poll(timeout_ms)}
-        while ready & self._at_door:
-            self._door.attend()
-            ready -= self._at_door
+        while ready & self._watched:
+            self._authenticator.process()
+            ready -= self._watched
             if not ready and (left_ms := round((deadline - time.monotonic()) * 1000)) > 0:
                 ready = {socket for socket, _ in self._poller.poll(left_ms)}
         return ready
@@ -189,12 +191,12 @@ class ZmqServerTransport:
         except zmq.Again:
             self._blocked.add(peer, time.monotonic())
             return False
-        except zmq.ZMQError:  # a peer that has gone: its launcher deals with that
+        except zmq.ZMQError:  # the peer has gone: its launcher handles that
             self._peers.discard(peer)
             self._blocked.forget(peer)
         else:
             self._blocked.taken(peer, time.monotonic())
-            self._peers.add(peer)  # those who are spoken to; who only knocks is nobody to wait for
+            self._peers.add(peer)  # only peers that messages are sent to
         return True
 
     def wake(self) -> None:
@@ -204,7 +206,7 @@ class ZmqServerTransport:
     def close(self) -> None:
         """See `ServerTransport`."""
         self._listening.close()
-        self._door.close()
+        self._authenticator.close()
         self._socket.close()
         self._context.term()
         self._waker.close()
@@ -215,9 +217,9 @@ class ZmqClientTransport:
 
     Args:
         addresses: where to connect to.
-        keys: own pair, and whom to expect at each address; None: whoever is there, in clear.
+        keys: own pair, and the public key to expect at each address; None: any peer, in clear.
         send_buffer_bytes: what the kernel holds for each; of connections over one link, those with more get more of it.
-        tracked: whether `unsent` is asked for.
+        tracked: whether `unsent` is used.
     """
 
     def __init__(
@@ -238,11 +240,11 @@ class ZmqClientTransport:
         self._index = {socket: shard for shard, socket in enumerate(self._sockets)}
         self._addresses = tuple(addresses)
         self._losses = LossWatch(self._sockets)
-        self._look_at_s = 0.0
+        self._check_at_s = 0.0
         for shard, (socket, address) in enumerate(zip(self._sockets, addresses, strict=True)):
             try:
                 if keys is not None:
-                    _prove(socket, keys, shard)
+                    _authenticate(socket, keys, shard)
                 socket.connect(address)
             except zmq.ZMQError as error:
                 self.close()
@@ -268,32 +270,32 @@ class ZmqClientTransport:
                 except zmq.Again:
                     break
                 batch.append((shard, frames))
-        if not batch and (lost := self._losses.lost):  # what came before a loss is looked at first
-            raise PeerLost(f"lost {self.loss_words(min(lost))} (shard {min(lost)})")
+        if not batch and (lost := self._losses.lost):  # messages that came before a loss are returned first
+            raise PeerLost(f"lost {self.describe_loss(min(lost))} (shard {min(lost)})")
         return batch
 
     def _ready(self, timeout_s: float) -> list[tuple[Any, int]]:
-        """What can be read, or be written to again; looks after the connections once in a while."""
+        """Return which sockets can be read, or be written to again; check the connections once in a while."""
         deadline_s, now_s = time.monotonic() + timeout_s, time.monotonic()
         while True:
-            left_s = max(0.0, min(deadline_s, self._look_at_s) - now_s)
+            left_s = max(0.0, min(deadline_s, self._check_at_s) - now_s)
             ready: list[tuple[Any, int]] = self._poller.poll(math.ceil(left_s * 1000))
             now_s = time.monotonic()
-            if now_s >= self._look_at_s:
-                self._look_at_s = now_s + LOOK_S
-                self._losses.attend()
-                self._losses.look_for_silence()
+            if now_s >= self._check_at_s:
+                self._check_at_s = now_s + CHECK_S
+                self._losses.process()
+                self._losses.check_silence()
             if ready or self._losses.lost or now_s >= deadline_s:
                 return ready
 
     @property
     def lost(self) -> frozenset[int]:
         """The shards whose connections stood and are lost."""
-        self._losses.attend()
+        self._losses.process()
         return frozenset(self._losses.lost)
 
-    def loss_words(self, shard: int) -> str:
-        """A loss, as a part of a sentence."""
+    def describe_loss(self, shard: int) -> str:
+        """Return a loss as a part of a sentence."""
         return f"the connection to {self._addresses[shard]}: the process there has ended, or the network has failed"
 
     def blocks(self, shard: int) -> bool:
@@ -301,7 +303,7 @@ class ZmqClientTransport:
         if shard in self._blocked:
             return True
         events = int(self._sockets[shard].getsockopt(_EVENTS))
-        if not events & _WRITABLE:  # to ask costs a small part of an attempt in vain
+        if not events & _WRITABLE:  # reading the event costs far less than a failed attempt
             self._block(shard)
         return shard in self._blocked
 
@@ -322,8 +324,8 @@ class ZmqClientTransport:
         return True
 
     def unsent(self, shard: int) -> int:
-        """How many messages ZeroMQ has taken whose last frame the kernel has not (encrypted: has not been begun)."""
-        assert self._tracked, "only a transport that is `tracked` knows"
+        """Return how many messages ZeroMQ has taken whose last frame the kernel has not (encrypted: has not been begun)."""
+        assert self._tracked, "the transport is not `tracked`"
         trackers = self._trackers[shard]
         while trackers and trackers[0].done:
             trackers.popleft()
@@ -366,7 +368,7 @@ def _receive(socket: zmq.Socket[bytes]) -> list[Buffer]:
     return frames
 
 
-def _prove(socket: zmq.Socket[bytes], keys: Keyring, shard: int) -> None:
+def _authenticate(socket: zmq.Socket[bytes], keys: Keyring, shard: int) -> None:
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.expect[shard].encode())

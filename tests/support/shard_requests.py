@@ -16,7 +16,7 @@ def every_request(store: StoreSpec, token: bytes) -> tuple[m.Message, ...]:
     requests: tuple[m.Message, ...] = (
         m.Hello(1, token),
         m.Create(store),
-        m.Share(1, 0, b"nonce", 8, 4096),
+        m.MemoryOffer(1, 0, b"nonce", 8, 4096),
         m.Initial(0, 0, [ones]),
         m.Push(0, 0, 0, 1.0, ones),
         m.Store(0, 0, 0, ones),

@@ -237,7 +237,7 @@ class Peers:
             rank = self._others[peer]
             if rank not in self._left and now - self._lost_s.setdefault(rank, now) >= GOODBYE_S:
                 raise PeerLost(
-                    f"worker {self.session.rank} lost {self._sending.loss_words(peer)} (worker {rank})"
+                    f"worker {self.session.rank} lost {self._sending.describe_loss(peer)} (worker {rank})"
                 )
 
     def _receive(self, timeout_s: float) -> None:

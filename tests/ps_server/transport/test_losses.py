@@ -113,15 +113,15 @@ def test_a_link_that_carries_nothing_any_more_is_lost() -> None:
         threads = [threading.Thread(target=carry, args=ends) for ends in ((near, far), (far, near))]
         for thread in threads:
             thread.start()
-        while not watch._standing:
-            watch.attend()
-        watch.look_for_silence()
+        while not watch._established:
+            watch.process()
+        watch.check_silence()
         assert watch.lost == set()
         deaf(near)
         client.send(b"is anybody there?")
         deadline = time.monotonic() + WAIT_S
         while not watch.lost and time.monotonic() < deadline:
-            watch.look_for_silence()
+            watch.check_silence()
         assert watch.lost == {0}
         watch.close()
         for connection in (near, far):

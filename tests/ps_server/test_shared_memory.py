@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import mmap
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ps_server import (
     Client,
@@ -24,15 +30,25 @@ from ps_server import (
     StoreSpec,
     TableSpec,
 )
-from ps_server.lanes import LEAST_BYTES, Layout
-from ps_server.neighbours import NONCE_BYTES, ShardNeighbours, WorkerNeighbours, is_here, new_memory
 from ps_server.protocol import messages as m
 from ps_server.protocol.wire import decode, encode
+from ps_server.shared_memory import (
+    LEAST_BYTES,
+    NONCE_BYTES,
+    Layout,
+    Segment,
+    ShardSharedMemory,
+    WorkerSharedMemory,
+    is_local,
+    new_memory,
+)
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 from tests.support.cluster import TIMEOUT_S, TOKEN, run_workers, socket_store, zeros
 
+SLOT_BYTES = 2 * LEAST_BYTES
+MARKER = b"\xc1"
 SIZE = 3 * LEAST_BYTES // 4
 HERE = "tcp://127.0.0.1:5555"
 
@@ -134,11 +150,11 @@ def test_files_and_memory_are_gone_after_the_job() -> None:
 
 
 def test_an_address_of_another_machine_is_not_here() -> None:
-    assert is_here("tcp://127.0.0.1:1")
-    assert is_here("tcp://localhost:65535")
-    assert not is_here("tcp://192.0.2.1:80")  # for documentation: nobody's
-    assert not is_here("tcp://[2001:db8::1]:80")
-    assert not is_here("tcp://no such host:80")
+    assert is_local("tcp://127.0.0.1:1")
+    assert is_local("tcp://localhost:65535")
+    assert not is_local("tcp://192.0.2.1:80")  # for documentation: nobody's
+    assert not is_local("tcp://[2001:db8::1]:80")
+    assert not is_local("tcp://no such host:80")
 
 
 def test_nothing_is_offered_to_another_machine_or_for_small_arrays() -> None:
@@ -147,41 +163,41 @@ def test_nothing_is_offered_to_another_machine_or_for_small_arrays() -> None:
     chunks = client._session.chunks_on
     client.close()
     for addresses in ([], ["tcp://192.0.2.1:80"]):
-        assert WorkerNeighbours(addresses).offers(chunks) == {}
-    assert WorkerNeighbours([HERE]).offers(lambda _: []) == {}
-    worker = WorkerNeighbours([HERE])
-    assert worker.offers(chunks)[0].place_bytes == LEAST_BYTES
+        assert WorkerSharedMemory(addresses).offers(chunks) == {}
+    assert WorkerSharedMemory([HERE]).offers(lambda _: []) == {}
+    worker = WorkerSharedMemory([HERE])
+    assert worker.offers(chunks)[0].slot_bytes == LEAST_BYTES
     worker.close()
 
 
 @pytest.fixture
-def offered() -> Iterator[m.Share]:
+def offered() -> Iterator[m.MemoryOffer]:
     """Memory as a worker would offer it."""
     layout = Layout(NONCE_BYTES, 4, LEAST_BYTES)
     file, memory = new_memory(layout.total_bytes)
     memory[:NONCE_BYTES] = b"n" * NONCE_BYTES
-    yield m.Share(os.getpid(), file, b"n" * NONCE_BYTES, 4, LEAST_BYTES)
+    yield m.MemoryOffer(os.getpid(), file, b"n" * NONCE_BYTES, 4, LEAST_BYTES)
     os.close(file)
 
 
-def test_memory_that_is_as_it_was_offered_is_taken_once(offered: m.Share) -> None:
-    neighbours = ShardNeighbours()
-    assert neighbours.accept(b"worker", offered) == m.Shared(taken=True)
+def test_memory_that_is_as_it_was_offered_is_taken_once(offered: m.MemoryOffer) -> None:
+    memory = ShardSharedMemory()
+    assert memory.accept(b"worker", offered) == m.MemoryAnswer(opened=True)
     with pytest.raises(RemoteProtocolError, match="once"):
-        neighbours.accept(b"worker", offered)
+        memory.accept(b"worker", offered)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"process": 2**22 + 1}, {"file": 9999}, {"nonce": b"m" * NONCE_BYTES}, {"nonce": b""}, {"places": 5}],
+    [{"process": 2**22 + 1}, {"file": 9999}, {"nonce": b"m" * NONCE_BYTES}, {"nonce": b""}, {"slots": 5}],
     ids=lambda change: "another " + next(iter(change)),
 )
 def test_memory_that_is_not_as_it_was_offered_is_left_alone(
-    offered: m.Share, change: dict[str, object]
+    offered: m.MemoryOffer, change: dict[str, object]
 ) -> None:
-    words = {name: getattr(offered, name) for name in m.Share.__slots__}
-    share = m.Share(**{**words, **change})
-    assert ShardNeighbours().accept(b"worker", share) == m.Shared(taken=False)
+    words = {name: getattr(offered, name) for name in m.MemoryOffer.__slots__}
+    offer = m.MemoryOffer(**{**words, **change})
+    assert ShardSharedMemory().accept(b"worker", offer) == m.MemoryAnswer(opened=False)
 
 
 def test_a_file_is_not_memory(tmp_path: Path) -> None:
@@ -189,8 +205,8 @@ def test_a_file_is_not_memory(tmp_path: Path) -> None:
     path = tmp_path / "memfd:poseidon"
     path.write_bytes((b"n" * NONCE_BYTES).ljust(layout.total_bytes, b"\0"))
     with path.open("r+b") as file:
-        share = m.Share(os.getpid(), file.fileno(), b"n" * NONCE_BYTES, 4, LEAST_BYTES)
-        assert ShardNeighbours().accept(b"worker", share) == m.Shared(taken=False)
+        offer = m.MemoryOffer(os.getpid(), file.fileno(), b"n" * NONCE_BYTES, 4, LEAST_BYTES)
+        assert ShardSharedMemory().accept(b"worker", offer) == m.MemoryAnswer(opened=False)
 
 
 def test_memory_that_could_be_cut_short_is_refused() -> None:
@@ -198,17 +214,17 @@ def test_memory_that_could_be_cut_short_is_refused() -> None:
     file = os.memfd_create("poseidon")
     os.ftruncate(file, layout.total_bytes)
     os.write(file, b"n" * NONCE_BYTES)
-    share = m.Share(os.getpid(), file, b"n" * NONCE_BYTES, 4, LEAST_BYTES)
-    assert ShardNeighbours().accept(b"worker", share) == m.Shared(taken=False)
+    offer = m.MemoryOffer(os.getpid(), file, b"n" * NONCE_BYTES, 4, LEAST_BYTES)
+    assert ShardSharedMemory().accept(b"worker", offer) == m.MemoryAnswer(opened=False)
     os.close(file)
 
 
-def test_sealed_memory_cannot_be_cut_short(offered: m.Share) -> None:
+def test_sealed_memory_cannot_be_cut_short(offered: m.MemoryOffer) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(offered.file, 0)
 
 
-def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(offered: m.Share) -> None:
+def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(offered: m.MemoryOffer) -> None:
     network = MemoryNetwork(1)
     server = Server(Shard(0, 1, TOKEN), network.server(0))
     thread = threading.Thread(target=server.serve, name="ps-shard")
@@ -221,10 +237,130 @@ def test_a_worker_that_offers_twice_is_refused_and_a_stranger_not_heard(offered:
         heard += [said.message for _, frames in worker.receive(TIMEOUT_S) for said in decode(frames)]
     server.stop()
     thread.join()
-    assert heard == [m.Welcome(0), m.Shared(taken=True), m.Fault("memory is offered once")]
+    assert heard == [m.Welcome(0), m.MemoryAnswer(opened=True), m.Fault("memory is offered once")]
     assert server.shard.counts.faults == 2
 
 
 def test_an_answer_that_nobody_asked_for_is_an_error() -> None:
-    with pytest.raises(RemoteProtocolError, match="not asked"):
-        WorkerNeighbours([HERE]).answered(0, m.Shared(taken=True))
+    with pytest.raises(RemoteProtocolError, match="not made"):
+        WorkerSharedMemory([HERE]).answered(0, m.MemoryAnswer(opened=True))
+
+
+def ends(slots: int = 2) -> tuple[Segment, Segment]:
+    layout = Layout(16, slots, SLOT_BYTES)
+    memory = mmap.mmap(-1, layout.total_bytes)
+    return Segment(memory, layout, sender=0), Segment(memory, layout, sender=1)
+
+
+def large(value: int, size: int = LEAST_BYTES) -> bytes:
+    return bytes([value]) * size
+
+
+def test_large_frames_take_a_slot_and_small_ones_stay() -> None:
+    one, other = ends()
+    frames = [b"head", large(1), b"tail", large(2, SLOT_BYTES), large(3, LEAST_BYTES - 1)]
+    sent, taken = one.write(frames)
+    assert len(taken) == 2
+    assert sum(map(len, sent)) < LEAST_BYTES + 100
+    assert [bytes(frame) for frame in other.read(sent)] == frames
+
+
+def test_both_directions_are_in_use_at_once() -> None:
+    one, other = ends(slots=1)
+    there, back = one.write([large(1)])[0], other.write([large(2)])[0]
+    assert bytes(other.read(there)[0]) == large(1)
+    assert bytes(one.read(back)[0]) == large(2)
+
+
+def test_a_packet_without_large_frames_is_sent_as_it_is() -> None:
+    one, other = ends()
+    frames = [b"head", b"", b"tail"]
+    assert one.write(frames) == (frames, [])
+    assert other.read(frames) == frames
+    assert other.read([]) == []
+    assert other.read([b""]) == [b""]
+
+
+def test_a_frame_larger_than_a_slot_stays_in_its_packet() -> None:
+    one, _ = ends()
+    frames = [large(1, SLOT_BYTES + 1)]
+    assert one.write(frames) == (frames, [])
+
+
+def test_the_receiver_works_on_the_array_where_it_lies() -> None:
+    one, other = ends(slots=1)
+    (frame,) = other.read(one.write([large(0)])[0])
+    np.frombuffer(frame, np.uint8)[:] = 7
+    del frame
+    packet = one.write([large(1)])[0]
+    (frame,) = other.read(packet)
+    assert bytes(frame) == large(1)
+
+
+def test_a_slot_comes_back_when_nothing_refers_to_it_any_more() -> None:
+    one, other = ends(slots=1)
+    (frame,) = other.read(one.write([large(1)])[0])
+    tensor = torch.from_numpy(np.frombuffer(frame, np.float32))
+    rest = tensor[5:]
+    del frame, tensor
+    assert one.write([large(2)])[1] == []  # `rest` is still there
+    assert rest.view(torch.uint8).unique().tolist() == [1]
+    del rest
+    assert one.write([large(3)])[1] == [0]
+
+
+def test_without_a_free_slot_the_frame_stays_in_its_packet() -> None:
+    one, other = ends(slots=1)
+    frames = [large(1), large(2)]
+    sent, taken = one.write(frames)
+    assert taken == [0]
+    assert [bytes(frame) for frame in other.read(sent)] == frames
+
+
+def test_a_packet_that_was_not_sent_frees_its_slots() -> None:
+    one, _ = ends(slots=1)
+    _, taken = one.write([large(1)])
+    assert one.write([large(2)])[1] == []
+    one.withdraw(taken)
+    assert one.write([large(2)])[1] == [0]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        (1, 0, LEAST_BYTES),
+        (0, 2, LEAST_BYTES),
+        (0, 2**32 - 1, LEAST_BYTES),
+        (0, 0, SLOT_BYTES + 1),
+        (0, 0, 0),
+    ],
+    ids=["no such frame", "no such slot", "far from any slot", "larger than a slot", "nothing"],
+)
+def test_an_array_that_cannot_be_is_refused(entry: tuple[int, int, int]) -> None:
+    _, other = ends()
+    with pytest.raises(RemoteProtocolError, match="is not an array"):
+        other.read([MARKER + struct.pack("<III", *entry), b""])
+
+
+def test_a_frame_is_in_a_slot_or_sent_and_not_both() -> None:
+    _, other = ends()
+    with pytest.raises(RemoteProtocolError, match="is not an array"):
+        other.read([MARKER + struct.pack("<III", 0, 0, LEAST_BYTES), b"x"])
+    with pytest.raises(RemoteProtocolError, match="is not an array"):
+        other.read([MARKER + 2 * struct.pack("<III", 0, 0, LEAST_BYTES), b""])
+
+
+def test_a_list_that_is_cut_short_is_refused() -> None:
+    _, other = ends()
+    with pytest.raises(RemoteProtocolError, match="cut short"):
+        other.read([MARKER + struct.pack("<III", 0, 0, LEAST_BYTES)[:-1], b""])
+
+
+@given(entries=st.binary(max_size=60), frames=st.lists(st.binary(max_size=3), max_size=4))
+def test_nonsense_is_refused_or_gives_frames_of_the_segment(entries: bytes, frames: list[bytes]) -> None:
+    one, other = ends()
+    with contextlib.suppress(RemoteProtocolError):
+        found = other.read([MARKER + entries, *frames])
+        assert len(found) == len(frames)
+        assert all(len(frame) <= SLOT_BYTES for frame in found)
+    assert bytes(other.read(one.write([large(9)])[0])[0]) == large(9)

@@ -1,7 +1,7 @@
-"""Who may speak with a listening socket: ZeroMQ asks (its protocol ZAP), an allow-list answers.
+"""Authentication of the peers of a listening socket: ZeroMQ's ZAP protocol, answered from a list of public keys.
 
-Law: with keys, only CURVE with a key on the list is admitted; everybody else is refused before a byte of theirs reaches
-the transport. All of this happens on the transport's own thread, while somebody knocks.
+Law: with keys, only CURVE with a key on the list is admitted; every other peer is refused before a byte of it reaches
+the transport. All of this happens on the transport's own thread, while a peer tries to connect.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 DOMAIN = b"poseidon"
 HANDSHAKE_MS = 10_000
-"""How long a stranger may take to say who it is."""
+"""Longest time of a handshake."""
 _MONITOR = "inproc://handshakes"
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-class Doorkeeper:
-    """Guards one listening socket, the only one of its context.
+class Authenticator:
+    """Authenticates the peers of one listening socket, the only one of its context.
 
     Args:
         socket: not yet bound.
-        keys: own pair and whom to admit; None: admits everybody, and counts who fails to introduce itself.
+        keys: own pair and whom to admit; None: admits every peer, and counts those whose handshake fails.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], keys: Keyring | None) -> None:
         self.refused = 0
-        """Connections that have not proved to be of this job; whoever is at it this moment counts, too."""
+        """Connections that have not been authenticated; one whose handshake is under way counts, too."""
         self._open: set[int] = set()
         self._socket = socket
         self._admit = {z85.decode(key): rank for rank, key in enumerate(keys.admit)} if keys else {}
@@ -45,30 +45,30 @@ class Doorkeeper:
             self._zap.setsockopt(zmq.LINGER, 0)
             self._zap.bind(ZAP_ADDRESS)
             socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # with nobody at the door, nobody comes in
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer ZeroMQ admits no peer
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode())
-        self._visits = socket.context.socket(zmq.PAIR)
-        self._visits.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room otherwise
+        self._events = socket.context.socket(zmq.PAIR)
+        self._events.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for room otherwise
         socket.monitor(_MONITOR, _WATCHED)
-        self._visits.connect(_MONITOR)
+        self._events.connect(_MONITOR)
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """What to wait on, besides the socket itself; `attend` when one is readable."""
-        return [self._visits] if self._zap is None else [self._zap, self._visits]
+        """What to wait on, besides the socket itself; call `process` when one is readable."""
+        return [self._events] if self._zap is None else [self._zap, self._events]
 
-    def attend(self) -> None:
-        """Answer whoever knocks, and count."""
+    def process(self) -> None:
+        """Answer the requests that have come, and count connections."""
         with contextlib.suppress(zmq.Again):
             while self._zap is not None:
                 self._zap.send_multipart(self._answer(self._zap.recv_multipart(zmq.NOBLOCK)))
         with contextlib.suppress(zmq.Again):
             while True:
-                head, *_ = self._visits.recv_multipart(zmq.NOBLOCK)
-                self._see(*struct.unpack_from("=HI", head))
+                head, *_ = self._events.recv_multipart(zmq.NOBLOCK)
+                self._note(*struct.unpack_from("=HI", head))
 
-    def _see(self, event: int, descriptor: int) -> None:
+    def _note(self, event: int, descriptor: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self.refused += 1
             self._open.add(descriptor)
@@ -79,7 +79,7 @@ class Doorkeeper:
 
     @property
     def connections(self) -> int:
-        """How many stand at this moment, those that have not said who they are among them."""
+        """The number of open connections, those whose handshake is under way among them."""
         return len(self._open)
 
     def _answer(self, request: Sequence[bytes]) -> list[bytes]:
@@ -91,7 +91,7 @@ class Doorkeeper:
         return [ZAP_VERSION, identifier, b"200", b"", b"%d" % rank, b""]
 
     def close(self) -> None:
-        """Stop guarding. Before the guarded socket is closed."""
+        """Stop. Before the listening socket is closed."""
         self._socket.disable_monitor()
         for socket in self.sockets:
             socket.close(0)

@@ -1,0 +1,321 @@
+"""Shared-memory transport: large arrays pass between a worker and a shard of one host in memory, not through a socket.
+
+The worker makes a segment of memory and offers it (`MemoryOffer`) to each shard at an address of its own host. The shard answers whether
+it has opened it (`MemoryAnswer`). From then on each side writes its large arrays to slots of the segment, a row of slots for each
+direction, and sends the slot's number where the array would have been in a packet. The receiver works on the array where it is.
+
+Laws:
+
+* All messages still travel through the socket, so their order, and which are legal, are the same with and without. Nothing waits for a
+  slot: an array that finds none free stays in its packet, and so do all where the memory could not be shared.
+* A slot has one writer at a time. The sender sets its flag. The receiver clears it once nothing refers to the array any more; the
+  sender clears it again where the packet was not sent.
+* The memory has no name, and is gone with the two processes, however they ended. It is sealed: no peer can make it shorter while the
+  other one uses it. A shard opens nothing but a sealed memory of its own user that begins with the nonce of the offer.
+* What a slot holds is as little trusted as any frame. A peer that sends nonsense harms no memory but the segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hmac
+import mmap
+import os
+import secrets
+import socket
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from ps_server.errors import RemoteProtocolError
+from ps_server.protocol.messages import MemoryAnswer, MemoryOffer
+from ps_server.protocol.placement import Chunk
+from ps_server.transport.base import Buffer, Frames
+
+NONCE_BYTES = 16
+LEAST_BYTES = 64 * 1024
+"""Arrays of fewer bytes cost as much either way."""
+SPARE_SLOTS = 8
+"""In each direction, beside two for each array: one that is in use, and the one that replaces it."""
+PAGE_BYTES = 4096
+_NAME = "poseidon"
+_WORKER, _SHARD = 0, 1
+_MARKER = 0xC1
+"""A first byte that msgpack never writes, so that no header looks like a list of slots."""
+_ENTRY = struct.Struct("<III")
+"""Number of the frame, slot, bytes."""
+_FREE, _TAKEN = 0, 1
+
+Peer = TypeVar("Peer", int, bytes)
+
+
+class Layout(NamedTuple):
+    """A segment: a head, the flags of both directions, a byte each, and from the next page on the slots of both.
+
+    Attributes:
+        head_bytes: bytes of the head.
+        slots: slots for each direction.
+        slot_bytes: bytes of a slot.
+    """
+
+    head_bytes: int
+    slots: int
+    slot_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of the segment."""
+        return self.first_slot(2)
+
+    def first_flag(self, sender: int) -> int:
+        """Return the offset of a sender's flags."""
+        return self.head_bytes + sender * self.slots
+
+    def first_slot(self, sender: int) -> int:
+        """Return the offset of a sender's slots."""
+        return whole_pages(self.first_flag(2)) + sender * self.slots * self.slot_bytes
+
+
+class Segment:
+    """One end of a segment.
+
+    Args:
+        memory: the segment; a slot's pages are touched when it is first used.
+        layout: of the memory.
+        sender: which of the two this end is, 0 or 1.
+    """
+
+    def __init__(self, memory: mmap.mmap, layout: Layout, *, sender: int) -> None:
+        self._memory = memory
+        self._layout = layout
+        self._own_flags, self._own_slots = layout.first_flag(sender), layout.first_slot(sender)
+        self._flags, self._slots = layout.first_flag(1 - sender), layout.first_slot(1 - sender)
+        self._in_use: dict[int, weakref.ref[ctypes.Array[ctypes.c_ubyte]]] = {}
+
+    def write(self, frames: Frames) -> tuple[Frames, list[int]]:
+        """Write a packet's large frames to slots.
+
+        Returns:
+            What to send in the packet's place, and the slots that it names: for `withdraw`.
+        """
+        entries: list[bytes] = []
+        taken: list[int] = []
+        rest = list(frames)
+        for number, frame in enumerate(frames):
+            size = memoryview(frame).nbytes
+            if not LEAST_BYTES <= size <= self._layout.slot_bytes:
+                continue
+            slot = self._memory.find(b"\0", self._own_flags, self._own_flags + self._layout.slots)
+            if slot < 0:
+                break
+            slot -= self._own_flags
+            self._memory[self._own_flags + slot] = _TAKEN
+            start = self._own_slots + slot * self._layout.slot_bytes
+            np.copyto(np.frombuffer(self._memory, np.uint8, size, start), np.frombuffer(frame, np.uint8))
+            taken.append(slot)
+            entries.append(_ENTRY.pack(number, slot, size))
+            rest[number] = b""
+        return ([bytes([_MARKER]) + b"".join(entries), *rest], taken) if taken else (frames, taken)
+
+    def withdraw(self, taken: Sequence[int]) -> None:
+        """Free the slots of a packet that was not sent."""
+        for slot in taken:
+            self._memory[self._own_flags + slot] = _FREE
+
+    def read(self, frames: Frames) -> Frames:
+        """Return the packet that the other end gave to `write`; large frames are views of their slots.
+
+        Raises:
+            RemoteProtocolError: the packet names a frame, a slot or a size that cannot be.
+        """
+        if not frames or not len(frames[0]) or memoryview(frames[0])[0] != _MARKER:
+            return frames
+        entries, rest = memoryview(frames[0])[1:], list(frames[1:])
+        if len(entries) % _ENTRY.size:
+            raise RemoteProtocolError("a list of arrays in shared memory is cut short")
+        for number, slot, size in _ENTRY.iter_unpack(entries):
+            fits = slot < self._layout.slots and LEAST_BYTES <= size <= self._layout.slot_bytes
+            if not fits or number >= len(rest) or len(rest[number]):
+                raise RemoteProtocolError(f"frame {number} is not an array of {size} bytes in slot {slot}")
+            rest[number] = self._view(slot, size)
+        return rest
+
+    def _view(self, slot: int, size: int) -> Buffer:
+        array = (ctypes.c_ubyte * size).from_buffer(
+            self._memory, self._slots + slot * self._layout.slot_bytes
+        )
+        self._in_use[slot] = weakref.ref(array, lambda _: self._free(slot))
+        return memoryview(array)
+
+    def _free(self, slot: int) -> None:
+        self._memory[self._flags + slot] = _FREE
+
+
+class SharedMemory(Generic[Peer]):
+    """The peers that this end shares memory with. Only the thread that owns the sockets uses it."""
+
+    def __init__(self) -> None:
+        self._writing: dict[Peer, Segment] = {}
+        self._reading: dict[Peer, Segment] = {}
+
+    def send(self, peer: Peer, frames: Frames, send: Callable[[Peer, Frames], bool]) -> bool:
+        """Send a packet by `send`, without the large arrays that have a slot; returns whether it was taken."""
+        segment = self._writing.get(peer)
+        if segment is None:
+            return send(peer, frames)
+        rest, slots = segment.write(frames)
+        taken = send(peer, rest)
+        if not taken:
+            segment.withdraw(slots)
+        return taken
+
+    def reaches(self, peer: Peer) -> bool:
+        """Return whether a peer is on this host, and has opened the memory."""
+        return peer in self._writing
+
+    def receive(self, peer: Peer, frames: Frames) -> Frames:
+        """Return a packet as it was before `send`.
+
+        Raises:
+            RemoteProtocolError: see `Segment.read`.
+        """
+        segment = self._reading.get(peer)
+        return frames if segment is None else segment.read(frames)
+
+
+class WorkerSharedMemory(SharedMemory[int]):
+    """A worker's end: the shards, by index.
+
+    Args:
+        addresses: of all shards, `tcp://host:port`; none at all, and nothing is shared.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        super().__init__()
+        self._addresses = addresses
+        self._files: dict[int, int] = {}
+
+    def offers(self, chunks_on: Callable[[int], Sequence[Chunk]]) -> dict[int, MemoryOffer]:
+        """Make memory for each shard of this host that holds large chunks, where the system has such memory."""
+        found: dict[int, MemoryOffer] = {}
+        for shard, address in enumerate(self._addresses):
+            sizes = [4 * chunk.size for chunk in chunks_on(shard) if 4 * chunk.size >= LEAST_BYTES]
+            if sizes and is_local(address):
+                with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system without memfd
+                    found[shard] = self._offer(shard, 2 * len(sizes) + SPARE_SLOTS, whole_pages(max(sizes)))
+        return found
+
+    def _offer(self, shard: int, slots: int, slot_bytes: int) -> MemoryOffer:
+        layout = Layout(NONCE_BYTES, slots, slot_bytes)
+        file, memory = new_memory(layout.total_bytes)
+        memory[:NONCE_BYTES] = secrets.token_bytes(NONCE_BYTES)
+        self._files[shard] = file
+        self._reading[shard] = Segment(memory, layout, sender=_WORKER)
+        return MemoryOffer(os.getpid(), file, memory[:NONCE_BYTES], slots, slot_bytes)
+
+    def answered(self, shard: int, answer: MemoryAnswer) -> None:
+        """Use the memory that a shard has opened; let go of memory that it has not.
+
+        Raises:
+            RemoteProtocolError: it was offered none.
+        """
+        file = self._files.pop(shard, None)
+        if file is None:
+            raise RemoteProtocolError(f"shard {shard} answers an offer of memory that was not made")
+        os.close(file)
+        if answer.opened:
+            self._writing[shard] = self._reading[shard]
+        else:
+            del self._reading[shard]
+
+    def close(self) -> None:
+        """Let go of memory whose offer was not answered."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+class ShardSharedMemory(SharedMemory[bytes]):
+    """A shard's end: the workers, by their names in the transport."""
+
+    def accept(self, peer: bytes, offer: MemoryOffer) -> MemoryAnswer:
+        """Open the memory that a worker offers.
+
+        Raises:
+            RemoteProtocolError: it has offered some before.
+        """
+        if peer in self._reading:
+            raise RemoteProtocolError("memory is offered once")
+        layout = Layout(NONCE_BYTES, offer.slots, offer.slot_bytes)
+        memory = open_memory(offer.process, offer.file, layout.total_bytes)
+        if memory is None or not hmac.compare_digest(memory[:NONCE_BYTES], offer.nonce):
+            return MemoryAnswer(opened=False)
+        self._writing[peer] = self._reading[peer] = Segment(memory, layout, sender=_SHARD)
+        return MemoryAnswer(opened=True)
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address, `tcp://host:port`, is one of this host's own: whether this process could listen there."""
+    parts = urlsplit(address)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(parts.hostname, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(where)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def new_memory(size: int) -> tuple[int, mmap.mmap]:
+    """Make memory without a name, all zero, of which a page is taken when it is first written to.
+
+    Returns:
+        Its file, to be closed, and itself.
+
+    Raises:
+        OSError: the system has not so much.
+        AttributeError: the system has no such memory.
+    """
+    file = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _seals())
+        return file, mmap.mmap(file, size)
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def open_memory(process: int, file: int, size: int) -> mmap.mmap | None:
+    """Open what `new_memory` made in another process of this host and user; None where there is nothing of that kind."""
+    link = f"/proc/{process}/fd/{file}"
+    try:
+        if not os.readlink(link).startswith(f"/memfd:{_NAME}"):
+            return None
+        opened = os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status, seals = os.fstat(opened), _seals()
+        is_ours = status.st_uid == os.geteuid() and status.st_size == size
+        if not is_ours or fcntl.fcntl(opened, fcntl.F_GET_SEALS) & seals != seals:
+            return None
+        return mmap.mmap(opened, size)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(opened)
+
+
+def whole_pages(size: int) -> int:
+    """Return the least multiple of a page that holds so many bytes."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def _seals() -> int:
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
