@@ -50,7 +50,12 @@ LEVELDB_REQUIRES = [
     "plyvel>=1.5.1",  # on Python 3.13 and newer pip builds it, which takes a C++ compiler and LevelDB's headers
 ]
 
+REDIS_REQUIRES = [
+    "redis>=5",  # a rendezvous of Caffe2 trainers in a Redis server
+]
+
 DEV_REQUIRES = [
+    *REDIS_REQUIRES,  # tests run against a real server
     "pytest>=8.3",  # test runner
     "pytest-timeout>=2.3",  # a hung test is a failed test
     "pytest-xdist>=3.6",  # two tests at a time
@@ -97,6 +102,6 @@ setup(
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={"poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi"], "ps_server": ["py.typed"]},
     install_requires=INSTALL_REQUIRES,
-    extras_require={"dev": DEV_REQUIRES, "leveldb": LEVELDB_REQUIRES},
+    extras_require={"dev": DEV_REQUIRES, "leveldb": LEVELDB_REQUIRES, "redis": REDIS_REQUIRES},
     entry_points={"console_scripts": ["poseidon = poseidon.cli.main:main"]},
 )

@@ -39,6 +39,8 @@ PACKAGES = {
     "mpirun": "openmpi-bin",
     "munged": "munge",
     "nsenter": "util-linux",
+    "redis-cli": "redis-tools",
+    "redis-server": "redis-server",
     "scancel": "slurm-client",
     "setpriv": "util-linux",
     "sinfo": "slurm-client",
@@ -118,6 +120,7 @@ NEEDS = {
     "ksh": Need("the shell ksh", ("ksh",)),
     "tcsh": Need("the shell tcsh", ("tcsh",)),
     "zsh": Need("the shell zsh", ("zsh",)),
+    "redis": Need("Redis", ("redis-cli", "redis-server")),
     "root": Need("root", root=True),
     "mpirun": Need("Open MPI", ("mpirun",), in_ci=False),
     "slurm": Need(

@@ -1,0 +1,1 @@
+"""Caffe2's Python interface on torch: nets of operators over named blobs, and data-parallel training."""
