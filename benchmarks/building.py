@@ -1,4 +1,4 @@
-"""How long a definition takes to become a net, beyond what torch takes to allocate and fill its blobs.
+"""Measure how long a definition takes to become a net, beyond torch's own allocation and filling of its blobs.
 
     python benchmarks/building.py [--definition FILE] [--rounds 5] [--depths 3,8,36,3]
 

@@ -1,4 +1,4 @@
-"""Disturbs jobs at random moments, and looks how they end: with the weights of an undisturbed run, or with one sentence.
+"""Inject faults into jobs at random moments, and compare how they end with an undisturbed run.
 
 python benchmarks/chaos.py --runs=30
 python benchmarks/chaos.py --runs=30 --hosts --clients=3

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A cluster on one machine, and what Poseidon and DDP do on it.
+"""Compare Poseidon and DDP on a cluster of namespaces on one machine.
 
     sudo python benchmarks/cluster.py bytes                        # bytes per host beside the formula
     sudo python benchmarks/cluster.py speed --net alexnet --rates 250,1000
@@ -49,7 +49,7 @@ from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, Tr
 from poseidon.errors import PoseidonError
 
 EXCHANGES = ("hybrid", "ps", "svb", "allreduce")
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def numbers(text: str) -> list[int]:
@@ -77,7 +77,7 @@ def exchanges(text: str) -> list[str]:
 
 
 def training(flags: argparse.Namespace) -> TrainingSettings:
-    """The net that the flags name."""
+    """Return the net that the flags name."""
     return TrainingSettings(layers=layers_of(flags.net), batch=flags.batch, compute_s=flags.compute / 1000)
 
 
@@ -86,12 +86,12 @@ def effort(flags: argparse.Namespace) -> Effort:
     return Effort(rounds=flags.rounds, iterations=flags.iterations, warm=flags.warm)
 
 
-def run_bytes(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+def run_bytes(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Point 1."""
-    return [measure_bytes(training(flags), flags.exchange, flags.hosts, effort(flags), tell)]
+    return [measure_bytes(training(flags), flags.exchange, flags.hosts, effort(flags), report)]
 
 
-def run_speed(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Points 2 and 3."""
     ours = tuple(
         PoseidonSettings(exchange=exchange, servers=flags.servers, shards=flags.shards)
@@ -111,25 +111,25 @@ def run_speed(flags: argparse.Namespace, tell: Tell) -> list[Table]:
                 buckets_mb=flags.buckets,
                 effort=effort(flags),
             ),
-            tell,
+            report,
         )
         for rate in flags.rates
     ]
 
 
-def run_overlap(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+def run_overlap(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Point 4."""
     net = TrainingSettings(layers=layers_of(flags.net), batch=flags.batch, compute_s=0.0)
     how = PoseidonSettings(exchange=flags.exchange[0], trace=flags.trace)
-    return [measure_overlap(net, how, flags.hosts, flags.rate, flags.ratios, effort(flags), tell)]
+    return [measure_overlap(net, how, flags.hosts, flags.rate, flags.ratios, effort(flags), report)]
 
 
-def run_paper(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+def run_paper(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Point 5."""
-    return [measure_paper(flags.hosts, effort(flags), tell)]
+    return [measure_paper(flags.hosts, effort(flags), report)]
 
 
-def run_links(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+def run_links(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Watch the links of one job."""
     how = DdpSettings() if flags.ddp else PoseidonSettings(exchange=flags.exchange[0], servers=flags.servers)
     table = measure_links(
@@ -139,12 +139,12 @@ def run_links(flags: argparse.Namespace, tell: Tell) -> list[Table]:
         flags.rate,
         iterations=flags.iterations,
         every_s=flags.every / 1000,
-        tell=tell,
+        report=report,
     )
     return [table]
 
 
-def run_clean(flags: argparse.Namespace, tell: Tell) -> list[Table]:
+def run_clean(flags: argparse.Namespace, report: Report) -> list[Table]:
     """Remove leftovers."""
     for name in remove_leftovers():
         print(f"removed {name}")
@@ -160,7 +160,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(
-        name: str, run: Callable[[argparse.Namespace, Tell], list[Table]], words: str
+        name: str, run: Callable[[argparse.Namespace, Report], list[Table]], words: str
     ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=words)
         added.add_argument("--rounds", type=int, default=5, help="of each job (5)")
@@ -215,9 +215,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     flags = parse(arguments)
     try:
-        tell = partial(print, file=sys.stderr, flush=True)
-        with contextlib.nullcontext() if flags.run is run_clean else alone(tell):
-            tables = flags.run(flags, tell)
+        report = partial(print, file=sys.stderr, flush=True)
+        with contextlib.nullcontext() if flags.run is run_clean else alone(report):
+            tables = flags.run(flags, report)
     except PoseidonError as error:
         print(f"cluster.py: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""How fast a compiled net is beside the same net written by hand in torch.
+"""Compare a compiled net with the same net written by hand in torch.
 
     python benchmarks/compute.py [--nets cifar10_quick,alexnet,googlenet,resnet50] [--rounds 20] [--threads 2] [--clock wall|cpu]
 
@@ -78,7 +78,7 @@ NETS = {
 
 
 def compiled(case: Case) -> Net:
-    """The train net of the definition, its Data layer replaced by blobs that the caller gives."""
+    """Return the train net of the definition, its Data layer replaced by blobs that the caller gives."""
     state = NetState(phase=TRAIN)
     definition = filter_net(read_net(FOLDER / case.definition), state)
     for layer in definition.param.layer:
@@ -90,7 +90,7 @@ def compiled(case: Case) -> Net:
 
 
 def learned(net: Net) -> list[nn.Parameter]:
-    """The blobs that a solver moves; torch keeps the statistics of batches in buffers."""
+    """Return the blobs that a solver moves; torch keeps the statistics of batches in buffers."""
     return [info.parameter for info in net.parameters_info if not info.statistics]
 
 

@@ -1,4 +1,4 @@
-"""Whether the LMDB pipeline keeps training fed.
+"""Measure whether the LMDB pipeline keeps up with training.
 
     python benchmarks/data.py [--need IMAGES_PER_S] [--need_encoded IMAGES_PER_S] [--seconds 5] [--threads 2]
 
@@ -55,7 +55,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def make_raw(folder: Path) -> BatchReader:
-    """A reader of raw 32 x 32 pictures with a mean file."""
+    """Make a reader of raw 32 x 32 pictures with a mean file."""
     path = folder / "raw_lmdb"
     write_labelled(path, Backend.LMDB, draw_images(RAW_PICTURES, seed=1), key_digits=5)
     with closing(open_cursor(path, Backend.LMDB)) as cursor:
@@ -64,7 +64,7 @@ def make_raw(folder: Path) -> BatchReader:
 
 
 def make_encoded(folder: Path) -> BatchReader:
-    """A reader of JPEG-encoded 256 x 256 pictures, cropped to 227 and mirrored."""
+    """Make a reader of JPEG-encoded 256 x 256 pictures, cropped to 227 and mirrored."""
     path = folder / "encoded_lmdb"
     small = draw_images(ENCODED_PICTURES, seed=2)
     with write_database(path, Backend.LMDB) as writer:
@@ -101,7 +101,7 @@ def rate(step: Callable[[], object], seconds: float) -> float:
 
 
 def in_memory(reader: BatchReader, batches: int) -> Iterator[Batch]:
-    """A few batches of `reader`, over and over."""
+    """Yield a few batches of `reader`, over and over."""
     kept = [reader.next() for _ in range(batches)]
     while True:
         yield from kept
@@ -125,7 +125,7 @@ def training_step(batches: Iterator[Batch], device: torch.device) -> Callable[[]
 
 
 def timed_next(reader: BatchReader, waited: list[float]) -> Iterator[Batch]:
-    """The reader's batches; `waited` collects the seconds that each took to come."""
+    """Yield the reader's batches; append to `waited` the seconds that each took."""
     while True:
         start = time.perf_counter()
         batch = reader.next()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What CURVE costs: messages of several sizes between two processes of this machine, in clear and encrypted by turns.
+"""Measure the cost of CURVE: messages between two processes of this machine, in clear and encrypted by turns.
 
     python benchmarks/encryption.py
     python benchmarks/encryption.py --sizes 1024,2097152 --rounds 9
@@ -65,12 +65,12 @@ class Round:
     cpu_s_per_gb: float
 
 
-def answer(told: Connection, keys: JobKeys | None) -> None:
-    """The receiving process: says where it listens; answers each message whose first frame says so."""
+def answer(pipe: Connection, keys: JobKeys | None) -> None:
+    """Run the receiving process: send its address, then answer each message whose first frame asks for it."""
     transport = ZmqServerTransport("tcp://127.0.0.1:0", keys.of_shard(0) if keys else None)
-    told.send(transport.address)
+    pipe.send(transport.address)
     try:
-        while not told.poll():
+        while not pipe.poll():
             for peer, frames in transport.receive(0.2):
                 if bytes(frames[0]) == b"answer":
                     while not transport.send(peer, [b"%f" % time.process_time()]):
@@ -134,7 +134,7 @@ class Line:
 def compare(
     sizes: Sequence[int], rounds: int, round_bytes: int = ROUND_BYTES, trips: int = TRIPS
 ) -> list[list[str]]:
-    """The table, a row a size."""
+    """Return the table, a row for each size."""
     lines = [Line(None), Line(JobKeys.new(workers=1, shards=1))]
     try:
         rows = []

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Whether strangers can slow a job down: iterations of a worker and a shard while another process floods the shard's port.
+"""Measure how much a flood of a shard's port slows the iterations of a worker and the shard.
 
     python benchmarks/flood.py
     python benchmarks/flood.py --seconds 2 --rounds 9 --kinds clear handshakes
 
-Job and flood have a core each. The flooding process takes turns: it keeps its core busy without touching the network, or
-floods; so the two differ in the flood alone. Kinds: `connections` that send noise and go, `clear` ZeroMQ sockets without
-keys, `another key` CURVE with a key that is not the job's, and `handshakes` of somebody who has learned the shard's public
-key. Each against a shard that has shut its door when all workers had come, as shards do, and against one kept open.
+Job and flood have a core each. The flooding process alternates: it keeps its core busy without touching the network, or
+floods. Kinds: `connections` that send noise and end, `clear` ZeroMQ sockets without keys, `another key` CURVE with a key
+that is not the job's, and `handshakes` of a peer that knows the shard's public key. Each runs against a shard that has
+closed its port after all workers connected, as shards do, and against one whose port stays open.
 
-How to read it: one row a kind and door: milliseconds an iteration at rest and under the flood (medians over the rounds),
-how much slower, and how many connections the shard refused. The promise is at most a tenth slower with the door shut.
+How to read it: one row for each kind and port: milliseconds an iteration at rest and under the flood (medians over the
+rounds), the slowdown, and the number of connections that the shard refused. The goal is at most a tenth with a closed port.
 """
 
 from __future__ import annotations
@@ -48,38 +48,39 @@ MOST_OPEN = 200
 KINDS = ("connections", "clear", "another key", "handshakes")
 
 
-class Unshut(ZmqServerTransport):
-    """A door that stays open, for comparison."""
+class OpenServerTransport(ZmqServerTransport):
+    """A port that stays open, for comparison."""
 
     def admit_no_more(self) -> None:
-        """It does not shut."""
+        """Keep the port open."""
 
 
-def serve(told: Connection, keys: JobKeys, shut: bool) -> None:
-    """The shard's process: says where it listens, and at the end whom it refused."""
+def serve(pipe: Connection, keys: JobKeys, closes: bool) -> None:
+    """Run the shard's process: send its address, and at the end the number of refused connections."""
     pin(0)
     server = Server(
-        Shard(0, 1), (ZmqServerTransport if shut else Unshut)("tcp://127.0.0.1:0", keys.of_shard(0))
+        Shard(0, 1),
+        (ZmqServerTransport if closes else OpenServerTransport)("tcp://127.0.0.1:0", keys.of_shard(0)),
     )
-    told.send(server.address)
+    pipe.send(server.address)
     thread = threading.Thread(target=server.serve)
     thread.start()
-    told.recv()
-    told.send(server.statistics().refused)
+    pipe.recv()
+    pipe.send(server.statistics().refused)
     server.stop()
     thread.join()
 
 
-def flood(told: Connection, address: str, shard_key: str) -> None:
-    """The flooding process: does what it was told last until it is told something else."""
+def flood(pipe: Connection, address: str, shard_key: str) -> None:
+    """Run the flooding process: repeat the last command until another comes."""
     pin(1)
     doing = "rest"
     held: list[Callable[[], None]] = []
     context = zmq.Context()
-    told.send("ready")
+    pipe.send("ready")
     while doing != "end":
-        if told.poll():
-            doing = told.recv()
+        if pipe.poll():
+            doing = pipe.recv()
         if doing == "rest":
             sum(range(10_000))
         elif doing == "connections":
@@ -136,12 +137,12 @@ def iterate(client: Client, value: np.ndarray, seconds: float) -> float:
     return (time.perf_counter() - began) / count * 1000
 
 
-def measure(kind: str, *, shut: bool, rounds: int, seconds: float) -> list[str]:
+def measure(kind: str, *, closes: bool, rounds: int, seconds: float) -> list[str]:
     """One row."""
     keys = JobKeys.new(workers=1, shards=1)
     spawn = multiprocessing.get_context("spawn")
     (serving, at_shard), (flooding, at_flood) = spawn.Pipe(), spawn.Pipe()
-    shard = spawn.Process(target=serve, args=(at_shard, keys, shut), daemon=True)
+    shard = spawn.Process(target=serve, args=(at_shard, keys, closes), daemon=True)
     shard.start()
     address = serving.recv()
     client = Client([address], rank=0, store=STORE, keys=keys.of_worker(0))
@@ -166,13 +167,13 @@ def measure(kind: str, *, shut: bool, rounds: int, seconds: float) -> list[str]:
         process.terminate()
     rest_ms, flood_ms = statistics.median(at_rest), statistics.median(flooded)
     slower = statistics.median(f / r for f, r in zip(flooded, at_rest, strict=True)) - 1
-    door = "shut" if shut else "open"
-    return [kind, door, f"{rest_ms:.2f}", f"{flood_ms:.2f}", f"{100 * slower:+.1f} %", f"{refused:,}"]
+    port = "closed" if closes else "open"
+    return [kind, port, f"{rest_ms:.2f}", f"{flood_ms:.2f}", f"{100 * slower:+.1f} %", f"{refused:,}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description="Whether strangers can slow a job down.")
+    parser = argparse.ArgumentParser(description="Measure how much a flood slows a job down.")
     parser.add_argument("--rounds", type=int, default=5, help="at rest and flooded, by turns (5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each (1)")
     parser.add_argument(
@@ -180,19 +181,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--open",
-        dest="doors",
+        dest="ports",
         action="store_const",
         const=[False],
         default=[True, False],
-        help="only doors kept open",
+        help="only ports kept open",
     )
     flags = parser.parse_args(arguments)
     pin(0)
-    print("| flood | door | at rest, ms | flooded, ms | slower | refused |", flush=True)
+    print("| flood | port | at rest, ms | flooded, ms | slower | refused |", flush=True)
     print("|---|---|---:|---:|---:|---:|", flush=True)
-    for shut in flags.doors:
+    for closes in flags.ports:
         for kind in flags.kinds:
-            row = measure(kind, shut=shut, rounds=max(1, flags.rounds), seconds=flags.seconds)
+            row = measure(kind, closes=closes, rounds=max(1, flags.rounds), seconds=flags.seconds)
             print("| " + " | ".join(row) + " |", flush=True)
     return 0
 

@@ -1,4 +1,4 @@
-"""LMDB input beside a torch DataLoader that does the same work in Python, one core each.
+"""Compare LMDB input with a torch DataLoader that does the same work in Python, one core each.
 
     python benchmarks/loader.py [--rounds 9]
 
@@ -88,7 +88,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def prepare(folder: Path, case: Case) -> tuple[Path, Path]:
-    """A database of random pictures, and a mean file."""
+    """Make a database of random pictures, and a mean file."""
     random = np.random.default_rng(1)
     shape = (3, case.extent, case.extent)
     with write_database(folder / "lmdb", Backend.LMDB) as writer:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What heartbeats, and snapshots in the background with checksums, cost a training loop.
+"""Measure the cost of heartbeats and of background snapshots with checksums in a training loop.
 
     python benchmarks/reliability_cost.py --blocks=8
 
@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _beyond_median(iterations: list[float]) -> float:
-    """What a block takes beyond as many usual iterations."""
+    """Return the seconds that a block takes beyond as many median iterations."""
     return sum(iterations) - len(iterations) * statistics.median(iterations)
 
 

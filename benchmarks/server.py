@@ -1,4 +1,4 @@
-"""How fast the bare server is beside a bare ZeroMQ echo of the same bytes.
+"""Compare the bare server with a bare ZeroMQ echo of the same bytes.
 
     python benchmarks/server.py [--megabytes 256] [--rounds 7] [--layouts 1x1,2x2] [--sockets]
 
@@ -63,7 +63,7 @@ class Layout:
 
 
 class Child:
-    """A process of this benchmark: it says one line when it is ready, and one after each line it is told."""
+    """A process of this benchmark: it prints one line when it is ready, and one after each line that it reads."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -74,15 +74,15 @@ class Child:
             env={**os.environ, **child_environment(threads=1)},
         )
 
-    def hear(self) -> dict[str, object]:
-        """The child's next line."""
+    def read(self) -> dict[str, object]:
+        """Return the child's next line."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"a child ended: {self._process.args}")
         return json.loads(line)
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """One line for the child."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
@@ -114,7 +114,7 @@ def children(layout: Layout, megabytes: int, kind: str, flags: Sequence[str]) ->
             servers = [start(*listen, f"--shard={shard}") for shard in range(layout.shards)]
         else:
             servers = [start(__file__, "--role=echo") for _ in range(layout.shards)]
-        addresses = ",".join(str(server.hear()["address"]) for server in servers)
+        addresses = ",".join(str(server.read()["address"]) for server in servers)
         common = (
             f"--megabytes={megabytes}",
             f"--addresses={addresses}",
@@ -126,12 +126,12 @@ def children(layout: Layout, megabytes: int, kind: str, flags: Sequence[str]) ->
             for rank in range(layout.workers)
         ]
         for worker in workers:
-            worker.hear()
+            worker.read()
 
         def run() -> float:
             for worker in workers:
-                worker.tell("round")
-            return max(float(str(worker.hear()["seconds"])) for worker in workers)
+                worker.send("round")
+            return max(float(str(worker.read()["seconds"])) for worker in workers)
 
         yield run
 
@@ -153,7 +153,7 @@ def serve_rounds(run: Callable[[], None]) -> None:
 
 
 def echo() -> None:
-    """A ROUTER that sends everything back until its launcher has gone."""
+    """Run a ROUTER that sends everything back until its launcher is gone."""
     socket = zmq.Context.instance().socket(zmq.ROUTER)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an iteration takes on hosts that are not there.
+"""Simulate an iteration on hosts that you do not have.
 
     python benchmarks/simulate.py curves --plot docs/performance_curves.svg
     python benchmarks/simulate.py iteration --net alexnet --hosts 4 --rate 250 --compute 50 --exchange hybrid
@@ -45,20 +45,20 @@ from benchmarks.simulation.scenario import Exchange, Scenario, link_bytes
 from benchmarks.testbed.shapes import NETS, layers_of
 from poseidon.errors import PoseidonError
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
-def run_curves(flags: argparse.Namespace, tell: Tell) -> str:
+def run_curves(flags: argparse.Namespace, report: Report) -> str:
     """All curves; the text of the tables."""
-    found = list(points(tell=tell))
+    found = list(points(report=report))
     if flags.plot:
         draw(found, flags.plot)
-        tell(f"drew {flags.plot}")
+        report(f"drew {flags.plot}")
     tables = (fact_table([facts(net) for net in CURVE_NETS]), winner_table(found), efficiency_table(found))
     return "\n\n".join(tables)
 
 
-def run_iteration(flags: argparse.Namespace, _: Tell) -> str:
+def run_iteration(flags: argparse.Namespace, _: Report) -> str:
     """One iteration and its bound."""
     scenario = Scenario(
         layers=layers_of(flags.net),
@@ -79,16 +79,16 @@ def run_iteration(flags: argparse.Namespace, _: Tell) -> str:
     )
 
 
-def run_comparison(flags: argparse.Namespace, tell: Tell) -> str:
+def run_comparison(flags: argparse.Namespace, report: Report) -> str:
     """Measured tables, predicted."""
     tables = [table for path in flags.files for table in read_tables(path)]
     costs = measure_costs()
-    tell(str(costs))
+    report(str(costs))
     return str(compare(tables, partial(testbed_machine, costs), net=flags.net, batch=flags.batch))
 
 
 def read_tables(path: Path) -> list[dict[str, Any]]:
-    """The tables of one file of `cluster.py --json`."""
+    """Return the tables of one file of `cluster.py --json`."""
     try:
         tables: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains for long, kills a process of the job every few minutes, and looks at everybody's memory.
+"""Train for a long time, kill a process of the job every few minutes, and report each process's memory.
 
     python benchmarks/soak.py --minutes=60 --kill_every=180 --hosts --clients=3
 

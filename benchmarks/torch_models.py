@@ -53,7 +53,7 @@ class AlexNet(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Sequential:
-    """A biased convolution and its ReLU, as GoogLeNet is made of."""
+    """Return a biased convolution and its ReLU, as GoogLeNet is made of."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, padding), nn.ReLU(inplace=True))
 
 
@@ -135,7 +135,7 @@ class GoogLeNet(nn.Module):
 
 
 def normalized(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """A convolution and its batch normalization, as ResNet is made of."""
+    """Return a convolution and its batch normalization, as ResNet is made of."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)
     )

@@ -69,7 +69,7 @@ class Recipe:
         return "\n".join(lines) + "\n\n"
 
     def data(self, phase: str) -> Any:
-        """A Data layer of one phase: its tops."""
+        """Add a Data layer of one phase; return its tops."""
         transform: dict[str, Any] = {"crop_size": self.crop, "mean_value": list(self.mean)}
         if self.scale != 1:
             transform["scale"] = self.scale
@@ -119,7 +119,7 @@ class Recipe:
         return self.header() + "\n".join(lines) + "\n"
 
     def definitions(self) -> dict[str, str]:
-        """The text of each file, by its name."""
+        """Return the text of each file, by its name."""
         return {
             self.file("train_val"): self.header() + str(self.train_val()),
             self.file("deploy"): self.header(deploy=True) + str(self.deploy()),
@@ -128,7 +128,7 @@ class Recipe:
 
 
 def shown(value: Any) -> str:
-    """A value as prototxt spells it."""
+    """Return a value as prototxt spells it."""
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 

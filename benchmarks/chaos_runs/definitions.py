@@ -47,7 +47,7 @@ def write_job(folder: Path, iterations: int, *, source: str, prefix: str, shared
 
 
 def write_pictures(path: Path, begin: int, end: int) -> None:
-    """A database of the pictures `begin` to `end`."""
+    """Write a database of the pictures `begin` to `end`."""
     writer = open_writer(path, Backend.LMDB)
     for number in range(begin, end):
         noise = np.random.default_rng(number).integers(0, 64, (3, 12, 12))

@@ -51,7 +51,7 @@ class Fault:
 
 
 def draw(seed: int, kinds: tuple[Kind, ...], clients: int) -> Fault:
-    """The fault of a seed: kinds come in turn, so that each has its share; the moment and the client are random.
+    """Return the fault of a seed. Kinds come in turn; the moment and the client are random.
 
     Args:
         seed: 0, 1, ...

@@ -55,15 +55,15 @@ class Harness(ABC):
 
     @abstractmethod
     def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
-        """The processes of a job, the launcher left out, with their words."""
+        """Return the processes of a job without the launcher, with their arguments."""
 
     @abstractmethod
     def launchers(self, job: str) -> list[psutil.Process]:
-        """The launcher of a job, if it runs."""
+        """Return the launcher of a job, if it runs."""
 
     @abstractmethod
     def snapshots(self) -> Path:
-        """The folder of the snapshots."""
+        """Return the folder of the snapshots."""
 
     @abstractmethod
     def mend(self) -> None:
@@ -105,7 +105,7 @@ class Harness(ABC):
         reader.join(10)
         model = self._model()
         same = model.read_bytes() == self._expected if status == 0 and model.exists() else None
-        told = [line for line in lines if line.strip()]
+        printed = [line for line in lines if line.strip()]
         shown = fault or Fault(kind=Kind.WORKER, client=0, after=1.0, delay_s=0.0)
         return Ended(
             seed=seed,
@@ -114,7 +114,7 @@ class Harness(ABC):
             at_s=at_s,
             took_s=took_s,
             status=status,
-            last=told[-1].strip() if told else "",
+            last=printed[-1].strip() if printed else "",
             traceback="Traceback" in "".join(lines),
             same_bits=same,
             left=left,
@@ -148,7 +148,7 @@ def _read(launcher: subprocess.Popen[str], lines: list[str]) -> None:
 
 
 def _iteration(lines: list[str]) -> int:
-    """The last iteration that the log shows."""
+    """Return the last iteration that the log shows."""
     for line in reversed(lines):
         if found := re.search(r"Iteration (\d+), loss", line):
             return int(found[1])

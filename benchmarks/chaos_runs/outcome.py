@@ -67,12 +67,12 @@ class Ended:
 
 
 def to_line(run: Ended) -> str:
-    """A run as a line of JSON."""
+    """Return a run as a line of JSON."""
     return json.dumps({**asdict(run), "fault": {**asdict(run.fault), "kind": run.fault.kind.value}}) + "\n"
 
 
 def read_lines(text: str) -> list[Ended]:
-    """What `to_line` wrote: the latest run of each seed, in order."""
+    """Parse lines of `to_line`; return the latest run of each seed, in order."""
     runs = {}
     for line in text.splitlines():
         fields = json.loads(line)

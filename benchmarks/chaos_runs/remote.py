@@ -105,7 +105,7 @@ class RemoteHarness(Harness):
         return hit
 
     def _on(self, host: SshHost, job: str) -> list[tuple[psutil.Process, list[str]]]:
-        """The job's processes on a host, its agent among them, with their words."""
+        """Return the job's processes on a host, its agent among them, with their arguments."""
         found = []
         for process in host.processes():
             with contextlib.suppress(psutil.Error):

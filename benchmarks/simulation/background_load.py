@@ -29,7 +29,7 @@ def busy_cores() -> Iterator[None]:
         for name in names:
             processes.start(name, (sys.executable, "-m", "benchmarks.simulation.busy_probe"))
         deadline = time.monotonic() + LIMIT_S
-        while not all(processes.said(name) for name in names):
+        while not all(processes.output(name) for name in names):
             processes.check()
             if time.monotonic() > deadline:
                 raise TestbedError(f"the cores were not busy within {LIMIT_S:g} s")

@@ -172,7 +172,7 @@ def _copy_s() -> float:
 
 
 def _chunk_s(count: int, work: Callable[..., object]) -> float:
-    """What work on so many arrays of a chunk's size takes, out of a set that no cache holds."""
+    """Return the seconds of work on `count` arrays of a chunk's size, out of a set that no cache holds."""
     chunks = [[torch.zeros(CHUNK) for _ in range(count)] for _ in range(SET)]
 
     def work_on_all() -> None:
@@ -210,7 +210,7 @@ def _message_s() -> float:
 
 
 def _in_company(work: Callable[[], float]) -> float:
-    """What work takes when two of it share each core, the mean: they share caches and memory, in jobs as well."""
+    """Return the mean of `work` when two of it share each core: they share caches and memory, as in jobs."""
     count = 2 * (os.cpu_count() or 1)
     with ThreadPoolExecutor(count) as pool:
         return statistics.fmean(pool.map(lambda _: work(), range(count)))

@@ -22,7 +22,7 @@ SHOWN = (8, 32, 128, 1024)
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """A grid: a row a net, a column a rate; equal heights are equal ratios."""
+    """Draw a grid: a row for each net, a column for each rate; equal heights are equal ratios."""
     with matplotlib.rc_context({"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(11, 12), layout="constrained")
         axes = figure.subplots(len(NETS), len(GBIT_PER_S), sharex=True, sharey=True)
@@ -54,7 +54,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
 
 
 def fact_table(facts: Sequence[NetFacts]) -> str:
-    """What the curves follow from."""
+    """Return the table of facts that the curves follow from."""
     rows = [
         (
             fact.net,

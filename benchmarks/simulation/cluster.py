@@ -167,17 +167,17 @@ class Cluster:
         return size / self.scenario.bytes_per_s
 
     def handling_s(self, size: float, messages: float = 0.0, part: float = 1.0) -> float:
-        """What a processor takes to make, or to take, a part of some messages of so many bytes together."""
+        """Return a processor's seconds to send or receive a part of some messages of `size` bytes together."""
         return part * self._handling_s(size * self.scenario.machine.wire_s_per_byte, messages)
 
     def passing_s(self, size: float, messages: float, part: float) -> float:
-        """The same for a part that goes to a shard of the worker's own host."""
+        """Return the same for a part that goes to a shard of the worker's own host."""
         return part * self._handling_s(size * self.scenario.machine.memory_s_per_byte, messages)
 
     def _handling_s(self, bytes_s: float, messages: float) -> float:
         return (bytes_s + messages * self.scenario.machine.message_s) / self.working.speed
 
     def pieces(self, size: float) -> list[float]:
-        """The pieces of so many bytes; none for none."""
+        """Return the pieces of `size` bytes; none for none."""
         count = min(MOST_PIECES, math.ceil(size / self.scenario.piece_bytes))
         return [size / count] * count if count else []

@@ -82,7 +82,7 @@ def compare(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str
 
 
 def cases(table: dict[str, Any], machine_of: MachineOf, *, net: str, batch: int) -> list[Case]:
-    """The jobs of one table."""
+    """Return the jobs of one table."""
     title = table["title"]
     if found := SPEED.fullmatch(title):
         return list(_speed(table, found, machine_of))
@@ -114,7 +114,7 @@ def _speed(table: dict[str, Any], found: re.Match[str], machine_of: MachineOf) -
 
 
 def _by_name(scenario: Scenario, job: str) -> Scenario | None:
-    """The scenario with a job's own way; None for one that the model does not know."""
+    """Return the scenario with a job's own scheme; None for one that the model does not know."""
     if found := DDP.fullmatch(job):
         bucket = int(float(found["bucket"] or 25) * MIB)
         return replace(

@@ -67,7 +67,7 @@ ALIKE = LINES[:4]
 
 @cache
 def layers(net: str) -> tuple[LayerShape, ...]:
-    """The layers of one of `NETS`."""
+    """Return the layers of one of `NETS`."""
     return read_layers(NETS[net])
 
 
@@ -115,13 +115,13 @@ class Point:
 def points(
     nets: Sequence[str] = tuple(NETS),
     hosts_counts: Sequence[int] = HOSTS,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Point]:
     """All points of all curves."""
     for net in nets:
         alone_s = compute_s(net)
         for rate in GBIT_PER_S:
-            tell(f"{net} at {rate} Gbit/s")
+            report(f"{net} at {rate} Gbit/s")
             for line in LINES:
                 for hosts in hosts_counts:
                     seconds = predict(scenario(net, rate, line, hosts))
@@ -179,7 +179,7 @@ class NetFacts:
 
 
 def facts(net: str) -> NetFacts:
-    """The facts of one net."""
+    """Return the facts of one net."""
     weights = [layer for layer in layers(net) if layer.fully_connected]
     total = elements(layers(net))
     return NetFacts(

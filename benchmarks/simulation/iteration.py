@@ -100,7 +100,7 @@ class Simulation:
             self._held.append(action)
 
     def _count_missing(self, load: LayerLoad) -> int:
-        """What must arrive before the layer is fresh: values, factors made into a gradient, and its own release."""
+        """Count what must arrive before the layer is fresh: values, gradients made of factors, and its own release."""
         if self._scenario.exchange is Exchange.RING:
             return int(self._scenario.workers > 1)
         count = self._server.count(load)

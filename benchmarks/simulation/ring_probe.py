@@ -18,9 +18,9 @@ BUCKET_BYTES = 25 * 2**20
 
 def main(words: list[str]) -> None:
     """Take part; prints the processor time of COUNT all-reduces, seconds."""
-    meeting, rank, hosts, count = words[0], *map(int, words[1:])
+    rendezvous, rank, hosts, count = words[0], *map(int, words[1:])
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=hosts)
+    distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=hosts)
     bucket = torch.ones(BUCKET_BYTES // 4)
     distributed.all_reduce(bucket)
     began_s = time.process_time()

@@ -230,7 +230,7 @@ def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
 
 
 def _by_factors(scenario: Scenario) -> frozenset[int]:
-    """The layers whose weight travels as factors."""
+    """Return the layers whose weight travels as factors."""
     if scenario.exchange is Exchange.RING or scenario.workers == 1:
         return frozenset()
     working, serving = best_loads(scenario.workers, scenario.servers)
@@ -275,7 +275,7 @@ def link_bytes(scenario: Scenario) -> float:
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, ...]]:
-    """The layers of each bucket, from the top of the net down, as DDP deals them: the first bucket is of 1 MiB."""
+    """Return the layers of each bucket, from the top of the net down, as DDP deals them: the first bucket is of 1 MiB."""
     found: list[tuple[int, ...]] = []
     mine: list[int] = []
     size = 0

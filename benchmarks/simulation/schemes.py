@@ -53,7 +53,7 @@ class ServerScheme:
         return len(self._cluster.pieces(load.dense_bytes)) * len(self._cluster.homes)
 
     def send(self, iteration: int, layer: int, load: LayerLoad) -> None:
-        """The layer has its gradient."""
+        """Send the gradient of a layer, which has just been computed."""
         sizes = self._cluster.pieces(load.dense_bytes)
         for piece, size in enumerate(sizes):
             chunk = Chunk(
@@ -83,7 +83,7 @@ class ServerScheme:
         )
 
     def _sum(self, home: Home, chunk: Chunk) -> None:
-        """A chunk of all workers is there: the shards add, apply the rule and answer."""
+        """Add the gradients of a chunk, apply the rule and answer: all workers' have arrived."""
         scenario = self._cluster.scenario
         per_byte = scenario.machine.sum_s_per_byte * scenario.workers + scenario.machine.rule_s_per_byte
         answer = partial(self._answer, home, chunk)
@@ -105,7 +105,7 @@ class ServerScheme:
         )
 
     def _handling(self, home: Home, chunk: Chunk) -> tuple[tuple[SerialResource, float], ...]:
-        """What a chunk takes of the worker's and of the shard's processors, in either direction."""
+        """Return the seconds of a chunk on the worker's and on the shard's processors, in either direction."""
         cluster = self._cluster
         ends = ((cluster.working.worker, home.of_worker), (home.host.shard, home.of_shard))
         return tuple(
@@ -126,7 +126,7 @@ class FactorScheme:
         self._arrived = arrived
 
     def send(self, iteration: int, layer: int, factors: Factors) -> None:
-        """The layer has the gradient of its output."""
+        """Send the factors of a layer: the gradient of its output has just been computed."""
         cluster = self._cluster
         sizes = cluster.pieces(factors.link_bytes)
         messages = (cluster.scenario.workers - 1) / len(sizes)
@@ -174,7 +174,7 @@ class RingScheme:
         self._left = 0
 
     def send(self, iteration: int, layer: int) -> None:
-        """The layer has its gradient."""
+        """Send the gradient of a layer, which has just been computed."""
         number = next(n for n, bucket in enumerate(self._buckets) if layer in bucket)
         if layer != self._buckets[number][-1]:
             return
@@ -214,7 +214,7 @@ class RingScheme:
 
 
 def _all(count: int, then: Action) -> Action:
-    """An action that does `then` when it is called for the `count`th time."""
+    """Return an action that calls `then` when it is called for the `count`th time."""
     left = [count]
 
     def one() -> None:

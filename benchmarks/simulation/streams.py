@@ -34,25 +34,25 @@ STREAM_S = 2.0
 """How long the streams last that fill links."""
 TRIES = 3
 
-Said = list[dict[str, float]]
+Outputs = list[dict[str, float]]
 Command = tuple[str, Host, Sequence[str]]
 """A name, where, and the words after `python -m benchmarks.simulation.`"""
 
 
 def cpu_s_per_byte() -> float:
-    """A core's time to send a byte, or to receive it, the mean, on links without a rate."""
-    return sum(said["cpu_s"] for said in _streams(2, None, MESSAGES)) / (2 * 2 * MESSAGES * CHUNK_BYTES)
+    """Return a core's mean time to send or to receive a byte, on links without a rate."""
+    return sum(output["cpu_s"] for output in _streams(2, None, MESSAGES)) / (2 * 2 * MESSAGES * CHUNK_BYTES)
 
 
 def ring_cpu_s_per_byte() -> float:
-    """A core's time to send a byte round a ring, and to receive one and add it, the mean of all hosts; links without a rate."""
+    """Return a core's mean time to send a byte round a ring, receive one and add it, on links without a rate."""
     with Hosts(RING_HOSTS) as hosts:
-        meeting = f"tcp://{hosts[0].address}:{PORT}"
+        rendezvous = f"tcp://{hosts[0].address}:{PORT}"
         commands = [
-            (f"ring {rank}", host, ("ring_probe", meeting, str(rank), str(RING_HOSTS), str(ALL_REDUCES)))
+            (f"ring {rank}", host, ("ring_probe", rendezvous, str(rank), str(RING_HOSTS), str(ALL_REDUCES)))
             for rank, host in enumerate(hosts)
         ]
-        used_s = statistics.fmean(said["cpu_s"] for said in _run(commands))
+        used_s = statistics.fmean(output["cpu_s"] for output in _run(commands))
     return used_s / (ALL_REDUCES * BUCKET_BYTES * 2 * (RING_HOSTS - 1) / RING_HOSTS)
 
 
@@ -101,7 +101,7 @@ def carried(hosts: int, rate_mbit: float) -> Carried:
 
 
 def _interrupts_s() -> float:
-    """What all processors have spent so far for interrupts and what these set off."""
+    """Return the seconds that all processors have spent on interrupts and their work."""
     times = psutil.cpu_times()
     return float(times.irq + times.softirq)
 
@@ -109,11 +109,13 @@ def _interrupts_s() -> float:
 def _stream_s(hosts: int, rate_mbit: float, count: int) -> float:
     """How long a stream takes to come: the median over some tries of the mean over all hosts."""
     tries = (_streams(hosts, rate_mbit, count)[:hosts] for _ in range(TRIES))
-    return statistics.median(statistics.fmean(said["seconds"] for said in receivers) for receivers in tries)
+    return statistics.median(
+        statistics.fmean(output["seconds"] for output in receivers) for receivers in tries
+    )
 
 
-def _streams(count: int, rate_mbit: float | None, messages: int) -> Said:
-    """What each host's receiver says, and then what each host's sender says."""
+def _streams(count: int, rate_mbit: float | None, messages: int) -> Outputs:
+    """Return the output of each host's receiver, then that of each host's sender."""
     with Hosts(count, rate_mbit=rate_mbit) as hosts:
         commands = [
             (
@@ -132,19 +134,19 @@ def _streams(count: int, rate_mbit: float | None, messages: int) -> Said:
         return _run(commands)
 
 
-def _run(commands: Sequence[Command]) -> Said:
-    """What each of some probes says at its end, in their order."""
+def _run(commands: Sequence[Command]) -> Outputs:
+    """Run some probes; return the last output of each, in their order."""
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         for name, host, (module, *words) in commands:
             argv = (sys.executable, "-m", f"benchmarks.simulation.{module}", *words)
             processes.start(name, argv, host=host)
         processes.await_end(LIMIT_S)
         processes.check()
-        return [_said(name, processes.said(name)) for name, _, _ in commands]
+        return [_last_output(name, processes.output(name)) for name, _, _ in commands]
 
 
-def _said(name: str, lines: list[str]) -> dict[str, float]:
+def _last_output(name: str, lines: list[str]) -> dict[str, float]:
     if not lines:
-        raise TestbedError(f"the probe '{name}' of the links said nothing within {LIMIT_S:g} s")
-    said: dict[str, float] = json.loads(lines[-1])
-    return said
+        raise TestbedError(f"the probe '{name}' of the links printed nothing within {LIMIT_S:g} s")
+    output: dict[str, float] = json.loads(lines[-1])
+    return output

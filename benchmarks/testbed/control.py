@@ -3,7 +3,7 @@
 A Unix socket: it is a file, so network namespaces do not part it, and it puts no byte on the links. Each line is a JSON
 object: `{"rank": 0}` from a worker that is ready, `{"iterations": 7}` to it, `{"seconds": [...], ...}` back.
 
-Law: every wait has a limit; a worker that says nothing in time, or is gone, is one `TestbedError`.
+Law: every wait has a limit; a worker that sends nothing in time, or is gone, is one `TestbedError`.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Workers:
         for line in self._lines.values():
             line.write(json.dumps({"iterations": iterations}) + "\n")
             line.flush()
-        said = [_read(self._lines[rank], str(rank)) for rank in sorted(self._lines)]
-        return [Round(**{name: tuple(values) for name, values in answer.items()}) for answer in said]
+        answers = [_read(self._lines[rank], str(rank)) for rank in sorted(self._lines)]
+        return [Round(**{name: tuple(values) for name, values in answer.items()}) for answer in answers]
 
     def close(self) -> None:
         """Let the workers go: they end when they read no more."""
@@ -117,7 +117,7 @@ class Workers:
 def obey(
     path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None], *, steady: bool = False
 ) -> None:
-    """The worker's side: run the rounds that are asked for, until the measuring process has gone.
+    """Run the rounds that the measuring process asks for, until it is gone.
 
     Args:
         path: of its socket.
@@ -158,7 +158,7 @@ def _timed(iterate: Callable[[], None], iterations: int) -> dict[str, object]:
 
 
 def _now() -> tuple[float, float, float]:
-    """The time, and what this process has used of processors in its own code and in the kernel."""
+    """Return the time, and this process's processor seconds in its own code and in the kernel."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return time.perf_counter(), used.ru_utime, used.ru_stime
 
@@ -172,7 +172,7 @@ def _read(line: IO[Any], who: str) -> dict[str, Any]:
     try:
         text = line.readline()
     except TimeoutError as error:
-        raise TestbedError(f"worker {who} said nothing in time") from error
+        raise TestbedError(f"worker {who} sent nothing in time") from error
     if not text:
         raise TestbedError(f"worker {who} is gone")
     answer: dict[str, Any] = json.loads(text)

@@ -19,7 +19,7 @@ from benchmarks.testbed.control import obey
 from benchmarks.testbed.emulated import EmulatedNet
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings, read_settings
 
-MEETING_PORT = 29400
+RENDEZVOUS_PORT = 29400
 
 
 class DdpTraining:
@@ -65,7 +65,9 @@ def main() -> None:
         alone = DdpTraining(settings.training, None)
         obey(settings.control, flags.rank, alone.iterate, lambda: None, steady=steady)
         return
-    port = MEETING_PORT + int(settings.how.bucket_mb or 0)  # jobs with other buckets may live beside this one
+    port = RENDEZVOUS_PORT + int(
+        settings.how.bucket_mb or 0
+    )  # jobs with other buckets may live beside this one
     distributed.init_process_group(
         "gloo",
         init_method=f"tcp://{settings.hosts[0]}:{port}",

@@ -8,7 +8,7 @@ that it holds. The parameters have the real shapes, gradients the real sizes; a 
 whose input and output gradient have the real number of rows. The values mean nothing.
 
 Law: a backward pass computes nothing and allocates nothing of a parameter's size. Gradients are views of one constant
-buffer; whoever keeps the replicas together must only read them. The net under it cannot tell who does: the same classes
+buffer; whoever keeps the replicas together must only read them. The net under it cannot report who does: the same classes
 serve every system that is measured.
 """
 
@@ -87,7 +87,7 @@ class Gradients:
         return self._memory.numel()
 
     def of(self, shape: Shape) -> Tensor:
-        """A constant gradient of this shape; a fresh view, so that autograd takes it without a copy."""
+        """Return a constant gradient of this shape; a fresh view, so that autograd takes it without a copy."""
         size = math.prod(shape)
         if self._memory.numel() < size:
             self._memory = torch.full((size,), GRADIENT)
@@ -214,7 +214,7 @@ class EmulatedNet(nn.Module):
 
 
 def _handed_on(shape: LayerShape, following: LayerShape | None, batch: int, token: Tensor) -> Tensor:
-    """The output of a layer: what the following one must get as its input, or else one number."""
+    """Return the output of a layer: the input of the following one, or one number."""
     if following is not None and following.fully_connected:
         return torch.full((batch, following.tensors[0][1]), VALUE)
     if following is None and shape.fully_connected:

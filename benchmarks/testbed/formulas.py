@@ -46,7 +46,7 @@ class LinkBytes:
 
 
 def expected(training: TrainingSettings, how: DdpSettings | PoseidonSettings, workers: int) -> LinkBytes:
-    """What an iteration of a job must move.
+    """Return the bytes that an iteration of a job must move.
 
     Args:
         training: the net and its batch.
@@ -80,7 +80,7 @@ def by_factors(shape: Sequence[int], rows: int, workers: int) -> float:
 
 
 def plan_of(training: TrainingSettings, how: PoseidonSettings, workers: int) -> ExchangePlan:
-    """The plan that the job will make."""
+    """Return the plan that the job will make."""
     places = range(how.servers or workers)
     homes = tuple(-1 - place if how.servers else place for place in places for _ in range(how.shards))
     member = Membership(

@@ -40,7 +40,7 @@ class Traffic:
     received_bytes: int
 
     def since(self, before: Traffic) -> Traffic:
-        """What has come since `before`."""
+        """Return the difference to `before`."""
         return Traffic(
             sent_bytes=self.sent_bytes - before.sent_bytes,
             received_bytes=self.received_bytes - before.received_bytes,
@@ -67,7 +67,7 @@ class Host:
         return links.enter(self.name)
 
     def traffic(self) -> Traffic:
-        """What has gone over its link so far."""
+        """Return the bytes that its link has carried so far."""
         sent, received = links.sent_and_received(self.name)
         return Traffic(sent_bytes=sent, received_bytes=received)
 
@@ -131,11 +131,11 @@ class Hosts(Sequence[Host]):
         return self._group.bridge
 
     def traffic(self) -> list[Traffic]:
-        """What has gone over each host's link so far."""
+        """Return the bytes that each host's link has carried so far."""
         return [host.traffic() for host in self._hosts]
 
     def quiet_traffic(self, *, limit_s: float = 60.0) -> list[Traffic]:
-        """The same, once the links are silent: what is on its way has arrived.
+        """Return the same, once the links are silent and everything in transfer has arrived.
 
         Args:
             limit_s: how long to wait for that at most.

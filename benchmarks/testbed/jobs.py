@@ -1,4 +1,4 @@
-"""A job on hosts that runs iterations when it is told to: DDP's or ours.
+"""A job on hosts that runs iterations on request: DDP's or ours.
 
 Law: a job that waits for its next round leaves links and processors alone, so that several jobs may live on the same
 hosts and be measured by turns.
@@ -114,7 +114,7 @@ class HostJob:
             raise
 
     def shard_times(self) -> list[CpuTime]:
-        """What each shard has used of processors so far; none for DDP."""
+        """Return each shard's processor seconds so far; none for DDP."""
         return [self._processes.cpu_time(name) for name in self._shards]
 
     @property
@@ -130,7 +130,7 @@ class HostJob:
             return  # what was broken off is ended, in the middle of a round, and not waited for
         self._processes.await_end()
         for name in self._shards:
-            done = [line for line in self._processes.said(name) if '"done"' in line]
+            done = [line for line in self._processes.output(name) if '"done"' in line]
             if done:
                 counts = json.loads(done[-1])
                 self._shard_bytes.append(counts["bytes_in"] + counts["bytes_out"])

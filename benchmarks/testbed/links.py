@@ -47,7 +47,7 @@ def check_tools() -> None:
 
 
 def make_bridge(bridge: str) -> None:
-    """A switch without a rate of its own."""
+    """Make a switch without a rate of its own."""
     _run("ip", "link", "add", bridge, "type", "bridge")
     # Counted packets and no others: no spanning tree, no multicast queries, no IPv6 neighbours.
     _run("ip", "link", "set", bridge, "type", "bridge", "stp_state", "0", "mcast_snooping", "0")
@@ -55,7 +55,7 @@ def make_bridge(bridge: str) -> None:
 
 
 def make_host(name: str, bridge: str, address: str) -> None:
-    """A namespace with loopback and one link to the bridge; the bridge's end of it bears the host's name."""
+    """Make a namespace with loopback and one link to the bridge, whose end there has the host's name."""
     _run("ip", "netns", "add", name)
     _run("ip", "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
     _run("ip", "link", "set", name, "addrgenmode", "none", "mtu", str(MTU_BYTES), "master", bridge, "up")
@@ -78,7 +78,7 @@ def add_ipv6(name: str, address: str) -> None:
 
 
 def connect(addresses: Mapping[str, str]) -> None:
-    """A second network that two hosts have to themselves: a cable from one to the other.
+    """Connect two hosts by a second network, a cable from one to the other.
 
     Args:
         addresses: the IPv4 address there of each of the two.
@@ -91,7 +91,7 @@ def connect(addresses: Mapping[str, str]) -> None:
 
 
 def cut(name: str) -> None:
-    """Pull a host's cable: nothing comes or goes, and neither end is told."""
+    """Pull a host's cable: nothing comes or goes, and neither end is notified."""
     _run("ip", "link", "set", name, "nomaster")
 
 
@@ -101,7 +101,7 @@ def mend(name: str, bridge: str) -> None:
 
 
 def addresses() -> set[str]:
-    """This machine's own addresses, IPv4 and IPv6."""
+    """Return this machine's own addresses, IPv4 and IPv6."""
     found = json.loads(_run("ip", "-j", "addr", "show"))
     return {str(entry["local"]) for link in found for entry in link.get("addr_info", ()) if "local" in entry}
 
@@ -126,7 +126,7 @@ def sent_and_received(name: str) -> tuple[int, int]:
 
 
 def enter(name: str) -> tuple[str, ...]:
-    """What to put before a command to run it on a host; the command keeps the process id that this gets."""
+    """Return the prefix that runs a command on a host; the command keeps the process id."""
     return ("ip", "netns", "exec", name)
 
 
@@ -165,5 +165,5 @@ def _run(*words: str, check: bool = True) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _failure(words: Sequence[str], said: str) -> str:
-    return f"'{' '.join(words)}' failed: {said.strip() or 'no word why'}"
+def _failure(words: Sequence[str], output: str) -> str:
+    return f"'{' '.join(words)}' failed: {output.strip() or 'no message'}"

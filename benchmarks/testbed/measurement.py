@@ -87,7 +87,7 @@ class Measured:
 
 
 def measure(
-    hosts: Hosts, jobs: Sequence[HostJob], effort: Effort, tell: Callable[[str], None] = lambda _: None
+    hosts: Hosts, jobs: Sequence[HostJob], effort: Effort, report: Callable[[str], None] = lambda _: None
 ) -> list[Measured]:
     """Measure entered jobs by turns.
 
@@ -95,7 +95,7 @@ def measure(
         hosts: all hosts, also those that a job leaves idle.
         jobs: entered.
         effort: how much.
-        tell: hears how it goes, a line a round.
+        report: receives a line for each round.
 
     Returns:
         What was measured, in the order of `jobs`.
@@ -112,7 +112,7 @@ def measure(
             moved += [new.since(old) for new, old in zip(after, before, strict=True)]
             used = [new.since(old) for new, old in zip(job.shard_times(), shards, strict=True)]
             _note(measured, workers, used, effort)
-            tell(f"  round {number + 1}: {measured.name}: {measured.seconds[-1]:.3f} s")
+            report(f"  round {number + 1}: {measured.name}: {measured.seconds[-1]:.3f} s")
     for measured, moved in zip(found, traffic, strict=True):
         count = (effort.warm + effort.iterations) * effort.rounds
         measured.sent_bytes = [

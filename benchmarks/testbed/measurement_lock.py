@@ -12,17 +12,17 @@ LOCK = Path(tempfile.gettempdir()) / "poseidon-measurement.lock"
 
 
 @contextlib.contextmanager
-def alone(tell: Callable[[str], None], lock: Path = LOCK) -> Iterator[None]:
+def alone(report: Callable[[str], None], lock: Path = LOCK) -> Iterator[None]:
     """Wait until no other measurement runs, and keep others waiting until the end.
 
     Args:
-        tell: hears that, and why, nothing happens for now.
+        report: receives a line while another measurement runs.
         lock: the file that measurements hold; it stays, and a killed measurement leaves it free.
     """
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(f"another measurement holds {lock}; waiting for its end")
+            report(f"another measurement holds {lock}; waiting for its end")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,6 +1,6 @@
 """The names and addresses of a measurement's hosts.
 
-Law: pure. A name tells which process made it, so that two measurements never meet and leftovers can be told from hosts
+Law: pure. A name shows which process made it, so that two measurements never collide and leftovers can be told from hosts
 in use. The kernel allows 15 characters.
 """
 
@@ -43,7 +43,7 @@ class GroupName:
 
 
 def address(index: int, subnet: str = SUBNET) -> str:
-    """The address of host `index`."""
+    """Return the address of host `index`."""
     return f"{subnet}.{index + 1}"
 
 
@@ -58,7 +58,7 @@ def check_count(count: int) -> None:
 
 
 def owner(name: str) -> int | None:
-    """The process that made what is called `name`; None if that is no name of ours."""
+    """Return the process that made the thing called `name`; None if the name is not one of ours."""
     match = _NAME.fullmatch(name)
     return int(match["pid"], 16) if match else None
 

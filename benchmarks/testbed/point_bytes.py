@@ -27,7 +27,7 @@ def measure_bytes(
     exchanges: Sequence[str],
     host_counts: Sequence[int],
     effort: Effort,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Table:
     """Run each exchange on each number of hosts, on unshaped links.
 
@@ -39,11 +39,11 @@ def measure_bytes(
         for exchange in exchanges:
             how = PoseidonSettings(exchange=exchange)
             check_memory(training, [how], count)
-            tell(f"{exchange} on {count} hosts")
+            report(f"{exchange} on {count} hosts")
             with Hosts(count) as hosts:
                 job = HostJob(hosts, training, how)
                 with job:
-                    (measured,) = measure(hosts, [job], effort, tell)
+                    (measured,) = measure(hosts, [job], effort, report)
                 measured.shard_bytes = job.shard_bytes
             formula = expected(training, how, count)
             rows.append(_row(exchange, count, formula, measured))
@@ -58,7 +58,7 @@ def measure_bytes(
 
 
 def furthest(measured: Measured, formula: float) -> float:
-    """The greatest relative distance from the formula among hosts and directions, with its sign; 0 where it is 0."""
+    """Return the greatest relative distance from the formula among hosts and directions, with its sign; 0 where it is 0."""
     if not formula:
         return 0.0
     counts = [*measured.sent_bytes, *measured.received_bytes]

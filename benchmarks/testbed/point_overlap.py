@@ -39,7 +39,7 @@ def measure_overlap(
     rate_mbit: float,
     ratios: Sequence[float],
     effort: Effort,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Table:
     """Measure both ways at each ratio of compute to wire time.
 
@@ -54,12 +54,12 @@ def measure_overlap(
     for ratio in ratios:
         timed = replace(training, compute_s=ratio * wire_s)
         bound = bound_s(timed, formula, rate_mbit)
-        tell(f"compute of {ratio:g} x the wire time {wire_s:.3f} s")
+        report(f"compute of {ratio:g} x the wire time {wire_s:.3f} s")
         free_way = _traced(how, ratio)
         with Hosts(hosts_count, rate_mbit=rate_mbit) as hosts:
             jobs = [HostJob(hosts, timed, way) for way in (free_way, ways[1])]
             with jobs[0], jobs[1]:
-                free, bound_to_end = measure(hosts, jobs, effort, tell)
+                free, bound_to_end = measure(hosts, jobs, effort, report)
         found = (free.median_s, bound_to_end.median_s)
         cells = [f"{ratio:g}", f"{timed.compute_s:.3f}", f"{wire_s:.3f}", f"{bound:.3f}"]
         cells += [text for seconds in found for text in (f"{seconds:.3f}", f"{seconds / bound:.2f}")]

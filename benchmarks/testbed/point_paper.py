@@ -29,7 +29,7 @@ READING = (
 
 
 def paper_training() -> TrainingSettings:
-    """The paper's net, scaled."""
+    """Return the paper's net, scaled."""
     return TrainingSettings(
         layers=layers_of("vgg19-22k/40"),
         batch=round(BATCH / math.sqrt(PAPER_SCALE)),
@@ -39,7 +39,7 @@ def paper_training() -> TrainingSettings:
 
 
 def measure_paper(
-    host_counts: Sequence[int], effort: Effort, tell: Callable[[str], None], rate_mbit: float = RATE_MBIT
+    host_counts: Sequence[int], effort: Effort, report: Callable[[str], None], rate_mbit: float = RATE_MBIT
 ) -> Table:
     """Measure all sizes.
 
@@ -52,15 +52,15 @@ def measure_paper(
         PoseidonSettings(exchange="ps"),
         DdpSettings(),
     ]
-    tell("one process")
+    report("one process")
     with Hosts(1) as hosts, HostJob(hosts, training, DdpSettings()) as job:
-        alone_s = measure(hosts, [job], effort, tell)[0].median_s
+        alone_s = measure(hosts, [job], effort, report)[0].median_s
     rows, facts = [], []
     for count in host_counts:
-        tell(f"{count} hosts")
+        report(f"{count} hosts")
         check_memory(training, ways, count)
         with Hosts(count, rate_mbit=rate_mbit) as hosts:
-            seconds = _by_turns(hosts, training, ways, effort, tell)
+            seconds = _by_turns(hosts, training, ways, effort, report)
         speedups = [count * alone_s / each for each in seconds]
         cells = [str(count), f"{PAPER[count]:.2f}" if count in PAPER else "-"]
         cells += [
@@ -78,8 +78,8 @@ def _by_turns(
     training: TrainingSettings,
     ways: Sequence[DdpSettings | PoseidonSettings],
     effort: Effort,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> list[float]:
     jobs = [HostJob(hosts, training, how) for how in ways]
     with jobs[0], jobs[1], jobs[2]:
-        return [measured.median_s for measured in measure(hosts, jobs, effort, tell)]
+        return [measured.median_s for measured in measure(hosts, jobs, effort, report)]

@@ -60,7 +60,7 @@ class Comparison:
     effort: Effort = field(default_factory=Effort)
 
 
-def compare(comparison: Comparison, tell: Callable[[str], None]) -> Table:
+def compare(comparison: Comparison, report: Callable[[str], None]) -> Table:
     """Measure one comparison.
 
     Raises:
@@ -72,11 +72,11 @@ def compare(comparison: Comparison, tell: Callable[[str], None]) -> Table:
     check_memory(comparison.training, [*ddp, most], comparison.workers)
     found: list[tuple[Measured, LinkBytes]] = []
     with Hosts(comparison.workers + servers, rate_mbit=comparison.rate_mbit) as hosts:
-        best = _best_bucket(comparison, hosts, tell)
+        best = _best_bucket(comparison, hosts, report)
         ddp += [best] if best.bucket_mb is not None else []
         for how in comparison.ours:
             for other in ddp:
-                found += _by_turns(comparison, hosts, how, other, tell)
+                found += _by_turns(comparison, hosts, how, other, report)
     return _table(comparison, found)
 
 
@@ -85,19 +85,19 @@ def _by_turns(
     hosts: Hosts,
     how: PoseidonSettings,
     other: DdpSettings | PoseidonSettings,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> list[tuple[Measured, LinkBytes]]:
     training, workers = comparison.training, comparison.workers
     first = HostJob(hosts[: workers + how.servers], training, how)
     second = HostJob(hosts[:workers], training, other)
-    tell(f"{first.name} and {second.name} by turns, {rate_words(comparison.rate_mbit)}")
+    report(f"{first.name} and {second.name} by turns, {rate_words(comparison.rate_mbit)}")
     with first, second:
-        measured = measure(hosts, [first, second], comparison.effort, tell)
+        measured = measure(hosts, [first, second], comparison.effort, report)
     return list(zip(measured, [expected(training, each, workers) for each in (how, other)], strict=True))
 
 
-def _best_bucket(comparison: Comparison, hosts: Hosts, tell: Callable[[str], None]) -> DdpSettings:
-    """The fastest of DDP's bucket sizes in a short run of each; the default where none is faster."""
+def _best_bucket(comparison: Comparison, hosts: Hosts, report: Callable[[str], None]) -> DdpSettings:
+    """Return the fastest of DDP's bucket sizes in a short run of each; the default where none is faster."""
     seconds: dict[DdpSettings, float] = {}
     for how in (DdpSettings(), *(DdpSettings(bucket_mb=size) for size in comparison.buckets_mb)):
         if not comparison.buckets_mb:
@@ -105,7 +105,7 @@ def _best_bucket(comparison: Comparison, hosts: Hosts, tell: Callable[[str], Non
         with HostJob(hosts[: comparison.workers], comparison.training, how) as job:
             (measured,) = measure(hosts, [job], SCREENING)
         seconds[how] = measured.median_s
-        tell(f"{job.name}: {measured.median_s:.3f} s in a short run")
+        report(f"{job.name}: {measured.median_s:.3f} s in a short run")
     return min(seconds, key=lambda how: seconds[how])
 
 
@@ -132,7 +132,7 @@ def _table(comparison: Comparison, found: Sequence[tuple[Measured, LinkBytes]]) 
 
 
 def bound_s(training: TrainingSettings, formula: LinkBytes, rate_mbit: float | None) -> float:
-    """The least time of an iteration: compute, or the busiest link's bytes at its rate."""
+    """Return the least seconds of an iteration: compute, or the busiest link's bytes at its rate."""
     wire_s = 0.0 if rate_mbit is None else formula.busiest * 8 / (rate_mbit * 1e6)
     return max(training.compute_s, wire_s)
 

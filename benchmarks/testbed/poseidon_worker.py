@@ -54,12 +54,12 @@ class PoseidonTraining:
         self._group.step()
 
     def barrier(self) -> None:
-        """Returns once all workers are there."""
+        """Return once all workers are there."""
         self._group.mean(0.0)
 
 
 def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext:
-    """The worker's place in its job."""
+    """Return the worker's place in its job."""
     assert isinstance(settings.how, PoseidonSettings)
     return WorkerContext(
         worker=ThisWorker(rank=rank, size=settings.workers),
@@ -87,7 +87,7 @@ class Traced:
     Args:
         built: the exchange.
         module: the module.
-        trace: told what was done when.
+        trace: records what was done when.
     """
 
     def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
@@ -106,7 +106,7 @@ class Traced:
 
 
 def log_plan(built: Built, exchange: Exchange) -> None:
-    """The plan, for the job's file of output."""
+    """Log the plan to the job's output."""
     print("\n".join(built.plan.table()), flush=True)
 
 

@@ -31,7 +31,7 @@ ON_HOST = {"GLOO_SOCKET_IFNAME": INTERFACE}
 
 
 def environment() -> dict[str, str]:
-    """What every measured process gets, ours and others: Poseidon's settings of malloc, and one thread of arithmetic."""
+    """Return the environment of every measured process: Poseidon's settings of malloc, and one thread of arithmetic."""
     return {**inherited_environment(), **child_environment(threads=1), "OMP_NUM_THREADS": "1"}
 
 
@@ -43,7 +43,7 @@ class CpuTime:
     system_s: float
 
     def since(self, before: CpuTime) -> CpuTime:
-        """What has come since `before`."""
+        """Return the difference to `before`."""
         return CpuTime(user_s=self.user_s - before.user_s, system_s=self.system_s - before.system_s)
 
 
@@ -99,11 +99,11 @@ class Processes:
         for name, process in self._running.items():
             status = process.poll()
             if status:
-                last = self.said(name)[-LAST_WORDS:]
+                last = self.output(name)[-LAST_WORDS:]
                 raise TestbedError("\n".join([f"{name} failed with status {status}:", *last]))
 
     def cpu_time(self, name: str) -> CpuTime:
-        """What a process has used so far; nothing when it is gone."""
+        """Return a process's processor seconds so far; zero when it is gone."""
         try:
             times = psutil.Process(self._running[name].pid).cpu_times()
         except psutil.Error:
@@ -117,8 +117,8 @@ class Processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end_s - time.monotonic()))
 
-    def said(self, name: str) -> list[str]:
-        """The lines that a process has written so far."""
+    def output(self, name: str) -> list[str]:
+        """Return the lines that a process has written so far."""
         return self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
 
     def close(self) -> None:

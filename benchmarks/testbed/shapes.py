@@ -48,7 +48,7 @@ class LayerShape:
 
 
 def layers_of(net: str) -> tuple[LayerShape, ...]:
-    """The layers of one of `NETS` that are trained.
+    """Return the layers of one of `NETS` that are trained.
 
     Raises:
         KeyError: there is no such net.
@@ -73,7 +73,7 @@ def to_json(layers: Sequence[LayerShape]) -> str:
 
 
 def from_json(text: str) -> tuple[LayerShape, ...]:
-    """What `to_json` wrote."""
+    """Parse the text of `to_json`."""
     return tuple(
         LayerShape(**{**layer, "tensors": tuple(tuple(shape) for shape in layer["tensors"])})
         for layer in json.loads(text)
@@ -98,7 +98,7 @@ def divided(layers: Sequence[LayerShape], by: float) -> tuple[LayerShape, ...]:
 
 
 def read_layers(definition: str) -> tuple[LayerShape, ...]:
-    """The layers of a definition, a path under `prototxt/`, that are trained."""
+    """Return the layers of a definition, a path under `prototxt/`, that are trained."""
     net = compile_net(
         read_net(ROOT / "prototxt" / definition), LayerContext(phase=TEST, seed=1), state=NetState(phase=TEST)
     )

@@ -78,7 +78,7 @@ def measure_links(
     *,
     iterations: int,
     every_s: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Table:
     """Run one job and watch its links.
 
@@ -90,7 +90,7 @@ def measure_links(
     with Hosts(workers + servers, rate_mbit=rate_mbit) as hosts, HostJob(hosts, training, how) as job:
         job.round(2)
         hosts.quiet_traffic()
-        tell(f"{job.name}: {iterations} iterations")
+        report(f"{job.name}: {iterations} iterations")
         sampler = Sampler(hosts, every_s)
         try:
             done = job.round(iterations)

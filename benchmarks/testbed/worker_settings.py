@@ -1,4 +1,4 @@
-"""What a measured worker is told, as a JSON file that all workers of a job read."""
+"""The settings of a measured worker, as a JSON file that all workers of a job read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PoseidonSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Everything that one worker is told, but its rank.
+    """The settings of one worker, without its rank.
 
     Attributes:
         training: what to train.
@@ -104,7 +104,7 @@ def write_settings(settings: WorkerSettings, path: Path) -> None:
 
 
 def read_settings(path: Path) -> WorkerSettings:
-    """What `write_settings` wrote."""
+    """Read a file of `write_settings`."""
     plain = json.loads(path.read_text(encoding="utf-8"))
     training = {**plain["training"], "layers": from_json(plain["training"]["layers"])}
     how: DdpSettings | PoseidonSettings

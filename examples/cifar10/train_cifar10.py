@@ -51,7 +51,7 @@ LOCALSERVER_CLIENTS = 2
 
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """This script's flags, and those that go on to `poseidon train`."""
+    """Return this script's flags, and those that are passed on to `poseidon train`."""
     parser = argparse.ArgumentParser(
         description="Train cifar10_quick on this machine.",
         epilog="Further flags go to `poseidon train`: --max_iter=N, --set FIELD=VALUE, --snapshot=FILE, --background, ...",
@@ -74,7 +74,7 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def derive_solver(path: Path, settings: Sequence[str], request: Request, output: Path) -> Path:
-    """The solver to train with: the file itself, or with LevelDB a copy in `output` whose net reads that.
+    """Return the solver to train with: the file itself, or with LevelDB a copy in `output` whose net reads that.
 
     What the copy names is what the solver means by it: its nets stay where they lie, with their own sources.
 
@@ -109,7 +109,7 @@ def derive_solver(path: Path, settings: Sequence[str], request: Request, output:
 
 
 def with_leveldb(path: Path, request: Request, output: Path) -> Path:
-    """A net that reads this example's databases: a copy in `output` that reads them as LevelDB; another as it is."""
+    """Return a net: a copy in `output` that reads this example's databases as LevelDB, or another net as it is."""
     definition = read_net(path)
     databases = {
         request.database(part, Backend.LMDB).name: request.database(part) for part in ("train", "test")
@@ -129,7 +129,7 @@ def with_leveldb(path: Path, request: Request, output: Path) -> Path:
 
 
 def machinefile(clients: int, output: Path) -> Path:
-    """A machinefile of that many clients on this machine."""
+    """Write a machinefile of that many clients on this machine."""
     if clients == LOCALSERVER_CLIENTS:
         return LOCALSERVER
     output.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def machinefile(clients: int, output: Path) -> Path:
 
 
 def derived_files(flags: argparse.Namespace, output: Path) -> list[Path]:
-    """What this script may write to a job's folder."""
+    """Return the files that this script may write to a job's folder."""
     return [output / name for name in (Path(flags.solver).name, "train_test.prototxt", "machinefile")]
 
 

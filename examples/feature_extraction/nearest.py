@@ -27,7 +27,7 @@ SHOWN = 10
 
 
 def read_features(prefix: Path) -> dict[int, np.ndarray]:
-    """The features of all clients and threads, by label: the number behind the picture's name in the list."""
+    """Return the features of all clients and threads, by label: the number behind the picture's name in the list."""
     features: dict[int, np.ndarray] = {}
     for database in sorted(prefix.parent.glob(f"{prefix.name}_*_*")):
         try:

@@ -25,7 +25,7 @@ CONVOLVED = {"ip1": "ip1-conv", "ip2": "ip2-conv"}
 
 
 def convolved(net: caffe.Net) -> caffe.Net:
-    """The net as convolutions, with the same numbers: row o of an InnerProduct is kernel o, C x H x W."""
+    """Return the net as convolutions, with the same numbers: row o of an InnerProduct is kernel o, C x H x W."""
     result = caffe.Net(str(Path(__file__).with_name("lenet_conv.prototxt")), caffe.TEST)
     for name, blobs in net.params.items():
         for mine, theirs in zip(result.params[CONVOLVED.get(name, name)], blobs, strict=True):

@@ -62,7 +62,7 @@ def cnn() -> nn.Module:
 
 
 def accuracy(model: nn.Module, records: TensorDataset) -> float:
-    """The part of the records whose direction is found."""
+    """Return the part of the records whose direction is predicted correctly."""
     x, y = records.tensors
     model.eval()
     with torch.no_grad():

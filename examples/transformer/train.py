@@ -26,7 +26,7 @@ CONTEXT = 48
 
 
 def read_docs() -> tuple[Tensor, Tensor, int]:
-    """The docs of this repository as rows of numbers: to learn, and to be tested on; and how many letters there are."""
+    """Return the docs as rows of numbers, to train and to test on, and the number of letters."""
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
     letters = sorted(set(text))
     number = {letter: index for index, letter in enumerate(letters)}

@@ -14,7 +14,7 @@ GROWTH = 32
 
 
 def normalized(n: NetSpec, bottom: Any, name: str, relu: str, *, in_place: bool = False) -> Any:
-    """Normalization, scale and ReLU; the bottom of a dense layer is read by others too, and stays as it is."""
+    """Add normalization, scale and ReLU. The bottom of a dense layer has other readers, and stays as it is."""
     n[f"{name}/bn"] = L.BatchNorm(bottom, eps=1e-5, in_place=in_place)
     n[f"{name}/scale"] = L.Scale(n[f"{name}/bn"], in_place=True, bias_term=True)
     n[relu] = L.ReLU(n[f"{name}/scale"], in_place=True)
@@ -29,7 +29,7 @@ def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, *
 
 
 def dense_layer(n: NetSpec, bottom: Any, stage: int, place: int) -> Any:
-    """The maps so far, and GROWTH more."""
+    """Add a layer of GROWTH maps; return the maps so far with them."""
     at = f"conv{stage}_{place}"
     small = convolution(
         n, normalized(n, bottom, f"{at}/x1", f"relu{stage}_{place}/x1"), f"{at}/x1", 4 * GROWTH, 1
@@ -69,7 +69,7 @@ def body(n: NetSpec, train: bool) -> Any:
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     return Recipe(
         name="DENSENET_121",
         folder="densenet",

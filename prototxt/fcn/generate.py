@@ -22,7 +22,7 @@ LEARNED = [{"lr_mult": 1, "decay_mult": 1}, {"lr_mult": 2, "decay_mult": 0}]
 
 
 def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, pad: int) -> Any:
-    """A convolution and its ReLU."""
+    """Add a convolution and its ReLU."""
     n[name] = L.Convolution(bottom, num_output=outputs, kernel_size=kernel, pad=pad, param=LEARNED)
     n[f"relu{name.removeprefix('conv')}"] = L.ReLU(n[name], in_place=True)
     return n[f"relu{name.removeprefix('conv')}"]
@@ -149,7 +149,7 @@ solver_mode: GPU
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     files = {}
     for stride in NETS:
         about = f"# FCN-{stride}s on PASCAL VOC (Long et al., 2015). Written by generate.py: change that, not this.\n"

@@ -27,7 +27,7 @@ SIDES = {"4a": "loss1", "4d": "loss2"}
 
 
 def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
-    """A convolution and its ReLU."""
+    """Add a convolution and its ReLU."""
     n[name] = L.Convolution(bottom, num_output=outputs, kernel_size=kernel, param=TWICE, **how, **FILLERS)
     folder, _, last = name.rpartition("/")
     n[f"{folder}/relu_{last}"] = L.ReLU(n[name], in_place=True)
@@ -65,7 +65,7 @@ def classifier(n: NetSpec, bottom: Any, name: str, outputs: int, bias: float) ->
 
 
 def scored(n: NetSpec, scores: Any, at: str, number: int, weight: float) -> None:
-    """A softmax loss, and the scores of tests."""
+    """Add a softmax loss, and the scores of tests."""
     n[f"{at}/loss{number}"] = L.SoftmaxWithLoss(scores, n.label, loss_weight=weight)
     n[f"{at}/top-1"] = L.Accuracy(scores, n.label, include={"phase": "TEST"})
     n[f"{at}/top-5"] = L.Accuracy(scores, n.label, top_k=5, include={"phase": "TEST"})
@@ -105,7 +105,7 @@ def body(n: NetSpec, train: bool) -> Any:
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     return Recipe(
         name="GoogleNet",
         folder="googlenet",

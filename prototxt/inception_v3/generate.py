@@ -15,7 +15,7 @@ Step = tuple[int, int, int]
 
 
 def convolution(n: NetSpec, bottom: Any, name: str, step: Step, *, stride: int = 1, same: bool = True) -> Any:
-    """A convolution without bias, its normalization, scale and ReLU."""
+    """Add a convolution without bias, its normalization, scale and ReLU."""
     outputs, high, wide = step
     n[name] = L.Convolution(
         bottom,
@@ -43,7 +43,7 @@ def chain(n: NetSpec, bottom: Any, name: str, steps: Sequence[Step], *, shrink: 
 
 
 def pooled(n: NetSpec, bottom: Any, name: str, outputs: int) -> Any:
-    """The mean of each place's surroundings, then 1x1."""
+    """Add the mean of each position's neighbourhood, then 1x1."""
     n[f"{name}/pool"] = L.Pooling(bottom, pool=P.Pooling.AVE, kernel_size=3, stride=1, pad=1)
     return convolution(n, n[f"{name}/pool"], f"{name}/pool_proj", (outputs, 1, 1))
 
@@ -102,7 +102,7 @@ def module_d(n: NetSpec, bottom: Any, name: str) -> Any:
 
 
 def fork(n: NetSpec, bottom: Any, name: str) -> Any:
-    """A row and a column of three, side by side."""
+    """Add a 1x3 and a 3x1 convolution, side by side."""
     row = convolution(n, bottom, f"{name}_1x3", (384, 1, 3))
     column = convolution(n, bottom, f"{name}_3x1", (384, 3, 1))
     return joined(n, f"{name}_fork", row, column)
@@ -141,7 +141,7 @@ def body(n: NetSpec, train: bool) -> Any:
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     return Recipe(
         name="Inception-v3",
         folder="inception_v3",

@@ -28,7 +28,7 @@ PAIRS = (
 
 
 def convolution(n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, **how: int) -> Any:
-    """A convolution without bias, its normalization, scale and ReLU."""
+    """Add a convolution without bias, its normalization, scale and ReLU."""
     n[name] = L.Convolution(
         bottom,
         num_output=outputs,
@@ -58,7 +58,7 @@ def body(n: NetSpec, train: bool) -> Any:
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     return Recipe(
         name="MOBILENET",
         folder="mobilenet",

@@ -55,7 +55,7 @@ def body(n: NetSpec, train: bool) -> Any:
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     return Recipe(
         name="nin_imagenet",
         folder="nin",

@@ -21,7 +21,7 @@ MEAN = [104, 117, 123]
 def convolution(
     n: NetSpec, bottom: Any, name: str, outputs: int, kernel: int, stride: int, **how: Any
 ) -> Any:
-    """A convolution, its normalization and its scale; `name` is that of the convolution."""
+    """Add a convolution, its normalization and its scale; `name` is that of the convolution."""
     how.setdefault("bias_term", False)
     n[name] = L.Convolution(
         bottom,
@@ -149,7 +149,7 @@ solver_mode: GPU
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     files = {}
     for depth in STAGES:
         about = f"# ResNet-{depth} on ImageNet (He et al., 2015). Written by generate.py: change that, not this.\n"

@@ -42,7 +42,7 @@ def body(depth: int, n: NetSpec, train: bool) -> Any:
 
 
 def definitions() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file, by its name."""
     files: dict[str, str] = {}
     for depth in STAGES:
         files |= Recipe(

@@ -14,7 +14,7 @@ from benchmarks.testbed import measurement_lock
 @pytest.fixture(autouse=True)
 def own_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Do not wait for a measurement that runs beside the tests."""
-    monkeypatch.setattr(cluster, "alone", lambda tell: measurement_lock.alone(tell, tmp_path / "lock"))
+    monkeypatch.setattr(cluster, "alone", lambda report: measurement_lock.alone(report, tmp_path / "lock"))
 
 
 @pytest.mark.parametrize(

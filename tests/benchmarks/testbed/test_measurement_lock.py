@@ -16,13 +16,13 @@ def test_a_second_measurement_waits_for_the_first(tmp_path: Path) -> None:
     lock, order = tmp_path / "lock", []
     told = threading.Event()
 
-    def tell(words: str) -> None:
+    def report(words: str) -> None:
         order.append("waits")
         assert str(lock) in words
         told.set()
 
     def second() -> None:
-        with alone(tell, lock):
+        with alone(report, lock):
             order.append("second")
 
     thread = threading.Thread(target=second)

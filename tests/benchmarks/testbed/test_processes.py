@@ -29,7 +29,7 @@ def test_one_that_ends_well_has_said_its_lines(tmp_path: Path) -> None:
         processes.start("one", python("print('a'); print('b')"))
         processes.await_end()
         processes.check()
-        assert processes.said("one") == ["a", "b"]
+        assert processes.output("one") == ["a", "b"]
         assert processes.cpu_time("one").user_s == 0.0  # gone
 
 
@@ -37,9 +37,9 @@ def test_all_are_ended_with_what_they_started(tmp_path: Path) -> None:
     program = "import subprocess as s; c = s.Popen(['sleep', '1000']); print(c.pid, flush=True); c.wait()"
     with Processes(tmp_path) as processes:
         processes.start("parent", python(program))
-        while not processes.said("parent"):
+        while not processes.output("parent"):
             processes.check()
-        child = int(processes.said("parent")[0])
+        child = int(processes.output("parent")[0])
         assert processes.cpu_time("parent").user_s > 0.0
     assert none_left([child])
 
