@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from poseidon.cluster.jobs.kill import KillPatience, job_processes, owner_of
-from poseidon.cluster.jobs.other_hosts import Ask
+from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, owner_of
 from poseidon.cluster.jobs.registry import EXTRACTION, Registry, check_job_id
+from poseidon.cluster.jobs.remote_hosts import Ask
 from poseidon.cluster.jobs.stop import StopTargets, jobs_by_id, jobs_of_hostfile, stop_jobs
 from poseidon.cluster.machinefile import read_machinefile
 from poseidon.errors import JobError, PoseidonError, UsageError
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not targets.jobs:
             print("no job is running")
             return 1
-        problems = stop_jobs(targets, registry, ask, KillPatience(grace_s=arguments.grace), print)
+        problems = stop_jobs(targets, registry, ask, KillTimeouts(grace_s=arguments.grace), print)
     if problems:
         raise JobError(_not_all(targets.jobs, problems))
     return 0
@@ -104,7 +104,7 @@ def _kill_script(name: str, what: str, arguments: Sequence[str], chosen: Callabl
             found = replace(found, jobs=tuple(job for job in found.jobs if chosen(job)))
             problems = list(found.problems)
             if found.jobs:
-                problems = stop_jobs(found, registry, ask, KillPatience(), print)
+                problems = stop_jobs(found, registry, ask, KillTimeouts(), print)
             else:
                 read_machinefile(hostfile)
                 print(_none_of(hostfile, found, what.removesuffix("s")))

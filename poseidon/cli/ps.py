@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cluster.jobs.other_hosts import FarJob, far_hosts, list_far
 from poseidon.cluster.jobs.registry import Registry
+from poseidon.cluster.jobs.remote_hosts import RemoteJob, list_remote_jobs, remote_hosts
 from poseidon.cluster.jobs.this_host import HostJob, jobs_here
 from poseidon.cluster.machinefile import is_loopback, read_machinefile
 from poseidon.errors import JobError, printable
@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     clients = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
     problems: list[str] = []
     here = jobs_here(Registry(read_settings().state_folder), problems.append)
-    hosts = far_hosts(clients)
-    far: list[FarJob] = []
+    hosts = remote_hosts(clients)
+    far: list[RemoteJob] = []
     if hosts:
         with ask_over_ssh(arguments.ssh_config) as ask:
-            far, told = list_far(hosts, ask)
+            far, told = list_remote_jobs(hosts, ask)
         problems += told
     if arguments.json:
         print(json.dumps([_fields(name, job) for name, job in _by_host(here, far)], indent=1))
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if hosts and problems else 0
 
 
-def _listing(here: Sequence[HostJob], far: Sequence[FarJob], with_hosts: bool) -> str:
+def _listing(here: Sequence[HostJob], far: Sequence[RemoteJob], with_hosts: bool) -> str:
     if not here and not far:
         return "no job is running"
     rows = [(_HERE if name is None else name, *_row(job)) for name, job in _by_host(here, far)]
@@ -59,11 +59,11 @@ def _listing(here: Sequence[HostJob], far: Sequence[FarJob], with_hosts: bool) -
     return table(lines if with_hosts else [line[1:] for line in lines])
 
 
-def _by_host(here: Sequence[HostJob], far: Sequence[FarJob]) -> list[tuple[str | None, HostJob]]:
+def _by_host(here: Sequence[HostJob], far: Sequence[RemoteJob]) -> list[tuple[str | None, HostJob]]:
     """Every job with the host that it was seen on; None: this machine, which may be one of the hosts."""
-    seen = {job.seen.record for job in far}
+    seen = {job.job.record for job in far}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
-    return [*rows, *((job.host.address, job.seen) for job in far)]
+    return [*rows, *((job.host.address, job.job) for job in far)]
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:

@@ -1,13 +1,13 @@
-"""The lines that the processes of a job and their launcher exchange: one JSON object a line.
+"""The protocol between the processes of a job and their launcher: one JSON object a line.
 
-A process says on standard output:
+A process prints to standard output:
     {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound
     {"event": "ready"}                                              a worker that has its net and can connect
     {"event": "alive", "still_s": 0.1, "waited_s": 12.5}            every two seconds, from all workers: for how long
                                                                     the loop has neither moved nor waited for others,
-                                                                    and how long it has waited in all;
+                                                                    and how long it has waited in total;
     {"event": "alive", ..., "steps": 6, "meetings": 2, "meeting": "mean"}
-                                                                    of a script's loop also how far it has come
+                                                                    for a script's loop also its position
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;
                                                                     `poseidon.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
@@ -15,13 +15,13 @@ A process says on standard output:
     {"event": "tested", "iteration": 500, "net": 0, "scores": [["accuracy", "0.7"], ["loss", "0.9"]]}
                                                                     worker 0, at the end of a test of a net
     {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds": 0.2}
-                                                                    worker 0, once a snapshot is whole on disk
+                                                                    worker 0, once a snapshot is complete on disk
     {"event": "done"}                                               a worker whose work is finished and saved
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}
-and hears on standard input, after its job document:
+and reads from standard input, after its job document:
     {"do": "connect", "shards": ["tcp://...", ...]}   {"do": "snapshot"}   {"do": "stop"}
 
-Law: `parse_event` is the border. What comes out has the types below; anything else is free text, which is
+Law: `parse_event` validates. What it returns has the types below; anything else is free text, which is
 logged and decides nothing.
 """
 
@@ -45,18 +45,18 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """How far a script's loop has come.
+class LoopPosition:
+    """The position of a script's loop.
 
     Attributes:
-        steps: finished.
-        meetings: calls in which it waits for all others, begun.
-        meeting: the one that it waits in; empty: none.
+        steps: finished; `steps` in the protocol.
+        collectives: calls begun in which it waits for all others; `meetings` in the protocol.
+        current: the collective that it waits in; empty: none; `meeting` in the protocol.
     """
 
     steps: int
-    meetings: int
-    meeting: str
+    collectives: int
+    current: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,12 @@ class Alive:
     """A heartbeat, or an event that only the callbacks understand.
 
     Attributes:
-        still_s: for how long the process's loop has neither moved nor waited for others; None: it does not say.
-        place: how far it has come; None: it does not say.
+        still_s: for how long the process's loop has neither moved nor waited for others; None: not reported.
+        position: of a script's loop; None: not reported.
     """
 
     still_s: float | None = None
-    place: Place | None = None
+    position: LoopPosition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,33 +81,33 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A worker has finished, and saved what it had to save."""
+    """A worker has finished its work and saved it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A process says why it is going to end.
+    """A process reports why it is going to end.
 
     Attributes:
         message: one sentence for the user.
         exit_code: what the command line exits with, 1..255.
-        peer_lost: the cause is that another process went away; that one's own story comes first.
-        host_lost: the launcher's own word: the process's host cannot be reached any more.
-        unwanted: the launcher's own word: somebody has ended the job on that host, and does not want it back.
+        peer_lost: the cause is the loss of another process, whose own report counts first.
+        host_lost: set by the launcher: the process's host is lost.
+        killed_by_user: set by the launcher: the user has killed the job on that host; `unwanted` in the protocol.
     """
 
     message: str
     exit_code: int
     peer_lost: bool
     host_lost: bool = False
-    unwanted: bool = False
+    killed_by_user: bool = False
 
 
 Event = Listening | Ready | Alive | Progress | Done | Failed
 
 
 def decode_line(line: bytes) -> Mapping[str, object] | None:
-    """The JSON object with an `event` that a line of standard output holds, or None if it holds none."""
+    """Return the JSON object with an `event` in a line of standard output, or None if there is none."""
     if not line.lstrip().startswith(b"{"):
         return None
     try:
@@ -120,7 +120,7 @@ def decode_line(line: bytes) -> Mapping[str, object] | None:
 
 
 def parse_event(fields: Mapping[str, object]) -> Event:
-    """The typed value of an event; an unknown or incomplete one counts as a sign of life."""
+    """Return the typed value of an event; an unknown or incomplete one counts as a heartbeat."""
     kind = fields.get("event")
     if kind == "listening" and isinstance(address := fields.get("address"), str):
         return Listening(address=address)
@@ -135,11 +135,13 @@ def parse_event(fields: Mapping[str, object]) -> Event:
     if kind != "alive":
         return Alive()
     still_s = fields.get("still_s")
-    return Alive(still_s=float(still_s) if isinstance(still_s, int | float) else None, place=_place(fields))
+    return Alive(
+        still_s=float(still_s) if isinstance(still_s, int | float) else None, position=_position(fields)
+    )
 
 
 def encode_command(do: str, **fields: object) -> bytes:
-    """One command for standard input, without the line end.
+    """Encode a command for standard input, without the line end.
 
     >>> encode_command("connect", shards=["tcp://127.0.0.1:5"])
     b'{"do": "connect", "shards": ["tcp://127.0.0.1:5"]}'
@@ -147,23 +149,23 @@ def encode_command(do: str, **fields: object) -> bytes:
     return json.dumps({"do": do, **fields}).encode()
 
 
-def _place(fields: Mapping[str, object]) -> Place | None:
-    steps, meetings = _whole_number(fields.get("steps")), _whole_number(fields.get("meetings"))
-    meeting = fields.get("meeting")
-    if steps is None or meetings is None or not isinstance(meeting, str):
+def _position(fields: Mapping[str, object]) -> LoopPosition | None:
+    steps, collectives = _whole_number(fields.get("steps")), _whole_number(fields.get("meetings"))
+    current = fields.get("meeting")
+    if steps is None or collectives is None or not isinstance(current, str):
         return None
-    return Place(steps=steps, meetings=meetings, meeting=meeting)
+    return LoopPosition(steps=steps, collectives=collectives, current=current)
 
 
 def _failed(fields: Mapping[str, object]) -> Failed:
     message = fields.get("message")
     code = _whole_number(fields.get("exit_code"))
     return Failed(
-        message=message if isinstance(message, str) and message else "failed without saying why",
+        message=message if isinstance(message, str) and message else "failed without a message",
         exit_code=code if code is not None and 1 <= code <= 255 else 1,
         peer_lost=fields.get("peer_lost") is True,
         host_lost=fields.get("host_lost") is True,
-        unwanted=fields.get("unwanted") is True,
+        killed_by_user=fields.get("unwanted") is True,
     )
 
 

@@ -1,7 +1,7 @@
-"""Looking at every host before a job starts anywhere: all that is in its way is told at once.
+"""Checks of every host before a job starts anywhere: all problems are reported together.
 
-Law: each host judges for itself (`poseidon.cluster.host_probe`, which is sent to it); here are the questions, the comparison
-of the answers, and the words. What a host says is shown without its control characters.
+Law: each host checks itself (`poseidon.cluster.host_probe`, which is sent to it); this module sends the requests, compares
+the answers and formats the error. What a host answers is shown without control characters.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from typing import Any, Protocol
 
 from poseidon import __version__
 from poseidon.cluster import host_probe
-from poseidon.cluster.all_at_once import all_at_once
+from poseidon.cluster.parallel import for_each_host, format_problems
 from poseidon.cluster.ssh.channel import Finished
-from poseidon.cluster.ssh.connections import listed
 from poseidon.cluster.ssh.receiving import START
 from poseidon.errors import JobError, printable
 
 PROBE_S = 60.0
 SPACE_BYTES = 100 << 20
-"""Free disk for logs and snapshots, at the very least."""
-_LAST_WORDS = 300
+"""The least free disk space for logs and snapshots."""
+_MAX_OUTPUT = 300
 
 
-class ProbedHost(Protocol):
-    """A host that runs a program: `SshHost`, or one that was met."""
+class CommandRunner(Protocol):
+    """A connection that runs programs on a host: `SshConnection` or `TaskConnection`."""
 
     @property
-    def words(self) -> str:
-        """Its name in messages."""
+    def label(self) -> str:
+        """The host in messages."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
-        """Run a program there to its end."""
+        """Run a program on the host to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +41,9 @@ class NeededFile:
     """A file or folder that a definition names.
 
     Attributes:
-        name: as it is written.
-        folder: that of the definition, as `poseidon.proto.shipped.portable` gives it.
-        instead: names, any of which beside it will do in its place: `db_3` for the part of client 3; empty: itself.
+        name: as the definition has it.
+        folder: of the definition, as `poseidon.proto.shipped.portable` returns it.
+        instead: names of which any one in the same folder replaces it: `db_3` for the part of client 3; empty: itself.
     """
 
     name: str
@@ -53,18 +52,18 @@ class NeededFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientNeeds:
-    """What a client's processes will find or miss.
+class HostNeeds:
+    """What the processes of a host need.
 
     Attributes:
-        id: of the client.
-        addresses: names and addresses by which the others may reach it, best first.
-        ports: that its shards bind; 0 takes any.
+        id: of the host in the machinefile.
+        addresses: names and addresses at which the others may reach it, best first.
+        ports: of its shards; 0 takes any.
         devices: numbers of the GPUs of its workers.
-        folders: that are written to.
+        folders: to write to.
         prefixes: of snapshots, with the folder of the definition that names them.
-        files: that are read.
-        modules: of Python, that are imported.
+        files: to read.
+        modules: of Python, to import.
     """
 
     id: int
@@ -77,7 +76,7 @@ class ClientNeeds:
     modules: tuple[str, ...] = ()
 
     def to_fields(self) -> dict[str, object]:
-        """As it is asked."""
+        """Return the needs as they are sent."""
         return {
             "id": self.id,
             "addresses": list(self.addresses),
@@ -92,12 +91,12 @@ class ClientNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What a host said of itself.
+    """What a host has answered.
 
     Attributes:
         python: its interpreter.
         torch: the version, without what follows a `+`; empty when there is none.
-        addresses: where each of its clients is reached, by the client's id.
+        addresses: at which each of its lines in the machinefile is reached, by id.
         problems: a sentence each.
     """
 
@@ -108,87 +107,87 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A host and what is asked of it.
+class HostCheck:
+    """The check of one host.
 
     Attributes:
-        host: which.
-        interpreter: the words that run Python there.
-        clients: their needs.
+        connection: to the host.
+        interpreter: the argv that runs Python there.
+        needs: of each of its lines in the machinefile.
     """
 
-    host: ProbedHost
+    connection: CommandRunner
     interpreter: tuple[str, ...]
-    clients: tuple[ClientNeeds, ...]
+    needs: tuple[HostNeeds, ...]
 
 
-def check_hosts(questions: Sequence[Question]) -> Mapping[int, str]:
-    """Ask all hosts at once.
+def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
+    """Check all hosts in parallel.
 
     Returns:
-        Where each client is reached, by its id.
+        The address at which each host is reached, by its id.
 
     Raises:
-        JobError: lists what is in the way on all hosts.
+        JobError: lists the problems of all hosts.
     """
-    outcomes = all_at_once(_ask, questions, name="poseidon host check")
+    outcomes = for_each_host(_run_check, checks, name="poseidon host check")
     problems = [
         sentence
-        for question, outcome in zip(questions, outcomes, strict=True)
-        for sentence in _problems(question, outcome)
+        for check, outcome in zip(checks, outcomes, strict=True)
+        for sentence in _problems(check, outcome)
     ]
     facts = [outcome for outcome in outcomes if isinstance(outcome, HostFacts)]
-    problems += _unlike(questions, outcomes)
+    problems += _unlike(checks, outcomes)
     if problems:
-        raise JobError(listed(problems, of=len(questions)))
+        raise JobError(format_problems(problems, of=len(checks)))
     return {client: address for fact in facts for client, address in fact.addresses.items()}
 
 
-def _problems(question: Question, outcome: HostFacts | JobError) -> list[str]:
+def _problems(check: HostCheck, outcome: HostFacts | JobError) -> list[str]:
     if isinstance(outcome, JobError):
         return [str(outcome)]
-    return [f"{question.host.words}: {problem}" for problem in outcome.problems]
+    return [f"{check.connection.label}: {problem}" for problem in outcome.problems]
 
 
-def _unlike(questions: Sequence[Question], outcomes: Sequence[HostFacts | JobError]) -> list[str]:
-    """Hosts with another torch than the first: their sums differ in the last bits, or they do not understand each other."""
+def _unlike(checks: Sequence[HostCheck], outcomes: Sequence[HostFacts | JobError]) -> list[str]:
+    """Return a problem for each host whose torch is not the first one's: sums differ in the last bits, or messages."""
     known = [
-        (question.host.words, outcome.torch)
-        for question, outcome in zip(questions, outcomes, strict=True)
+        (check.connection.label, outcome.torch)
+        for check, outcome in zip(checks, outcomes, strict=True)
         if isinstance(outcome, HostFacts) and outcome.torch
     ]
     return [
-        f"{words}: torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; expected the same"
-        for words, torch in known[1:]
+        f"{label}: torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; expected the same"
+        for label, torch in known[1:]
         if torch != known[0][1]
     ]
 
 
-def _ask(question: Question) -> HostFacts:
-    needs = {
+def _run_check(check: HostCheck) -> HostFacts:
+    request = {
         "poseidon": __version__,
         "space_bytes": SPACE_BYTES,
-        "clients": [client.to_fields() for client in question.clients],
+        "clients": [needs.to_fields() for needs in check.needs],
     }
     program = Path(host_probe.__file__).read_bytes()
-    stdin = b"%d\n%b%b\n" % (len(program), program, json.dumps(needs).encode())
-    words = question.host.words
-    done = question.host.run((*question.interpreter, "-c", START), stdin=stdin, timeout_s=PROBE_S)
+    stdin = b"%d\n%b%b\n" % (len(program), program, json.dumps(request).encode())
+    label = check.connection.label
+    done = check.connection.run((*check.interpreter, "-c", START), stdin=stdin, timeout_s=PROBE_S)
     if done.status != 0:
-        said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        last = done.stderr.decode("utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
         raise JobError(
-            f"{words}: its Python cannot be asked (status {done.status}): {printable(said[0][:_LAST_WORDS])}"
+            f"{label}: its Python cannot be run (status {done.status}): {printable(last[0][:_MAX_OUTPUT])}"
         )
     try:
         return _facts(json.loads(done.stdout.splitlines()[-1]))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise JobError(
-            f"{words}: it answers something else: {done.stdout[:_LAST_WORDS]!r} ({error})"
+            f"{label}: its answer cannot be read: {done.stdout[:_MAX_OUTPUT]!r} ({error})"
         ) from error
 
 
 def _facts(fields: Mapping[str, Any]) -> HostFacts:
-    """The border: anything unexpected raises."""
+    """Validate an answer: anything unexpected raises."""
     addresses = {int(client): str(address) for client, address in fields["addresses"].items() if address}
     return HostFacts(
         python=str(fields["python"]),

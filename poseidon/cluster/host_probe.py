@@ -1,15 +1,15 @@
-"""What a host says of itself before a job starts there; it runs there, sent by `poseidon.cluster.host_checks`.
+"""The check of a host before a job starts; it runs on the host, sent by `poseidon.cluster.host_checks`.
 
-It reads one JSON object, the needs of the clients on that host, on standard input, and writes one, the facts and all that is
-in the way:
+It reads one JSON object from standard input, the needs of the clients on that host, and writes one, the facts and all
+problems:
 
     {"poseidon": "0.1.0", "space_bytes": 1e8, "clients": [{"id": 0, "addresses": [...], "ports": [9999], "devices": 1,
      "folders": ["output"], "prefixes": [["models/x", "models"]], "files": [["db", "folder", ["db_0"]]], "modules": []}]}
     {"python": "/usr/bin/python3", "python_version": "3.11.2", "poseidon": "0.1.0", "torch": "2.6.0", "cores": 8,
      "addresses": {"0": "10.0.0.3"}, "problems": ["..."]}
 
-Law: it knows the standard library alone until it has found this package there, so that any Python from 3.7 on can say what
-is missing; it writes nothing and leaves nothing.
+Law: it uses the standard library only until it has found this package there, so that any Python from 3.7 on can report
+what is missing; it leaves no file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PORT_REMEDY = "give the client another port in the machinefile, or 0, which take
 
 
 def answer(needs: dict[str, Any]) -> dict[str, Any]:
-    """The facts, and a sentence for each thing in the way."""
+    """Return the facts, and a sentence for each problem."""
     problems: list[str] = []
     facts: dict[str, Any] = {
         "python": sys.executable,
@@ -52,12 +52,12 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
     for client in needs["clients"]:
         own = facts["addresses"][str(client["id"])] = _address(client, problems)
         if own is not None:
-            problems += [words for port in client["ports"] if (words := taken_words(own, port, alike))]
-        _look_at_folders(client, needs["space_bytes"], problems)
-        _look_at_modules(client["modules"], problems)
+            problems += [problem for port in client["ports"] if (problem := port_problem(own, port, alike))]
+        _check_folders(client, needs["space_bytes"], problems)
+        _check_modules(client["modules"], problems)
         if alike:
-            _look_at_files(client, needs["space_bytes"], problems)
-    _look_at_devices(needs["clients"], problems)
+            _check_files(client, needs["space_bytes"], problems)
+    _check_devices(needs["clients"], problems)
     facts["problems"] = list(dict.fromkeys(problems))
     return facts
 
@@ -88,9 +88,9 @@ def _cores() -> int:
 
 
 def _address(client: dict[str, Any], problems: list[str]) -> str | None:
-    """The first of the addresses that is this host's own."""
+    """Return the first of the addresses that is this host's own."""
     own = None
-    for name in client["addresses"] + _arrived_at():
+    for name in client["addresses"] + _ssh_address():
         for address in _addresses_of(name):
             if own is None and _bindable(address, 0) is None:
                 own = address
@@ -99,13 +99,13 @@ def _address(client: dict[str, Any], problems: list[str]) -> str | None:
     return own
 
 
-def taken_words(address: str, port: int, with_job: bool) -> str | None:
-    """Why a shard cannot listen there, in a sentence; None where it can.
+def port_problem(address: str, port: int, with_job: bool) -> str | None:
+    """Return a sentence on why a shard cannot listen at an address; None where it can.
 
     Args:
         address: one of this host's own.
-        port: of its machinefile; 0 takes any.
-        with_job: whether to look which of this user's jobs has it; the package must be there.
+        port: in the machinefile; 0 takes any.
+        with_job: whether to look for the job of this user that uses it; the package must be installed.
     """
     why = _bindable(address, port)
     if why is None:
@@ -124,48 +124,48 @@ def _job_at(address: str, port: int) -> str | None:
     return found if found is None else str(found)
 
 
-def _arrived_at() -> list[str]:
-    """The address at which sshd was called, which is how a host behind a name of ~/.ssh/config is known."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2:3]
+def _ssh_address() -> list[str]:
+    """Return the address of this host in the SSH connection, which a name of ~/.ssh/config does not show."""
+    fields = os.environ.get("SSH_CONNECTION", "").split()
+    return fields[2:3]
 
 
 def _addresses_of(name: str) -> list[str]:
-    """What a name means here; loopback addresses only where the name itself says so."""
+    """Resolve a name on this host; return loopback addresses only where the name is one."""
     try:
         found = [entry[4] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
         return []
-    addresses = [_whole(entry) for entry in found]
-    far = [address for address in addresses if not address.startswith("127.") and address != "::1"]
-    return addresses if name in addresses or name == "localhost" else far
+    addresses = [_with_scope(entry) for entry in found]
+    remote = [address for address in addresses if not address.startswith("127.") and address != "::1"]
+    return addresses if name in addresses or name == "localhost" else remote
 
 
-def _whole(entry: tuple[Any, ...]) -> str:
-    """An address with its interface, where it has no meaning without."""
+def _with_scope(entry: tuple[Any, ...]) -> str:
+    """Return an address, with its interface where it needs one."""
     if len(entry) == 4 and entry[3] and "%" not in entry[0]:
         return f"{entry[0]}%{socket.if_indextoname(entry[3])}"
     return str(entry[0])
 
 
 def _bindable(address: str, port: int) -> str | None:
-    """Why nothing can listen there; None when something can."""
+    """Return why no process can listen at an address; None when one can."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, bound = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(place)
+            trial.bind(bound)
     except OSError as error:
         return error.strerror or str(error)
     return None
 
 
-def _look_at_folders(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
+def _check_folders(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
     for folder in client["folders"]:
-        _look_at_folder(os.path.abspath(folder), space_bytes, problems)
+        _check_folder(os.path.abspath(folder), space_bytes, problems)
 
 
-def _look_at_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
+def _check_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
     there = folder
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -179,7 +179,7 @@ def _look_at_folder(folder: str, space_bytes: int, problems: list[str]) -> None:
             problems.append(f"{free >> 20} MiB are free for {folder}; expected {space_bytes >> 20} MiB")
 
 
-def _look_at_modules(modules: list[str], problems: list[str]) -> None:
+def _check_modules(modules: list[str], problems: list[str]) -> None:
     for module in modules:
         try:
             found = importlib.util.find_spec(module)
@@ -189,8 +189,8 @@ def _look_at_modules(modules: list[str], problems: list[str]) -> None:
             problems.append(f"there is no Python module {module}, which --import names")
 
 
-def _look_at_files(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
-    """By the very rule of the definitions, of which this host has its own copy."""
+def _check_files(client: dict[str, Any], space_bytes: int, problems: list[str]) -> None:
+    """Check the files, found by the rules that the definitions follow."""
     paths = importlib.import_module("poseidon.proto.paths")
     for name, folder, instead in client["files"]:
         here = Path(folder).absolute()
@@ -198,18 +198,18 @@ def _look_at_files(client: dict[str, Any], space_bytes: int, problems: list[str]
         if not path.exists():  # a part may decide which folder is meant
             parts = [paths.resolve(str(Path(name).with_name(other)), folder=here) for other in instead]
             path = next((part for part in parts if part.exists()), path)
-        places = [str(path.with_name(other)) for other in instead or [path.name]]
-        if not any(os.path.exists(place) for place in places):
-            problems.append("there is no {}".format(" or ".join(places)))
-        elif not any(os.access(place, os.R_OK) for place in places if os.path.exists(place)):
-            problems.append("{} may not be read by this user".format(" or ".join(places)))
+        candidates = [str(path.with_name(other)) for other in instead or [path.name]]
+        if not any(os.path.exists(each) for each in candidates):
+            problems.append("there is no {}".format(" or ".join(candidates)))
+        elif not any(os.access(each, os.R_OK) for each in candidates if os.path.exists(each)):
+            problems.append("{} may not be read by this user".format(" or ".join(candidates)))
     for prefix, folder in client["prefixes"]:
         parent = paths.resolve_prefix(prefix, folder=Path(folder).absolute()).parent
-        _look_at_folder(str(parent), space_bytes, problems)
+        _check_folder(str(parent), space_bytes, problems)
 
 
-def _look_at_devices(clients: list[dict[str, Any]], problems: list[str]) -> None:
-    """GPUs by what the driver shows: asking torch would take seconds and memory."""
+def _check_devices(clients: list[dict[str, Any]], problems: list[str]) -> None:
+    """Check the GPUs by the driver's device files: torch would take seconds and memory."""
     wanted = max([device for client in clients for device in client["devices"]] or [-1])
     if wanted < 0:
         return

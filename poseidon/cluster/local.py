@@ -1,7 +1,7 @@
-"""Starting the processes of a job as children on this machine.
+"""Launching the processes of a job as child processes on this machine.
 
-Law: each child leads a session of its own, so that Ctrl-C on the terminal reaches the launcher alone, and
-so that the child and all it started can be ended by one signal to their group. A child is reaped only after
+Law: each child leads a session of its own, so that Ctrl-C on the terminal reaches the launcher only, and
+so that one signal to its group ends the child and all that it started. A child is reaped only after
 that signal: until then its id, which is also the group's, cannot belong to anyone else.
 
 Each child has four threads: one writes its standard input, one reads each of its two outputs, one waits
@@ -29,20 +29,20 @@ from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError
 from poseidon.settings import inherited_environment
 
-# A line longer than this is cut into pieces: a process that writes without line ends must not fill our memory.
-LONGEST_LINE_BYTES = 1 << 20
-# Commands are few and tiny; a process that does not read a hundred of them does not read.
-MOST_QUEUED_LINES = 100
+# A longer line is cut: a process that writes without line ends must not fill our memory.
+MAX_LINE_BYTES = 1 << 20
+# Commands are few and short; a process that has not read a hundred of them does not read at all.
+MAX_QUEUED_LINES = 100
 # How long the pipes of a dead process may stay open (a daemon that it left behind may hold them).
-LAST_WORDS_S = 2.0
+DRAIN_S = 2.0
 
 
 class LocalLauncher:
-    """Starts every client's processes on this machine.
+    """Starts the processes of every host on this machine.
 
     Args:
-        environment: what the children inherit; this process's own when not given.
-        folder: their working folder; this process's own when not given.
+        environment: of the children; this process's own when not given.
+        folder: their working directory; this process's own when not given.
     """
 
     def __init__(self, *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> None:
@@ -72,7 +72,7 @@ class LocalLauncher:
 
 
 class LocalProcess:
-    """One child and the threads around it."""
+    """A child process and its threads."""
 
     def __init__(self, spec: ProcessSpec, child: subprocess.Popen[bytes], listener: Listener) -> None:
         self._name = spec.name
@@ -82,7 +82,7 @@ class LocalProcess:
         self._status: int | None = None
         self._ended = threading.Event()
         self._created_s = _created_s(child.pid)
-        self._lines: queue.Queue[bytes | None] = queue.Queue(MOST_QUEUED_LINES)
+        self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED_LINES)
         self._readers = [
             self._thread("stdout", self._read_events),
             self._thread("stderr", self._read_log),
@@ -95,7 +95,7 @@ class LocalProcess:
 
     @property
     def name(self) -> ProcessName:
-        """Who it is."""
+        """Which process it is."""
         return self._name
 
     @property
@@ -114,23 +114,23 @@ class LocalProcess:
             self._lines.put_nowait(line)
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Return its exit status, negative for a signal; None while it runs."""
         with self._lock:
             return self._status
 
     def terminate(self) -> None:
-        """SIGTERM to its group, and SIGCONT, without which a stopped process would not see it."""
+        """Send SIGTERM to its group, and SIGCONT, without which a stopped process would not handle it."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to its group."""
+        """Send SIGKILL to its group."""
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:
         """Kill it if it still runs, and join its threads."""
         self.kill()
-        self._waiter.join(2 * LAST_WORDS_S)
+        self._waiter.join(2 * DRAIN_S)
 
     def _thread(self, role: str, target: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=target, name=f"poseidon {self._name.short} {role}", daemon=True)
@@ -142,7 +142,7 @@ class LocalProcess:
                     os.killpg(self._child.pid, number)
 
     def _wait(self) -> None:
-        # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is surely the child's.
+        # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
         os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -150,16 +150,16 @@ class LocalProcess:
             self._status = status = self._child.wait()
         self._end_writer()
         for reader in self._readers:
-            reader.join(LAST_WORDS_S)
+            reader.join(DRAIN_S)
         self._ended.set()
         self._listener.exited(self._name, status)
 
     def _end_writer(self) -> None:
-        # With its reader dead, a blocked write has failed; an idle writer needs the word. A queue that is
-        # full belongs to a writer that has already gone.
+        # With its reader dead, a blocked write has failed; an idle writer waits for the queue. A full queue belongs
+        # to a writer that has already ended.
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
-        self._writer.join(LAST_WORDS_S)
+        self._writer.join(DRAIN_S)
 
     def _write_lines(self) -> None:
         stream = _pipe(self._child.stdin)
@@ -170,7 +170,7 @@ class LocalProcess:
 
     def _read_events(self) -> None:
         with _pipe(self._child.stdout) as stream:
-            while (line := stream.readline(LONGEST_LINE_BYTES)) and not self._ended.is_set():
+            while (line := stream.readline(MAX_LINE_BYTES)) and not self._ended.is_set():
                 event = decode_line(line)
                 if event is None:
                     self._listener.log(self._name, _text(line))
@@ -179,7 +179,7 @@ class LocalProcess:
 
     def _read_log(self) -> None:
         with _pipe(self._child.stderr) as stream:
-            while (line := stream.readline(LONGEST_LINE_BYTES)) and not self._ended.is_set():
+            while (line := stream.readline(MAX_LINE_BYTES)) and not self._ended.is_set():
                 self._listener.log(self._name, _text(line))
 
 
@@ -187,7 +187,7 @@ def _created_s(pid: int) -> float:
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
-        return 0.0  # already gone; its exit is about to be reported
+        return 0.0  # it has ended; its exit is about to be reported
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

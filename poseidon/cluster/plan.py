@@ -18,7 +18,7 @@ from poseidon.errors import UsageError
 
 
 class Role(Enum):
-    """What a process of a job is for."""
+    """The role of a process of a job."""
 
     WORKER = "worker"  # trains a replica on one device
     SHARD = "shard"  # holds some of the parameter server's keys
@@ -26,7 +26,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessName:
-    """Names one process of a job: the key of every table about processes, and its words in every error."""
+    """The name of one process of a job: a key in tables, and its name in messages."""
 
     role: Role
     index: int
@@ -35,11 +35,11 @@ class ProcessName:
 
     @property
     def short(self) -> str:
-        """`worker 1`."""
+        """The name without its host: `worker 1`."""
         return f"{self.role.value} {self.index}"
 
     def describe(self, pid: int | None = None) -> str:
-        """`worker 1 (client 1, 127.0.0.1, pid 4711)`."""
+        """Return the full name in messages: `worker 1 (client 1, 127.0.0.1, pid 4711)`."""
         process = f", pid {pid}" if pid is not None else ""
         return f"{self.short} (client {self.client}, {self.host}{process})"
 
@@ -153,21 +153,21 @@ def plan_job(
     channels: int,
     with_server: bool = True,
 ) -> JobPlan:
-    """Give each working client one worker per device and each serving one `channels` shards.
+    """Give each working host one worker per device and each serving host `channels` shards.
 
-    Working clients have no shards, whatever their role, where as many machines only serve: those then carry less
-    each than a worker moves anyway. Where all clients are on this machine, shards take free ports: nobody has to know them.
+    Working hosts have no shards, whatever their role, where as many hosts only serve: the traffic of each of those is then
+    less than a worker's. Where all hosts are this machine, shards take free ports.
 
     Args:
         hosts: in the order of their ids, as `read_machinefile` returns them; at least one that works.
-        devices_per_host: the devices of every working client, as `devices_from_flag` returns them, save of those
+        devices_per_host: the devices of every working host, as `devices_from_flag` returns them, save of those
             whose line in the machinefile says `gpus=`.
-        channels: shards per serving client (`--num_comm_channels_per_client`), 1 to 1024.
+        channels: shards per serving host (`--num_comm_channels_per_client`), 1 to 1024.
         with_server: whether the job has shards at all.
 
     Raises:
-        UsageError: no client, no device, a device twice, another number of them on one client, an impossible number
-            of channels, or several workers and no machine for their shards.
+        UsageError: no host, no device, a device twice, another number of them on one host, an illegal number of channels,
+            or several workers and no host for their shards.
     """
     if not any(host.works for host in hosts):
         raise UsageError("a job needs at least one client that works")
@@ -264,7 +264,7 @@ def best_loads(workers: int, servers: int, *, sharing: int | None = None) -> tup
 
 
 def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, ...]:
-    """The devices that `--gpu` names.
+    """Parse the devices of `--gpu`.
 
     Args:
         gpu: empty or `cpu` for one CPU worker; else device numbers, `0,1`; or `all`, as in Caffe.
@@ -287,10 +287,10 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
         if not available:
             raise UsageError("--gpu=all: no GPU was found on this machine; leave --gpu out to use the CPU")
         return tuple(f"cuda:{number}" for number in range(available))
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]{1,4}", word, re.ASCII) for word in words):
+    texts = [number.strip() for number in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,4}", number, re.ASCII) for number in texts):
         raise UsageError(f"--gpu must be 'all' or device numbers parted by commas ('0,1'), not '{gpu}'")
-    numbers = [int(word) for word in words]
+    numbers = [int(number) for number in texts]
     if len(set(numbers)) < len(numbers):
         raise UsageError(f"--gpu={gpu} lists a device twice; each worker needs a device of its own")
     if available is not None and max(numbers) >= available:
@@ -301,7 +301,7 @@ def devices_from_flag(gpu: str, *, available: int | None = None) -> tuple[str, .
 
 
 def _devices_of(host: Host, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The devices of a client: those of its own line, as many as everywhere, else the usual ones."""
+    """Return the devices of a host: those of its own line, as many as everywhere, else the usual ones."""
     if host.gpus is None:
         return usual
     own = ("cpu",) * len(usual) if host.gpus == "cpu" else devices_from_flag(host.gpus)

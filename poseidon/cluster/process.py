@@ -1,11 +1,11 @@
-"""What a process of a job is to its launcher, wherever it runs.
+"""The interfaces between a launcher and the processes of a job, wherever they run.
 
-The launcher starts a `ProcessSpec` on a client and from then on knows a `RunningProcess`: it sends lines,
-and a `Listener` hears events, log lines and, last of all, the exit status. `LocalLauncher` does it with
-child processes; one over SSH is a second implementation of `Launcher` and nothing else changes.
+A `Launcher` starts a `ProcessSpec` on a host and returns a `RunningProcess`, to which lines are sent; its `Listener` is
+notified of events, log lines and, last, the exit status. `LocalLauncher` uses child processes, `AgentLauncher` agents on
+remote hosts.
 
-Law: secrets travel in the first line of standard input only, never in argv or the environment. No call
-blocks for long, and no listener is called after `exited`.
+Law: secrets travel in the first line of standard input only, never in argv or the environment. No call blocks for long,
+and no listener is called after `exited`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from poseidon.cluster.plan import ProcessName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """How to start one process.
+    """The specification of one process.
 
     Attributes:
-        name: who it is.
+        name: of the process.
         argv: the program and its arguments; carries the job's id as a marker (`--job`, id) and no secret.
-        environment: variables to add to those the launcher itself has.
-        first_line: what it reads first on standard input, without the line end: one JSON document.
+        environment: variables added to the launcher's own.
+        first_line: the first line of its standard input, without the line end: one JSON document.
     """
 
     name: ProcessName
@@ -37,29 +37,29 @@ class ProcessSpec:
 
 
 class Listener(Protocol):
-    """Hears what a process says. Called from the launcher's threads, for one process in order."""
+    """Notified of a process's output and exit. Called from the launcher's threads, for one process in order."""
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """A JSON object with an `event` came on its standard output."""
+        """Handle a JSON object with an `event` from its standard output."""
 
     def log(self, name: ProcessName, line: str) -> None:
-        """A line of free text came, without its line end."""
+        """Handle a line of free text, without its line end."""
 
     def exited(self, name: ProcessName, status: int) -> None:
-        """The process has ended; nothing follows.
+        """Handle the exit of the process; no call follows.
 
         Args:
-            name: which process.
+            name: of the process.
             status: its exit status, or the negative number of the signal that killed it.
         """
 
 
 class RunningProcess(Protocol):
-    """A process that was started."""
+    """A started process."""
 
     @property
     def name(self) -> ProcessName:
-        """Who it is."""
+        """Which process it is."""
 
     @property
     def pid(self) -> int:
@@ -67,37 +67,37 @@ class RunningProcess(Protocol):
 
     @property
     def created_s(self) -> float:
-        """When it was created, seconds since 1970 by its host; with the pid, which process it is."""
+        """When it was created, seconds since 1970 by its host's clock; with the pid it identifies the process."""
 
     def send_line(self, line: bytes) -> None:
-        """Queue one line for its standard input. Returns at once; lost when the process is gone."""
+        """Queue one line for its standard input. Returns at once; dropped when the process has ended."""
 
     def poll(self) -> int | None:
-        """Its exit status as `Listener.exited` gives it, or None while it runs."""
+        """Return its exit status as `Listener.exited` gets it, or None while it runs."""
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM), also if it is stopped. Nothing happens when it is gone."""
+        """Send SIGTERM, also if it is stopped. Nothing happens when it has ended."""
 
     def kill(self) -> None:
-        """End it and everything it started (SIGKILL). Nothing happens when it is gone."""
+        """Send SIGKILL to it and all that it started. Nothing happens when it has ended."""
 
     def close(self) -> None:
-        """Let go of its pipes and threads; kills it if it still runs. May be called twice."""
+        """Release its pipes and threads; kill it if it still runs. May be called twice."""
 
 
 class Launcher(Protocol):
-    """Starts processes on clients."""
+    """Starts processes on hosts."""
 
     def start(self, spec: ProcessSpec, host: Host, listener: Listener) -> RunningProcess:
         """Start a process; its first line is on its way when this returns.
 
         Raises:
-            JobError: it cannot be started; the text says what, where and why.
+            JobError: it cannot be started; the message has the process, the host and the reason.
         """
 
 
-def exit_words(status: int) -> str:
-    """How a process ended, as the end of a sentence: `was killed by signal 9 (SIGKILL)`."""
+def describe_exit(status: int) -> str:
+    """Describe an exit status, as the end of a sentence: `was killed by signal 9 (SIGKILL)`."""
     if status >= 0:
         return f"exited with status {status}"
     try:

@@ -1,9 +1,9 @@
-"""The command that runs a module of ours on another host: with which interpreter, and in which folder.
+"""The command that runs Python on a remote host: with which interpreter, and in which folder.
 
-The machinefile's `python=` and `workdir=` count. Without them it is the launcher's own interpreter, checkout and folder,
-where that host has them at the same places (as with a shared file system), else `python3` and the user's home.
+The machinefile's `python=` and `workdir=` decide. Without them it is the launcher's own interpreter, checkout and folder
+where the host has them under the same paths (as with a shared file system), else `python3` and the user's home.
 
-Law: pure. The choice is made on the host itself, so that it takes no question beforehand.
+Law: pure. A shell script on the host makes the choice, so no question need be asked beforehand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from poseidon.cluster.machinefile import Host
 
-# One line, for a remote command holds no line ends. The words are the four of `module_words`, then those of Python.
+# One line, since a remote command holds no line ends. Its arguments are the five of `RemotePython.command`, then Python's.
 _SCRIPT = "; ".join(
     (
         "own=$1 checkout=$2 python=$3 folder=$4 here=$5 && shift 5 || exit 125",
@@ -43,8 +43,8 @@ class LauncherEnvironment:
 
     Attributes:
         python: its interpreter, an absolute path.
-        checkout: the folder of the source; empty when it is installed.
-        folder: where it was started.
+        checkout: the folder of the source; empty when the package is installed.
+        folder: its working directory.
     """
 
     python: str
@@ -52,25 +52,31 @@ class LauncherEnvironment:
     folder: str
 
 
-def module_words(host: Host, own: LauncherEnvironment, module: str, *arguments: str) -> tuple[str, ...]:
-    """The argv that runs a module on a client's host.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePython:
+    """How Python is run on a host.
 
-    Args:
-        host: says `python=` and `workdir=`, or does not.
-        own: what is taken where it does not.
-        module: what is run, `python -m`.
-        arguments: of the module.
+    Attributes:
+        launcher: the defaults.
+        python: the host's interpreter, as the machinefile has it; None: the launcher's.
+        workdir: the working directory, as the machinefile has it; None: the launcher's.
     """
-    return python_words(host, own, "-m", module, *arguments)
 
+    launcher: LauncherEnvironment
+    python: str | None = None
+    workdir: str | None = None
 
-def python_words(host: Host, own: LauncherEnvironment, *arguments: str) -> tuple[str, ...]:
-    """The argv that runs the interpreter on a client's host; see `module_words`.
+    @classmethod
+    def of(cls, host: Host, launcher: LauncherEnvironment) -> RemotePython:
+        """Return how Python is run on a host of the machinefile."""
+        return cls(launcher=launcher, python=host.python, workdir=host.workdir)
 
-    Args:
-        host: says `python=` and `workdir=`, or does not.
-        own: what is taken where it does not.
-        arguments: of the interpreter.
-    """
-    places = (own.python, own.checkout, host.python or "", host.workdir or "", own.folder)
-    return ("sh", "-c", _SCRIPT, "poseidon", *places, *arguments)
+    def command(self, *arguments: str) -> tuple[str, ...]:
+        """Return the argv that runs the interpreter with arguments."""
+        defaults = self.launcher
+        chosen = (defaults.python, defaults.checkout, self.python or "", self.workdir or "", defaults.folder)
+        return ("sh", "-c", _SCRIPT, "poseidon", *chosen, *arguments)
+
+    def module_command(self, module: str, *arguments: str) -> tuple[str, ...]:
+        """Return the argv that runs a module, `python -m`, with arguments."""
+        return self.command("-m", module, *arguments)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from poseidon.cluster.machinefile import Host, is_loopback
-from poseidon.cluster.remote_python import python_words
+from poseidon.cluster.parallel import format_problems
+from poseidon.cluster.remote_python import RemotePython
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import SshHost, close_all, connect_all, listed
-from poseidon.cluster.ssh.delivery import ReceivingHost, SentFile, deliver, sent_file
+from poseidon.cluster.ssh.connections import SshConnection, close_all, connect_all
+from poseidon.cluster.ssh.delivery import SentFile, SftpConnection, deliver, sent_file
 from poseidon.data.prepare.part_files import PartFiles, part_files
 from poseidon.data.progress import CHECKING, COPYING, Report
 from poseidon.errors import JobError, UsageError
@@ -126,7 +127,7 @@ def _pack(away: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Parcel
 
 
 def _deliver_all(
-    parcels: Sequence[Parcel], hosts: Mapping[int, SshHost], *, replace: bool, report: Report
+    parcels: Sequence[Parcel], hosts: Mapping[int, SshConnection], *, replace: bool, report: Report
 ) -> dict[int, str]:
     """All clients at once; what each delivery came to, by the client's id."""
     count = _Count(report, COPYING, sum(parcel.size for parcel in parcels))
@@ -145,21 +146,21 @@ def _deliver_all(
             raise
     problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
     if problems:
-        raise JobError(listed(problems, of=len(parcels)))
+        raise JobError(format_problems(problems, of=len(parcels)))
     return {parcel.client.id: str(outcome) for parcel, outcome in zip(parcels, outcomes, strict=True)}
 
 
 def _deliver_one(
-    parcel: Parcel, host: ReceivingHost, *, replacing: bool, report: Callable[[int], object]
+    parcel: Parcel, host: SftpConnection, *, replacing: bool, report: Callable[[int], object]
 ) -> str:
     place = place_of(parcel.client)
     done = deliver(
         parcel.files,
         host,
         name=place,
-        python=python_words(
+        python=RemotePython.of(
             replace(parcel.client, workdir=None), launcher_environment()
-        ),  # it may not be there yet
+        ).command(),  # it may not be there yet
         folders=parcel.folders,
         replace=replacing,
         report=report,

@@ -18,7 +18,7 @@ from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, devices_from_flag, plan_job
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import run_job
-from poseidon.cluster.supervision.settings import SupervisionSettings
+from poseidon.cluster.supervision.state import SupervisionSettings
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.leveldb_cursor import require_leveldb
 from poseidon.data.databases.writer import refuse_existing

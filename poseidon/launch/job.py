@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from poseidon.cluster.host_checks import ClientNeeds
+from poseidon.cluster.host_checks import HostNeeds
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.cluster.machinefile import Host, has_remote_hosts
 from poseidon.cluster.plan import JobPlan, ShardPlan, WorkerPlan, plan_job
@@ -100,11 +100,11 @@ class Job(ABC):
         served = plan.working_hosts > 1 or (requested and kind is not ExchangeKind.LOCAL)
         return plan if served else replace(plan, shards=())
 
-    def needs(self, host: Host) -> ClientNeeds:
+    def needs(self, host: Host) -> HostNeeds:
         """Return what the processes of a host need before anything starts."""
         workers = [worker for worker in self.plan.workers if worker.host.id == host.id]
         cards = (worker.device.removeprefix("cuda:") for worker in workers)
-        return ClientNeeds(
+        return HostNeeds(
             id=host.id,
             addresses=(),
             ports=tuple(s.port for s in self.plan.shards if s.host.id == host.id and s.port),

@@ -16,19 +16,20 @@ from dataclasses import replace
 from types import FrameType
 
 from poseidon import __version__
-from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
+from poseidon.cluster.agent.launcher import HostEnvironment, open_agents
+from poseidon.cluster.host_checks import HostCheck, HostNeeds, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
 from poseidon.cluster.machinefile import Host, socket_host
-from poseidon.cluster.rendezvous.address import address_for_all, address_of, own_address_towards
-from poseidon.cluster.rendezvous.hosts import HostPlan
-from poseidon.cluster.rendezvous.key import keys_of_host, keys_of_task
-from poseidon.cluster.rendezvous.remote_host import MetHost
+from poseidon.cluster.name_lookup import address_for_all, address_of, own_address_towards
+from poseidon.cluster.remote_python import RemotePython
+from poseidon.cluster.rendezvous.hosts import RendezvousHost
+from poseidon.cluster.rendezvous.key import server_keys, task_keys
 from poseidon.cluster.rendezvous.schedulers import Task
-from poseidon.cluster.rendezvous.server import Meeting
-from poseidon.cluster.rendezvous.task import AttendanceSettings, attend
+from poseidon.cluster.rendezvous.server import RendezvousServer
+from poseidon.cluster.rendezvous.task import TaskSettings, run_task
+from poseidon.cluster.rendezvous.task_connection import TaskConnection
 from poseidon.cluster.rendezvous.task_signals import TaskSignals
-from poseidon.cluster.rendezvous.wire import Arrival
-from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
+from poseidon.cluster.rendezvous.wire import TaskInfo
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.launch.processes import child_environment
 from poseidon.launch.site import AgentSiteLauncher, FileSet, Site, SiteLauncher, launcher_environment
@@ -44,32 +45,32 @@ class RendezvousSite(Site):
         hosts: as the rendezvous has gathered them.
     """
 
-    def __init__(self, hosts: Sequence[tuple[HostPlan, MetHost]]) -> None:
-        self._met = tuple(hosts)
+    def __init__(self, hosts: Sequence[tuple[RendezvousHost, TaskConnection]]) -> None:
+        self._connected = tuple(hosts)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
         """See `Site`. By rank; their shards take free ports."""
         return tuple(
-            Host(id=number, address=plan.address, port=0) for number, (plan, _) in enumerate(self._met)
+            Host(id=number, address=plan.address, port=0) for number, (plan, _) in enumerate(self._connected)
         )
 
     @property
     def tasks_per_host(self) -> int:
         """The number of tasks on each host."""
-        return self._met[0][0].tasks
+        return self._connected[0][0].tasks
 
-    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
         """See `Site`. A host's address is the one that its task has sent."""
         environments = self._environments()
         check_hosts(
             [
-                Question(
-                    host=met,
-                    interpreter=environments[host.id].interpreter(),
-                    clients=(replace(needs(host), addresses=(host.address,)),),
+                HostCheck(
+                    connection=connection,
+                    interpreter=environments[host.id].python.command(),
+                    needs=(replace(needs(host), addresses=(host.address,)),),
                 )
-                for host, (_, met) in zip(self.hosts, self._met, strict=True)
+                for host, (_, connection) in zip(self.hosts, self._connected, strict=True)
             ]
         )
 
@@ -84,8 +85,11 @@ class RendezvousSite(Site):
     def _environments(self) -> dict[int, HostEnvironment]:
         own = launcher_environment()
         return {
-            number: HostEnvironment(host=met, own=own, python=plan.python, workdir=plan.folder)
-            for number, (plan, met) in enumerate(self._met)
+            number: HostEnvironment(
+                connection=connection,
+                python=RemotePython(launcher=own, python=plan.python, workdir=plan.folder),
+            )
+            for number, (plan, connection) in enumerate(self._connected)
         }
 
 
@@ -130,55 +134,55 @@ def take_part(task: Task, key: bytes, timeout_s: float, run_job: Callable[[Rende
     master = address_for_all(task.master, address_of(task.master, timeout_s))
     if task.rank == 0:
         return _lead(task, master, key, timeout_s, run_job)
-    arrival = _arrival(task, own_address_towards(master))
+    info = _task_info(task, own_address_towards(master))
     with _noted_signals() as noted:
-        return attend(
+        return run_task(
             f"tcp://{socket_host(master)}:{task.port}",
-            keys_of_task(key),
-            arrival,
+            task_keys(key),
+            info,
             _settings(task, timeout_s),
-            asked_to_end=lambda: noted.pop() if noted else None,
+            pending_signal=lambda: noted.pop() if noted else None,
         )
 
 
 def _lead(
     task: Task, address: str, key: bytes, timeout_s: float, run_job: Callable[[RendezvousSite], int]
 ) -> int:
-    """Be rank 0: hold the rendezvous, take part in it, and launch the job."""
+    """Run rank 0: serve the rendezvous, join it, and launch the job."""
     with (
         TaskSignals() as signals,
-        Meeting(
-            address, task.port, keys_of_host(key), size=task.size, on_asked=signals.other_task_signalled
-        ) as meeting,
+        RendezvousServer(
+            address, task.port, server_keys(key), size=task.size, on_signal=signals.other_task_signalled
+        ) as rendezvous,
     ):
         own_part = threading.Thread(
-            target=_attend_and_warn,
-            args=(meeting.address, key, _arrival(task, address), _settings(task, timeout_s)),
+            target=_run_own_task,
+            args=(rendezvous.address, key, _task_info(task, address), _settings(task, timeout_s)),
             name="poseidon rank 0",
             daemon=True,
         )
         own_part.start()
         code = 1
         try:
-            code = run_job(RendezvousSite(meeting.gather(timeout_s)))
+            code = run_job(RendezvousSite(rendezvous.gather(timeout_s)))
         except PoseidonError as error:
             code = error.exit_code
             raise
         finally:
-            meeting.dismiss(code)
+            rendezvous.dismiss(code)
             own_part.join(LEAVE_S)
         return code
 
 
-def _attend_and_warn(address: str, key: bytes, arrival: Arrival, settings: AttendanceSettings) -> None:
+def _run_own_task(address: str, key: bytes, info: TaskInfo, settings: TaskSettings) -> None:
     try:
-        attend(address, keys_of_task(key), arrival, settings)
+        run_task(address, task_keys(key), info, settings)
     except JobError as error:
         print(f"poseidon worker: rank 0 to itself: {error}", file=sys.stderr)
 
 
-def _arrival(task: Task, address: str) -> Arrival:
-    return Arrival(
+def _task_info(task: Task, address: str) -> TaskInfo:
+    return TaskInfo(
         version=__version__,
         rank=task.rank,
         size=task.size,
@@ -190,9 +194,9 @@ def _arrival(task: Task, address: str) -> Arrival:
     )
 
 
-def _settings(task: Task, timeout_s: float) -> AttendanceSettings:
-    return AttendanceSettings(
-        arrive_timeout_s=timeout_s,
+def _settings(task: Task, timeout_s: float) -> TaskSettings:
+    return TaskSettings(
+        join_timeout_s=timeout_s,
         runs_programs=task.leads_its_host,
         environment={**inherited_environment(), **child_environment(threads=1)},
     )

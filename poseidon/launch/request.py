@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.cluster.supervision.restarts import RestartSettings
-from poseidon.cluster.supervision.settings import SignalEffect, SupervisionSettings
+from poseidon.cluster.supervision.state import SignalEffect, SupervisionSettings
 from poseidon.errors import UsageError
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.layers.user_modules import module_names
@@ -165,7 +165,7 @@ class JobRequest:
             usual: the number of restarts without --max_restarts.
         """
         most = usual if self.max_restarts is None else self.max_restarts
-        return RestartSettings(most=most, return_timeout_s=self.return_timeout)
+        return RestartSettings(max_restarts=most, return_timeout_s=self.return_timeout)
 
     def supervision_settings(self) -> SupervisionSettings:
         """Return the job's time limits and the effects of signals."""

@@ -17,7 +17,7 @@ from poseidon.cluster.supervision.background import (
     this_command,
 )
 from poseidon.cluster.supervision.loop import JobResult, run_job
-from poseidon.cluster.supervision.restarts import StartingPoint, ending_words, run_with_restarts
+from poseidon.cluster.supervision.restarts import StartingPoint, describe_ending, run_with_restarts
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.launch.final_report import aligned, counted, short_path
@@ -82,7 +82,7 @@ def run(job: Job, report: StartReport) -> int:
 
 
 class _Run:
-    """One run of a job, with its restarts. See `Surroundings`."""
+    """One run of a job, with its restarts. See `RestartDriver`."""
 
     def __init__(self, job: Job, registration: Registration, report: StartReport) -> None:
         self._job = job
@@ -122,11 +122,11 @@ class _Run:
             self._listeners.close()
         for line in aligned(job.final_report(ended.result, newest, self._terminal.scores())):
             show(line)
-        show(ending_words(job.id, ended))
+        show(describe_ending(job.id, ended))
         return ended.result.exit_code
 
     def start(self, attempt: int, point: StartingPoint) -> JobResult:
-        """See `Surroundings`."""
+        """See `RestartDriver`."""
         job = self._job
         launcher = job.site.launcher(self._registration.record, lambda: job.files(point))
         try:
@@ -151,11 +151,11 @@ class _Run:
             launcher.close()
 
     def starting_point(self) -> StartingPoint:
-        """See `Surroundings`."""
+        """See `RestartDriver`."""
         return self._snapshots.newest_intact()
 
-    def do_without(self) -> str:
-        """See `Surroundings`."""
+    def drop_missing_hosts(self) -> str:
+        """See `RestartDriver`."""
         job = self._job
         missing = job.site.drop_missing() if job.shares_data() else ()
         if not missing:
@@ -167,12 +167,12 @@ class _Run:
         names = ", ".join(f"client {host.id} ({host.address})" for host in missing)
         return f"going on without {names}: {job.description()} from here on"
 
-    def say(self, text: str) -> None:
-        """See `Surroundings`."""
+    def report(self, text: str) -> None:
+        """See `RestartDriver`."""
         self._terminal.print(text)
 
     def pause(self, seconds: float) -> bool:
-        """See `Surroundings`."""
+        """See `RestartDriver`."""
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             if self._requests.stop_wanted():

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from poseidon.cluster.agent.launcher import AgentLauncher
-from poseidon.cluster.host_checks import ClientNeeds
-from poseidon.cluster.jobs.over_ssh import SshAsk
+from poseidon.cluster.host_checks import HostNeeds
 from poseidon.cluster.jobs.registry import JobRecord
+from poseidon.cluster.jobs.remote_hosts import SshAsk
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
@@ -68,7 +68,7 @@ class Site(ABC):
         return portable(path)
 
     @abstractmethod
-    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
         """Check all hosts, before anything starts.
 
         Args:
@@ -151,7 +151,7 @@ class LocalSite(Site):
         """See `Site`."""
         return str(path)
 
-    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
         """See `Site`. The job has checked its files already."""
 
     def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:

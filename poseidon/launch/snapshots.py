@@ -24,7 +24,7 @@ from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.durable import flush, put_in_place
 from poseidon.errors import PoseidonError
 from poseidon.snapshot.checksums import damage, sealed_files, sums_path

@@ -10,24 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from poseidon.cluster.agent.launcher import AgentLauncher
-from poseidon.cluster.all_at_once import all_at_once
-from poseidon.cluster.host_checks import ClientNeeds, Question, check_hosts
+from poseidon.cluster.agent.launcher import AgentLauncher, HostEnvironment, open_agents
+from poseidon.cluster.host_checks import HostCheck, HostNeeds, check_hosts
 from poseidon.cluster.jobs.registry import JobRecord, record_fields
 from poseidon.cluster.machinefile import Host, is_loopback
 from poseidon.cluster.name_lookup import addresses_of
+from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.remote_python import RemotePython
 from poseidon.cluster.ssh.config import SshConfig, SshSettings
 from poseidon.cluster.ssh.connections import (
-    SshHost,
+    SshConnection,
     check_reached,
     close_all,
     connect_all,
     connect_each,
-    listed,
     reached,
 )
 from poseidon.cluster.ssh.delivery import deliver, sent_file
-from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launch.request import JobRequest, LauncherKind
 from poseidon.launch.site import (
@@ -82,14 +81,14 @@ class SshSite(Site):
         self._hosts = hosts
         self._settings = settings
         self._own = launcher_environment()
-        self._connections: dict[int, SshHost] = {}
+        self._connections: dict[int, SshConnection] = {}
 
     @property
     def hosts(self) -> tuple[Host, ...]:
         """See `Site`."""
         return self._hosts
 
-    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
         """See `Site`; connects to all hosts first."""
         self._connections = dict(connect_all(self._hosts, self._settings))
         config = SshConfig(self._settings)
@@ -105,10 +104,10 @@ class SshSite(Site):
             first_of.setdefault(environment, number)
         addresses = check_hosts(
             [
-                Question(
-                    host=self._connections[first_of[environment]],
-                    interpreter=environment.interpreter(),
-                    clients=tuple(
+                HostCheck(
+                    connection=self._connections[first_of[environment]],
+                    interpreter=environment.python.command(),
+                    needs=tuple(
                         asked[number] for number, other in environments.items() if other == environment
                     ),
                 )
@@ -137,9 +136,9 @@ class SshSite(Site):
         self._hosts = left
         return missing
 
-    def _silent(self) -> set[SshHost]:
+    def _silent(self) -> set[SshConnection]:
         connections = list({self._connections[host.id] for host in self._hosts})
-        answers = all_at_once(_answers, connections, name="poseidon ask")
+        answers = for_each_host(_answers, connections, name="poseidon ask")
         return {connection for connection, up in zip(connections, answers, strict=True) if up is not True}
 
     def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
@@ -182,14 +181,14 @@ class SshSite(Site):
                 for file in group
             ]
             connection = self._connections[host.id]
-            deliver(files, connection, name=connection.words, python=environments[host.id].interpreter())
+            deliver(files, connection, name=connection.label, python=environments[host.id].python.command())
             return {file.local: file.remote for file in files}
 
         working = [host for host in self._hosts if host.works]
-        outcomes = all_at_once(send_to, working, name="poseidon bring")
+        outcomes = for_each_host(send_to, working, name="poseidon bring")
         problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
         if problems:
-            raise JobInterrupted(listed(problems, of=len(working)), iteration=0, while_starting=True)
+            raise JobInterrupted(format_problems(problems, of=len(working)), iteration=0, while_starting=True)
         return {
             host.id: outcome
             for host, outcome in zip(working, outcomes, strict=True)
@@ -204,7 +203,7 @@ class SshSite(Site):
     def _environments(self) -> dict[int, HostEnvironment]:
         return {
             host.id: HostEnvironment(
-                host=self._connections[host.id], own=self._own, python=host.python, workdir=host.workdir
+                connection=self._connections[host.id], python=RemotePython.of(host, self._own)
             )
             for host in self._hosts
         }
@@ -218,7 +217,7 @@ class SshSite(Site):
         check_reached(outcomes)
 
 
-def _answers(connection: SshHost) -> bool:
+def _answers(connection: SshConnection) -> bool:
     return connection.run(["true"], timeout_s=_ANSWER_S).status == 0
 
 

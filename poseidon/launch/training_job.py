@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from google.protobuf.message import Message
 
-from poseidon.cluster.host_checks import ClientNeeds, NeededFile
+from poseidon.cluster.host_checks import HostNeeds, NeededFile
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import WorkerPlan, devices_from_flag
 from poseidon.cluster.supervision.loop import JobResult
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.data.batches.partition import part_path
 from poseidon.engine.document import JobDocument
 from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
@@ -153,7 +153,7 @@ class TrainingJob(Job):
             entries.append(("plot", shlex.join(["poseidon", "plot", short_path(log), "-o", "curves.png"])))
         return [*entries, *self._network_report()]
 
-    def needs(self, host: Host) -> ClientNeeds:
+    def needs(self, host: Host) -> HostNeeds:
         """See `Job`."""
         needs = super().needs(host)
         workers = [worker for worker in self.plan.workers if worker.host.id == host.id]

@@ -47,7 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FarJob:
+class RemoteJob:
     """A job with an agent, a shard and a worker on each of the four."""
 
     job: str
@@ -56,7 +56,7 @@ class FarJob:
 
 
 @contextmanager
-def far_job(site: Site, stem: str, port: int) -> Iterator[FarJob]:
+def far_job(site: Site, stem: str, port: int) -> Iterator[RemoteJob]:
     """A job from the machinefile `stem`, which lies in the desk's home."""
     lines = [f"{index} {host.name} {port}\n" for index, host in enumerate(site.hosts)]
     site.desk.outside(f"/root/{stem}").write_text("".join(lines))
@@ -72,7 +72,7 @@ def far_job(site: Site, stem: str, port: int) -> Iterator[FarJob]:
         try:
             assert entered.stdout.readline().startswith("["), "the job did not start"
             (launcher,) = site.desk.processes_of(job)
-            yield FarJob(job=job, launcher=launcher, said=entered.stdout)
+            yield RemoteJob(job=job, launcher=launcher, said=entered.stdout)
         finally:
             for host in (site.desk, *site.hosts):
                 for process in host.processes_of(job):

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import psutil
 
+from poseidon.cluster.agent.launcher import HostEnvironment, open_agents
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry, record_fields
 from poseidon.cluster.local import LocalLauncher
 from poseidon.cluster.machinefile import has_remote_hosts, read_machinefile
 from poseidon.cluster.plan import Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, ProcessSpec
-from poseidon.cluster.remote_python import LauncherEnvironment
+from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
-from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobListener, run_job
-from poseidon.cluster.supervision.settings import SupervisionSettings
+from poseidon.cluster.supervision.state import SupervisionSettings
 from poseidon.errors import JobError
 from poseidon.settings import read_settings
 from tests.support.job_child import ENDLESS_WORKER, SHARD, child
@@ -92,8 +92,11 @@ def launcher_for(record: JobRecord) -> Launcher:
     if not has_remote_hosts(record.hosts):
         return LocalLauncher()
     hosts = connect_all(record.hosts, SshSettings())
-    own = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
-    places = {client: HostEnvironment(host=host, own=own) for client, host in hosts.items()}
+    launcher = LauncherEnvironment(python=sys.executable, checkout=str(ROOT), folder=os.getcwd())
+    places = {
+        client: HostEnvironment(connection=connection, python=RemotePython(launcher=launcher))
+        for client, connection in hosts.items()
+    }
     return open_agents(places, record_fields(record), record.job)
 
 

@@ -39,13 +39,13 @@ def everything() -> list[Packet]:
     said = [encode(message) for message in every_request(store, TOKEN)]
     to_peers = (factors.Join(1, TOKEN), Factors(0, 0, Pair(ones, ones)), factors.Leave())
     said += [factors.encode(message) for message in to_peers]
-    arrival = meeting.Arrival(
+    arrival = meeting.TaskInfo(
         version=__version__, rank=1, size=2, local_rank=0, address="127.0.0.1", host="stranger"
     )
     others = [
-        meeting.Message(kind=kind, program=1, words=("true",), payload=b"x")
+        meeting.Message(kind=kind, program=1, arguments=("true",), payload=b"x")
         for kind in meeting.Kind
-        if kind is not meeting.Kind.HERE
+        if kind is not meeting.Kind.JOIN
     ]
     said += [meeting.encode(message) for message in (arrival.message(), *others)]
     return [[bytes(frame) for frame in frames] for frames in said]

@@ -1,12 +1,12 @@
-"""The process that stands for a job's launcher on one host: `python -m poseidon.cluster.agent --job ID`.
+"""The agent of a job on one host: `python -m poseidon.cluster.agent --job ID`.
 
-It starts the job's processes there, passes on what they say, and puts the job on the host's own record, so that
-`poseidon ps` and `poseidon kill` work there, too. It takes orders from its standard input; `serve` does the same over
-any other line (`poseidon.cluster.agent.wire` has the words).
+It starts the job's processes for the launcher, forwards their events and log lines, and registers the job on its host, so
+that `poseidon ps` and `poseidon kill` work there, too. It takes requests from its standard input; `serve` does the same
+over any other channel (`poseidon.cluster.agent.wire` has the messages).
 
-Law: no process of the job outlives the agent's line. When the line ends, breaks or falls silent, and on SIGTERM, all
-are asked to end, then made to, and the agent goes. What the line brings reaches no shell and no path, save as the
-argument list of a process that this user asked for.
+Law: no process of the job outlives the channel. When the channel ends, breaks or falls silent, and on SIGTERM, all
+processes get SIGTERM, then SIGKILL, and the agent exits. No request reaches a shell or a path, save as the argument list
+of a process that this user asked for.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from types import FrameType
 import psutil
 
 from poseidon import __version__
-from poseidon.cluster.agent.line_channel import LineChannel, PipeLines
+from poseidon.cluster.agent.line_channel import LineChannel, PipeLineChannel
 from poseidon.cluster.agent.wire import (
     OWN_INTERPRETER,
     PROTOCOL,
-    Beat,
-    Begun,
-    Ended,
-    Greet,
-    Here,
-    Leave,
-    Order,
+    EventReport,
+    Exited,
+    Heartbeat,
+    Hello,
+    KilledByUser,
+    LogReport,
+    ProcessSignal,
     Refused,
     Report,
-    Send,
-    Signal,
-    SignalWord,
+    Request,
+    SendLine,
+    SendSignal,
+    Shutdown,
     Start,
-    Told,
-    Unwanted,
+    Started,
+    Welcome,
     WireError,
-    Wrote,
-    decode_order,
+    decode_request,
     encode_report,
 )
-from poseidon.cluster.jobs.kill import AGENT, UNWANTED
+from poseidon.cluster.jobs.kill import AGENT, USER_KILL
 from poseidon.cluster.jobs.registry import (
     JobRecord,
     RecordedProcess,
@@ -67,23 +67,23 @@ from poseidon.cluster.process import ProcessSpec
 from poseidon.errors import JobError, PoseidonError
 from poseidon.settings import read_settings
 
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 TICK_S = 0.2
-GREETING_S = 60.0
-"""How long a launcher may take to say who it is."""
+HELLO_S = 60.0
+"""How long a launcher may take to send `Hello`."""
 LONGEST_PAUSE_S = 5.0
-"""Later than this at its own work, and it was this machine that slept, not the launcher."""
-MOST_WAITING = 10_000
-HERE = "127.0.0.1"
+"""A longer pause between two rounds of the loop means that this host was suspended, not the launcher."""
+MAX_QUEUED = 10_000
+LOOPBACK = "127.0.0.1"
 
 
 class Agent:
     """One job's processes on this host.
 
     Args:
-        channel: the line to the launcher.
-        job: the job's id, which the greeting must name.
-        registry: where this host's jobs are on record.
+        channel: to the launcher.
+        job: the job's id, which `Hello` must name.
+        registry: the records of this host's jobs.
     """
 
     def __init__(self, channel: LineChannel, job: str, registry: Registry) -> None:
@@ -94,15 +94,15 @@ class Agent:
         self._running: dict[int, LocalProcess] = {}
         self._record: JobRecord | None = None
         self._scratch = ""
-        self._silence_s, self._grace_s = GREETING_S, 5.0
-        self._inbox: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
-        self._outbox: queue.Queue[Report | None] = queue.Queue(MOST_WAITING)
+        self._silence_s, self._grace_s = HELLO_S, 5.0
+        self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
+        self._outbox: queue.Queue[Report | None] = queue.Queue(MAX_QUEUED)
         self._lost = threading.Event()
-        self._leaving = threading.Event()
-        self._unwanted = False
+        self._stopping = threading.Event()
+        self._killed_by_user = False
 
     def serve(self) -> int:
-        """Obey until the line ends; returns the exit code, 0 when the launcher said so."""
+        """Handle requests until the channel ends; return the exit code, 0 after `Shutdown`."""
         threads = [
             threading.Thread(target=self._receive, name="poseidon agent receive", daemon=True),
             threading.Thread(target=self._send, name="poseidon agent send", daemon=True),
@@ -110,127 +110,129 @@ class Agent:
         for thread in threads:
             thread.start()
         try:
-            return self._obey_all()
+            return self._handle_requests()
         finally:
-            if self._unwanted:  # before the first process ends, which would look like a loss
-                self.report(Unwanted())
+            if self._killed_by_user:  # before the first process ends, which would look like a loss
+                self.report(KilledByUser())
             self._end_all()
-            self._outbox_ends()
-            threads[1].join(BEAT_S)  # the last words
+            self._end_reports()
+            threads[1].join(HEARTBEAT_S)  # it sends the last reports
             self._lost.set()
             self._channel.close()
-            threads[0].join(TICK_S)  # it may wait in a read that only the launcher's end of the line can end
+            threads[0].join(TICK_S)  # it may wait in a read that only the launcher's end can end
 
-    def leave(self, *, unwanted: bool = False) -> None:
-        """End everything and return from `serve`. May be called from anywhere.
+    def stop(self, *, killed_by_user: bool = False) -> None:
+        """End everything and return from `serve`. May be called from any thread and from a signal handler.
 
         Args:
-            unwanted: the user wants the job gone, and the launcher is told so.
+            killed_by_user: whether the user has killed the job, which is reported to the launcher.
         """
-        self._unwanted = self._unwanted or unwanted
-        self._leaving.set()
+        self._killed_by_user = self._killed_by_user or killed_by_user
+        self._stopping.set()
 
-    def _obey_all(self) -> int:
-        heard_s = looked_s = time.monotonic()
-        while not self._leaving.is_set() and not self._lost.is_set():
+    def _handle_requests(self) -> int:
+        received_s = awake_s = time.monotonic()
+        while not self._stopping.is_set() and not self._lost.is_set():
             line, now = self._next_line(), time.monotonic()
-            if now - looked_s > LONGEST_PAUSE_S:
-                heard_s += now - looked_s
-            looked_s = now
+            if now - awake_s > LONGEST_PAUSE_S:
+                received_s += now - awake_s
+            awake_s = now
             if line == b"":
-                if now - heard_s > self._silence_s:
+                if now - received_s > self._silence_s:
                     return 1
                 continue
-            heard_s = now
+            received_s = now
             if line is None:
                 return 1
-            order = self._decode(line)
-            if order is None:
+            request = self._decode(line)
+            if request is None:
                 return 1
-            if isinstance(order, Leave):
+            if isinstance(request, Shutdown):
                 return 0
-            self._obey(order)
+            self._handle(request)
         return 1
 
     def _next_line(self) -> bytes | None:
-        """The next line, None when there will be none, empty when there is none yet."""
+        """Return the next line, None when there will be none, empty when there is none yet."""
         try:
             return self._inbox.get(timeout=TICK_S)
         except queue.Empty:
             return b""
 
-    def _decode(self, line: bytes) -> Order | None:
-        """The order in a line; None, with a word to the launcher, when nothing sensible can follow it."""
+    def _decode(self, line: bytes) -> Request | None:
+        """Return the request in a line; None, with a report, where the connection cannot go on."""
         try:
-            order = decode_order(line)
-            if isinstance(order, Greet):
-                self._greet(order)
+            request = decode_request(line)
+            if isinstance(request, Hello):
+                self._welcome(request)
             elif self._record is None:
-                raise WireError("an order before the greeting")
+                raise WireError("a request before the greeting")
         except WireError as error:
             self.report(Refused(id=-1, message=str(error)))
             return None
-        return order
+        return request
 
-    def _greet(self, order: Greet) -> None:
-        if (order.protocol, order.version) != (PROTOCOL, __version__):
-            raise WireError(f"Poseidon {__version__} is installed here, and the launcher is {order.version}")
+    def _welcome(self, hello: Hello) -> None:
+        if (hello.protocol, hello.version) != (PROTOCOL, __version__):
+            raise WireError(f"Poseidon {__version__} is installed here, and the launcher is {hello.version}")
         try:
-            record = record_from_fields(order.record)
+            record = record_from_fields(hello.record)
         except (ValueError, KeyError, TypeError, PoseidonError) as error:
             raise WireError(f"the job's record cannot be read: {error}") from error
         if record.job != self._job:
             raise WireError(f"this agent is for job {self._job}, not {record.job}")
-        self._silence_s, self._grace_s = order.silence_s, order.grace_s
+        self._silence_s, self._grace_s = hello.silence_s, hello.grace_s
         me = psutil.Process()
-        launcher = RecordedProcess(name=AGENT, host=HERE, pid=me.pid, created_s=me.create_time())
+        launcher = RecordedProcess(name=AGENT, host=LOOPBACK, pid=me.pid, created_s=me.create_time())
         self._record = replace(record, launcher=launcher, processes=())
         self._scratch = tempfile.mkdtemp(prefix="poseidon-")
         cores = len(me.cpu_affinity()) if hasattr(me, "cpu_affinity") else psutil.cpu_count() or 1
         self.report(
-            Here(protocol=PROTOCOL, version=__version__, pid=me.pid, cores=cores, scratch=self._scratch)
+            Welcome(protocol=PROTOCOL, version=__version__, pid=me.pid, cores=cores, scratch=self._scratch)
         )
 
-    def _obey(self, order: Order) -> None:
-        if isinstance(order, Start):
-            self._start(order)
-        elif isinstance(order, Send) and (process := self._running.get(order.id)) is not None:
-            process.send_line(order.line.encode())
-        elif isinstance(order, Signal) and (process := self._running.get(order.id)) is not None:
-            if order.signal is SignalWord.KILL:
+    def _handle(self, request: Request) -> None:
+        if isinstance(request, Start):
+            self._start(request)
+        elif isinstance(request, SendLine) and (process := self._running.get(request.id)) is not None:
+            process.send_line(request.line.encode())
+        elif isinstance(request, SendSignal) and (process := self._running.get(request.id)) is not None:
+            if request.signal is ProcessSignal.KILL:
                 process.kill()
             else:
                 process.terminate()
 
-    def _start(self, order: Start) -> None:
-        if order.id in self._running:
-            self.report(Refused(id=order.id, message=f"process {order.id} was started before"))
+    def _start(self, request: Start) -> None:
+        if request.id in self._running:
+            self.report(Refused(id=request.id, message=f"process {request.id} was started before"))
             return
-        program, *arguments = order.argv
+        program, *arguments = request.argv
         spec = ProcessSpec(
-            name=order.name,
+            name=request.name,
             argv=(sys.executable if program == OWN_INTERPRETER else program, *arguments),
-            environment=order.environment,
-            first_line=order.first_line.encode(),
+            environment=request.environment,
+            first_line=request.first_line.encode(),
         )
-        here = Host(id=order.name.client, address=HERE, port=0)
-        voice = _Voice(self, order.id)
+        here = Host(id=request.name.client, address=LOOPBACK, port=0)
+        forwarder = _Forwarder(self, request.id)
         try:
-            process = self._launcher.start(spec, here, voice)
+            process = self._launcher.start(spec, here, forwarder)
         except JobError as error:
-            self.report(Refused(id=order.id, message=str(error)))
+            self.report(Refused(id=request.id, message=str(error)))
             return
-        self._running[order.id] = process
-        self._put_on_record(order.name, process)
-        self.report(Begun(id=order.id, pid=process.pid, created_s=process.created_s))
-        voice.started.set()
+        self._running[request.id] = process
+        self._register(request.name, process)
+        self.report(Started(id=request.id, pid=process.pid, created_s=process.created_s))
+        forwarder.started.set()
 
-    def _put_on_record(self, name: ProcessName, process: LocalProcess) -> None:
-        """Add to the host's record of the job, unless another's is there: that of the launcher itself."""
+    def _register(self, name: ProcessName, process: LocalProcess) -> None:
+        """Add a process to the host's record of the job, unless the record is the launcher's own."""
         assert self._record is not None
-        added = RecordedProcess(name=name.describe(), host=HERE, pid=process.pid, created_s=process.created_s)
+        added = RecordedProcess(
+            name=name.describe(), host=LOOPBACK, pid=process.pid, created_s=process.created_s
+        )
         self._record = replace(self._record, processes=(*self._record.processes, added))
-        with suppress(PoseidonError):  # a record is a help to find what carries the job's id anyway
+        with suppress(PoseidonError):  # kill finds processes by the job's id, too
             there = self._registry.read(self._job)
             if there is None or there.launcher == self._record.launcher:
                 self._registry.write(self._record)
@@ -252,7 +254,7 @@ class Agent:
                 self._registry.remove(self._job)
 
     def report(self, report: Report) -> None:
-        """Queue a report; waits while the line is slow, and drops it once the line has gone."""
+        """Queue a report; wait while the channel is slow, and drop it once the channel is lost."""
         while not self._lost.is_set():
             try:
                 self._outbox.put(report, timeout=TICK_S)
@@ -260,8 +262,8 @@ class Agent:
                 continue
             return
 
-    def _outbox_ends(self) -> None:
-        with suppress(queue.Full):  # a line that takes nothing takes no last words either
+    def _end_reports(self) -> None:
+        with suppress(queue.Full):  # a channel that takes nothing is lost
             self._outbox.put_nowait(None)
 
     def _receive(self) -> None:
@@ -277,9 +279,9 @@ class Agent:
     def _send(self) -> None:
         while not self._lost.is_set():
             try:
-                report = self._outbox.get(timeout=BEAT_S)
+                report = self._outbox.get(timeout=HEARTBEAT_S)
             except queue.Empty:
-                report = Beat()
+                report = Heartbeat()
             if report is None:
                 return
             try:
@@ -288,8 +290,8 @@ class Agent:
                 self._lost.set()
 
 
-class _Voice:
-    """The listener of one process: its words go to the launcher, after the news that it was started."""
+class _Forwarder:
+    """The listener of one process: forwards to the launcher, after `Started` was reported."""
 
     def __init__(self, agent: Agent, number: int) -> None:
         self._agent = agent
@@ -297,48 +299,48 @@ class _Voice:
         self.started = threading.Event()
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self._say(Told(id=self._id, event=event))
+        self._forward(EventReport(id=self._id, event=event))
 
     def log(self, name: ProcessName, line: str) -> None:
-        self._say(Wrote(id=self._id, line=line))
+        self._forward(LogReport(id=self._id, line=line))
 
     def exited(self, name: ProcessName, status: int) -> None:
-        self._say(Ended(id=self._id, status=status))
+        self._forward(Exited(id=self._id, status=status))
 
-    def _say(self, report: Report) -> None:
-        self.started.wait(GREETING_S)
+    def _forward(self, report: Report) -> None:
+        self.started.wait(HELLO_S)
         self._agent.report(report)
 
 
 def serve(channel: LineChannel, job: str) -> int:
-    """Be the agent of a job over a line, until it ends; returns the exit code.
+    """Serve as the agent of a job over a channel until it ends; return the exit code.
 
-    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started; so does `UNWANTED`, of which the
-    launcher hears.
+    Call it from the main thread: SIGTERM, SIGINT and SIGHUP end the agent and all it started; so does `USER_KILL`, which
+    the agent reports to the launcher.
     """
     agent = Agent(channel, check_job_id(job), Registry(read_settings().state_folder))
 
-    def leave(number: int, frame: FrameType | None) -> None:
-        agent.leave(unwanted=number == UNWANTED)
+    def stop(number: int, frame: FrameType | None) -> None:
+        agent.stop(killed_by_user=number == USER_KILL)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, UNWANTED):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # whoever started us takes them in our place
-            signal.signal(number, leave)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, USER_KILL):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # our parent handles it in our place
+            signal.signal(number, stop)
     return agent.serve()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve a launcher over standard input and output; returns the exit code."""
+    """Serve a launcher over standard input and output; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m poseidon.cluster.agent", description="A job's agent on a host; started over SSH."
     )
     parser.add_argument("--job", required=True, help="the job's id")
     job = parser.parse_args(arguments).job
-    # What anything in this process prints must not mix with the talk.
+    # Nothing that this process prints may mix with the messages.
     inlet, outlet = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        return serve(PipeLines(inlet, outlet), job)
+        return serve(PipeLineChannel(inlet, outlet), job)
     except PoseidonError as error:
         print(f"poseidon agent: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,6 +1,6 @@
-"""A line to another machine: text lines both ways, over whatever carries them.
+"""A channel of text lines in both directions, over any transport.
 
-Law: a line is bytes without a line end in it; what is longer than `LONGEST_LINE_BYTES` is no line of ours.
+Law: a line is bytes without a line end; a longer one than `LONGEST_LINE_BYTES` is cut.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ LONGEST_LINE_BYTES = 4 << 20
 
 
 class LineChannel(Protocol):
-    """Both ends of a talk in lines have one. One thread sends, one receives, any may close."""
+    """One end of a channel of lines. One thread sends, one receives, any may close."""
 
     def send(self, line: bytes) -> None:
         """Send one line. May wait for the other side to read.
 
         Raises:
-            OSError: the line is gone.
+            OSError: the channel is broken or closed.
         """
 
     def receive(self) -> bytes | None:
-        """The next line; None once the other side has ended, or the line broke."""
+        """Return the next line; None once the other side has closed, or the channel broke. Waits until `close`."""
 
     def close(self) -> None:
-        """End the talk: a `receive` that waits returns. May be called twice."""
+        """Close the channel: a `receive` that waits returns. May be called twice; never raises."""
 
 
-class PipeLines:
-    """A talk over two pipes, such as a process's standard input and output.
+class PipeLineChannel:
+    """A line channel over two pipes, such as a process's standard input and output.
 
     Args:
         inlet: what is read.
@@ -60,6 +60,6 @@ class PipeLines:
         return line.rstrip(b"\r\n") if line else None
 
     def close(self) -> None:
-        """See `LineChannel`. The other side reads an end; our own `receive` returns when it answers with one."""
+        """See `LineChannel`. The other side reads an end of file; our own `receive` returns when the other side closes, too."""
         with suppress(OSError, ValueError):
             self._outlet.close()

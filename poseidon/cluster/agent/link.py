@@ -1,7 +1,7 @@
-"""The launcher's end of the line to an agent, and the processes behind it.
+"""The launcher's end of the channel to an agent, and the agent's processes.
 
-Law: no call blocks for long. When the line ends, breaks or falls silent, each process behind it is told to have failed
-with a sentence that names the host, then to have ended; its agent ends it over there.
+Law: no call blocks for long. When the channel ends, breaks or falls silent, each of the agent's processes is reported as
+failed, with a sentence that names the host, then as ended; the agent ends it on its host.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from dataclasses import dataclass
 
 from poseidon import __version__
 from poseidon.cluster.agent.line_channel import LineChannel
-from poseidon.cluster.agent.remote_process import FarProcess
+from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.agent.wire import (
     OWN_INTERPRETER,
     PROTOCOL,
-    Beat,
-    Greet,
-    Here,
-    Leave,
-    Order,
+    Heartbeat,
+    Hello,
+    KilledByUser,
     Refused,
     Report,
+    Request,
+    Shutdown,
     Start,
-    Unwanted,
+    Welcome,
     WireError,
     decode_report,
-    encode_order,
+    encode_request,
 )
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.errors import JobError, printable
 
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 START_S = 60.0
-MOST_WAITING = 10_000
+MAX_QUEUED = 10_000
 # Each side knows its own paths to Python's modules.
 _NOT_SENT = frozenset({"PYTHONPATH"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How long the two ends wait for each other, in seconds.
+    """The timeouts between launcher and agent, in seconds.
 
     Attributes:
-        greet_s: for the agent to be there; Python starts slowly on a busy machine.
-        silence_s: an agent without a word for so long counts as gone; it says one every two seconds.
-        launcher_silence_s: the same for the launcher, by its agents. It is longer, for a launcher may be stopped
-            for a moment (Ctrl-Z), and when it is gone for good nothing waits.
+        hello_s: until the agent answers `Hello`; Python starts slowly on a busy machine.
+        silence_s: without a report from the agent until it counts as lost; it sends heartbeats every two seconds.
+        launcher_silence_s: without a request from the launcher until its agents take it for lost. It is longer, since a
+            launcher may be stopped for a moment (Ctrl-Z), and when it is gone for good nothing waits.
         grace_s: from SIGTERM to SIGKILL when an agent ends its processes.
     """
 
-    greet_s: float = 60.0
+    hello_s: float = 60.0
     silence_s: float = 10.0
     launcher_silence_s: float = 20.0
     grace_s: float = 5.0
@@ -65,64 +65,64 @@ class AgentLink:
     """One agent, as the launcher sees it.
 
     Args:
-        channel: the line to it; owned from here on.
-        where: the host in messages, `ml@node3`.
-        settings: how long to wait for what.
+        channel: to it; owned from here on.
+        label: the host in messages, `ml@node3`.
+        settings: the timeouts.
     """
 
-    def __init__(self, channel: LineChannel, where: str, settings: LinkSettings) -> None:
+    def __init__(self, channel: LineChannel, label: str, settings: LinkSettings) -> None:
         self._channel = channel
-        self._where = where
+        self._label = label
         self._settings = settings
         self._lock = threading.Lock()
-        self._processes: dict[int, FarProcess] = {}
-        self._outbox: queue.Queue[Order] = queue.Queue(MOST_WAITING)
-        self._here = threading.Event()
-        self._over = threading.Event()
+        self._processes: dict[int, RemoteProcess] = {}
+        self._requests: queue.Queue[Request] = queue.Queue(MAX_QUEUED)
+        self._welcomed = threading.Event()
+        self._closed = threading.Event()
         self._lost: str | None = None
-        self._unwanted = False
+        self._killed_by_user = False
         self._scratch, self._cores = "", 1
-        self._heard_s = time.monotonic()
-        self._listening = False
+        self._received_s = time.monotonic()
+        self._in_listener = False
         self._threads = [
-            threading.Thread(target=self._receive, name=f"poseidon {where} receive", daemon=True),
-            threading.Thread(target=self._send, name=f"poseidon {where} send", daemon=True),
+            threading.Thread(target=self._receive, name=f"poseidon {label} receive", daemon=True),
+            threading.Thread(target=self._send, name=f"poseidon {label} send", daemon=True),
         ]
 
     @property
-    def where(self) -> str:
-        """The host, for messages."""
-        return self._where
+    def label(self) -> str:
+        """The host in messages."""
+        return self._label
 
     @property
     def lost(self) -> str | None:
-        """Why the agent can no longer be reached; None while it can."""
+        """Why the agent is lost; None while it is not."""
         return self._lost
 
     @property
     def scratch(self) -> str:
-        """A folder there that only this user can enter, until the agent goes; known once it was greeted."""
+        """A folder there that only this user can enter, until the agent exits; known once connected."""
         return self._scratch
 
     @property
     def cores(self) -> int:
-        """CPUs that processes there may use; known once it was greeted."""
+        """CPUs that processes there may use; known once connected."""
         return self._cores
 
-    def greet(self, record: Mapping[str, object]) -> None:
-        """Say who we are and wait for the agent to answer.
+    def connect(self, record: Mapping[str, object]) -> None:
+        """Send `Hello` and wait for the agent's answer.
 
         Args:
             record: the job, as `record_fields` writes it.
 
         Raises:
-            JobError: it does not answer, or is of another version.
+            JobError: the agent does not answer, or is of another version.
         """
         for thread in self._threads:
             thread.start()
         settings = self._settings
-        self._order(
-            Greet(
+        self._request(
+            Hello(
                 protocol=PROTOCOL,
                 version=__version__,
                 record=record,
@@ -130,22 +130,22 @@ class AgentLink:
                 grace_s=settings.grace_s,
             )
         )
-        if not self._here.wait(settings.greet_s) and self._lost is None:
-            self._lose(f"its agent was not there within {settings.greet_s:g} s")
+        if not self._welcomed.wait(settings.hello_s) and self._lost is None:
+            self._lose(f"its agent did not answer within {settings.hello_s:g} s")
         if self._lost is not None:
-            raise JobError(f"{self._where}: {self._lost}")
+            raise JobError(f"{self._label}: {self._lost}")
 
-    def start(self, spec: ProcessSpec, listener: Listener) -> FarProcess:
+    def start(self, spec: ProcessSpec, listener: Listener) -> RemoteProcess:
         """Start a process there; see `Launcher.start`.
 
         Raises:
-            JobError: it cannot be started, or the agent has gone.
+            JobError: it cannot be started, or the agent is lost.
         """
         with self._lock:
-            process = FarProcess(spec.name, len(self._processes), self._where, listener, self._order)
+            process = RemoteProcess(spec.name, len(self._processes), self._label, listener, self._request)
             self._processes[process.id] = process
         program, *arguments = spec.argv
-        self._order(
+        self._request(
             Start(
                 id=process.id,
                 name=spec.name,
@@ -156,77 +156,77 @@ class AgentLink:
                 first_line=spec.first_line.decode(),
             )
         )
-        if self._lost is not None:  # a process that came too late to be told with the others
-            process.lose(self._lost, unwanted=self._unwanted)
+        if self._lost is not None:  # the process was added after the others were told
+            process.lose(self._lost, unwanted=self._killed_by_user)
         process.await_start(START_S)
         return process
 
     def close(self) -> None:
-        """Have the agent end what still runs there and go; returns when the line has ended. May be called twice."""
-        if not self._over.is_set() and self._lost is None:
-            self._order(Leave())
-            self._threads[0].join(self._settings.grace_s + BEAT_S)
-        self._over.set()
+        """Have the agent end what still runs there and exit; return when the channel has ended. May be called twice."""
+        if not self._closed.is_set() and self._lost is None:
+            self._request(Shutdown())
+            self._threads[0].join(self._settings.grace_s + HEARTBEAT_S)
+        self._closed.set()
         self._channel.close()
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(BEAT_S)
+                thread.join(HEARTBEAT_S)
 
-    def _order(self, order: Order) -> None:
-        # A queue that is full belongs to a line that carries nothing any more; its silence is about to be noticed.
+    def _request(self, request: Request) -> None:
+        # A full queue belongs to a channel that carries nothing any more; its silence is about to be noticed.
         with suppress(queue.Full):
-            self._outbox.put_nowait(order)
+            self._requests.put_nowait(request)
 
     def _send(self) -> None:
-        while not self._over.is_set() and self._lost is None:
+        while not self._closed.is_set() and self._lost is None:
             try:
-                order: Order = self._outbox.get(timeout=BEAT_S / 2)
+                request: Request = self._requests.get(timeout=HEARTBEAT_S / 2)
             except queue.Empty:
-                order = Beat()
+                request = Heartbeat()
             try:
-                self._channel.send(encode_order(order))
+                self._channel.send(encode_request(request))
             except OSError as error:
-                self._lose(f"the line to it broke ({str(error) or type(error).__name__})")
-            if isinstance(order, Leave):
+                self._lose(f"the channel to it broke ({str(error) or type(error).__name__})")
+            if isinstance(request, Shutdown):
                 return
-            silent_s = time.monotonic() - self._heard_s
-            if self._here.is_set() and not self._listening and silent_s > self._settings.silence_s:
-                self._lose(f"it has said nothing for {self._settings.silence_s:g} s")
+            silent_s = time.monotonic() - self._received_s
+            if self._welcomed.is_set() and not self._in_listener and silent_s > self._settings.silence_s:
+                self._lose(f"it has sent nothing for {self._settings.silence_s:g} s")
 
     def _receive(self) -> None:
         while (line := self._channel.receive()) is not None:
-            self._listening = True
+            self._in_listener = True
             try:
-                self._hear(decode_report(line))
+                self._take(decode_report(line))
             except WireError as error:
-                return self._lose(f"what answers there is no agent of this job ({error})")
+                return self._lose(f"what answers there is not an agent of this job ({error})")
             finally:
-                self._heard_s = time.monotonic()
-                self._listening = False
-        return self._lose("the line to it has ended")
+                self._received_s = time.monotonic()
+                self._in_listener = False
+        return self._lose("the channel to it has ended")
 
-    def _hear(self, report: Report) -> None:
-        if isinstance(report, Beat):
+    def _take(self, report: Report) -> None:
+        if isinstance(report, Heartbeat):
             return
-        if isinstance(report, Here):
+        if isinstance(report, Welcome):
             self._scratch, self._cores = report.scratch, max(1, report.cores)
-            self._here.set()
+            self._welcomed.set()
         elif isinstance(report, Refused) and report.id == -1:
             self._lose(printable(report.message))
-        elif isinstance(report, Unwanted):
+        elif isinstance(report, KilledByUser):
             self._lose("the job was killed there", unwanted=True)
         else:
             process = self._processes.get(report.id)
             if process is not None:
-                process.hear(report)
+                process.take(report)
 
     def _lose(self, why: str, *, unwanted: bool = False) -> None:
         with self._lock:
-            if self._lost is not None or self._over.is_set():
+            if self._lost is not None or self._closed.is_set():
                 return
-            self._lost, self._unwanted = why, unwanted
+            self._lost, self._killed_by_user = why, unwanted
             processes = list(self._processes.values())
-        self._here.set()
+        self._welcomed.set()
         self._channel.close()
         for process in processes:
             process.lose(why, unwanted=unwanted)

@@ -1,6 +1,6 @@
 """A process that an agent has started on its host, as the launcher sees it.
 
-Law: it hears the agent's reports in order; after its end, or the loss of its agent, its listener hears nothing more.
+Law: it takes the agent's reports in order; after its exit, or the loss of its agent, it calls its listener no more.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import threading
 from collections.abc import Callable
 
 from poseidon.cluster.agent.wire import (
-    Begun,
-    Ended,
-    Order,
+    EventReport,
+    Exited,
+    LogReport,
+    ProcessSignal,
     Refused,
     Report,
-    Send,
-    Signal,
-    SignalWord,
-    Told,
-    Wrote,
+    Request,
+    SendLine,
+    SendSignal,
+    Started,
 )
 from poseidon.cluster.plan import ProcessName
 from poseidon.cluster.process import Listener
@@ -28,55 +28,63 @@ CLOSE_S = 2.0
 LOST_STATUS = 1
 
 
-class FarProcess:
-    """A process on another host: a `RunningProcess`."""
+class RemoteProcess:
+    """A process on another host: a `RunningProcess`.
+
+    Args:
+        name: which process.
+        number: its id on the wire.
+        label: the host in messages.
+        listener: notified of events, log lines and the exit.
+        send: queues a request to the agent.
+    """
 
     def __init__(
-        self, name: ProcessName, number: int, where: str, listener: Listener, order: Callable[[Order], None]
+        self, name: ProcessName, number: int, label: str, listener: Listener, send: Callable[[Request], None]
     ) -> None:
         self.id = number
         self._name = name
-        self._where = where
+        self._label = label
         self._listener = listener
-        self._order = order
+        self._send = send
         self._lock = threading.Lock()
-        self._known = threading.Event()
+        self._answered = threading.Event()
         self._ended = threading.Event()
-        self._begun: Begun | None = None
-        self._why_not: str | None = None
-        self._unwanted = False
+        self._started: Started | None = None
+        self._refusal: str | None = None
+        self._killed_by_user = False
         self._status: int | None = None
 
     @property
     def name(self) -> ProcessName:
-        """Who it is."""
+        """Which process it is."""
         return self._name
 
     @property
     def pid(self) -> int:
         """Its process id on its own host."""
-        return self._begun.pid if self._begun is not None else 0
+        return self._started.pid if self._started is not None else 0
 
     @property
     def created_s(self) -> float:
-        """When it was created, by its host."""
-        return self._begun.created_s if self._begun is not None else 0.0
+        """When it was created, seconds since 1970 by its host's clock."""
+        return self._started.created_s if self._started is not None else 0.0
 
     def await_start(self, timeout_s: float) -> None:
-        """Wait for the news that it runs.
+        """Wait until the agent has started it.
 
         Raises:
-            JobError: it does not; a `JobKilled` where the user has killed the job there.
+            JobError: it was not started; `JobKilled` where the user has killed the job there.
         """
-        if not self._known.wait(timeout_s):
-            raise JobError(f"{self._where}: {self._name.short} was not started within {timeout_s:g} s")
-        if self._why_not is not None:
-            error = JobKilled if self._unwanted else JobError
-            raise error(f"{self._where}: {self._why_not}")
+        if not self._answered.wait(timeout_s):
+            raise JobError(f"{self._label}: {self._name.short} was not started within {timeout_s:g} s")
+        if self._refusal is not None:
+            error = JobKilled if self._killed_by_user else JobError
+            raise error(f"{self._label}: {self._refusal}")
 
     def send_line(self, line: bytes) -> None:
         """See `RunningProcess`."""
-        self._order(Send(id=self.id, line=line.decode()))
+        self._send(SendLine(id=self.id, line=line.decode()))
 
     def poll(self) -> int | None:
         """See `RunningProcess`."""
@@ -84,48 +92,48 @@ class FarProcess:
 
     def terminate(self) -> None:
         """See `RunningProcess`."""
-        self._order(Signal(id=self.id, signal=SignalWord.TERMINATE))
+        self._send(SendSignal(id=self.id, signal=ProcessSignal.TERMINATE))
 
     def kill(self) -> None:
         """See `RunningProcess`."""
-        self._order(Signal(id=self.id, signal=SignalWord.KILL))
+        self._send(SendSignal(id=self.id, signal=ProcessSignal.KILL))
 
     def close(self) -> None:
         """See `RunningProcess`."""
-        if self._status is None and self._begun is not None:
+        if self._status is None and self._started is not None:
             self.kill()
             self._ended.wait(CLOSE_S)
 
-    def hear(self, report: Report) -> None:
-        """Take what the agent reports of it."""
-        if isinstance(report, Begun):
-            self._begun = report
-            self._known.set()
+    def take(self, report: Report) -> None:
+        """Take a report of the agent about this process."""
+        if isinstance(report, Started):
+            self._started = report
+            self._answered.set()
         elif isinstance(report, Refused):
-            self._why_not = printable(report.message)
-            self._known.set()
-        elif isinstance(report, Told) and self._status is None:
+            self._refusal = printable(report.message)
+            self._answered.set()
+        elif isinstance(report, EventReport) and self._status is None:
             self._listener.event(self._name, report.event)
-        elif isinstance(report, Wrote) and self._status is None:
+        elif isinstance(report, LogReport) and self._status is None:
             self._listener.log(self._name, report.line)
-        elif isinstance(report, Ended):
+        elif isinstance(report, Exited):
             self._end(report.status)
 
     def lose(self, why: str, *, unwanted: bool = False) -> None:
-        """Its agent cannot be reached any more; `unwanted`: since the user has killed the job there."""
-        if self._begun is None:
-            self._why_not, self._unwanted = why, unwanted
-            self._known.set()
+        """Report the loss of its agent; `unwanted`: the user has killed the job there."""
+        if self._started is None:
+            self._refusal, self._killed_by_user = why, unwanted
+            self._answered.set()
         elif self._status is None:
-            message = f"{self._where}: {why}; the job was stopped"
-            told = {
+            message = f"{self._label}: {why}; the job was stopped"
+            event = {
                 "event": "error",
                 "message": message,
                 "exit_code": 1,
                 "host_lost": True,
                 "unwanted": unwanted,
             }
-            self._listener.event(self._name, told)
+            self._listener.event(self._name, event)
             self._end(LOST_STATUS)
 
     def _end(self, status: int) -> None:

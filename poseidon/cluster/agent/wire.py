@@ -1,6 +1,6 @@
-"""What a launcher and the agent on a host say to each other: one JSON object a line.
+"""The wire protocol between a launcher and the agent on a host: one JSON object a line.
 
-The launcher orders:
+The launcher requests:
     {"do": "greet", "protocol": 1, "version": "0.1.0", "record": {...}, "silence_s": 20.0, "grace_s": 5.0}
     {"do": "start", "id": 3, "name": {...}, "argv": ["", "-m", ...], "environment": {...}, "first_line": "..."}
     {"do": "send", "id": 3, "line": "..."}
@@ -17,10 +17,10 @@ and the agent reports:
     {"is": "unwanted"}                                      the job was killed by its user here
     {"is": "beat"}
 
-An empty program's name means the agent's own interpreter.
+An empty program name stands for the agent's own interpreter.
 
-Law: pure; `decode_order` and `decode_report` are the border, and what comes out of them has the types below. Who hears
-anything else ends the talk.
+Law: pure; `decode_request` and `decode_report` validate, and what they return has the types below. Either side closes
+the connection on anything else.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ PROTOCOL = 1
 OWN_INTERPRETER = ""
 
 
-class SignalWord(Enum):
-    """How a process is asked to end."""
+class ProcessSignal(Enum):
+    """How a process is ended."""
 
     TERMINATE = "terminate"
-    """It may finish what it must."""
+    """SIGTERM: it may clean up."""
     KILL = "kill"
-    """At once, with all that it started."""
+    """SIGKILL, to it and to all that it started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greet:
-    """The first order.
+class Hello:
+    """The first request.
 
     Attributes:
         protocol: of the launcher.
         version: of the launcher's Poseidon.
         record: the job, as `poseidon.cluster.jobs.registry.record_fields` writes it.
-        silence_s: how long a launcher that says nothing is believed to be there.
+        silence_s: the agent takes a launcher that has sent nothing for so long for gone.
         grace_s: from SIGTERM to SIGKILL when the agent ends its processes.
     """
 
@@ -78,41 +78,41 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
-    """Give a process a line on its standard input."""
+class SendLine:
+    """Write a line to a process's standard input."""
 
     id: int
     line: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
-    """Ask a process to end."""
+class SendSignal:
+    """End a process."""
 
     id: int
-    signal: SignalWord
+    signal: ProcessSignal
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life, either way."""
+class Heartbeat:
+    """A sign of life, in either direction."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """End what still runs, and go."""
+class Shutdown:
+    """End what still runs, then exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
-    """The answer to `Greet`.
+class Welcome:
+    """The answer to `Hello`.
 
     Attributes:
         protocol: of the agent.
         version: of its Poseidon.
         pid: its process.
         cores: CPUs that it may use.
-        scratch: a folder that only this user can enter, there for as long as the agent is.
+        scratch: a folder that only this user can enter; it lasts as long as the agent.
     """
 
     protocol: int
@@ -123,7 +123,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Started:
     """A process was started."""
 
     id: int
@@ -133,77 +133,77 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A process could not be started; also, with id -1, why the agent goes at once."""
+    """A process could not be started; with id -1: why the agent exits at once."""
 
     id: int
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A process said an event."""
+class EventReport:
+    """A process printed an event."""
 
     id: int
     event: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wrote:
-    """A process wrote a line of free text."""
+class LogReport:
+    """A process printed a line of free text."""
 
     id: int
     line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A process has ended; nothing more comes of it."""
+class Exited:
+    """A process has ended; no report of it follows."""
 
     id: int
     status: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unwanted:
-    """The user has killed the job on this host; the agent goes."""
+class KilledByUser:
+    """The user has killed the job on this host; the agent exits."""
 
 
-Order = Greet | Start | Send | Signal | Beat | Leave
-Report = Here | Begun | Refused | Told | Wrote | Ended | Unwanted | Beat
+Request = Hello | Start | SendLine | SendSignal | Heartbeat | Shutdown
+Report = Welcome | Started | Refused | EventReport | LogReport | Exited | KilledByUser | Heartbeat
 
-_ORDERS: dict[str, type] = {
-    "greet": Greet, "start": Start, "send": Send, "signal": Signal, "beat": Beat, "leave": Leave,
+_REQUESTS: dict[str, type] = {
+    "greet": Hello, "start": Start, "send": SendLine, "signal": SendSignal, "beat": Heartbeat, "leave": Shutdown,
 }  # fmt: skip
 _REPORTS: dict[str, type] = {
-    "here": Here, "started": Begun, "refused": Refused, "event": Told, "log": Wrote, "exited": Ended,
-    "unwanted": Unwanted, "beat": Beat,
+    "here": Welcome, "started": Started, "refused": Refused, "event": EventReport, "log": LogReport, "exited": Exited,
+    "unwanted": KilledByUser, "beat": Heartbeat,
 }  # fmt: skip
 
 
 class WireError(ValueError):
-    """A line is none of the above."""
+    """A line is not a message of this protocol."""
 
 
-def encode_order(order: Order) -> bytes:
-    """An order as one line."""
-    return _encode("do", _ORDERS, order)
+def encode_request(request: Request) -> bytes:
+    """Encode a request as one line."""
+    return _encode("do", _REQUESTS, request)
 
 
 def encode_report(report: Report) -> bytes:
-    """A report as one line."""
+    """Encode a report as one line."""
     return _encode("is", _REPORTS, report)
 
 
-def decode_order(line: bytes) -> Order:
-    """The order in a line.
+def decode_request(line: bytes) -> Request:
+    """Decode the request in a line.
 
     Raises:
-        WireError: there is none.
+        WireError: it is not one.
     """
-    kind, fields = _open(line, "do", _ORDERS)
-    order: Order
-    if kind is Greet:
-        order = Greet(
+    kind, fields = _open(line, "do", _REQUESTS)
+    request: Request
+    if kind is Hello:
+        request = Hello(
             protocol=_whole(fields, "protocol"),
             version=_text(fields, "version"),
             record=_object(fields, "record"),
@@ -211,35 +211,35 @@ def decode_order(line: bytes) -> Order:
             grace_s=_seconds(fields, "grace_s"),
         )
     elif kind is Start:
-        order = Start(
+        request = Start(
             id=_whole(fields, "id"),
             name=_name(_object(fields, "name")),
             argv=_texts(fields, "argv"),
             environment=_environment(_object(fields, "environment")),
             first_line=_text(fields, "first_line"),
         )
-    elif kind is Send:
-        order = Send(id=_whole(fields, "id"), line=_text(fields, "line"))
-    elif kind is Signal:
-        order = Signal(id=_whole(fields, "id"), signal=_member(SignalWord, fields.get("signal")))
+    elif kind is SendLine:
+        request = SendLine(id=_whole(fields, "id"), line=_text(fields, "line"))
+    elif kind is SendSignal:
+        request = SendSignal(id=_whole(fields, "id"), signal=_member(ProcessSignal, fields.get("signal")))
     else:
-        order = Beat() if kind is Beat else Leave()
-    return order
+        request = Heartbeat() if kind is Heartbeat else Shutdown()
+    return request
 
 
 def decode_report(line: bytes) -> Report:
-    """The report in a line.
+    """Decode the report in a line.
 
     Raises:
-        WireError: there is none.
+        WireError: it is not one.
     """
     kind, fields = _open(line, "is", _REPORTS)
-    if kind is Beat:
-        return Beat()
-    if kind is Unwanted:
-        return Unwanted()
-    if kind is Here:
-        return Here(
+    if kind is Heartbeat:
+        return Heartbeat()
+    if kind is KilledByUser:
+        return KilledByUser()
+    if kind is Welcome:
+        return Welcome(
             protocol=_whole(fields, "protocol"),
             version=_text(fields, "version"),
             pid=_whole(fields, "pid"),
@@ -247,18 +247,18 @@ def decode_report(line: bytes) -> Report:
             scratch=_text(fields, "scratch"),
         )
     number = _whole(fields, "id")
-    if kind is Begun:
-        return Begun(id=number, pid=_whole(fields, "pid"), created_s=_seconds(fields, "created_s"))
+    if kind is Started:
+        return Started(id=number, pid=_whole(fields, "pid"), created_s=_seconds(fields, "created_s"))
     if kind is Refused:
         return Refused(id=number, message=_text(fields, "message"))
-    if kind is Told:
-        return Told(id=number, event=_object(fields, "event"))
-    if kind is Wrote:
-        return Wrote(id=number, line=_text(fields, "line"))
-    return Ended(id=number, status=_whole(fields, "status"))
+    if kind is EventReport:
+        return EventReport(id=number, event=_object(fields, "event"))
+    if kind is LogReport:
+        return LogReport(id=number, line=_text(fields, "line"))
+    return Exited(id=number, status=_whole(fields, "status"))
 
 
-def _encode(key: str, kinds: Mapping[str, type], message: Order | Report) -> bytes:
+def _encode(key: str, kinds: Mapping[str, type], message: Request | Report) -> bytes:
     word = next(word for word, kind in kinds.items() if kind is type(message))
     fields = {name: getattr(message, name) for name in type(message).__dataclass_fields__}
     return json.dumps({key: word, **fields}, default=_plain).encode()

@@ -1,7 +1,7 @@
-"""Stopping exactly the processes of one job, with or without its launcher.
+"""Stopping the processes of one job, and no others, with or without its launcher.
 
 Law: a process is stopped only if it is on the job's record with both its pid and its time of creation, or
-carries `--job <id>` as two neighbouring words of its arguments, or descends from one that does; and only if
+has `--job <id>` as two neighbouring arguments, or descends from one that does; and only if
 this user owns it. A program's name alone never decides.
 """
 
@@ -26,16 +26,16 @@ from poseidon.errors import JobError
 CREATION_TOLERANCE_S = 1.5
 AGENT = "agent"
 """The launcher of a job's record on a host that an agent serves."""
-UNWANTED = signal.SIGUSR1
-"""Tells an agent that the user wants the job gone, everywhere. SIGTERM may be its host's shutdown, which a job survives."""
-# What was about to be started when its parent died is found by looking again.
-MOST_ROUNDS = 5
+USER_KILL = signal.SIGUSR1
+"""Sent to an agent when the user kills the job, on all hosts. SIGTERM may be its host's shutdown, which a job survives."""
+# Processes that were being started when their parent died are found in a further round.
+MAX_ROUNDS = 5
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KillPatience:
-    """How long a job has to go by itself, in seconds.
+class KillTimeouts:
+    """The timeouts of a kill, in seconds.
 
     Attributes:
         launcher_s: from SIGTERM to the launcher, which stops the job cleanly, to SIGTERM to all that is left; longer than
@@ -48,7 +48,7 @@ class KillPatience:
 
 
 def job_processes(job: str, record: JobRecord | None) -> list[psutil.Process]:
-    """The processes of a job that live on this machine, its launcher not among them.
+    """Return the processes of a job that run on this machine, without its launcher.
 
     Args:
         job: its id.
@@ -68,7 +68,7 @@ def job_processes(job: str, record: JobRecord | None) -> list[psutil.Process]:
 
 
 def live_process(recorded: RecordedProcess) -> psutil.Process | None:
-    """The running process that a record names, or None if it is gone, another's, or another machine's."""
+    """Return the running process of a record; None if it has ended, or is another user's or another machine's."""
     if not is_loopback(recorded.host):
         return None
     try:
@@ -80,7 +80,7 @@ def live_process(recorded: RecordedProcess) -> psutil.Process | None:
 
 
 def owner_of(job: str) -> str | None:
-    """The other user of this machine to whom a running job belongs; None where none that is seen here does."""
+    """Return the other user of this machine whose running job this is; None where there is none."""
     for process in psutil.process_iter():
         if _names_job(process, job) and not _ours(process):
             with suppress(psutil.Error):
@@ -88,17 +88,18 @@ def owner_of(job: str) -> str | None:
     return None
 
 
-def kill_job(job: str, registry: Registry, *, patience: KillPatience, report: Callable[[str], None]) -> int:
-    """Stop a job and forget it.
+def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Callable[[str], None]) -> int:
+    """Stop a job and remove its record.
 
-    The launcher is asked first, for it can end the job after a clean iteration; where the job's agent is all that is here, it
-    tells the launcher that the job is not to be started again. What is left after that gets SIGTERM, and SIGKILL when it does not obey; stopped (SIGSTOP) processes too.
+    The launcher gets SIGTERM first, since it can end the job after a complete iteration; where only the job's agent runs here,
+    the agent tells the launcher not to start the job again. The processes that are left get SIGTERM, and SIGKILL when they
+    do not end; stopped (SIGSTOP) processes too.
 
     Args:
         job: its id.
-        registry: where its record may be.
-        patience: how long to wait.
-        report: hears one line for each process that was stopped.
+        registry: may have its record.
+        timeouts: of the launcher and of each process.
+        report: called with one line for each process that was stopped.
 
     Returns:
         How many processes were stopped.
@@ -108,16 +109,16 @@ def kill_job(job: str, registry: Registry, *, patience: KillPatience, report: Ca
     """
     record = registry.read(job)
     names = _names(record)
-    stopped = _stop_launcher(record, patience.launcher_s, report)
-    for _ in range(MOST_ROUNDS):
+    stopped = _stop_launcher(record, timeouts.launcher_s, report)
+    for _ in range(MAX_ROUNDS):
         left = job_processes(job, record)
         if record is not None and (launcher := live_process(record.launcher)) is not None:
             left.append(launcher)
         if not left:
-            with suppress(JobError):  # of processes that have gone: whoever lists jobs says that it stays
+            with suppress(JobError):  # the next listing of jobs removes it
                 registry.remove(job)
             return stopped
-        for process, how in _stop(left, patience.grace_s):
+        for process, how in _stop(left, timeouts.grace_s):
             stopped += 1
             report(f"stopped {names.get(process.pid, f'a process of {job} (pid {process.pid})')} with {how}")
     survivors = ", ".join(str(process.pid) for process in job_processes(job, record))
@@ -125,13 +126,13 @@ def kill_job(job: str, registry: Registry, *, patience: KillPatience, report: Ca
 
 
 def _stop_launcher(record: JobRecord | None, launcher_s: float, report: Callable[[str], None]) -> int:
-    """Ask the launcher to stop the job, and say how many processes went with it."""
+    """Ask the launcher to stop the job; return how many processes ended with it."""
     launcher = live_process(record.launcher) if record is not None else None
     if record is None or launcher is None:
         return 0
     before = job_processes(record.job, record)
     names = _names(record)
-    _send(launcher, UNWANTED if record.launcher.name == AGENT else signal.SIGTERM)
+    _send(launcher, USER_KILL if record.launcher.name == AGENT else signal.SIGTERM)
     if _wait_gone([launcher], launcher_s):
         return 0
     gone = [launcher, *(process for process in before if not _alive(process))]
@@ -143,7 +144,7 @@ def _stop_launcher(record: JobRecord | None, launcher_s: float, report: Callable
 
 
 def _stop(processes: list[psutil.Process], grace_s: float) -> list[tuple[psutil.Process, str]]:
-    """End processes; which of them ended, and by what."""
+    """End processes; return those that ended, with the signal."""
     for process in processes:
         _send(process, signal.SIGTERM)
     stubborn = _wait_gone(processes, grace_s)
@@ -162,7 +163,7 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
     try:
         process.send_signal(number)
         if number is not signal.SIGKILL:
-            process.send_signal(signal.SIGCONT)  # a stopped process gets any other only when it goes on
+            process.send_signal(signal.SIGCONT)  # a stopped process handles others only when it continues
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied as error:
@@ -170,7 +171,7 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait for processes to end; those that have not. (psutil waits for zombies too, which are not ours to reap.)"""
+    """Wait for processes to end; return those that have not. (psutil waits for zombies too, which are not ours to reap.)"""
     end_s = time.monotonic() + timeout_s
     left = [process for process in processes if _alive(process)]
     while left and time.monotonic() < end_s:
@@ -199,10 +200,10 @@ def _carries(process: psutil.Process, job: str) -> bool:
 
 def _names_job(process: psutil.Process, job: str) -> bool:
     try:
-        words = process.cmdline()
+        arguments = process.cmdline()
     except psutil.Error:
         return False
-    return any(pair == ("--job", job) for pair in pairwise(words))
+    return any(pair == ("--job", job) for pair in pairwise(arguments))
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

@@ -1,10 +1,10 @@
-"""Run records: what a job's launcher leaves on disk so that others can find its processes without it.
+"""Job records: files by which the processes of a job are found without its launcher.
 
-One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user alone. Where hosts share a home folder each looks
-after its own records: of another's processes it could not say whether they live.
+One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user only. Where hosts share a home folder each
+has a folder of its own, since it cannot check whether the processes of another host run.
 
-Law: the file is whole at every moment (written beside, then put in place), and names each process by pid and
-time of creation, for a pid alone may belong to someone else by tomorrow.
+Law: the file is complete at every moment (written under another name, then renamed), and names each process by pid and
+time of creation, since a pid alone may be used again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from poseidon.durable import put_in_place
 from poseidon.errors import JobError, MachinefileError, UsageError
 
 EXTRACTION = "extract_features"
-"""How the ids of feature extractions begin."""
+"""The prefix of the ids of feature extractions."""
 _OPTIONS = tuple(field.name for field in fields(HostOptions))
 NO_RECORD = (ValueError, KeyError, TypeError, UsageError, MachinefileError)
-"""What `record_from_fields` raises."""
+"""The exceptions of `record_from_fields`."""
 _LATEST_S = 1e11
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", re.ASCII)
 
@@ -40,8 +40,8 @@ class RecordedProcess:
     """A process of a job.
 
     Attributes:
-        name: its words, `worker 1 (client 1, 127.0.0.1)`.
-        host: where it runs.
+        name: in messages, `worker 1 (client 1, 127.0.0.1)`.
+        host: on which it runs.
         pid: its process id there.
         created_s: when it was created, seconds since 1970 by that host.
     """
@@ -54,7 +54,7 @@ class RecordedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job that was started.
+    """The record of a job.
 
     Attributes:
         job: its id.
@@ -76,22 +76,22 @@ class JobRecord:
 
 
 def new_job_id(stem: str, now: datetime, token: str) -> str:
-    """An id for a job: `cifar10_quick-20260105-204016-3f9a1c`.
+    """Return an id for a job: `cifar10_quick-20260105-204016-3f9a1c`.
 
     Args:
-        stem: what it trains; signs that an id cannot hold become `_`.
+        stem: the name of what it trains; characters that are illegal in an id become `_`.
         now: local time of its start.
-        token: random, so that no two jobs ever share an id.
+        token: random, so that no two jobs share an id.
     """
     clean = re.sub(r"[^A-Za-z0-9_]+", "_", stem).strip("_")[:40] or "job"
     return check_job_id(f"{clean}-{now:%Y%m%d-%H%M%S}-{token}")
 
 
 def check_job_id(job: str) -> str:
-    """The id itself, if it can name a file and stand in an argument list.
+    """Return the id itself, if it is legal as a file's name and as an argument.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     if not _JOB_ID.fullmatch(job):
         raise UsageError(
@@ -139,7 +139,7 @@ class Registry:
             ) from error
 
     def read(self, job: str) -> JobRecord | None:
-        """A job's record, or None when there is none.
+        """Return a job's record, or None when there is none.
 
         Raises:
             UsageError: `job` cannot be a job id.
@@ -171,7 +171,7 @@ class Registry:
             raise JobError(f"cannot remove the job's record {path}: {error.strerror}") from error
 
     def jobs(self) -> tuple[str, ...]:
-        """The ids of all jobs on record, oldest name first; what else lies there is passed over.
+        """Return the ids of all recorded jobs, sorted by name; ignore other files.
 
         Raises:
             JobError: the folder cannot be read.
@@ -193,11 +193,11 @@ class Registry:
 
 
 class Registration:
-    """One job's record while its launcher lives; entered, it is forgotten at the end unless something of the job is left.
+    """One job's record while its launcher runs; entered, it is removed at the end unless processes of the job are left.
 
     Args:
-        registry: where it is kept.
-        record: what is known at the start; written at once.
+        registry: that keeps the record.
+        record: at the start of the job; written at once.
     """
 
     def __init__(self, registry: Registry, record: JobRecord) -> None:
@@ -207,17 +207,17 @@ class Registration:
 
     @property
     def record(self) -> JobRecord:
-        """What is known of the job."""
+        """The record as it is now."""
         return self._record
 
     def add(self, name: ProcessName, pid: int, created_s: float) -> None:
-        """Put a process on record. Call it right after its start."""
+        """Add a process to the record. Call it right after its start."""
         process = RecordedProcess(name=name.describe(), host=name.host, pid=pid, created_s=created_s)
         self._record = replace(self._record, processes=(*self._record.processes, process))
         self._registry.write(self._record)
 
     def clear(self) -> None:
-        """All processes have ended; the job may start others."""
+        """Remove all processes from the record: they have ended."""
         self._record = replace(self._record, processes=())
         self._registry.write(self._record)
 
@@ -228,7 +228,7 @@ class Registration:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if not self._record.processes:
-            with suppress(JobError):  # whoever lists jobs next forgets it
+            with suppress(JobError):  # the next listing of jobs removes it
                 self._registry.remove(self._record.job)
 
 
@@ -249,7 +249,7 @@ def record_from_fields(fields: Mapping[str, object]) -> JobRecord:
     """Return the record in a JSON object.
 
     Raises:
-        NO_RECORD: it is none.
+        NO_RECORD: it is not one.
     """
     hosts = [_host(client) for client in _objects(fields["clients"])]
     processes = [_process(process) for process in _objects(fields["processes"])]
@@ -287,7 +287,7 @@ def _host(fields: Mapping[str, object]) -> Host:
 
 def _process(fields: Mapping[str, object]) -> RecordedProcess:
     pid = fields["pid"]
-    # 0 and negative numbers mean groups to kill(2): a damaged record must never reach it.
+    # For kill(2) 0 and negative numbers mean groups: a damaged record must never get there.
     if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         raise ValueError(f"{pid!r} is not a process id")
     created_s = _seconds(fields["created_s"])

@@ -1,8 +1,8 @@
-"""Which jobs a user means by a job id or by a machinefile.
+"""Selection of the jobs of a machinefile.
 
-Law: a job belongs to a machinefile if it was started from that very file. Only if no job was, one that was
-started from a file with the same lines does, and only if the lines fix the ports: two running jobs cannot
-have those in common, while any two jobs may say "a free port of this machine".
+Law: a job belongs to a machinefile if it was started from that file. Only if no job was, one that was started from a file
+with the same lines does, and only if the lines fix the ports: two running jobs cannot have those in common, while any two
+jobs may use "a free port of this machine".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from poseidon.cluster.machinefile import Host
 def jobs_of_machinefile(
     records: Sequence[JobRecord], hostfile: Path, hosts: Sequence[Host] | None
 ) -> tuple[JobRecord, ...]:
-    """The jobs that were started from a machinefile.
+    """Return the jobs that were started from a machinefile.
 
     Args:
         records: all jobs of this user.
@@ -32,10 +32,10 @@ def jobs_of_machinefile(
     return tuple(record for record in records if record.hosts == tuple(hosts))
 
 
-def far_jobs_of_machinefile(
+def remote_jobs_of_machinefile(
     records: Sequence[JobRecord], hostfile: Path, hosts: Sequence[Host]
 ) -> tuple[JobRecord, ...]:
-    """The jobs of a machinefile among those that its hosts have on record.
+    """Return the jobs of a machinefile among those that its hosts have recorded.
 
     Args:
         records: as the hosts sent them; a path in them is one of the machine that the job was started from.

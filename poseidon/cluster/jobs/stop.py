@@ -7,10 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.cluster.jobs.kill import KillPatience, kill_job
-from poseidon.cluster.jobs.other_hosts import Ask, FarJob, far_hosts, kill_far, list_far
+from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, Registry
-from poseidon.cluster.jobs.selection import far_jobs_of_machinefile, jobs_of_machinefile
+from poseidon.cluster.jobs.remote_hosts import (
+    Ask,
+    RemoteJob,
+    kill_remote_jobs,
+    list_remote_jobs,
+    remote_hosts,
+)
+from poseidon.cluster.jobs.selection import jobs_of_machinefile, remote_jobs_of_machinefile
 from poseidon.cluster.machinefile import Host, read_machinefile
 from poseidon.errors import JobError, MachinefileError
 
@@ -22,15 +28,15 @@ class StopTargets:
     Attributes:
         jobs: their ids.
         records: their records on this machine.
-        hosts: other machines where processes of them may run; see `far_hosts`.
-        seen: the jobs as these hosts see them.
+        hosts: other machines where processes of them may run; see `remote_hosts`.
+        seen: the jobs as these hosts report them.
         problems: what could not be found out, a sentence each.
     """
 
     jobs: tuple[str, ...]
     records: tuple[JobRecord, ...] = ()
     hosts: tuple[Host, ...] = ()
-    seen: tuple[FarJob, ...] = ()
+    seen: tuple[RemoteJob, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -46,9 +52,9 @@ def jobs_by_id(
         more_hosts: where they may run, besides the hosts of their machinefiles.
     """
     own = tuple(record for record in records if record.job in jobs)
-    hosts = far_hosts([*more_hosts, *(host for record in own for host in record.hosts)])
-    far, problems = list_far(hosts, ask)
-    seen = tuple(job for job in far if job.seen.record.job in jobs)
+    hosts = remote_hosts([*more_hosts, *(host for record in own for host in record.hosts)])
+    far, problems = list_remote_jobs(hosts, ask)
+    seen = tuple(job for job in far if job.job.record.job in jobs)
     return StopTargets(jobs=tuple(jobs), records=own, hosts=hosts, seen=seen, problems=tuple(problems))
 
 
@@ -72,19 +78,19 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
     own = jobs_of_machinefile(records, hostfile.resolve(), hosts_of_file)
     if not own and mistake is not None:
         raise mistake
-    hosts = far_hosts([*(hosts_of_file or ()), *(host for record in own for host in record.hosts)])
-    far, problems = list_far(hosts, ask)
-    remote_records = [job.seen.record for job in far]
+    hosts = remote_hosts([*(hosts_of_file or ()), *(host for record in own for host in record.hosts)])
+    far, problems = list_remote_jobs(hosts, ask)
+    remote_records = [job.job.record for job in far]
     remote = (
-        far_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file) if hosts_of_file else ()
+        remote_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file) if hosts_of_file else ()
     )
     jobs = tuple(dict.fromkeys(record.job for record in (*own, *remote)))
-    seen = tuple(job for job in far if job.seen.record.job in jobs)
+    seen = tuple(job for job in far if job.job.record.job in jobs)
     return StopTargets(jobs=jobs, records=own, hosts=hosts, seen=seen, problems=tuple(problems))
 
 
 def stop_jobs(
-    targets: StopTargets, registry: Registry, ask: Ask, patience: KillPatience, report: Callable[[str], None]
+    targets: StopTargets, registry: Registry, ask: Ask, timeouts: KillTimeouts, report: Callable[[str], None]
 ) -> list[str]:
     """Stop jobs, on this machine first: a launcher that runs ends its job on all hosts.
 
@@ -92,7 +98,7 @@ def stop_jobs(
         targets: the jobs.
         registry: of this machine. A job of which something may be left keeps its record.
         ask: asks a host.
-        patience: time limits.
+        timeouts: of the kill.
         report: takes a line for each process that was stopped.
 
     Returns:
@@ -103,10 +109,10 @@ def stop_jobs(
     """
     own = [record for record in targets.records if record.job in targets.jobs]
     problems: list[str] = []
-    count = sum(_stop_local(job, registry, patience, report, problems) for job in targets.jobs)
-    killed = kill_far(targets.jobs, targets.hosts, ask, patience=patience, report=report)
+    count = sum(_stop_local(job, registry, timeouts, report, problems) for job in targets.jobs)
+    killed = kill_remote_jobs(targets.jobs, targets.hosts, ask, timeouts=timeouts, report=report)
     for host, stopped in killed.counts.items():
-        before = sum(job.seen.living + job.seen.launcher for job in targets.seen if job.host == host)
+        before = sum(job.job.living + job.job.launcher for job in targets.seen if job.host == host)
         if before > stopped:
             report(f"{host.address}: {before - stopped} processes had ended with their launcher")
         count += stopped
@@ -126,10 +132,10 @@ def stop_jobs(
 
 
 def _stop_local(
-    job: str, registry: Registry, patience: KillPatience, report: Callable[[str], None], problems: list[str]
+    job: str, registry: Registry, timeouts: KillTimeouts, report: Callable[[str], None], problems: list[str]
 ) -> int:
     try:
-        return kill_job(job, registry, patience=patience, report=report)
+        return kill_job(job, registry, timeouts=timeouts, report=report)
     except JobError as error:
         problems.append(str(error))
         return 0

@@ -1,13 +1,13 @@
-"""What one host says of its jobs, and does to them: `python -m poseidon.cluster.jobs.this_host`.
+"""Lists and kills the jobs of one host: `python -m poseidon.cluster.jobs.this_host`.
 
-It reads one JSON object on standard input and writes JSON lines, of which the last says that it came to its end:
+It reads one JSON object from standard input and writes JSON lines, of which the last marks the end:
 
     {"do": "list"}
         {"job": {...record...}, "launcher": true, "living": 4}          for each job
     {"do": "kill", "jobs": ["lenet-..."], "launcher_s": 10, "grace_s": 3}
         {"stopped": "worker 1 (client 1, node3, pid 77) with SIGTERM"}  for each process
         {"killed": "lenet-...", "count": 4}                             for each job
-        {"problem": "job lenet-...: ..."}                               what could not be done
+        {"problem": "job lenet-...: ..."}                               what failed
     {"end": true}
 
 Law: only this user's jobs, and of these only processes that `poseidon.cluster.jobs.kill` finds.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from poseidon.cluster.jobs.kill import KillPatience, job_processes, kill_job, live_process
+from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, kill_job, live_process
 from poseidon.cluster.jobs.registry import (
     NO_RECORD,
     JobRecord,
@@ -36,18 +36,18 @@ from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.settings import read_settings
 
 Answer = Mapping[str, object]
-MOST_JOBS = 10_000
-_EVERYWHERE = ("0.0.0.0", "::")
+MAX_JOBS = 10_000
+_ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostJob:
-    """A job as one host sees it.
+    """A job as one host reports it.
 
     Attributes:
-        record: what that host has on record.
-        launcher: whether the process that started it there lives.
-        living: how many other processes of it live there.
+        record: that the host has.
+        launcher: whether the process that started it on that host runs.
+        living: how many other processes of it run there.
     """
 
     record: JobRecord
@@ -55,31 +55,31 @@ class HostJob:
     living: int
 
     def to_fields(self) -> Answer:
-        """As a line of the answer."""
+        """Return it as a line of the answer."""
         return {"job": record_fields(self.record), "launcher": self.launcher, "living": self.living}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, object]) -> HostJob:
-        """The job in a line of the answer.
+        """Return the job in a line of the answer.
 
         Raises:
-            JobError: the line is something else.
+            JobError: the line is not a job.
         """
         record, launcher, living = (fields.get(name) for name in ("job", "launcher", "living"))
         if not isinstance(record, dict) or not isinstance(launcher, bool) or not isinstance(living, int):
-            raise JobError("it answered something that is no job")
+            raise JobError("its answer is not a job")
         try:
             return cls(record=record_from_fields(record), launcher=launcher, living=living)
         except NO_RECORD as error:
-            raise JobError(f"it answered a job that cannot be read: {error}") from error
+            raise JobError(f"its answer has a job that cannot be read: {error}") from error
 
 
 def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
-    """The jobs of this user on this host. A record whose processes have all gone is removed.
+    """Return the jobs of this user on this host; remove the records of those whose processes have all ended.
 
     Args:
-        registry: where they are on record.
-        warn: hears of a record that cannot be read, or not be removed.
+        registry: with their records.
+        warn: called with a sentence about a record that cannot be read or removed.
 
     Raises:
         JobError: the folder of records cannot be read.
@@ -99,7 +99,7 @@ def jobs_here(registry: Registry, warn: Callable[[str], None]) -> list[HostJob]:
 
 
 def readable_records(registry: Registry, warn: Callable[[str], None]) -> list[JobRecord]:
-    """All records, save those that cannot be read, of which `warn` hears."""
+    """Return all records; call `warn` for those that cannot be read."""
     records = []
     for job in registry.jobs():
         try:
@@ -113,7 +113,7 @@ def readable_records(registry: Registry, warn: Callable[[str], None]) -> list[Jo
 
 
 def job_at(address: str, port: int) -> str | None:
-    """The running job of this user that listens at an address of this host; None where none that is on record does.
+    """Return the running job of this user that listens at an address of this host; None where no recorded one does.
 
     Raises:
         JobError: the folder of records cannot be read.
@@ -129,23 +129,23 @@ def job_at(address: str, port: int) -> str | None:
 
 def _listens(process: psutil.Process, address: str, port: int) -> bool:
     try:
-        lines = process.net_connections(kind="tcp")
+        connections = process.net_connections(kind="tcp")
     except psutil.Error:
         return False
-    own = [line.laddr for line in lines if line.status == psutil.CONN_LISTEN]
-    return any(place.port == port and place.ip in (address, *_EVERYWHERE) for place in own)
+    own = [each.laddr for each in connections if each.status == psutil.CONN_LISTEN]
+    return any(bound.port == port and bound.ip in (address, *_ANY_ADDRESS) for bound in own)
 
 
 def may_live_elsewhere(record: JobRecord) -> bool:
-    """Whether processes were started on other hosts, of which this one knows nothing."""
+    """Return whether processes were started on other hosts, whose state is not known here."""
     return any(not is_loopback(process.host) for process in record.processes)
 
 
 def answers(request: Mapping[str, object], registry: Registry) -> Iterable[Answer]:
-    """Do what a request says, line by line.
+    """Carry out a request; yield the lines of the answer.
 
     Args:
-        request: see the module's head; it came from another machine.
+        request: see the module's docstring; it came from another machine.
         registry: of this host.
     """
     problems: list[str] = []
@@ -153,11 +153,11 @@ def answers(request: Mapping[str, object], registry: Registry) -> Iterable[Answe
         if request.get("do") == "list":
             yield from (job.to_fields() for job in jobs_here(registry, problems.append))
         elif request.get("do") == "kill":
-            patience = KillPatience(
+            timeouts = KillTimeouts(
                 launcher_s=_seconds(request, "launcher_s"), grace_s=_seconds(request, "grace_s")
             )
             for job in _job_ids(request):
-                yield from _kill(job, registry, patience)
+                yield from _kill(job, registry, timeouts)
         else:
             problems.append("expected the request 'list' or 'kill'; is it another version of Poseidon?")
     except PoseidonError as error:
@@ -166,21 +166,21 @@ def answers(request: Mapping[str, object], registry: Registry) -> Iterable[Answe
     yield {"end": True}
 
 
-def _kill(job: str, registry: Registry, patience: KillPatience) -> Iterable[Answer]:
+def _kill(job: str, registry: Registry, timeouts: KillTimeouts) -> Iterable[Answer]:
     stopped: list[str] = []
     try:
-        count = kill_job(job, registry, patience=patience, report=stopped.append)
+        count = kill_job(job, registry, timeouts=timeouts, report=stopped.append)
     except PoseidonError as error:
-        yield from ({"stopped": words} for words in stopped)
+        yield from ({"stopped": line} for line in stopped)
         yield {"problem": str(error)}
         return
-    yield from ({"stopped": words} for words in stopped)
+    yield from ({"stopped": line} for line in stopped)
     yield {"killed": job, "count": count}
 
 
 def _job_ids(request: Mapping[str, object]) -> list[str]:
     jobs = request.get("jobs")
-    if not isinstance(jobs, list) or len(jobs) > MOST_JOBS or not all(isinstance(job, str) for job in jobs):
+    if not isinstance(jobs, list) or len(jobs) > MAX_JOBS or not all(isinstance(job, str) for job in jobs):
         raise UsageError("expected a list of job ids")
     return [check_job_id(job) for job in jobs]
 

@@ -1,7 +1,7 @@
-"""The key of a meeting: a file that all tasks of a job can read and nobody else, and what is made of it.
+"""The key file of a rendezvous, which only the tasks of a job can read, and the CURVE keys derived from it.
 
-Law: the key itself is never sent. Each side has a pair of keys that only a holder of the file can have made, admits the other
-side's alone, and what they say is encrypted with keys that are gone when the meeting ends (CURVE).
+Law: the key itself is never sent. Each side derives a key pair from it, accepts the other side's pair only, and all messages
+are encrypted with session keys that are gone when the rendezvous ends (CURVE).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from zmq.utils import z85
 from poseidon.errors import UsageError
 from ps_server.keys import KeyPair, Keyring
 
-SHORTEST_KEY = 32
-LONGEST_KEY_BYTES = 4096
+MIN_KEY_BYTES = 32
+MAX_KEY_BYTES = 4096
 
 
 def read_key(path: Path) -> bytes:
-    """The key in a file.
+    """Return the key in a file.
 
     Raises:
-        UsageError: it cannot be read, others can read it, or it holds too little.
+        UsageError: it cannot be read, others can read it, or it is too short or too long.
     """
     try:
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
-            text = stream.read(LONGEST_KEY_BYTES + 1).strip()
+            text = stream.read(MAX_KEY_BYTES + 1).strip()
     except OSError as error:
         raise UsageError(
             f"--key_file: cannot read {path}: {error.strerror}; make one with: poseidon worker --new_key={path}"
@@ -41,19 +41,19 @@ def read_key(path: Path) -> bytes:
     forbidden = 0o007 if status.st_uid == 0 and os.geteuid() != 0 else 0o077
     if stat.S_IMODE(status.st_mode) & forbidden:
         raise UsageError(f"--key_file: others can read {path}: 'chmod 600 {path}', and make a new key")
-    if not SHORTEST_KEY <= len(text) <= LONGEST_KEY_BYTES:
+    if not MIN_KEY_BYTES <= len(text) <= MAX_KEY_BYTES:
         raise UsageError(
-            f"--key_file: {path} holds {len(text)} bytes, expected {SHORTEST_KEY} to {LONGEST_KEY_BYTES} random ones; "
+            f"--key_file: {path} holds {len(text)} bytes, expected {MIN_KEY_BYTES} to {MAX_KEY_BYTES} random ones; "
             f"make one with: poseidon worker --new_key=FILE"
         )
     return text
 
 
 def write_new_key(path: Path) -> None:
-    """Make a key in a new file that only its owner can read.
+    """Write a random key to a new file that only its owner can read.
 
     Raises:
-        UsageError: it cannot be written, or is there already.
+        UsageError: it cannot be written, or exists already.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -63,17 +63,17 @@ def write_new_key(path: Path) -> None:
         raise UsageError(f"--new_key: cannot make {path}: {error.strerror}") from error
 
 
-def keys_of_host(key: bytes) -> Keyring:
-    """Those of rank 0, which listens."""
+def server_keys(key: bytes) -> Keyring:
+    """Return the keys of rank 0, which listens."""
     return Keyring(own=_pair(key, "rank 0"), admit=(_pair(key, "tasks").public,))
 
 
-def keys_of_task(key: bytes) -> Keyring:
-    """Those of every task that connects."""
+def task_keys(key: bytes) -> Keyring:
+    """Return the keys of the tasks, which connect."""
     return Keyring(own=_pair(key, "tasks"), expect=(_pair(key, "rank 0").public,))
 
 
 def _pair(key: bytes, role: str) -> KeyPair:
-    """A pair that follows from the key; any 32 bytes are a secret of Curve25519."""
+    """Derive a key pair; any 32 bytes are a secret key of Curve25519."""
     secret = z85.encode(hmac.digest(key, f"poseidon meeting 1, {role}".encode(), hashlib.sha256))
     return KeyPair(public=zmq.curve_public(secret).decode(), secret=secret.decode())

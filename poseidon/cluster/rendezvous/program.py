@@ -1,10 +1,10 @@
-"""A program that a task runs for rank 0: bytes in, bytes out, its end.
+"""A program that a task runs for rank 0: forwards its input, its output and its exit.
 
-Law: it leads a session of its own. Whatever it writes is handed on in order, and its end last of all. Whoever hands on slowly
-slows it down; nothing is kept in memory. `stop` first ends its input, which an agent answers by ending all that it has started.
+Law: it leads a session of its own. Its output is forwarded in order, its exit last. A slow receiver slows it down; nothing
+piles up in memory. `stop` first closes its input, upon which an agent ends all that it has started.
 
-Slurm signals every process of a step, Kubernetes and others only some. So programs, and what they start, are born with
-the signals that ask to end ignored; the task alone takes them, and rank 0 decides what becomes of them.
+Slurm signals every process of a step, Kubernetes and others only some. So programs, and what they start, ignore the signals
+that ask to end; the task alone handles them and reports them to rank 0, which decides.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import IO
 
 from poseidon.cluster.rendezvous.wire import Kind, Message
 
-PIECE_BYTES = 1 << 16
-MOST_INPUTS = 1000
-LAST_WORDS_S = 2.0
+CHUNK_BYTES = 1 << 16
+MAX_QUEUED = 1000
+DRAIN_S = 2.0
 CANNOT_START = 127
-_DEAF = ("sh", "-c", 'trap "" TERM INT HUP USR1 USR2; exec "$@"', "sh")
+_IGNORE_SIGNALS = ("sh", "-c", 'trap "" TERM INT HUP USR1 USR2; exec "$@"', "sh")
 
 
 class TaskProgram:
-    """A child and the threads around it.
+    """A child process and its threads.
 
     Args:
-        number: what rank 0 calls it.
-        argv: what to run.
+        number: its number in messages.
+        argv: the program and its arguments.
         environment: of the child.
-        tell: takes messages of the kinds OUTPUT, ERRORS and ENDED, from any thread; may wait.
+        send: takes messages of the kinds OUTPUT, ERRORS and ENDED, from any thread; may wait.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class TaskProgram:
         number: int,
         argv: Sequence[str],
         environment: Mapping[str, str],
-        tell: Callable[[Message], None],
+        send: Callable[[Message], None],
     ) -> None:
         self._number = number
-        self._tell = tell
-        self._input: queue.Queue[bytes] = queue.Queue(MOST_INPUTS)
+        self._send = send
+        self._input: queue.Queue[bytes] = queue.Queue(MAX_QUEUED)
         self._lock = threading.Lock()
         self._ended = False
         try:
             self._child: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [*_DEAF, *argv],
+                [*_IGNORE_SIGNALS, *argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -61,69 +61,69 @@ class TaskProgram:
         except (OSError, ValueError) as error:
             self._child = None
             self._ended = True
-            self._say(Kind.ERRORS, f"cannot start '{argv[0]}': {error}\n".encode())
-            self._tell(Message(kind=Kind.ENDED, program=number, status=CANNOT_START))
+            self._send_output(Kind.ERRORS, f"cannot start '{argv[0]}': {error}\n".encode())
+            self._send(Message(kind=Kind.ENDED, program=number, status=CANNOT_START))
             return
         child = self._child
         self._readers = [
-            self._thread(lambda: self._hand_on(child.stdout, Kind.OUTPUT)),
-            self._thread(lambda: self._hand_on(child.stderr, Kind.ERRORS)),
+            self._thread(lambda: self._forward(child.stdout, Kind.OUTPUT)),
+            self._thread(lambda: self._forward(child.stderr, Kind.ERRORS)),
         ]
         self._writer = self._thread(self._write)
         self._waiter = self._thread(self._wait)
 
     @property
     def ended(self) -> bool:
-        """Whether it has gone; its last words may still be on their way."""
+        """Whether it has ended; its last output may still be on its way."""
         with self._lock:
             return self._ended
 
-    def feed(self, piece: bytes) -> None:
-        """Bytes for its standard input; none: the end of it. A program that does not read is killed."""
+    def feed(self, chunk: bytes) -> None:
+        """Queue bytes for its standard input; none: close it. A program that does not read is killed."""
         try:
-            self._input.put_nowait(piece)
+            self._input.put_nowait(chunk)
         except queue.Full:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it and all that it started."""
         with self._lock:
             if self._child is not None and not self._ended:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._child.pid, signal.SIGKILL)
 
     def stop(self, grace_s: float) -> None:
-        """End its input, and it, if it has not ended in time."""
+        """Close its input; kill it if it has not ended in time."""
         self.feed(b"")
         if self._child is not None:
             self._waiter.join(grace_s)
             self.kill()
-            self._waiter.join(2 * LAST_WORDS_S)
+            self._waiter.join(2 * DRAIN_S)
 
     def _thread(self, target: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=target, name=f"poseidon program {self._number}", daemon=True)
         thread.start()
         return thread
 
-    def _say(self, kind: Kind, payload: bytes) -> None:
-        self._tell(Message(kind=kind, program=self._number, payload=payload))
+    def _send_output(self, kind: Kind, payload: bytes) -> None:
+        self._send(Message(kind=kind, program=self._number, payload=payload))
 
-    def _hand_on(self, stream: IO[bytes] | None, kind: Kind) -> None:
+    def _forward(self, stream: IO[bytes] | None, kind: Kind) -> None:
         assert stream is not None
         with contextlib.suppress(OSError, ValueError), stream:
-            while piece := os.read(stream.fileno(), PIECE_BYTES):
-                self._say(kind, piece)
+            while chunk := os.read(stream.fileno(), CHUNK_BYTES):
+                self._send_output(kind, chunk)
 
     def _write(self) -> None:
         assert self._child is not None and self._child.stdin is not None
         with contextlib.suppress(OSError), self._child.stdin as stream:
-            while piece := self._input.get():
-                stream.write(piece)
+            while chunk := self._input.get():
+                stream.write(chunk)
                 stream.flush()
 
     def _wait(self) -> None:
         assert self._child is not None
-        # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is surely the child's.
+        # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
         os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -133,5 +133,5 @@ class TaskProgram:
         with contextlib.suppress(queue.Full):
             self._input.put_nowait(b"")
         for reader in self._readers:
-            reader.join(LAST_WORDS_S)
-        self._tell(Message(kind=Kind.ENDED, program=self._number, status=status))
+            reader.join(DRAIN_S)
+        self._send(Message(kind=Kind.ENDED, program=self._number, status=status))

@@ -1,7 +1,7 @@
-"""Which task of how many this process is, as the engine of a site that started it says: torchrun, Slurm, MPI, Kubernetes.
+"""Rank and size of a task, from the environment of its scheduler: torchrun, Slurm, MPI, Kubernetes.
 
-Law: pure; variables in, a `Task` out. Whoever is nearest decides: torchrun inside of a Slurm step counts, and so does mpirun,
-whose own daemons Slurm starts. What is missing or makes no sense is one sentence that names the variable.
+Law: pure; variables in, a `Task` out. The innermost scheduler decides: torchrun inside of a Slurm step, and mpirun, whose
+daemons Slurm starts. A missing or illegal variable is one error that names it.
 
 Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ (OMPI_COMM_WORLD_*), MPICH's
 Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs (JOB_COMPLETION_INDEX).
@@ -24,8 +24,8 @@ FIRST_SLURM_PORT, SLURM_PORTS = 15_000, 15_000
 HIGHEST_PORT = 65_535
 
 
-class Engine(Enum):
-    """What started the tasks."""
+class Scheduler(Enum):
+    """The program that started the tasks."""
 
     TORCHRUN = "torchrun"
     """torchrun, or anything else that sets RANK and WORLD_SIZE."""
@@ -41,7 +41,7 @@ class Engine(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """The variables of one engine: rank, size, and the rank on the host; the last may be without one."""
+    """The variables of one scheduler: rank, size and local rank; the local rank may be unset."""
 
     rank: str
     size: str
@@ -49,38 +49,38 @@ class _Names:
 
 
 _NAMES = {
-    Engine.TORCHRUN: _Names(rank="RANK", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
-    Engine.OPEN_MPI: _Names(
+    Scheduler.TORCHRUN: _Names(rank="RANK", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
+    Scheduler.OPEN_MPI: _Names(
         rank="OMPI_COMM_WORLD_RANK", size="OMPI_COMM_WORLD_SIZE", local_rank="OMPI_COMM_WORLD_LOCAL_RANK"
     ),
-    Engine.HYDRA: _Names(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID"),
-    Engine.SLURM: _Names(rank="SLURM_PROCID", size="SLURM_NTASKS", local_rank="SLURM_LOCALID"),
-    Engine.KUBERNETES: _Names(rank="JOB_COMPLETION_INDEX", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
+    Scheduler.HYDRA: _Names(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID"),
+    Scheduler.SLURM: _Names(rank="SLURM_PROCID", size="SLURM_NTASKS", local_rank="SLURM_LOCALID"),
+    Scheduler.KUBERNETES: _Names(rank="JOB_COMPLETION_INDEX", size="WORLD_SIZE", local_rank="LOCAL_RANK"),
 }
-# What tells that an engine was at work, nearest first.
-_SIGNS = {
-    Engine.TORCHRUN: ("RANK", "WORLD_SIZE"),
-    Engine.OPEN_MPI: ("OMPI_COMM_WORLD_RANK",),
-    Engine.HYDRA: ("PMI_RANK", "MPI_LOCALRANKID"),
-    Engine.KUBERNETES: ("JOB_COMPLETION_INDEX",),
-    Engine.SLURM: ("SLURM_PROCID", "SLURM_STEP_ID"),
+# The variables by which a scheduler is recognized, innermost first.
+_MARKERS = {
+    Scheduler.TORCHRUN: ("RANK", "WORLD_SIZE"),
+    Scheduler.OPEN_MPI: ("OMPI_COMM_WORLD_RANK",),
+    Scheduler.HYDRA: ("PMI_RANK", "MPI_LOCALRANKID"),
+    Scheduler.KUBERNETES: ("JOB_COMPLETION_INDEX",),
+    Scheduler.SLURM: ("SLURM_PROCID", "SLURM_STEP_ID"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One of the processes that an engine has started.
+    """One of the processes that a scheduler has started.
 
     Attributes:
-        engine: which.
+        scheduler: which one.
         rank: 0..size-1 over all hosts.
         size: the number of tasks.
         local_rank: 0, 1, ... on its host.
-        master: host name or address of the task with rank 0.
-        port: where that listens.
+        master: host name or address of rank 0.
+        port: on which rank 0 listens.
     """
 
-    engine: Engine
+    scheduler: Scheduler
     rank: int
     size: int
     local_rank: int
@@ -89,47 +89,49 @@ class Task:
 
     @property
     def leads_its_host(self) -> bool:
-        """Whether it is the one of its host that starts processes there."""
+        """Whether it starts the processes of its host."""
         return self.local_rank == 0
 
 
 def task_from(variables: Mapping[str, str], *, port: int | None = None) -> Task:
-    """The task that the environment describes.
+    """Return the task that the environment describes.
 
     Args:
         variables: the environment.
-        port: where rank 0 is to listen, in place of what the environment says.
+        port: on which rank 0 listens, in place of the environment's.
 
     Raises:
-        UsageError: no engine has started this process, or it has left something out.
+        UsageError: no scheduler has started this process, or a variable is missing or illegal.
     """
-    engine = next((engine for engine, names in _SIGNS.items() if all(map(variables.get, names))), None)
-    if engine is None:
+    scheduler = next(
+        (scheduler for scheduler, names in _MARKERS.items() if all(map(variables.get, names))), None
+    )
+    if scheduler is None:
         raise UsageError(
             "no RANK and WORLD_SIZE (torchrun), SLURM_PROCID (srun), OMPI_COMM_WORLD_RANK or PMI_RANK (mpirun) and no "
             "JOB_COMPLETION_INDEX (Kubernetes) in the environment: 'poseidon worker' is started by one of these; by "
             "hand it is 'poseidon train'"
         )
-    names = _NAMES[engine]
-    size = _number(variables, names.size, engine)
+    names = _NAMES[scheduler]
+    size = _number(variables, names.size, scheduler)
     if size == 0:
         raise UsageError(f"{names.size} is 0, expected at least 1")
-    rank = _number(variables, names.rank, engine, below=size)
+    rank = _number(variables, names.rank, scheduler, below=size)
     local_rank = (
-        _number(variables, names.local_rank, engine, below=size) if variables.get(names.local_rank) else 0
+        _number(variables, names.local_rank, scheduler, below=size) if variables.get(names.local_rank) else 0
     )
     return Task(
-        engine=engine,
+        scheduler=scheduler,
         rank=rank,
         size=size,
         local_rank=local_rank,
-        master=_master(variables, engine, alone=size == 1),
-        port=_port(variables, engine) if port is None else port,
+        master=_master(variables, scheduler, alone=size == 1),
+        port=_port(variables, scheduler) if port is None else port,
     )
 
 
 def first_host(hosts: str) -> str | None:
-    """The first host of a list as Slurm writes it; None where there is none.
+    """Return the first host of a list in Slurm's syntax; None where there is none.
 
     >>> first_host("gpu[03-07,12],login1")
     'gpu03'
@@ -138,44 +140,44 @@ def first_host(hosts: str) -> str | None:
     return _BRACKET.sub(r"\1", match[0]) if match else None
 
 
-def _number(variables: Mapping[str, str], name: str, engine: Engine, below: int | None = None) -> int:
+def _number(variables: Mapping[str, str], name: str, scheduler: Scheduler, below: int | None = None) -> int:
     value = variables.get(name, "")
     if not value:
-        raise UsageError(f"{engine.value} has started this process, but {name} is not set")
+        raise UsageError(f"{scheduler.value} has started this process, but {name} is not set")
     if not _NUMBER.fullmatch(value) or (below is not None and int(value) >= below):
         limits = "a whole number" if below is None else f"0 to {below - 1}"
         raise UsageError(f"{name} is '{value:.40}', expected {limits}")
     return int(value)
 
 
-def _master(variables: Mapping[str, str], engine: Engine, *, alone: bool) -> str:
+def _master(variables: Mapping[str, str], scheduler: Scheduler, *, alone: bool) -> str:
     if master := variables.get("MASTER_ADDR"):
         return master
-    if engine is Engine.SLURM:
+    if scheduler is Scheduler.SLURM:
         found = first_host(variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or "")
         if found:
             return found
     if alone:
         return "127.0.0.1"
     raise UsageError(
-        f"MASTER_ADDR is not set: {engine.value} has to give every task the host of rank 0"
-        + (" (mpirun -x MASTER_ADDR=<host>)" if engine is Engine.OPEN_MPI else "")
-        + (" (mpirun -genv MASTER_ADDR <host>)" if engine is Engine.HYDRA else "")
+        f"MASTER_ADDR is not set: {scheduler.value} has to give every task the host of rank 0"
+        + (" (mpirun -x MASTER_ADDR=<host>)" if scheduler is Scheduler.OPEN_MPI else "")
+        + (" (mpirun -genv MASTER_ADDR <host>)" if scheduler is Scheduler.HYDRA else "")
     )
 
 
-def _port(variables: Mapping[str, str], engine: Engine) -> int:
-    """Where rank 0 listens: the engine's port, the next where torchrun itself is on that, or one from Slurm's job number."""
+def _port(variables: Mapping[str, str], scheduler: Scheduler) -> int:
+    """Return rank 0's port: MASTER_PORT, the next where torchrun itself listens on that, or one from Slurm's job number."""
     if variables.get("MASTER_PORT"):
-        port = _number(variables, "MASTER_PORT", engine)
+        port = _number(variables, "MASTER_PORT", scheduler)
         port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if not 0 < port <= HIGHEST_PORT:
             raise UsageError(
                 f"MASTER_PORT is {port}, expected 1 to {HIGHEST_PORT}; --rendezvous_port names another"
             )
         return port
-    if engine is Engine.SLURM and (job := variables.get("SLURM_JOB_ID", "")).isdecimal():
-        # Two steps of one job on one host need two ports; steps of other jobs seldom meet.
+    if scheduler is Scheduler.SLURM and (job := variables.get("SLURM_JOB_ID", "")).isdecimal():
+        # Two steps of one job on one host need two ports; other jobs rarely clash.
         step = variables.get("SLURM_STEP_ID", "")
         number = int(job) * 7 + (int(step) if step.isdecimal() else 0)
         return FIRST_SLURM_PORT + number % SLURM_PORTS

@@ -1,7 +1,7 @@
-"""A task's side of a meeting: comes, runs what rank 0 asks for, and goes when the job is over.
+"""A task of the rendezvous: joins, runs the programs that rank 0 requests, and ends with the job.
 
-Law: when rank 0 falls silent or the line is lost, everything that was started here is ended, and the task with it. One thread,
-the caller's, uses the line.
+Law: when rank 0 falls silent or the connection is lost, everything that was started here is ended, and the task with it. One
+thread, the caller's, uses the socket.
 """
 
 from __future__ import annotations
@@ -14,128 +14,128 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from poseidon.cluster.rendezvous.program import TaskProgram
-from poseidon.cluster.rendezvous.wire import Arrival, Kind, Message, WordError, decode, encode
+from poseidon.cluster.rendezvous.wire import Kind, Message, MessageError, TaskInfo, decode, encode
 from poseidon.errors import JobError
 from ps_server.errors import ServerError
 from ps_server.keys import Keyring
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 
-LOOK_S = 0.25
-ALIVE_EVERY_S = 2.0
-# Beside ZeroMQ's own signs of life, which tell of its thread and not of ours.
+POLL_S = 0.25
+HEARTBEAT_S = 2.0
+# Besides ZeroMQ's own heartbeats, which its thread sends, not ours.
 SILENCE_S = 20.0
-# Pieces of output that wait for the line; programs that write more wait, too.
-MOST_WAITING = 64
+# Chunks of output that wait to be sent; programs that write more wait, too.
+MAX_QUEUED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttendanceSettings:
-    """How a task behaves.
+class TaskSettings:
+    """Settings of a task.
 
     Attributes:
-        arrive_timeout_s: until all tasks have come.
-        runs_programs: whether it starts anything; else it only waits for the end.
-        grace_s: from the end of a program's input to its own, when the task goes.
+        join_timeout_s: until all tasks have joined.
+        runs_programs: whether it runs programs for rank 0; else it only waits for the end.
+        grace_s: from the end of a program's input to its kill, when the task ends.
         environment: of the programs.
     """
 
-    arrive_timeout_s: float = 300.0
+    join_timeout_s: float = 300.0
     grace_s: float = 15.0
     runs_programs: bool = True
     environment: Mapping[str, str]
 
 
-def attend(
+def run_task(
     address: str,
     keys: Keyring,
-    arrival: Arrival,
-    settings: AttendanceSettings,
+    task: TaskInfo,
+    settings: TaskSettings,
     *,
-    asked_to_end: Callable[[], str | None] = lambda: None,
+    pending_signal: Callable[[], str | None] = lambda: None,
 ) -> int:
-    """Take part in a meeting to its end.
+    """Join the rendezvous and take part to its end.
 
     Args:
         address: `tcp://host:port` of rank 0.
-        keys: this side's; see `keys_of_task`.
-        arrival: who comes.
-        settings: see there.
-        asked_to_end: the name of the signal by which the engine has asked this task to end, once; else None.
+        keys: this side's; see `task_keys`.
+        task: this one.
+        settings: its settings.
+        pending_signal: returns the name of a signal by which the scheduler has asked this task to end, once; else None.
 
     Returns:
-        the exit status of the job.
+        The exit status of the job.
 
     Raises:
-        JobError: rank 0 was not there, sent us away, or was lost.
+        JobError: rank 0 was not reached, refused us, or was lost.
     """
-    attendance = _Attendance(address, keys, arrival, settings)
+    member = _Task(address, keys, task, settings)
     try:
-        return attendance.run(asked_to_end)
+        return member.run(pending_signal)
     finally:
-        attendance.close()
+        member.close()
 
 
-class _Attendance:
+class _Task:
     """One task's stay."""
 
-    def __init__(self, address: str, keys: Keyring, arrival: Arrival, settings: AttendanceSettings) -> None:
+    def __init__(self, address: str, keys: Keyring, task: TaskInfo, settings: TaskSettings) -> None:
         self._address = address
         self._settings = settings
-        self._line = ZmqClientTransport([address], keys)
-        self._mine: list[Message] = [arrival.message()]
-        self._waiting: queue.Queue[Message] = queue.Queue(MOST_WAITING)
+        self._transport = ZmqClientTransport([address], keys)
+        self._outgoing: list[Message] = [task.message()]
+        self._queued: queue.Queue[Message] = queue.Queue(MAX_QUEUED)
         self._programs: dict[int, TaskProgram] = {}
         self._thread = threading.get_ident()
         self._closed = False
-        self._heard_s = self._said_s = time.monotonic()
-        self._welcome = False
+        self._received_s = self._sent_s = time.monotonic()
+        self._welcomed = False
         self._status: int | None = None
 
-    def run(self, asked_to_end: Callable[[], str | None]) -> int:
-        """Until rank 0 says that the job is over."""
-        come_by_s = time.monotonic() + self._settings.arrive_timeout_s
+    def run(self, pending_signal: Callable[[], str | None]) -> int:
+        """Run until rank 0 dismisses this task; return the job's exit status."""
+        join_by_s = time.monotonic() + self._settings.join_timeout_s
         while self._status is None:
-            signal_name = asked_to_end()
+            signal_name = pending_signal()
             if signal_name is not None:
-                if not self._welcome:
-                    raise JobError(f"the task was ended by {signal_name} before all others had come")
-                self._mine.append(Message(kind=Kind.ASKED, words=(signal_name,)))
+                if not self._welcomed:
+                    raise JobError(f"the task was ended by {signal_name} before all others had joined")
+                self._outgoing.append(Message(kind=Kind.SIGNALED, arguments=(signal_name,)))
             self._send_waiting()
             self._receive()
-            self._watch(time.monotonic(), come_by_s)
+            self._watch(time.monotonic(), join_by_s)
         return self._status
 
     def close(self) -> None:
-        """End what still runs, and the line."""
-        self._closed = True  # nobody hears the programs' last words
+        """End what still runs, and close the connection."""
+        self._closed = True  # the programs' last output is dropped
         for program in self._programs.values():
             program.feed(b"")
         until_s = time.monotonic() + self._settings.grace_s
         for program in self._programs.values():
             program.stop(max(0.0, until_s - time.monotonic()))
-        self._line.close()
+        self._transport.close()
 
     def _receive(self) -> None:
         try:
-            for _, frames in self._line.receive(LOOK_S):
-                self._heard_s = time.monotonic()
-                self._obey(decode(frames))
+            for _, frames in self._transport.receive(POLL_S):
+                self._received_s = time.monotonic()
+                self._take(decode(frames))
         except ServerError as error:
             raise JobError(f"rank 0 is lost: {error}") from error
-        except WordError as error:
-            raise JobError(f"what listens at {self._address} is no rank 0 of ours: {error}") from error
+        except MessageError as error:
+            raise JobError(f"what listens at {self._address} is not rank 0 of this job: {error}") from error
 
-    def _obey(self, message: Message) -> None:
+    def _take(self, message: Message) -> None:
         program = self._programs.get(message.program)
         if message.kind is Kind.WELCOME:
-            self._welcome = True
-        elif message.kind is Kind.LEAVE:
-            if message.words:
-                raise JobError(message.words[0])
+            self._welcomed = True
+        elif message.kind is Kind.DISMISS:
+            if message.arguments:
+                raise JobError(message.arguments[0])
             self._status = message.status
         elif message.kind is Kind.START and self._settings.runs_programs and program is None:
             self._programs[message.program] = TaskProgram(
-                message.program, message.words, self._settings.environment, self._tell
+                message.program, message.arguments, self._settings.environment, self._queue
             )
         elif program is not None and message.kind is Kind.INPUT and message.payload:
             program.feed(message.payload)
@@ -144,38 +144,38 @@ class _Attendance:
         elif program is not None and message.kind is Kind.KILL:
             program.kill()
 
-    def _tell(self, message: Message) -> None:
-        """Called by the programs' threads, who wait while the line is slow; and by our own, who must not."""
+    def _queue(self, message: Message) -> None:
+        """Queue a message. The programs' threads wait while the connection is slow; our own thread must not."""
         if threading.get_ident() == self._thread:
-            self._mine.append(message)
+            self._outgoing.append(message)
             return
         while not self._closed:
             with contextlib.suppress(queue.Full):
-                self._waiting.put(message, timeout=LOOK_S)
-                self._line.wake()
+                self._queued.put(message, timeout=POLL_S)
+                self._transport.wake()
                 return
 
     def _send_waiting(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                if not self._mine:
-                    self._mine.append(self._waiting.get_nowait())
-                if not self._line.send(0, encode(self._mine[0])):
+                if not self._outgoing:
+                    self._outgoing.append(self._queued.get_nowait())
+                if not self._transport.send(0, encode(self._outgoing[0])):
                     return
-                ended = self._mine.pop(0)
-                self._said_s = time.monotonic()
+                ended = self._outgoing.pop(0)
+                self._sent_s = time.monotonic()
                 if ended.kind is Kind.ENDED:
                     self._programs.pop(ended.program, None)
 
-    def _watch(self, now: float, come_by_s: float) -> None:
-        if not self._welcome:
-            if now > come_by_s:
+    def _watch(self, now: float, join_by_s: float) -> None:
+        if not self._welcomed:
+            if now > join_by_s:
                 raise JobError(
-                    f"no welcome from rank 0 at {self._address} within {self._settings.arrive_timeout_s:g} s: does it run "
-                    "there, have all tasks come, and have all the same key file?"
+                    f"rank 0 at {self._address} did not answer within {self._settings.join_timeout_s:g} s: does it run "
+                    "there, have all tasks joined, and have all the same key file?"
                 )
             return
-        if now - self._heard_s > SILENCE_S:
-            raise JobError(f"rank 0 at {self._address} has said nothing for {SILENCE_S:g} s")
-        if now - self._said_s > ALIVE_EVERY_S and not self._mine:
-            self._mine.append(Message(kind=Kind.ALIVE))
+        if now - self._received_s > SILENCE_S:
+            raise JobError(f"rank 0 at {self._address} has sent nothing for {SILENCE_S:g} s")
+        if now - self._sent_s > HEARTBEAT_S and not self._outgoing:
+            self._outgoing.append(Message(kind=Kind.HEARTBEAT))

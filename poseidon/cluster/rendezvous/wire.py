@@ -1,9 +1,11 @@
-"""What rank 0 and the other tasks of a meeting say to each other: a head of JSON, and bytes.
+"""The wire protocol between rank 0 and the other tasks of a rendezvous: a JSON header, and bytes.
 
-A task begins with HERE; rank 0 answers WELCOME or LEAVE. From then on rank 0 has programs run by the tasks that lead a host
-(START, INPUT, END_INPUT, KILL) and hears of them (OUTPUT, ERRORS, ENDED). Both say ALIVE when they have nothing else to say.
+A task begins with JOIN; rank 0 answers WELCOME or DISMISS. From then on rank 0 has the leaders of the hosts run programs
+(START, INPUT, END_INPUT, KILL), which they report on (OUTPUT, ERRORS, ENDED). Both send HEARTBEAT when they have nothing
+else to send.
 
-Law: pure; `decode` is the border, and what comes out of it has the types below.
+Law: pure; `decode` validates, and what it returns has the types below. The values of `Kind` and the keys of the header are
+the wire format.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-MOST_HEAD_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 20
 
 
 class Kind(Enum):
-    """What a message is."""
+    """The kind of a message."""
 
-    HERE = "here"
-    """A task has come; `words` are those of its `Arrival`."""
+    JOIN = "here"
+    """A task joins; `arguments` are the fields of its `TaskInfo`."""
     WELCOME = "welcome"
-    """All have come."""
+    """All tasks have joined."""
     START = "start"
-    """Run the program `words`."""
+    """Run the program `arguments`."""
     INPUT = "input"
     """`payload` for a program's standard input."""
     END_INPUT = "end input"
-    """A program's standard input is at its end."""
+    """The end of a program's standard input."""
     KILL = "kill"
     """End a program."""
     OUTPUT = "output"
@@ -36,13 +38,13 @@ class Kind(Enum):
     ERRORS = "errors"
     """`payload` from its standard error."""
     ENDED = "ended"
-    """A program has ended with `status`; nothing more comes of it."""
-    ASKED = "asked"
-    """The engine wants the task to end: `words` has the signal's name."""
-    LEAVE = "leave"
-    """The job is over, and `status` the exit status of every task; `words` may say why."""
-    ALIVE = "alive"
-    """Still there."""
+    """A program has ended with `status`; no message of it follows."""
+    SIGNALED = "asked"
+    """The scheduler has sent the task a signal to end: `arguments` has its name."""
+    DISMISS = "leave"
+    """The job has ended, with `status` as the exit status of every task; `arguments` may have the reason."""
+    HEARTBEAT = "alive"
+    """A sign of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,33 +52,33 @@ class Message:
     """One message; fields that its kind does not use are empty.
 
     Attributes:
-        kind: what it is.
-        program: which program of this task, 1, 2, ...
+        kind: its kind.
+        program: the number of a program of this task, 1, 2, ...
         status: an exit status.
-        words: argv, or what the kind says.
+        arguments: argv, or as the kind says.
         payload: bytes of a program's input or output.
     """
 
     kind: Kind
     program: int = 0
     status: int = 0
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     payload: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A task that has come, by its own words.
+class TaskInfo:
+    """What a task sends about itself when it joins.
 
     Attributes:
         version: of its Poseidon.
         rank: in the job.
-        size: the number of tasks that it was told.
+        size: the number of tasks that it expects.
         local_rank: on its host.
-        address: its own, on the way to rank 0.
+        address: its own, on the route to rank 0.
         host: its host's name.
         python: its interpreter.
-        folder: where it was started.
+        folder: its working directory.
     """
 
     version: str
@@ -89,28 +91,28 @@ class Arrival:
     folder: str = ""
 
     def message(self) -> Message:
-        """What says so."""
+        """Return the JOIN message."""
         numbers = (str(self.rank), str(self.size), str(self.local_rank))
-        places = (self.address, self.host, self.python, self.folder)
-        return Message(kind=Kind.HERE, words=(self.version, *numbers, *places))
+        texts = (self.address, self.host, self.python, self.folder)
+        return Message(kind=Kind.JOIN, arguments=(self.version, *numbers, *texts))
 
 
-class WordError(ValueError):
-    """A message is none of the above."""
+class MessageError(ValueError):
+    """A message is not of this protocol."""
 
 
-def arrival_in(message: Message) -> Arrival:
-    """The arrival that a HERE tells.
+def decode_task_info(message: Message) -> TaskInfo:
+    """Decode the task in a JOIN message.
 
     Raises:
-        WordError: it tells none.
+        MessageError: it is not one.
     """
-    if message.kind is not Kind.HERE or len(message.words) != 8:
-        raise WordError("expected HERE with eight words")
-    version, rank, size, local_rank, address, host, python, folder = message.words
+    if message.kind is not Kind.JOIN or len(message.arguments) != 8:
+        raise MessageError("expected JOIN with eight arguments")
+    version, rank, size, local_rank, address, host, python, folder = message.arguments
     if not all(text.isdecimal() and text.isascii() and len(text) < 7 for text in (rank, size, local_rank)):
-        raise WordError("a rank is no number")
-    return Arrival(
+        raise MessageError("a rank is no number")
+    return TaskInfo(
         version=version,
         rank=int(rank),
         size=int(size),
@@ -123,39 +125,40 @@ def arrival_in(message: Message) -> Arrival:
 
 
 def encode(message: Message) -> list[bytes]:
-    """A message as two frames."""
-    head: dict[str, object] = {"kind": message.kind.value}
-    head |= {name: value for name in ("program", "status", "words") if (value := getattr(message, name))}
-    return [json.dumps(head).encode(), message.payload]
+    """Encode a message as two frames."""
+    header: dict[str, object] = {"kind": message.kind.value}
+    fields = {"program": message.program, "status": message.status, "words": message.arguments}
+    header |= {name: value for name, value in fields.items() if value}
+    return [json.dumps(header).encode(), message.payload]
 
 
 def decode(frames: Sequence[bytes | bytearray | memoryview]) -> Message:
-    """The message in two frames.
+    """Decode the message in two frames.
 
     Raises:
-        WordError: there is none.
+        MessageError: it is not one.
     """
-    if len(frames) != 2 or len(frames[0]) > MOST_HEAD_BYTES:
-        raise WordError(f"{len(frames)} frames, expected a head and bytes")
+    if len(frames) != 2 or len(frames[0]) > MAX_HEADER_BYTES:
+        raise MessageError(f"{len(frames)} frames, expected a header and bytes")
     try:
-        head = json.loads(bytes(frames[0]))
-        kind = Kind(head["kind"])
+        header = json.loads(bytes(frames[0]))
+        kind = Kind(header["kind"])
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise WordError("the head is no message") from error
-    words = head.get("words", [])
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise WordError("words are texts")
+        raise MessageError("the header is not a message") from error
+    arguments = header.get("words", [])
+    if not isinstance(arguments, list) or not all(isinstance(text, str) for text in arguments):
+        raise MessageError("arguments are not texts")
     return Message(
         kind=kind,
-        program=_whole(head, "program"),
-        status=_whole(head, "status"),
-        words=tuple(words),
+        program=_whole(header, "program"),
+        status=_whole(header, "status"),
+        arguments=tuple(arguments),
         payload=bytes(frames[1]),
     )
 
 
-def _whole(head: Mapping[str, object], name: str) -> int:
-    value = head.get(name, 0)
+def _whole(header: Mapping[str, object], name: str) -> int:
+    value = header.get(name, 0)
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 31:
-        raise WordError(f"{name} is no whole number")
+        raise MessageError(f"{name} is not a whole number")
     return value

@@ -1,7 +1,6 @@
-"""Programs on a host: run to the end, or talked to in lines.
+"""Programs on a host over SSH: run to the end, or connected to line by line.
 
-Law: a program's command line is made by `shell_words` alone, and what a host writes to us is bounded: it cannot fill
-our memory.
+Law: `shell_command` alone makes the command line, and the output that is kept is bounded: a host cannot fill our memory.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from dataclasses import dataclass
 
 import paramiko
 
-from poseidon.cluster.ssh.quoting import shell_words
+from poseidon.cluster.ssh.quoting import shell_command
 from poseidon.errors import JobError
 
-MOST_OUTPUT_BYTES = 16 << 20
-LONGEST_LINE_BYTES = 4 << 20
+MAX_OUTPUT_BYTES = 16 << 20
+MAX_LINE_BYTES = 4 << 20
 _CHUNK_BYTES = 1 << 16
 
 
@@ -28,8 +27,8 @@ class Finished:
 
     Attributes:
         status: its exit status; -1 when a signal ended it.
-        stdout: all it wrote there.
-        stderr: all it wrote there.
+        stdout: all of its output.
+        stderr: all of its standard error.
     """
 
     status: int
@@ -38,94 +37,94 @@ class Finished:
 
 
 def run_over(
-    transport: paramiko.Transport, where: str, argv: Sequence[str], *, stdin: bytes, timeout_s: float
+    transport: paramiko.Transport, label: str, argv: Sequence[str], *, stdin: bytes, timeout_s: float
 ) -> Finished:
-    """See `SshHost.run`."""
+    """Run a program to its end; see `SshConnection.run`."""
     deadline_s = time.monotonic() + timeout_s
-    channel = _start(transport, where, argv, timeout_s)
+    channel = _start(transport, label, argv, timeout_s)
     try:
         channel.settimeout(timeout_s)
         outputs = (_Collector(channel.recv, "stdout"), _Collector(channel.recv_stderr, "stderr"))
-        with suppress(OSError):  # a program that ends without reading; its status tells
+        with suppress(OSError):  # the program may end without reading; its status says why
             channel.sendall(stdin)
             channel.shutdown_write()
         for output in outputs:
             output.join(max(0.0, deadline_s - time.monotonic()))
         in_time = channel.status_event.wait(max(0.0, deadline_s - time.monotonic()))
-        if any(output.too_much for output in outputs):
-            raise JobError(f"{where}: '{argv[0]}' wrote more than {MOST_OUTPUT_BYTES >> 20} MiB")
+        if any(output.overflowed for output in outputs):
+            raise JobError(f"{label}: '{argv[0]}' wrote more than {MAX_OUTPUT_BYTES >> 20} MiB")
         if not in_time or any(output.is_alive() for output in outputs):
-            raise JobError(f"{where}: '{argv[0]}' did not end within {timeout_s:g} s")
+            raise JobError(f"{label}: '{argv[0]}' did not end within {timeout_s:g} s")
         status = channel.recv_exit_status()
         if status < 0 and not transport.is_active():
-            raise JobError(f"{where}: the connection broke while '{argv[0]}' ran")
+            raise JobError(f"{label}: the connection broke while '{argv[0]}' ran")
         return Finished(status=status, stdout=outputs[0].content, stderr=outputs[1].content)
     finally:
         channel.close()
 
 
 @contextmanager
-def answered_within(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]:
-    """Close a channel where what is asked of it in the block has no answer in time: paramiko itself waits for ever.
+def reply_within(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]:
+    """Close a channel unless the block ends in time: paramiko's requests have no timeout.
 
     Raises:
         TimeoutError: it was closed.
     """
-    out_of_time = threading.Event()
+    expired = threading.Event()
 
-    def give_up() -> None:
-        out_of_time.set()
+    def expire() -> None:
+        expired.set()
         with suppress(paramiko.SSHException, OSError, EOFError):  # the connection may be gone by now
             channel.close()
 
-    timer = threading.Timer(timeout_s, give_up)
+    timer = threading.Timer(timeout_s, expire)
     timer.daemon = True
     timer.start()
     try:
         yield
     except (paramiko.SSHException, OSError, EOFError) as error:
-        if out_of_time.is_set():
+        if expired.is_set():
             raise TimeoutError(f"no answer within {timeout_s:g} s") from error
         raise
     finally:
         timer.cancel()
 
 
-class SshLines:
-    """A program on a host, talked to in lines: a `LineChannel`."""
+class SshLineChannel:
+    """The standard streams of a program on a host: a `LineChannel`."""
 
     def __init__(
-        self, transport: paramiko.Transport, where: str, argv: Sequence[str], *, timeout_s: float
+        self, transport: paramiko.Transport, label: str, argv: Sequence[str], *, timeout_s: float
     ) -> None:
-        self._channel = _start(transport, where, argv, timeout_s)
+        self._channel = _start(transport, label, argv, timeout_s)
         self._channel.settimeout(None)
         self._output = self._channel.makefile("rb", 1 << 16)
         self._errors = self._channel.makefile_stderr("rb", 1 << 16)
 
     def send(self, line: bytes) -> None:
-        """Write one line, given without its end. May wait for the program to read.
+        """Write one line, given without its end. May wait for the program to read, until `close`.
 
         Raises:
-            OSError: the line is gone.
+            OSError: the channel is broken or closed.
         """
         self._channel.sendall(line + b"\n")
 
     def receive(self) -> bytes | None:
-        """The next line of its standard output without its end; None at the end. One thread at a time."""
+        """Return the next line of its standard output without its end; None at the end. Waits until `close`. One thread at a time."""
         return _next_line(self._output)
 
     def receive_error(self) -> bytes | None:
-        """The same of its standard error."""
+        """Return the next line of its standard error; see `receive`."""
         return _next_line(self._errors)
 
     def status(self, timeout_s: float) -> int | None:
-        """Its exit status, -1 for a signal or a broken line; None when it has not ended in time."""
+        """Return its exit status, -1 for a signal or a broken connection; None when it has not ended in time."""
         if not self._channel.status_event.wait(timeout_s):
             return None
         return self._channel.recv_exit_status()
 
     def close(self) -> None:
-        """End the line; the program reads an end of file. May be called twice."""
+        """Close the channel; the program reads an end of file. May be called twice."""
         self._channel.close()
 
 
@@ -140,8 +139,8 @@ class _Collector(threading.Thread):
         self.start()
 
     @property
-    def too_much(self) -> bool:
-        return self._size_bytes > MOST_OUTPUT_BYTES
+    def overflowed(self) -> bool:
+        return self._size_bytes > MAX_OUTPUT_BYTES
 
     @property
     def content(self) -> bytes:
@@ -149,30 +148,30 @@ class _Collector(threading.Thread):
 
     def run(self) -> None:
         with suppress(OSError):
-            while not self.too_much and (piece := self._receive(_CHUNK_BYTES)):
+            while not self.overflowed and (piece := self._receive(_CHUNK_BYTES)):
                 self._pieces.append(piece)
                 self._size_bytes += len(piece)
 
 
 def _start(
-    transport: paramiko.Transport, where: str, argv: Sequence[str], timeout_s: float
+    transport: paramiko.Transport, label: str, argv: Sequence[str], timeout_s: float
 ) -> paramiko.Channel:
-    words = shell_words(argv)
+    command = shell_command(argv)
     try:
         channel = transport.open_session(timeout=timeout_s)
         channel.settimeout(timeout_s)
-        with answered_within(channel, timeout_s):
-            channel.exec_command(words)
+        with reply_within(channel, timeout_s):
+            channel.exec_command(command)
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise JobError(
-            f"{where}: cannot start '{argv[0]}' there: {str(error) or 'the connection broke'}"
+            f"{label}: cannot start '{argv[0]}' there: {str(error) or 'the connection broke'}"
         ) from error
     return channel
 
 
 def _next_line(stream: paramiko.ChannelFile) -> bytes | None:
     try:
-        line = stream.readline(LONGEST_LINE_BYTES)
+        line = stream.readline(MAX_LINE_BYTES)
     except OSError:
         return None
     raw = line.encode() if isinstance(line, str) else bytes(line)

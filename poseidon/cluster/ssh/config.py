@@ -1,9 +1,9 @@
-"""How a host is reached over SSH: the machinefile's words, then ~/.ssh/config, then OpenSSH's defaults.
+"""SSH settings of a host: the machinefile's options, then ~/.ssh/config, then OpenSSH's defaults.
 
-Obeyed of ~/.ssh/config (and of /etc/ssh/ssh_config after it): Host, Match, Include, HostName, User, Port,
+Read from ~/.ssh/config (and of /etc/ssh/ssh_config after it): Host, Match, Include, HostName, User, Port,
 IdentityFile, IdentitiesOnly, ProxyJump, ProxyCommand, HostKeyAlias, UserKnownHostsFile and GlobalKnownHostsFile.
 
-Law: nothing here can switch the check of host keys off; StrictHostKeyChecking is not obeyed.
+Law: no setting switches the check of host keys off; StrictHostKeyChecking is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from poseidon.errors import JobError
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-DEEPEST = 8
+MAX_DEPTH = 8
 
 _INCLUDE = re.compile(r"\s*include[\s=]+(.*\S)\s*", re.IGNORECASE)
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?")
@@ -32,11 +32,11 @@ _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshSettings:
-    """What is the same for all hosts.
+    """SSH settings that are the same for all hosts.
 
     Attributes:
-        config: read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
-        connect_timeout_s: limit of each host, from the question what its name means to the accepted key.
+        config: a file read instead of ~/.ssh/config and /etc/ssh/ssh_config, as with `ssh -F`.
+        connect_timeout_s: for each host, from the lookup of its name to the accepted key.
     """
 
     config: Path | None = None
@@ -45,19 +45,19 @@ class SshSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A host as it is dialled; equal endpoints share a connection.
+    """The address and credentials of a host; equal endpoints share a connection.
 
     Attributes:
-        name: what the machinefile calls it.
-        host: what is dialled.
+        name: as the machinefile has it.
+        host: the name or address to connect to.
         port: of its sshd.
-        user: who logs in.
+        user: to log in as.
         identities: private keys to try, in order.
-        with_agent: whether the SSH agent's keys are tried, too.
+        with_agent: whether to try the SSH agent's keys, too.
         alias: the name under which its host key is known, `host` in most cases.
-        known_hosts: files to look it up in; the first is the user's own.
-        jumps: hosts to go through, nearest first, `user@host:port` each.
-        proxy_command: a program of the user's own that makes the connection; empty in most cases.
+        known_hosts: files with its host key; the first is the user's own.
+        jumps: ProxyJump hosts, nearest first, `user@host:port` each.
+        proxy_command: ProxyCommand, a program that makes the connection; empty in most cases.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Endpoint:
     proxy_command: str = ""
 
     @property
-    def words(self) -> str:
-        """`ml@node3`, with the port where it is not 22."""
+    def label(self) -> str:
+        """The host in messages: `ml@node3`, with the port where it is not 22."""
         host = f"[{self.host}]" if ":" in self.host and self.port != SSH_PORT else self.host
         return f"{self.user}@{host}" + ("" if self.port == SSH_PORT else f":{self.port}")
 
@@ -82,10 +82,10 @@ class SshConfig:
     """The user's SSH configuration.
 
     Args:
-        settings: says which file.
+        settings: name the file.
 
     Raises:
-        JobError: the file cannot be read or holds what is no configuration.
+        JobError: the file cannot be read or is no SSH configuration.
     """
 
     def __init__(self, settings: SshSettings) -> None:
@@ -94,30 +94,30 @@ class SshConfig:
         for file in files:
             if settings.config is not None and not file.is_file():
                 raise JobError(f"there is no SSH configuration {file}")
-            lines += ["Host *", *_lines(file, DEEPEST)]
-        self._words = ", ".join(str(file) for file in files)
+            lines += ["Host *", *_lines(file, MAX_DEPTH)]
+        self._files = ", ".join(str(file) for file in files)
         try:
             self._config = paramiko.SSHConfig.from_file(io.StringIO("\n".join(lines) + "\n"))
         except (paramiko.SSHException, ValueError) as error:
-            raise JobError(f"{self._words}: {error}") from error
+            raise JobError(f"{self._files}: {error}") from error
 
     def endpoint(self, host: Host) -> Endpoint:
-        """How a client's host is reached.
+        """Return the endpoint of a host.
 
         Raises:
-            JobError: the configuration says something impossible about it.
+            JobError: the configuration has an illegal value for it.
         """
         return self._endpoint(host.address, host.user, host.ssh_port)
 
-    def jump(self, words: str) -> Endpoint:
-        """How a host of a ProxyJump is reached.
+    def jump(self, text: str) -> Endpoint:
+        """Return the endpoint of a ProxyJump host.
 
         Raises:
-            JobError: the words are not `user@host:port`.
+            JobError: the text is not `user@host:port`.
         """
-        match = _JUMP.fullmatch(words.strip())
+        match = _JUMP.fullmatch(text.strip())
         if match is None or match["host"].startswith("-"):
-            raise JobError(f"{self._words}: ProxyJump '{words}' is not [user@]host[:port]")
+            raise JobError(f"{self._files}: ProxyJump '{text}' is not [user@]host[:port]")
         port = int(match["port"]) if match["port"] else None
         return self._endpoint(match["host"].strip("[]"), match["user"], port)
 
@@ -126,7 +126,7 @@ class SshConfig:
             found = self._config.lookup(name)
             dialled = port or int(found.get("port", SSH_PORT))
         except (paramiko.SSHException, ImportError, ValueError) as error:
-            raise JobError(f"{self._words}: nothing sensible is said about {name}: {error}") from error
+            raise JobError(f"{self._files}: illegal settings for {name}: {error}") from error
         identities = [Path(path).expanduser() for path in found.get("identityfile", [])]
         own = [Path(word).expanduser() for word in found.get("userknownhostsfile", "").split()]
         system = [Path(word).expanduser() for word in found.get("globalknownhostsfile", "").split()]
@@ -151,7 +151,7 @@ def _folder() -> Path:
 
 
 def _lines(file: Path, depth: int) -> Iterator[str]:
-    """The lines of a configuration, those that it includes in their places."""
+    """Yield the lines of a configuration, included files in place."""
     if not file.is_file() or not depth:
         return
     try:

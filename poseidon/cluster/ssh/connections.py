@@ -3,8 +3,9 @@
     connections = connect_all(hosts, SshSettings())      one connection a host, in parallel
     done = connections[0].run(["uname", "-a"], timeout_s=10)
 
-Law: keys only, of files without a passphrase or of the SSH agent, and never a password. A host whose key is not in
-known_hosts, or is another one there, hears nothing from us but the handshake. Each step has a time limit.
+Law: keys only, from files without a passphrase or from the SSH agent, never a password. A host whose key is not in
+known_hosts, or differs from it, gets nothing from us but the handshake. Each step has a time limit. Over SFTP each answer
+has one: a host that falls silent, though its connection stands, ends the session with an error.
 """
 
 from __future__ import annotations
@@ -15,24 +16,49 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import paramiko
 
-from poseidon.cluster.all_at_once import all_at_once
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.ssh.channel import Finished, SshLines, run_over
-from poseidon.cluster.ssh.config import DEEPEST, Endpoint, SshConfig, SshSettings
-from poseidon.cluster.ssh.handshake import handshake, hang_up
-from poseidon.cluster.ssh.sftp import SFTP_SILENCE_S, SftpSession, open_sftp
+from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.ssh.channel import Finished, SshLineChannel, reply_within, run_over
+from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, SshSettings
+from poseidon.cluster.ssh.handshake import close_transport, handshake
 from poseidon.errors import JobError
 
-MOST_AT_ONCE = 64
+MAX_PARALLEL = 64
+SFTP_SILENCE_S = 60.0
+"""How long a host may take to answer a request: longer than a busy disk takes."""
 
 
-class SshHost:
-    """A host that let us in.
+class SftpSession(paramiko.SFTPClient):
+    """An SFTP session that ends when the host falls silent: later requests fail at once, without waiting again."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        super().__init__(channel)
+
+    def _read_all(self, n: int) -> bytes:
+        try:
+            return bytes(super()._read_all(n))  # type: ignore[misc]  # paramiko's stubs leave it out
+        except TimeoutError:
+            raise self._ended() from None
+
+    def _write_all(self, out: bytes) -> None:
+        try:
+            super()._write_all(out)  # type: ignore[misc]
+        except TimeoutError:
+            raise self._ended() from None
+
+    def _ended(self) -> TimeoutError:
+        self._channel.close()
+        return TimeoutError(f"no answer over SFTP for {self._channel.gettimeout():g} s")
+
+
+class SshConnection:
+    """An authenticated connection to a host.
 
     Args:
-        endpoint: who it is.
-        transport: an authenticated connection, owned from here on.
-        via: the connections that it runs through, nearest first; owned, too.
+        endpoint: the host.
+        transport: authenticated; owned from here on.
+        via: the connections to its jump hosts, nearest first; owned, too.
     """
 
     def __init__(
@@ -43,13 +69,13 @@ class SshHost:
         self._via = tuple(via)
 
     @property
-    def words(self) -> str:
-        """`ml@node3`, for messages."""
-        return self._endpoint.words
+    def label(self) -> str:
+        """The host in messages: `ml@node3`."""
+        return self._endpoint.label
 
     @property
     def alive(self) -> bool:
-        """Whether the connection stands, as far as is known."""
+        """Whether the connection is up, as far as is known."""
         return self._transport.is_active()
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
@@ -57,16 +83,16 @@ class SshHost:
 
         Args:
             argv: the program and its arguments.
-            stdin: all that it reads.
+            stdin: its whole standard input.
             timeout_s: limit of the whole.
 
         Raises:
-            JobError: the line broke, the time is up, or it writes without end.
+            JobError: the connection broke, the time is up, or the output is too long.
         """
-        return run_over(self._transport, self.words, argv, stdin=stdin, timeout_s=timeout_s)
+        return run_over(self._transport, self.label, argv, stdin=stdin, timeout_s=timeout_s)
 
-    def open(self, argv: Sequence[str], *, timeout_s: float = 15.0) -> SshLines:
-        """Start a program and talk to it in lines.
+    def open(self, argv: Sequence[str], *, timeout_s: float = 15.0) -> SshLineChannel:
+        """Start a program and connect to its standard streams.
 
         Args:
             argv: the program and its arguments.
@@ -75,51 +101,51 @@ class SshHost:
         Raises:
             JobError: it cannot be started.
         """
-        return SshLines(self._transport, self.words, argv, timeout_s=timeout_s)
+        return SshLineChannel(self._transport, self.label, argv, timeout_s=timeout_s)
 
     def sftp(self, *, silence_s: float = SFTP_SILENCE_S) -> SftpSession:
-        """A new SFTP session, which the caller closes.
+        """Open an SFTP session, which the caller closes.
 
         Args:
-            silence_s: how long the host may leave a request without an answer.
+            silence_s: how long the host may take to answer a request.
 
         Raises:
-            JobError: the host offers none, or does not answer.
+            JobError: the host has no SFTP, or does not answer.
         """
-        return open_sftp(self._transport, self.words, silence_s)
+        return _open_sftp(self._transport, self.label, silence_s)
 
     def local_address(self) -> str:
-        """Our own address on the way to this host; that of the first hop where there are several."""
-        line: object = (self._via[0] if self._via else self._transport).sock
+        """Return our own address on the route to this host; on the way to the first jump host if there is one."""
+        sock: object = (self._via[0] if self._via else self._transport).sock
         try:
-            return str(line.getsockname()[0]) if isinstance(line, socket.socket) else ""
+            return str(sock.getsockname()[0]) if isinstance(sock, socket.socket) else ""
         except OSError:
             return ""
 
     def close(self) -> None:
-        """End the connection and those that it runs through. May be called twice."""
+        """Close the connection and those to its jump hosts. May be called twice."""
         for transport in (self._transport, *reversed(self._via)):
-            hang_up(transport)
+            close_transport(transport)
 
 
-def connect(host: Host, settings: SshSettings) -> SshHost:
+def connect(host: Host, settings: SshSettings) -> SshConnection:
     """Connect to a host.
 
     Raises:
-        JobError: one sentence that names the host and says what is in the way.
+        JobError: one sentence with the host and the cause.
     """
     config = SshConfig(settings)
     return _reach(config.endpoint(host), config, settings)
 
 
-def connect_all(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, SshHost]:
+def connect_all(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, SshConnection]:
     """Connect to all hosts, as `connect_each` does.
 
     Returns:
         The connection to each host, by the host's id.
 
     Raises:
-        JobError: lists what is in the way, host by host; no connection is left open.
+        JobError: lists the problems host by host; no connection is left open.
     """
     outcomes = connect_each(hosts, settings)
     connections = reached(outcomes)
@@ -131,7 +157,7 @@ def connect_all(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, Ss
     return connections
 
 
-def connect_each(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, SshHost | JobError]:
+def connect_each(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, SshConnection | JobError]:
     """Connect to hosts in parallel; those that are reached in the same way share a connection.
 
     Returns:
@@ -140,34 +166,34 @@ def connect_each(hosts: Sequence[Host], settings: SshSettings) -> Mapping[int, S
     config = SshConfig(settings)
     endpoint_of = {host.id: config.endpoint(host) for host in hosts}
     endpoints = list(dict.fromkeys(endpoint_of.values()))
-    outcomes = all_at_once(
+    outcomes = for_each_host(
         lambda endpoint: _reach(endpoint, config, settings),
         endpoints,
         name="poseidon ssh connect",
-        most=MOST_AT_ONCE,
+        limit=MAX_PARALLEL,
     )
     outcome_of = dict(zip(endpoints, outcomes, strict=True))
     return {host: outcome_of[endpoint] for host, endpoint in endpoint_of.items()}
 
 
-def reached(outcomes: Mapping[int, SshHost | JobError]) -> dict[int, SshHost]:
+def reached(outcomes: Mapping[int, SshConnection | JobError]) -> dict[int, SshConnection]:
     """Return the connections that `connect_each` has made."""
-    return {host: outcome for host, outcome in outcomes.items() if isinstance(outcome, SshHost)}
+    return {host: outcome for host, outcome in outcomes.items() if isinstance(outcome, SshConnection)}
 
 
-def check_reached(outcomes: Mapping[int, SshHost | JobError]) -> None:
-    """Refuse what `connect_each` came to where a host is missing.
+def check_reached(outcomes: Mapping[int, SshConnection | JobError]) -> None:
+    """Raise an error if `connect_each` could not reach every host.
 
     Raises:
-        JobError: lists what is in the way, host by host.
+        JobError: lists the problems host by host.
     """
     distinct = dict.fromkeys(outcomes.values())
     problems = [str(outcome) for outcome in distinct if isinstance(outcome, JobError)]
     if problems:
-        raise JobError(listed(problems, of=len(distinct)))
+        raise JobError(format_problems(problems, of=len(distinct)))
 
 
-def close_all(connections: Iterable[SshHost]) -> None:
+def close_all(connections: Iterable[SshConnection]) -> None:
     """Close connections in parallel: a dead host answers late."""
     threads = [
         threading.Thread(target=connection.close, name="poseidon ssh close", daemon=True)
@@ -179,44 +205,47 @@ def close_all(connections: Iterable[SshHost]) -> None:
         thread.join(5.0)
 
 
-def listed(problems: Sequence[str], *, of: int) -> str:
-    """Several hosts' problems in one error: as it is where there is one, else line by line.
-
-    Args:
-        problems: one sentence each.
-        of: the number of hosts.
-    """
-    if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} problems on the {of} hosts:" + "".join(f"\n  {problem}" for problem in problems)
-
-
-def _reach(endpoint: Endpoint, config: SshConfig, settings: SshSettings) -> SshHost:
+def _reach(endpoint: Endpoint, config: SshConfig, settings: SshSettings) -> SshConnection:
     """Connect, through the hosts of the endpoint's ProxyJump if it has one."""
     via: list[paramiko.Transport] = []
     try:
-        _pass_jumps(endpoint.jumps, config, settings, via, DEEPEST)
-        return SshHost(endpoint, handshake(endpoint, via[-1] if via else None, settings), via)
+        _connect_jumps(endpoint.jumps, config, settings, via, MAX_DEPTH)
+        return SshConnection(endpoint, handshake(endpoint, via[-1] if via else None, settings), via)
     except BaseException:
         for transport in reversed(via):
-            hang_up(transport)
+            close_transport(transport)
         raise
 
 
-def _pass_jumps(
+def _connect_jumps(
     jumps: Sequence[str],
     config: SshConfig,
     settings: SshSettings,
     via: list[paramiko.Transport],
     depth: int,
 ) -> None:
-    """Connect to each jump through the one before; the nearest goes through those of its own configuration."""
+    """Connect to each jump host through the one before; the nearest goes through its own jump hosts."""
     if jumps and not depth:
         raise JobError(
-            f"ProxyJump {','.join(jumps)}: more than {DEEPEST} hosts in a row; do they name each other?"
+            f"ProxyJump {','.join(jumps)}: more than {MAX_DEPTH} jump hosts in a row; do they name each other?"
         )
-    for words in jumps:
-        jump = config.jump(words)
+    for text in jumps:
+        jump = config.jump(text)
         if not via:
-            _pass_jumps(jump.jumps, config, settings, via, depth - 1)
+            _connect_jumps(jump.jumps, config, settings, via, depth - 1)
         via.append(handshake(jump, via[-1] if via else None, settings))
+
+
+def _open_sftp(transport: paramiko.Transport, label: str, silence_s: float) -> SftpSession:
+    """Open an SFTP session; see `SshConnection.sftp`."""
+    channel: paramiko.Channel | None = None
+    try:
+        channel = transport.open_session(timeout=silence_s)
+        channel.settimeout(silence_s)
+        with reply_within(channel, silence_s):
+            channel.invoke_subsystem("sftp")
+        return SftpSession(channel)
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        if channel is not None:
+            channel.close()
+        raise JobError(f"{label}: SFTP is not available: {error}") from error

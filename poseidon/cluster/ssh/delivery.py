@@ -1,7 +1,7 @@
-"""Copying files to another host over SFTP, so that a broken line costs nothing that has arrived.
+"""Copying files to a host over SFTP; an interrupted copy is resumed.
 
-Law: a file has its name on the host only when its SHA-256 there is the one here (`receiving.py`). What has arrived of one
-that broke off is compared and gone on from; what is there already is not sent again; what is there and differs is refused,
+Law: a file gets its name on the host only when its SHA-256 there equals ours (`receiving.py`). The partial file of an
+interrupted copy is compared and continued; a file that is there already is not sent again; one that differs is refused,
 unless it is to be replaced. Files get their names in the order in which they are given.
 """
 
@@ -21,11 +21,11 @@ from poseidon.cluster.ssh import receiving
 from poseidon.cluster.ssh.receiving import arriving_path
 from poseidon.errors import JobError, printable
 
-# Files in one order: so that neither the order nor what is lost with a dead host grows without bound.
-FILES_PER_ORDER = 2000
+# Files in one request: bounds the request and what is lost with a dead host.
+FILES_PER_REQUEST = 2000
 BLOCK_BYTES = 1 << 18
-# A host that reads files slower than this, for their checksums, does not answer any more.
-SLOWEST_DIGEST_BYTES_S = 10e6
+# A host that computes checksums slower than this is taken for dead.
+MIN_DIGEST_BYTES_S = 10e6
 ANSWER_S = 60.0
 
 
@@ -34,10 +34,10 @@ class SentFile:
     """A file to be delivered.
 
     Attributes:
-        local: where it is here.
+        local: its path on this machine.
         remote: its path on the host; `~/` stands for the user's home.
-        size: its bytes.
-        sha256: of these, in hexadecimal digits.
+        size: in bytes.
+        sha256: in hexadecimal digits.
     """
 
     local: Path
@@ -48,12 +48,12 @@ class SentFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """What a delivery came to.
+    """The result of a delivery.
 
     Attributes:
-        files: how many there are.
+        files: their number.
         sent_files: how many of them were sent, in whole or in part.
-        sent_bytes: that went over the line.
+        sent_bytes: over the network.
     """
 
     files: int
@@ -62,7 +62,7 @@ class Delivered:
 
 
 class Finished(Protocol):
-    """How a command on a host ended."""
+    """The result of a command on a host."""
 
     @property
     def status(self) -> int:
@@ -70,11 +70,11 @@ class Finished(Protocol):
 
     @property
     def stdout(self) -> bytes:
-        """What it wrote."""
+        """Its output."""
 
     @property
     def stderr(self) -> bytes:
-        """What it complained of."""
+        """Its standard error."""
 
 
 class RemoteFile(Protocol):
@@ -84,7 +84,7 @@ class RemoteFile(Protocol):
         """Append bytes."""
 
     def close(self) -> None:
-        """All bytes are there when this returns."""
+        """Close the file; all bytes have arrived when this returns."""
 
 
 class Sftp(Protocol):
@@ -97,23 +97,23 @@ class Sftp(Protocol):
         """End the session."""
 
 
-class ReceivingHost(Protocol):
-    """A host that files can be delivered to: `poseidon.cluster.ssh.connections.SshHost`."""
+class SftpConnection(Protocol):
+    """A connection that files can be delivered over: `poseidon.cluster.ssh.connections.SshConnection`."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
-        """Run a program there to its end."""
+        """Run a program on the host to its end."""
 
     def sftp(self) -> Any:
         """Open an SFTP session; see `Sftp`."""
 
 
 def sent_file(local: Path, remote: str, report: Callable[[int], object] = lambda _: None) -> SentFile:
-    """A file with its checksum.
+    """Compute the checksum of a file to be delivered.
 
     Args:
-        local: where it is here.
+        local: its path on this machine.
         remote: its path on the host.
-        report: told how many more bytes were read.
+        report: called with the number of bytes that were read since the last call.
 
     Raises:
         JobError: it cannot be read.
@@ -132,7 +132,7 @@ def sent_file(local: Path, remote: str, report: Callable[[int], object] = lambda
 
 def deliver(
     files: Sequence[SentFile],
-    host: ReceivingHost,
+    connection: SftpConnection,
     *,
     name: str,
     python: Sequence[str],
@@ -140,28 +140,28 @@ def deliver(
     replace: bool = False,
     report: Callable[[int], object] = lambda _: None,
 ) -> Delivered:
-    """Bring files to a host.
+    """Copy files to a host.
 
     Args:
-        files: in the order in which they get their names; what makes the others usable comes last.
-        host: where to.
-        name: the host's, for messages: `client 1 (node1)`.
-        python: the words that start its interpreter, 3.10 or newer; nothing need be installed for it.
-        folders: folders there that are to hold nothing but these files.
-        replace: whether what is there and differs makes way.
-        report: told how many more bytes are there, sent or found.
+        files: in the order in which they get their names; the file that makes the others usable comes last.
+        connection: to the host.
+        name: the host in messages: `client 1 (node1)`.
+        python: the argv that starts its interpreter, 3.10 or newer; no package need be installed for it.
+        folders: folders on the host that are to hold nothing but these files.
+        replace: whether to replace files that are there and differ.
+        report: called with the number of further bytes that are on the host, sent or found.
 
     Raises:
-        JobError: the host's files are in the way, its disk is too full, the line broke, or bytes came out wrong twice. A
-            second call goes on from where the first ended.
+        JobError: other files are there, the disk is too full, the connection broke, or a checksum was wrong twice. A
+            second call continues where the first ended.
     """
-    delivery = _Delivery(host, name, python, report)
+    delivery = _Delivery(connection, name, python, report)
     try:
         return delivery.run(files, folders, replace=replace)
     except (OSError, EOFError, paramiko.SSHException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise JobError(
-            f"{name}: copying broke off after {delivery.sent_bytes} bytes ({why}); the same command goes on from there"
+            f"{name}: copying broke off after {delivery.sent_bytes} bytes ({why}); run the same command again to continue"
         ) from error
 
 
@@ -169,9 +169,9 @@ class _Delivery:
     """One delivery to one host."""
 
     def __init__(
-        self, host: ReceivingHost, name: str, python: Sequence[str], report: Callable[[int], object]
+        self, connection: SftpConnection, name: str, python: Sequence[str], report: Callable[[int], object]
     ) -> None:
-        self._host = host
+        self._connection = connection
         self._name = name
         self._python = tuple(python)
         self._report = report
@@ -179,30 +179,31 @@ class _Delivery:
         self.sent_files = 0
 
     def run(self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool) -> Delivered:
-        """Inspect everything first, so that a full disk or a file in the way is known before a byte is sent."""
-        orders = [files[at : at + FILES_PER_ORDER] for at in range(0, len(files), FILES_PER_ORDER)]
-        # A folder that holds nothing else can only be told from one order; trees of so many files are not made here.
-        folders = folders if len(orders) == 1 else ()
-        found = [self._inspect(order, folders, replace=replace) for order in orders]
+        """Inspect everything first, so that a full disk or another file there is found before a byte is sent."""
+        requests = [files[at : at + FILES_PER_REQUEST] for at in range(0, len(files), FILES_PER_REQUEST)]
+        # Only a single request can check that a folder holds nothing else; larger trees are not delivered.
+        folders = folders if len(requests) == 1 else ()
+        found = [self._inspect(request, folders, replace=replace) for request in requests]
         self._check_space(found)
-        for order, places in zip(orders, found, strict=True):
-            missing = [pair for pair in zip(order, places.files, strict=True) if not pair[1].same]
+        for request, places in zip(requests, found, strict=True):
+            missing = [pair for pair in zip(request, places.files, strict=True) if not pair[1].same]
             self._report(
-                sum(file.size for file, place in zip(order, places.files, strict=True) if place.same)
+                sum(file.size for file, place in zip(request, places.files, strict=True) if place.same)
             )
             if missing:
                 self._send_and_seal(missing)
         return Delivered(files=len(files), sent_files=self.sent_files, sent_bytes=self.sent_bytes)
 
     def _inspect(self, files: Sequence[SentFile], folders: Sequence[str], *, replace: bool) -> _Found:
-        known = self._ask(
-            files, {"do": "inspect", "folders": list(folders), "replace": replace, "files": _order(files)}
+        known = self._request(
+            files,
+            {"do": "inspect", "folders": list(folders), "replace": replace, "files": _file_fields(files)},
         )
         places = tuple(
-            _Place(
+            _FileState(
                 path=str(entry["path"]),
                 same=entry["state"] == "same",
-                arrived=_kept(file, int(entry["arrived"]), str(entry["sha256"])),
+                arrived=_resumable_bytes(file, int(entry["arrived"]), str(entry["sha256"])),
             )
             for file, entry in zip(files, known["files"], strict=True)
         )
@@ -218,17 +219,17 @@ class _Delivery:
                 f"{self._name}: {needed / 1e6:.0f} MB are still to be copied and its disk has room for {free / 1e6:.0f}"
             )
 
-    def _send_and_seal(self, missing: Sequence[tuple[SentFile, _Place]]) -> None:
-        """Send, and what came out wrong once more."""
-        with contextlib.closing(self._host.sftp()) as session:
+    def _send_and_seal(self, missing: Sequence[tuple[SentFile, _FileState]]) -> None:
+        """Send the files; send those with a wrong checksum once more."""
+        with contextlib.closing(self._connection.sftp()) as session:
             for attempt in range(2):
                 for file, place in missing:
                     self._send(session, file, place.path, place.arrived if attempt == 0 else 0)
                 files = [file for file, _ in missing]
-                order = [
+                fields = [
                     {"path": place.path, "size": file.size, "sha256": file.sha256} for file, place in missing
                 ]
-                bad = self._ask(files, {"do": "seal", "files": order})["bad"]
+                bad = self._request(files, {"do": "seal", "files": fields})["bad"]
                 missing = [missing[number] for number in bad]
                 if not missing:
                     return
@@ -251,26 +252,28 @@ class _Delivery:
                     self.sent_bytes += len(block)
                     self._report(len(block))
 
-    def _ask(self, files: Sequence[SentFile], order: dict[str, Any]) -> dict[str, Any]:
-        timeout_s = ANSWER_S + 2 * sum(file.size for file in files) / SLOWEST_DIGEST_BYTES_S
+    def _request(self, files: Sequence[SentFile], request: dict[str, Any]) -> dict[str, Any]:
+        timeout_s = ANSWER_S + 2 * sum(file.size for file in files) / MIN_DIGEST_BYTES_S
         program = Path(receiving.__file__).read_bytes()
-        words = b"%d\n%b%b" % (len(program), program, json.dumps(order).encode())
-        finished = self._host.run([*self._python, "-c", receiving.START], stdin=words, timeout_s=timeout_s)
+        stdin = b"%d\n%b%b" % (len(program), program, json.dumps(request).encode())
+        finished = self._connection.run(
+            [*self._python, "-c", receiving.START], stdin=stdin, timeout_s=timeout_s
+        )
         try:
-            said = json.loads(finished.stdout)
+            answer = json.loads(finished.stdout)
         except ValueError as error:
-            last = finished.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it said nothing"]
+            last = finished.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no output"]
             raise JobError(
-                f"{self._name}: Python there cannot look after the files (status {finished.status}): {printable(last[0])}"
+                f"{self._name}: Python there cannot receive the files (status {finished.status}): {printable(last[0])}"
             ) from error
-        if "problem" in said:
-            raise JobError(f"{self._name}: {printable(str(said['problem']))}")
-        return dict(said)
+        if "problem" in answer:
+            raise JobError(f"{self._name}: {printable(str(answer['problem']))}")
+        return dict(answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """What the host has of a file: all of it, or its first `arrived` bytes."""
+class _FileState:
+    """The state of a file on the host: complete, or its first `arrived` bytes."""
 
     path: str
     same: bool
@@ -279,19 +282,19 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What the host said to one order."""
+    """The host's answer to one inspection."""
 
-    files: tuple[_Place, ...]
+    files: tuple[_FileState, ...]
     needed_bytes: int
     free_bytes: int
 
 
-def _order(files: Sequence[SentFile]) -> list[dict[str, object]]:
+def _file_fields(files: Sequence[SentFile]) -> list[dict[str, object]]:
     return [{"path": file.remote, "size": file.size, "sha256": file.sha256} for file in files]
 
 
-def _kept(file: SentFile, arrived: int, sha256: str) -> int:
-    """How many bytes that have arrived are the file's own: all or none."""
+def _resumable_bytes(file: SentFile, arrived: int, sha256: str) -> int:
+    """Return how many of the bytes that have arrived belong to the file: all or none."""
     if not 0 < arrived <= file.size:
         return 0
     state, left = hashlib.sha256(), arrived

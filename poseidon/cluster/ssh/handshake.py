@@ -1,6 +1,7 @@
-"""From a host's name to an authenticated connection: dial, check its key, offer ours.
+"""The SSH handshake with a host: connect, check its host key, authenticate with ours.
 
-Law: nothing is offered to a host before its key was found in known_hosts; each step has a time limit.
+Law: no key is offered to a host before its own key was found in known_hosts; each step has a time limit. A key of ours
+that needs a passphrase is never asked for one: it must be in the SSH agent.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,21 +17,20 @@ import paramiko
 
 from poseidon.cluster.name_lookup import NameTimeoutError, dial
 from poseidon.cluster.ssh.config import Endpoint, SshSettings
-from poseidon.cluster.ssh.identities import identities
 from poseidon.cluster.ssh.known_hosts import (
     SSH_PORT,
     HostKey,
     host_name,
     kinds_known,
-    objection,
     parse_known_hosts,
+    rejection,
 )
 from poseidon.errors import JobError
 
 # After this long without an answer to what was sent, the kernel gives a connection up.
 SILENCE_MS = 20_000
 KEEPALIVE_S = 5
-HANG_UP_S = 5.0
+CLOSE_S = 5.0
 
 # Paramiko reports what it raises a second time to its log.
 _QUIET = "poseidon.ssh.wire"
@@ -40,15 +41,15 @@ logging.getLogger(_QUIET).propagate = False
 def handshake(
     endpoint: Endpoint, via: paramiko.Transport | None, settings: SshSettings
 ) -> paramiko.Transport:
-    """An authenticated connection to one host.
+    """Return an authenticated connection to one host.
 
     Args:
-        endpoint: which, and with which keys.
-        via: the connection that it runs through; None: it is dialled from here.
+        endpoint: the host and our keys.
+        via: the connection that it runs through; None: a direct one.
         settings: the time limit.
 
     Raises:
-        JobError: one sentence that names the host and says what is in the way.
+        JobError: one sentence with the host and the cause.
     """
     deadline_s = time.monotonic() + settings.connect_timeout_s
     line = _dial(endpoint, via, settings.connect_timeout_s)
@@ -56,29 +57,29 @@ def handshake(
         transport = paramiko.Transport(line)
     except (paramiko.SSHException, OSError) as error:
         line.close()
-        raise JobError(f"{endpoint.words}: {error}") from error
+        raise JobError(f"{endpoint.label}: {error}") from error
     try:
         transport.set_log_channel(_QUIET)
         _check_host_key(endpoint, transport, deadline_s)
         _authenticate(endpoint, transport, deadline_s)
         transport.set_keepalive(KEEPALIVE_S)
     except BaseException:
-        hang_up(transport)
+        close_transport(transport)
         raise
     return transport
 
 
 class _Program(paramiko.ProxyCommand):
-    """A program that makes the connection; it may have ended by itself when paramiko ends it."""
+    """A ProxyCommand; it may have ended by itself when paramiko ends it."""
 
     def close(self) -> None:
-        """End it."""
+        """End the program."""
         with suppress(ProcessLookupError):
             super().close()
 
 
-def hang_up(transport: paramiko.Transport) -> None:
-    """Close a connection; the program that made it, if one did, is ended and reaped, too."""
+def close_transport(transport: paramiko.Transport) -> None:
+    """Close a connection; end and reap its ProxyCommand, if it has one."""
     transport.close()
     proxy: object = transport.sock
     if not isinstance(proxy, paramiko.ProxyCommand):
@@ -87,8 +88,8 @@ def hang_up(transport: paramiko.Transport) -> None:
     with suppress(OSError):
         process.kill()
     # Paramiko's thread signals the program once more at its end: it may be reaped, and its pipes closed, after that only.
-    transport.join(HANG_UP_S)
-    process.wait(HANG_UP_S)
+    transport.join(CLOSE_S)
+    process.wait(CLOSE_S)
     for pipe in (process.stdin, process.stdout, process.stderr):
         with suppress(OSError):
             if pipe is not None:
@@ -98,7 +99,7 @@ def hang_up(transport: paramiko.Transport) -> None:
 def _dial(
     endpoint: Endpoint, via: paramiko.Transport | None, timeout_s: float
 ) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
-    """The line that SSH is to be spoken on."""
+    """Connect the socket that SSH runs over."""
     try:
         if via is not None:
             address = (endpoint.host, endpoint.port)
@@ -108,25 +109,25 @@ def _dial(
         line = dial(endpoint.host, endpoint.port, timeout_s)
     except NameTimeoutError as error:
         raise JobError(
-            f"{endpoint.words}: what the name {endpoint.host} means was not learnt within {timeout_s:g} s; "
+            f"{endpoint.label}: the name {endpoint.host} was not resolved within {timeout_s:g} s; "
             "does this machine's name server answer?"
         ) from error
     except TimeoutError as error:
-        raise JobError(f"{endpoint.words}: no answer within {timeout_s:g} s") from error
+        raise JobError(f"{endpoint.label}: no answer within {timeout_s:g} s") from error
     except socket.gaierror as error:
         raise JobError(
-            f"{endpoint.words}: the name {endpoint.host} is not known: {error.strerror}"
+            f"{endpoint.label}: the name {endpoint.host} is not known: {error.strerror}"
         ) from error
     except (OSError, paramiko.SSHException, EOFError) as error:
-        why = getattr(error, "strerror", None) or str(error) or "the hop before it hung up"
-        raise JobError(f"{endpoint.words}: cannot be reached: {why}") from error
+        why = getattr(error, "strerror", None) or str(error) or "the jump host closed the connection"
+        raise JobError(f"{endpoint.label}: cannot be reached: {why}") from error
     with suppress(OSError, AttributeError):  # Linux has it
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
     return line
 
 
 def _check_host_key(endpoint: Endpoint, transport: paramiko.Transport, deadline_s: float) -> None:
-    """The first half of the handshake, up to the host's proof of who it is."""
+    """Exchange keys and check the host key against known_hosts."""
     lines = [line for file in endpoint.known_hosts for line in _lines_of(file)]
     known = parse_known_hosts(lines)
     name = host_name(endpoint.alias, endpoint.port)
@@ -139,16 +140,16 @@ def _check_host_key(endpoint: Endpoint, transport: paramiko.Transport, deadline_
         transport.start_client(timeout=max(0.1, deadline_s - time.monotonic()))
         shown = transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as error:
-        why = str(error) or "it hung up"
-        raise JobError(f"{endpoint.words}: what listens there speaks no SSH with us: {why}") from error
+        why = str(error) or "it closed the connection"
+        raise JobError(f"{endpoint.label}: no SSH server that we can talk to: {why}") from error
     key = HostKey(kind=shown.get_name(), blob=shown.asbytes())
-    why_not = objection(known, name, key, endpoint.known_hosts[0])
+    why_not = rejection(known, name, key, endpoint.known_hosts[0])
     if why_not is not None:
-        raise JobError(f"{endpoint.words}: {why_not}")
+        raise JobError(f"{endpoint.label}: {why_not}")
 
 
 def _algorithms(kind: str) -> tuple[str, ...]:
-    """The signatures that a kind of key makes."""
+    """Return the signature algorithms of a kind of key."""
     return ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
 
 
@@ -156,11 +157,11 @@ def _lines_of(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []  # a file that is not there vouches for nobody
+        return []  # a missing file trusts no host
 
 
 def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s: float) -> None:
-    """Try one key after the other until one is let in."""
+    """Try one key after the other until one is accepted."""
     tried: list[str] = []
     for label, key in identities(endpoint, tried):
         transport.auth_timeout = max(0.1, deadline_s - time.monotonic())
@@ -169,21 +170,62 @@ def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s:
         except paramiko.BadAuthenticationType as error:
             offers = ", ".join(error.allowed_types) or "nothing"
             raise JobError(
-                f"{endpoint.words}: it takes no keys, only {offers}; passwords are never used"
+                f"{endpoint.label}: it accepts no keys, only {offers}; passwords are never used"
             ) from error
         except paramiko.AuthenticationException:
             tried.append(f"{label} was refused")
         except (paramiko.SSHException, OSError, EOFError) as error:
-            tried.append(f"{label} ended the connection ({str(error) or 'it hung up'})")
+            tried.append(f"{label} ended the connection ({str(error) or 'no reason given'})")
             break
         else:
             if transport.is_authenticated():
                 return
             raise JobError(
-                f"{endpoint.words}: it wants more than a key (two-factor login), which no job can give"
+                f"{endpoint.label}: it requires more than a key (two-factor login), which a job cannot provide"
             )
     port = f"-p {endpoint.port} " if endpoint.port != SSH_PORT else ""
     raise JobError(
-        f"{endpoint.words}: no key lets us in ({'; '.join(tried) or 'there is none to try'}); "
-        f"to put yours there: ssh-copy-id {port}{endpoint.user}@{endpoint.host}"
+        f"{endpoint.label}: it accepts none of our keys ({'; '.join(tried) or 'there is none'}); "
+        f"to install yours: ssh-copy-id {port}{endpoint.user}@{endpoint.host}"
     )
+
+
+def identities(endpoint: Endpoint, missed: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+    """Yield each key that may be accepted, with its name in messages: files first, then the SSH agent's keys.
+
+    Args:
+        endpoint: names the files and says whether to ask the agent.
+        missed: gets the reason for each file that exists and cannot be used.
+    """
+    for path in endpoint.identities:
+        if not path.is_file():
+            continue
+        try:
+            yield str(path), paramiko.PKey.from_path(path)
+        except PermissionError:
+            missed.append(f"{path} may not be read by this user")
+        except (paramiko.SSHException, OSError, ValueError, TypeError) as error:
+            missed.append(_why_not(path, error))
+    if endpoint.with_agent:
+        yield from _agent_keys(missed)
+
+
+def _why_not(path: Path, error: Exception) -> str:
+    # Paramiko says that a passphrase is missing with one error or another, by the kind of key.
+    if isinstance(error, paramiko.PasswordRequiredException) or "password" in str(error):
+        return f"{path} needs a passphrase (add it to the agent: ssh-add {path})"
+    return f"{path} is no private key ({str(error) or type(error).__name__})"
+
+
+def _agent_keys(missed: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+    try:
+        agent = paramiko.Agent()
+        keys = agent.get_keys()
+    except (paramiko.SSHException, OSError) as error:
+        missed.append(f"the SSH agent does not answer ({error})")
+        return
+    try:
+        for key in keys:
+            yield f"the agent's {key.comment or key.get_name()}", key
+    finally:
+        agent.close()

@@ -1,7 +1,7 @@
-"""Which host keys the user trusts: OpenSSH's known_hosts files, read as OpenSSH reads them.
+"""The host keys that the user trusts: OpenSSH's known_hosts files, with OpenSSH's rules.
 
-Law: pure. A key is accepted only when a line names the host and holds this very key, and no line revokes it. Lines
-that cannot be read, and certificate authorities, vouch for nothing.
+Law: pure. A key is accepted only when a line names the host and holds this key, and no line revokes it. Lines that
+cannot be read, and certificate authorities, are ignored.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ class HostKey:
 
     @property
     def base64(self) -> str:
-        """As it stands in known_hosts."""
+        """The key as known_hosts has it."""
         return base64.b64encode(self.blob).decode()
 
     @property
     def fingerprint(self) -> str:
-        """`SHA256:...`, as `ssh-keygen -l` prints it."""
+        """The fingerprint `SHA256:...`, as `ssh-keygen -l` prints it."""
         digest = hashlib.sha256(self.blob).digest()
         return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownHost:
-    """One line: whom it names, the key, and whether the key is revoked."""
+    """One line: the hosts that it names, the key, and whether the key is revoked."""
 
     patterns: tuple[str, ...]
     key: HostKey
     revoked: bool
 
     def names(self, host: str) -> bool:
-        """Whether the line is about a host, given as `host_name` makes it."""
+        """Return whether the line names a host, given as `host_name` returns it."""
         if any(fnmatchcase(host, pattern[1:].lower()) for pattern in self.patterns if pattern[:1] == "!"):
             return False
         return any(_matches(host, pattern) for pattern in self.patterns if pattern[:1] != "!")
 
 
 def host_name(host: str, port: int) -> str:
-    """A host as known_hosts names it: `node3`, or `[node3]:2222` where the port is not 22."""
+    """Return a host as known_hosts names it: `node3`, or `[node3]:2222` where the port is not 22."""
     host = host.lower()
     return host if port == SSH_PORT else f"[{host}]:{port}"
 
 
 def parse_known_hosts(lines: Iterable[str]) -> tuple[KnownHost, ...]:
-    """All lines that hold a key."""
+    """Return all lines that hold a key."""
     return tuple(known for line in lines if (known := _parse(line)) is not None)
 
 
 def kinds_known(known: Sequence[KnownHost], host: str) -> tuple[str, ...]:
-    """The kinds of keys that are trusted for a host: the first to ask it for."""
+    """Return the kinds of keys that are trusted for a host; they are requested first."""
     return tuple(dict.fromkeys(line.key.kind for line in known if not line.revoked and line.names(host)))
 
 
-def objection(known: Sequence[KnownHost], host: str, key: HostKey, file: Path) -> str | None:
-    """Why a host's key is not trusted, with the fingerprint and what to do; None when it is.
+def rejection(known: Sequence[KnownHost], host: str, key: HostKey, file: Path) -> str | None:
+    """Return why a host's key is not trusted, with the fingerprint and the remedy; None when it is.
 
     Args:
         known: the lines of all known_hosts files.
-        host: as `host_name` makes it.
-        key: what the host showed.
+        host: as `host_name` returns it.
+        key: the key that the host presented.
         file: the user's own known_hosts, for the command.
     """
     about = [line for line in known if line.names(host)]

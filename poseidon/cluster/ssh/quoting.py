@@ -1,7 +1,7 @@
-"""An argument list as the one line of text that sshd hands to the user's login shell.
+"""Quoting of an argument list as the command line that sshd passes to the user's login shell.
 
-Law: the only place where a remote command line is made. Whatever the words hold, sh, bash, dash, zsh, fish and
-csh each take the line apart into these words again, and nothing in it is expanded or run.
+Law: the only place where a remote command line is made. Whatever the arguments hold, sh, bash, dash, zsh, fish and
+csh each split the line into the same arguments again, and nothing in it is expanded or run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from poseidon.errors import JobError
 
-# What no shell gives a meaning to, wherever it stands.
+# Characters that have no meaning to any shell.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,+-]+", re.ASCII)
 # Inside single quotes fish gives the backslash a meaning and csh the '!'; one backslash before each, outside of
 # quotes, is understood by all.
@@ -20,17 +20,17 @@ _PIECE = re.compile(r"[\\'!]|[^\\'!]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-def shell_words(argv: Sequence[str]) -> str:
-    """The command line that runs `argv`.
+def shell_command(argv: Sequence[str]) -> str:
+    """Return the command line that runs `argv`.
 
-    >>> shell_words(["python3", "-m", "it's", ""])
+    >>> shell_command(["python3", "-m", "it's", ""])
     "'python3' -m 'it'\\\\''s' ''"
 
     Args:
-        argv: the program and its arguments, at least one word, the first of which is no option.
+        argv: the program and its arguments; the program is not empty and no option.
 
     Raises:
-        JobError: a word holds a control character, such as a line end, which not every shell can be given; or
+        JobError: an argument holds a control character, such as a line end, which not every shell accepts; or
             there is no program.
     """
     if not argv or not argv[0] or argv[0].startswith("-"):
@@ -38,7 +38,7 @@ def shell_words(argv: Sequence[str]) -> str:
     for word in argv:
         if _CONTROL.search(word):
             raise JobError(f"{word!r:.200} cannot stand in a remote command: it holds a control character")
-    # A quoted name is neither an alias nor one of the shell's own words (`if`, `exec`).
+    # A quoted name is neither an alias nor a keyword of the shell (`if`, `exec`).
     first = _quoted(argv[0])
     return " ".join([first, *(word if _PLAIN.fullmatch(word) else _quoted(word) for word in argv[1:])])
 

@@ -1,11 +1,10 @@
-"""What a host does while files are delivered to it: says what it has, and gives what has come whole its name.
+"""The receiving side of a delivery, which runs on the host: inspects files, and gives complete ones their names.
 
-It runs there by `START`, which takes this file from standard input, so it knows Python alone: no package need be installed.
-Then an order comes as one JSON document, and the answer goes as one to standard output. Paths come in the order only,
-never in argv.
+`START` runs it there from standard input, so it uses the standard library only: no package need be installed. The request
+follows as one JSON document, and the answer goes to standard output as one. Paths are in the request only, never in argv.
 
-Law: a file gets its name when all of it is there and its SHA-256 is the order's; until then it is
-`.<name>.arriving` beside it. What is there already and differs is told, and removed only if the order says so.
+Law: a file gets its name when it is complete and its SHA-256 equals the request's; until then it is
+`.<name>.arriving` in the same folder. A file that is there and differs is reported, and removed only on request.
 """
 
 from __future__ import annotations
@@ -18,39 +17,39 @@ import sys
 from typing import Any
 
 START = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
-"""What the interpreter is given in argv; the number of this file's bytes and these follow on standard input."""
+"""The argument of the interpreter's -c; the size of this file and its bytes follow on standard input."""
 ARRIVING = ".%s.arriving"
-# What databases keep beside their records while they are open; it comes and goes.
-PASSING = ("lock.mdb", "LOCK", "LOG", "LOG.old")
+# Files that databases keep while they are open.
+TRANSIENT = ("lock.mdb", "LOCK", "LOG", "LOG.old")
 
 
-def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Carry out an order.
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out a request.
 
     Args:
-        order: `do` is `inspect` or `seal`; `files` lists `path`, `size` and `sha256` of each; `folders` those that hold
-            nothing but these files; `replace` whether what differs makes way.
+        request: `do` is `inspect` or `seal`; `files` lists `path`, `size` and `sha256` of each; `folders` those that hold
+            nothing but these files; `replace` whether to remove files that differ.
 
     Returns:
         `problem`, a sentence; or, to `inspect`, `files` with `path`, `state` and `arrived` bytes with their
-        `sha256` of each, and `free` bytes; or, to `seal`, `bad`, the numbers of files that came out wrong.
+        `sha256` of each, and `free` bytes; or, to `seal`, `bad`, the numbers of files with a wrong checksum.
     """
     try:
-        if order["do"] == "seal":
-            return {"bad": [number for number, file in enumerate(order["files"]) if not _seal(file)]}
-        return _inspect(order)
+        if request["do"] == "seal":
+            return {"bad": [number for number, file in enumerate(request["files"]) if not _seal(file)]}
+        return _inspect(request)
     except OSError as error:
         return {"problem": f"{error.filename or 'a file'}: {error.strerror or error}"}
 
 
-def _inspect(order: dict[str, Any]) -> dict[str, Any]:
-    files = [dict(file, path=os.path.abspath(os.path.expanduser(file["path"]))) for file in order["files"]]
-    strangers = _strangers(order["folders"], {file["path"] for file in files})
+def _inspect(request: dict[str, Any]) -> dict[str, Any]:
+    files = [dict(file, path=os.path.abspath(os.path.expanduser(file["path"]))) for file in request["files"]]
+    others = _other_files(request["folders"], {file["path"] for file in files})
     states = [_state(file) for file in files]
-    strangers += [file["path"] for file, state in zip(files, states, strict=True) if state == "other"]
-    if strangers and not order["replace"]:
-        return {"problem": f"{strangers[0]} is there already and is something else"}
-    for path in strangers:
+    others += [file["path"] for file, state in zip(files, states, strict=True) if state == "other"]
+    if others and not request["replace"]:
+        return {"problem": f"{others[0]} is there already and differs"}
+    for path in others:
         _remove(path)
     found = []
     for file, state in zip(files, states, strict=True):
@@ -79,24 +78,24 @@ def _state(file: dict[str, Any]) -> str:
     return "same" if same else "other"
 
 
-def _strangers(folders: list[str], expected: set[str]) -> list[str]:
-    """What lies in folders that are to hold the expected files alone."""
+def _other_files(folders: list[str], expected: set[str]) -> list[str]:
+    """List the other files in folders that are to hold the expected files only."""
     found = []
     for folder in folders:
         folder = os.path.abspath(os.path.expanduser(folder))
         if os.path.lexists(folder) and not os.path.isdir(folder):
             found.append(folder)
         for place, _, names in os.walk(folder):
-            paths = [os.path.join(place, name) for name in names if name not in PASSING]
+            paths = [os.path.join(place, name) for name in names if name not in TRANSIENT]
             found += [path for path in paths if path not in expected and not path.endswith(".arriving")]
     return sorted(found)
 
 
 def _seal(file: dict[str, Any]) -> bool:
-    """Give a file its name; False when its bytes are not those expected, and then they are gone."""
+    """Give a file its name; return False where its checksum is wrong, and remove it then."""
     arriving = arriving_path(file["path"])
     if not os.path.exists(arriving) and _state(file) == "same":
-        return True  # sealed before, and the answer got lost
+        return True  # sealed by a request whose answer was lost
     if os.path.getsize(arriving) != file["size"] or digest(arriving) != file["sha256"]:
         os.remove(arriving)
         return False
@@ -119,13 +118,13 @@ def _free_bytes(files: list[dict[str, Any]]) -> int:
 
 
 def arriving_path(path: str) -> str:
-    """What a file is called until all of it is there."""
+    """Return the path of a file until it is complete."""
     folder, name = os.path.split(path)
     return os.path.join(folder, ARRIVING % name)
 
 
 def digest(path: str) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     state = hashlib.sha256()
     with open(path, "rb") as stream:
         while block := stream.read(1 << 20):

@@ -1,9 +1,9 @@
-"""Starting a launcher in the background, and learning how its start went before letting it go.
+"""Starting a launcher in the background, and waiting until its job runs.
 
-The launcher gets a session of its own, no terminal, and a pipe. Down the pipe it sends one JSON line,
-`{"event": "started"}` or `{"event": "failed", "message": ..., "exit_code": ...}`, when it knows.
+The launcher gets a session of its own, no terminal, and a pipe, to which it writes one JSON line:
+`{"event": "started"}` or `{"event": "failed", "message": ..., "exit_code": ...}`.
 
-Law: the caller returns only when the job runs, or raises what kept it from running; never in between.
+Law: the caller returns only when the job runs, and otherwise raises the error that kept it from running.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from poseidon.cluster.process import exit_words
+from poseidon.cluster.process import describe_exit
 from poseidon.errors import JobError
 from poseidon.settings import STATUS_FD_VARIABLE, inherited_environment
 
-_LONGEST_REPORT_BYTES = 1 << 16
+_MAX_REPORT_BYTES = 1 << 16
 _LAST_LINES_BYTES = 4096
 
 
@@ -30,7 +30,7 @@ class StartReport:
     """The launcher's end of the pipe.
 
     Args:
-        fd: `Settings.status_fd`; None in the foreground, where nobody waits and nothing is sent.
+        fd: `Settings.status_fd`; None in the foreground, where nothing is sent.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -42,20 +42,18 @@ class StartReport:
                 raise JobError(f"${STATUS_FD_VARIABLE}={fd} is not an open descriptor") from error
 
     def started(self) -> None:
-        """The job runs. Only the first report counts."""
+        """Report that the job runs. Only the first report counts."""
         self._send({"event": "started"})
 
     def failed(self, message: str, exit_code: int) -> None:
-        """The job did not come to run, and why."""
-        self._send(
-            {"event": "failed", "message": message[: _LONGEST_REPORT_BYTES // 8], "exit_code": exit_code}
-        )
+        """Report that the job did not start, and why."""
+        self._send({"event": "failed", "message": message[: _MAX_REPORT_BYTES // 8], "exit_code": exit_code})
 
     def _send(self, report: Mapping[str, object]) -> None:
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
-        with suppress(OSError):  # the parent may have been interrupted: the job goes its way
+        with suppress(OSError):  # the parent may have been interrupted: the job goes on
             os.write(fd, json.dumps(report).encode() + b"\n")
         os.close(fd)
 
@@ -65,14 +63,14 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
 
     Args:
         argv: the launcher's program, an absolute path, and its arguments, without `--background`.
-        log: where its output goes, appended; its folder is made.
-        timeout_s: how long the job may take to start; more than the launcher's own limit.
+        log: the file that its output is appended to; its folder is made.
+        timeout_s: until the job runs; longer than the launcher's own limit.
 
     Returns:
         The launcher's pid.
 
     Raises:
-        JobError: the job did not start; with the launcher's own sentence and exit code if it gave one.
+        JobError: the job did not start; with the launcher's own message and exit code if it sent one.
     """
     read_fd, write_fd = os.pipe()
     new = not log.exists()
@@ -80,7 +78,7 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
         pid = _spawn(argv, log, write_fd)
     finally:
         os.close(write_fd)
-    # A frame of its own, so that the pipe closes whichever way the waiting ends.
+    # The pipe closes however the wait ends.
     try:
         report = _read_report(read_fd, timeout_s)
     except BaseException:
@@ -91,7 +89,7 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
     if report is None:
         _, status = os.waitpid(pid, 0)
         raise JobError(
-            f"the launcher {exit_words(os.waitstatus_to_exitcode(status))} before the job had started; "
+            f"the launcher {describe_exit(os.waitstatus_to_exitcode(status))} before the job had started; "
             f"its last line in {log}: '{_last_line(log)}'"
         )
     if report.get("event") != "started":
@@ -100,13 +98,13 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
         error.exit_code = code if isinstance(code, int) else 1
         os.waitpid(pid, 0)
         if new:
-            log.unlink(missing_ok=True)  # it says the same
+            log.unlink(missing_ok=True)  # it holds the same message
         raise error
     return pid
 
 
 def how_to_follow(job: str, pid: int, log: Path) -> str:
-    """What to tell the user whose job now runs in the background."""
+    """Return the message to the user whose job now runs in the background."""
     return (
         f"Job {job} runs in the background (launcher pid {pid}).\n"
         f"  follow it:  tail -f {log}\n"
@@ -115,7 +113,7 @@ def how_to_follow(job: str, pid: int, log: Path) -> str:
 
 
 def this_command(arguments: Sequence[str]) -> list[str]:
-    """The argv that runs `poseidon` with these arguments under the Python that runs now."""
+    """Return the argv that runs `poseidon` with these arguments under this interpreter."""
     return [sys.executable, "-m", "poseidon", *arguments]
 
 
@@ -142,14 +140,14 @@ def _spawn(argv: Sequence[str], log: Path, write_fd: int) -> int:
 
 
 def _read_report(fd: int, timeout_s: float) -> Mapping[str, object] | None:
-    """The launcher's report; None if it ended without one."""
+    """Return the launcher's report; None if it ended without one."""
     end_s = time.monotonic() + timeout_s
     text = b""
     while not text.endswith(b"\n"):
         readable, _, _ = select.select([fd], [], [], max(0.0, end_s - time.monotonic()))
         if not readable:
-            raise JobError(f"the job did not start within {timeout_s:g} s; it was told to stop")
-        chunk = os.read(fd, _LONGEST_REPORT_BYTES)
+            raise JobError(f"the job did not start within {timeout_s:g} s; it was stopped")
+        chunk = os.read(fd, _MAX_REPORT_BYTES)
         if not chunk:
             return None
         text += chunk

@@ -1,7 +1,7 @@
-"""Running a job: starts its processes, feeds what happens to `Supervision`, does what that says.
+"""The loop that runs a job: starts its processes, passes events to the `JobStateMachine`, carries out its actions.
 
-Law: no process outlives `run_job`, whichever way it is left. All decisions are in `supervision.py`; here
-are the queue, the clock and the signals.
+Law: no process outlives `run_job`, however it is left. All decisions are in `state_machine.py`; the queue, the clock
+and the signals are here.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from poseidon.cluster.events import parse_event
 from poseidon.cluster.jobs.registry import Registration
 from poseidon.cluster.plan import JobPlan, ProcessName, ShardPlan, WorkerPlan
 from poseidon.cluster.process import Launcher, ProcessSpec, RunningProcess
-from poseidon.cluster.supervision.settings import SupervisionSettings
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.state_machine import Supervision
-from poseidon.cluster.supervision.steps import (
+from poseidon.cluster.supervision.state import (
     Action,
-    Exited,
-    Heard,
-    Input,
+    JobEvent,
     JobState,
     Kill,
-    NotStarted,
     Outcome,
-    Send,
-    Started,
+    ProcessExited,
+    ProcessReported,
+    ProcessStarted,
+    ProcessStartFailed,
+    SendLine,
+    SupervisionSettings,
     Tick,
 )
+from poseidon.cluster.supervision.state_machine import JobStateMachine
 from poseidon.errors import JobError, JobKilled
 
-# How late a deadline or a signal may be noticed.
+# The period at which deadlines and signals are checked.
 TICK_S = 0.1
-# Messages from all processes that may wait for the launcher; a process that floods is slowed down by it.
-MOST_WAITING = 10_000
+# Messages of all processes that wait for the launcher; when it is full, processes wait.
+MAX_QUEUED = 10_000
 
 
 class JobListener:
-    """An observer of a job's processes. A subclass overrides what it needs; the others do nothing.
+    """A listener of a job's events. A subclass overrides the methods that it needs; the others do nothing.
 
-    `run_job` calls it from its own thread. What a method raises ends the job and passes through `run_job`.
+    `run_job` calls it from its own thread. An exception of a method ends the job and passes through `run_job`.
     """
 
     def on_started(self) -> None:
-        """Note that all shards listen and all workers are ready."""
+        """Handle the start: all shards listen and all workers are ready."""
 
     def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        """Receive an event of a process, as it came."""
+        """Handle an event that a process printed, as it came."""
 
     def on_log(self, name: ProcessName, line: str) -> None:
-        """Receive a line of free text of a process."""
+        """Handle a line of free text that a process printed."""
 
     def close(self) -> None:
         """Release what the listener holds. Its owner calls this after the last start of the job."""
@@ -62,11 +62,11 @@ class JobListener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """How a job that did not fail went.
+    """The result of a job that did not fail.
 
     Attributes:
-        outcome: whether all iterations are done or it was asked to stop.
-        iteration: the last that the first worker told of.
+        outcome: whether it has finished or was stopped.
+        iteration: the last that the first worker has reported.
         elapsed_s: from the first start to the last exit.
         exit_code: 0, or that of the signal that stopped it.
     """
@@ -90,18 +90,18 @@ def run_job(
     """Run a job to its end.
 
     Args:
-        plan: which processes, where.
-        make_spec: how to start the process of one role.
-        launcher: what starts it.
-        listener: receives what the processes send.
-        settings: time limits and signal effects.
-        registration: the job's record, told of each process right after its start, and when none is left.
-        requests: entered; None: signals are caught from here on.
+        plan: the processes and their hosts.
+        make_spec: returns the specification of one process.
+        launcher: starts it.
+        listener: notified of events and log lines.
+        settings: timeouts and effects of signals.
+        registration: the job's record; each process is added right after its start, and all are removed at the end.
+        requests: entered; None: signals are handled from here on.
 
     Raises:
         JobError: a process failed, ended early or fell silent, or the job was stopped before it had
             started; one sentence with the process, its host and the cause, and the exit code to use.
-            Whatever else the listener raises passes through. In each case all processes have ended.
+            Any other exception of the listener passes through. In each case all processes have ended.
     """
     with nullcontext(requests) if requests is not None else SignalRequests(settings) as signals:
         run = _Run(plan, listener, settings, registration)
@@ -114,8 +114,8 @@ def run_job(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """A process said an event or a line."""
+class _Output:
+    """A process printed an event or a line."""
 
     name: ProcessName
     event: Mapping[str, object] | None
@@ -123,7 +123,7 @@ class _Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gone:
+class _Exit:
     """A process has ended."""
 
     name: ProcessName
@@ -131,22 +131,22 @@ class _Gone:
 
 
 class _Inbox:
-    """The listener of all processes: one bounded queue to the loop, until it is closed."""
+    """The listener of all processes: a bounded queue to the loop, until it is closed."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[_Said | _Gone] = queue.Queue(MOST_WAITING)
+        self._queue: queue.Queue[_Output | _Exit] = queue.Queue(MAX_QUEUED)
         self._closed = threading.Event()
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self._put(_Said(name=name, event=event, line=""))
+        self._put(_Output(name=name, event=event, line=""))
 
     def log(self, name: ProcessName, line: str) -> None:
-        self._put(_Said(name=name, event=None, line=line))
+        self._put(_Output(name=name, event=None, line=line))
 
     def exited(self, name: ProcessName, status: int) -> None:
-        self._put(_Gone(name=name, status=status))
+        self._put(_Exit(name=name, status=status))
 
-    def get(self, timeout_s: float) -> _Said | _Gone | None:
+    def get(self, timeout_s: float) -> _Output | _Exit | None:
         try:
             return self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -155,10 +155,10 @@ class _Inbox:
     def close(self) -> None:
         self._closed.set()
 
-    def _put(self, what: _Said | _Gone) -> None:
+    def _put(self, message: _Output | _Exit) -> None:
         while not self._closed.is_set():
             try:
-                self._queue.put(what, timeout=TICK_S)
+                self._queue.put(message, timeout=TICK_S)
             except queue.Full:
                 continue
             return
@@ -175,13 +175,13 @@ class _Run:
         registration: Registration | None,
     ) -> None:
         self._began_s = time.monotonic()
-        self._supervision = Supervision([role.process for role in plan.roles], settings, self._began_s)
+        self._machine = JobStateMachine([role.process for role in plan.roles], settings, self._began_s)
         self._listener = listener
         self._registration = registration
         self._inbox = _Inbox()
         self._running: dict[ProcessName, RunningProcess] = {}
         self._last_line: dict[ProcessName, str] = {}
-        self._told_started = False
+        self._start_reported = False
 
     def start_all(
         self,
@@ -193,37 +193,37 @@ class _Run:
         """Start shards and workers together: a worker takes seconds to load, a shard is up by then."""
         for role in plan.roles:
             self._take_requests(requests)
-            if self._supervision.state is not JobState.STARTING:
+            if self._machine.state is not JobState.STARTING:
                 return
             try:
                 process = launcher.start(make_spec(role), role.host, self._inbox)
             except JobError as error:
-                unwanted = isinstance(error, JobKilled)
-                self._handle(NotStarted(name=role.process, message=str(error), unwanted=unwanted))
+                killed = isinstance(error, JobKilled)
+                self._handle(ProcessStartFailed(name=role.process, message=str(error), killed_by_user=killed))
                 return
             self._running[role.process] = process
             if self._registration is not None:
                 self._registration.add(role.process, process.pid, process.created_s)
-            self._handle(Started(name=role.process, pid=process.pid))
+            self._handle(ProcessStarted(name=role.process, pid=process.pid))
 
     def loop(self, requests: SignalRequests) -> None:
-        """Until no process is left."""
-        while self._supervision.state is not JobState.ENDED:
+        """Handle events until no process is left."""
+        while self._machine.state is not JobState.ENDED:
             self._take_requests(requests)
-            what = self._inbox.get(TICK_S)
-            if what is None:
+            message = self._inbox.get(TICK_S)
+            if message is None:
                 self._handle(Tick())
-            elif isinstance(what, _Gone):
-                last_line = self._last_line.get(what.name, "")
-                self._handle(Exited(name=what.name, status=what.status, last_line=last_line))
+            elif isinstance(message, _Exit):
+                last_line = self._last_line.get(message.name, "")
+                self._handle(ProcessExited(name=message.name, status=message.status, last_line=last_line))
             else:
-                self._hear(what)
-            if not self._told_started and self._supervision.all_ready:
-                self._told_started = True
+                self._take(message)
+            if not self._start_reported and self._machine.all_ready:
+                self._start_reported = True
                 self._listener.on_started()
 
     def close(self) -> None:
-        """End what still runs, and let go of everything."""
+        """Kill what still runs, and release everything."""
         self._inbox.close()
         for process in self._running.values():
             process.kill()
@@ -234,40 +234,40 @@ class _Run:
             self._registration.clear()
 
     def result(self) -> JobResult:
-        """How it went.
+        """Return the result.
 
         Raises:
             JobError: it failed.
         """
-        if self._supervision.error is not None:
-            raise self._supervision.error
+        if self._machine.error is not None:
+            raise self._machine.error
         return JobResult(
-            outcome=self._supervision.outcome,
-            iteration=self._supervision.iteration,
+            outcome=self._machine.outcome,
+            iteration=self._machine.iteration,
             elapsed_s=time.monotonic() - self._began_s,
-            exit_code=self._supervision.exit_code,
+            exit_code=self._machine.exit_code,
         )
 
-    def _hear(self, said: _Said) -> None:
-        if said.event is None:
-            if said.line.strip():
-                self._last_line[said.name] = said.line.strip()
-            self._listener.on_log(said.name, said.line)
+    def _take(self, output: _Output) -> None:
+        if output.event is None:
+            if output.line.strip():
+                self._last_line[output.name] = output.line.strip()
+            self._listener.on_log(output.name, output.line)
         else:
-            self._handle(Heard(name=said.name, event=parse_event(said.event)))
-            self._listener.on_event(said.name, said.event)
+            self._handle(ProcessReported(name=output.name, event=parse_event(output.event)))
+            self._listener.on_event(output.name, output.event)
 
     def _take_requests(self, requests: SignalRequests) -> None:
         for request in requests.take():
             self._handle(request)
 
-    def _handle(self, what: Input) -> None:
-        for action in self._supervision.handle(what, time.monotonic()):
+    def _handle(self, event: JobEvent) -> None:
+        for action in self._machine.handle(event, time.monotonic()):
             self._do(action)
 
     def _do(self, action: Action) -> None:
         process = self._running[action.name]
-        if isinstance(action, Send):
+        if isinstance(action, SendLine):
             process.send_line(action.line)
         elif isinstance(action, Kill):
             process.kill()

@@ -1,21 +1,20 @@
-"""The life of a job as a state machine: what happened goes in, what to do comes out.
+"""The state machine of a job: events in, actions out.
 
     STARTING --all shards listen, workers ready--> RUNNING --all workers done and gone--> FINISHING
         |                                             |                                     | all gone
         +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
 
 Laws:
-* Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every input.
-* Any process that ends before its time, says an error, or falls silent ends the whole job, and the job's
-  error is the sentence of the cause that stands nearest to the root (`CauseRank`).
-* From FAILING on, every process is asked to end, then made to; the machine always comes to ENDED.
+* Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every event.
+* Any process that ends early, reports an error, or falls silent ends the whole job, and the job's error is the
+  sentence of the cause nearest to the root (`CauseRank`).
+* From FAILING on, every process gets SIGTERM, then SIGKILL; the machine always reaches ENDED.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from poseidon.cluster.events import (
     Alive,
@@ -23,109 +22,70 @@ from poseidon.cluster.events import (
     Event,
     Failed,
     Listening,
-    Place,
+    LoopPosition,
     Progress,
     Ready,
     encode_command,
 )
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.process import exit_words
-from poseidon.cluster.supervision.out_of_step import out_of_step
-from poseidon.cluster.supervision.settings import SignalEffect, SupervisionSettings
-from poseidon.cluster.supervision.steps import (
+from poseidon.cluster.process import describe_exit
+from poseidon.cluster.supervision.state import (
     Action,
     Cause,
     CauseRank,
-    Exited,
-    Heard,
-    Input,
+    JobEvent,
     JobState,
     Kill,
-    NotStarted,
     Outcome,
+    ProcessExited,
+    ProcessReported,
+    ProcessStarted,
+    ProcessStartFailed,
+    ProcessState,
     Remedy,
-    Requested,
-    Send,
-    Started,
+    SendLine,
+    ShutdownState,
+    SignalEffect,
+    SignalReceived,
+    SupervisionSettings,
     Terminate,
 )
 from poseidon.errors import JobError, JobInterrupted
 
-# Longer than this between two inputs, and it was the launcher that slept (Ctrl-Z, a frozen terminal, a
+# A longer pause between two events means that the launcher was suspended (Ctrl-Z, a frozen terminal, a
 # suspended machine), not the processes: all deadlines move on by the time that was lost.
 LONGEST_PAUSE_S = 5.0
-# After SIGKILL only the kernel can hold a process back (a dead disk or network file system).
+# After SIGKILL only the kernel can delay the end of a process (a dead disk or network file system).
 GIVE_UP_S = 10.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Process:
-    """What is known of one process."""
-
-    name: ProcessName
-    heard_s: float
-    moved_s: float | None = None
-    place: Place | None = None
-    pid: int | None = None
-    ready: bool = False
-    address: str | None = None
-    iteration: int | None = None
-    explained: bool = False
-    finish_by_s: float | None = None
-    status: int | None = None
-
-    @property
-    def running(self) -> bool:
-        return self.pid is not None and self.status is None
-
-    @property
-    def words(self) -> str:
-        return self.name.describe(self.pid)
-
-    @property
-    def when(self) -> str:
-        if self.iteration is not None:
-            return f" at iteration {self.iteration}"
-        return "" if self.ready else " while it was starting"
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ending:
-    """The deadlines of a failing job; None once past."""
-
-    terminate_at_s: float | None
-    kill_at_s: float | None = None
-    give_up_at_s: float | None = None
-    causes: list[Cause] = field(default_factory=list)
-
-
-class Supervision:
-    """One job.
+class JobStateMachine:
+    """The state machine of one job.
 
     Args:
         names: all its processes; at least one worker.
-        settings: how long to wait for what.
+        settings: the timeouts.
         now: seconds, on the clock that all later calls use.
     """
 
     def __init__(self, names: Sequence[ProcessName], settings: SupervisionSettings, now: float) -> None:
         self._settings = settings
-        self._processes = {name: _Process(name=name, heard_s=now) for name in names}
+        self._processes = {name: ProcessState(name=name, reported_s=now) for name in names}
         self._workers = [self._processes[name] for name in names if name.role is Role.WORKER]
         self._shards = [self._processes[name] for name in names if name.role is Role.SHARD]
-        self._last_input_s = now
+        self._last_event_s = now
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING
         self._connected = False
         self._stop_requested = False
         self._stop_code = 0
-        self._unwanted = False
+        self._ended_by_user = False
         self._stop_by_s = math.inf
-        self._ending: _Ending | None = None
+        self._shutdown: ShutdownState | None = None
 
     @property
     def state(self) -> JobState:
-        """Where the job stands."""
+        """The state of the job."""
         return self._state
 
     @property
@@ -135,26 +95,26 @@ class Supervision:
 
     @property
     def outcome(self) -> Outcome:
-        """How a job that ended without an error has ended."""
+        """The outcome of a job that ended without an error."""
         return Outcome.STOPPED if self._stop_requested else Outcome.FINISHED
 
     @property
     def exit_code(self) -> int:
-        """Of a job that ended without an error: 0 where it has finished, else that of the request to stop."""
+        """The exit code of a job that ended without an error: 0 where it has finished, else that of the signal."""
         return self._stop_code if self._stop_requested else 0
 
     @property
     def iteration(self) -> int:
-        """The last iteration that the first worker told of; 0 before any."""
+        """The last iteration that the first worker has reported; 0 before any."""
         return self._workers[0].iteration or 0
 
     @property
     def error(self) -> JobError | None:
         """The job's error: one sentence and an exit code; None while there is no cause."""
-        if self._ending is None:
+        if self._shutdown is None:
             return None
-        cause = min(self._ending.causes, key=lambda cause: cause.rank)
-        left = [process.words for process in self._processes.values() if process.running]
+        cause = min(self._shutdown.causes, key=lambda cause: cause.rank)
+        left = [process.label for process in self._processes.values() if process.running]
         survivors = f"; these did not end: {', '.join(left)}" if left and self._ended() else ""
         error = self._error(cause, cause.sentence + survivors)
         error.exit_code = cause.exit_code
@@ -163,44 +123,44 @@ class Supervision:
     def _error(self, cause: Cause, sentence: str) -> JobError:
         if cause.remedy is Remedy.NONE:
             return JobError(sentence)
-        if self._unwanted:
-            return JobError(f"{sentence}; it is not started again, since it was asked to end")
+        if self._ended_by_user:
+            return JobError(f"{sentence}; it is not started again, since the user has ended it")
         retry = cause.remedy is Remedy.RETRY
         return JobInterrupted(sentence, iteration=self.iteration, while_starting=retry)
 
-    def handle(self, what: Input, now: float) -> list[Action]:
-        """Take one input and say what to do.
+    def handle(self, event: JobEvent, now: float) -> list[Action]:
+        """Handle one event; return the actions to take.
 
         Args:
-            what: what has happened.
+            event: what has happened.
             now: seconds, never less than at the call before.
         """
-        self._forgive_pause(now)
+        self._shift_deadlines(now)
         actions: list[Action] = []
-        if isinstance(what, Started):
-            process = self._processes[what.name]
-            process.pid, process.heard_s = what.pid, now
-        elif isinstance(what, NotStarted):
-            self._unwanted |= what.unwanted
-            self._fail(Cause(rank=CauseRank.ROOT, sentence=what.message, remedy=Remedy.RETRY), now)
-        elif isinstance(what, Heard):
-            self._hear(self._processes[what.name], what.event, now)
-        elif isinstance(what, Exited):
-            self._see_exit(self._processes[what.name], what, now)
-        elif isinstance(what, Requested):
-            actions += self._request(what, now)
-        self._watch_clocks(now)
+        if isinstance(event, ProcessStarted):
+            process = self._processes[event.name]
+            process.pid, process.reported_s = event.pid, now
+        elif isinstance(event, ProcessStartFailed):
+            self._ended_by_user |= event.killed_by_user
+            self._fail(Cause(rank=CauseRank.ROOT, sentence=event.message, remedy=Remedy.RETRY), now)
+        elif isinstance(event, ProcessReported):
+            self._report(self._processes[event.name], event.event, now)
+        elif isinstance(event, ProcessExited):
+            self._exit(self._processes[event.name], event, now)
+        elif isinstance(event, SignalReceived):
+            actions += self._signal(event, now)
+        self._check_deadlines(now)
         return actions + self._advance(now)
 
-    def _hear(self, process: _Process, event: Event, now: float) -> None:
-        process.heard_s = now
+    def _report(self, process: ProcessState, event: Event, now: float) -> None:
+        process.reported_s = now
         if isinstance(event, Listening):
             process.address, process.ready = event.address, True
         elif isinstance(event, Ready):
             process.ready = True
         elif isinstance(event, Alive):
             process.moved_s = None if event.still_s is None else now - event.still_s
-            self._place(process, event.place, now)
+            self._compare_positions(process, event.position, now)
         elif isinstance(event, Progress):
             process.iteration, process.ready = event.iteration, True
         elif isinstance(event, Done):
@@ -211,30 +171,32 @@ class Supervision:
             rank = CauseRank.PEER_LOST if event.peer_lost else CauseRank.OWN_ERROR
             rank = CauseRank.ROOT if event.host_lost else rank
             remedy = Remedy.RESTART if event.peer_lost or event.host_lost else Remedy.NONE
-            self._unwanted |= event.unwanted
+            self._ended_by_user |= event.killed_by_user
             self._fail(
                 Cause(rank=rank, sentence=event.message, exit_code=event.exit_code, remedy=remedy), now
             )
 
-    def _place(self, process: _Process, place: Place | None, now: float) -> None:
-        """Note how far a script's loop has come, and end a job whose workers can never meet again."""
-        if place is None:
+    def _compare_positions(self, process: ProcessState, position: LoopPosition | None, now: float) -> None:
+        """Store the position of a script's loop; fail a job whose workers wait in collectives for each other for ever."""
+        if position is None:
             return
-        process.place = place
-        places = {worker.name.index: worker.place for worker in self._workers if worker.place is not None}
-        sentence = out_of_step(places)
+        process.position = position
+        positions = {
+            worker.name.index: worker.position for worker in self._workers if worker.position is not None
+        }
+        sentence = mismatched_collectives(positions)
         if sentence is not None:
             self._fail(Cause(rank=CauseRank.OWN_ERROR, sentence=sentence), now)
 
-    def _see_exit(self, process: _Process, exited: Exited, now: float) -> None:
+    def _exit(self, process: ProcessState, exited: ProcessExited, now: float) -> None:
         process.status = exited.status
         ended_well = exited.status == 0 and process.finish_by_s is not None
         if ended_well or process.explained:
             return
         if exited.status < 0:
-            rank, words = CauseRank.ROOT, exit_words(exited.status) + process.when
+            rank, words = CauseRank.ROOT, describe_exit(exited.status) + process.when
         elif exited.status > 0:
-            rank, words = CauseRank.UNEXPLAINED, exit_words(exited.status) + process.when
+            rank, words = CauseRank.UNEXPLAINED, describe_exit(exited.status) + process.when
         else:
             rank, words = CauseRank.UNEXPLAINED, f"ended before its work was done{process.when}"
         last = f", last saying '{exited.last_line}'" if exited.last_line and exited.status > 0 else ""
@@ -242,80 +204,80 @@ class Supervision:
         lost = exited.status < 0 or process.ready
         self._fail_of(process, rank, words + last, now, Remedy.RESTART if lost else Remedy.NONE)
 
-    def _request(self, what: Requested, now: float) -> list[Action]:
-        effect = what.effect
+    def _signal(self, signal: SignalReceived, now: float) -> list[Action]:
+        effect = signal.effect
         if effect is SignalEffect.SNAPSHOT and self._state is JobState.RUNNING:
-            return [Send(name=self._workers[0].name, line=encode_command("snapshot"))]
-        self._unwanted |= effect is SignalEffect.STOP
+            return [SendLine(name=self._workers[0].name, line=encode_command("snapshot"))]
+        self._ended_by_user |= effect is SignalEffect.STOP
         if effect is not SignalEffect.STOP or self._state is JobState.FINISHING:
             return []
         if self._state is JobState.FAILING:
             return self._kill_all(now)
         if self._state is JobState.STARTING:
             sentence = "the job was stopped before it had started"
-            self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=what.exit_code), now)
+            self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence, exit_code=signal.exit_code), now)
             return []
-        if what.within_s is not None:
-            self._stop_by_s = min(self._stop_by_s, now + what.within_s)
-        if self._stop_requested and what.within_s is not None:
+        if signal.within_s is not None:
+            self._stop_by_s = min(self._stop_by_s, now + signal.within_s)
+        if self._stop_requested and signal.within_s is not None:
             return []  # it is under way, and has its deadline
         if self._stop_requested:
             sentence = "the job was ended at once by a second request to stop; iterations since the last snapshot are lost"
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return self._kill_all(now)
-        self._stop_requested, self._stop_code = True, what.exit_code
-        return [Send(name=self._workers[0].name, line=encode_command("stop"))]
+        self._stop_requested, self._stop_code = True, signal.exit_code
+        return [SendLine(name=self._workers[0].name, line=encode_command("stop"))]
 
-    def _watch_clocks(self, now: float) -> None:
+    def _check_deadlines(self, now: float) -> None:
         if self._state in (JobState.FAILING, JobState.ENDED):
             return
-        patience = self._settings
+        settings = self._settings
         if now >= self._stop_by_s:
             sentence = (
-                f"the job did not end within {patience.term_deadline_s:g} s of SIGTERM; "
+                f"the job did not end within {settings.term_deadline_s:g} s of SIGTERM; "
                 "iterations since the last snapshot are lost"
             )
             self._fail(Cause(rank=CauseRank.ROOT, sentence=sentence), now)
             return
         for process in [process for process in self._processes.values() if process.running]:
-            silent_s = now - process.heard_s
+            silent_s = now - process.reported_s
             if not process.ready and now >= self._start_by_s:
-                words = f"was not ready within {patience.start_timeout_s:g} s"
+                words = f"was not ready within {settings.start_timeout_s:g} s"
             elif process.finish_by_s is not None and now >= process.finish_by_s:
-                words = f"did not end within {patience.finish_timeout_s:g} s of finishing its work"
-            elif process.ready and silent_s >= patience.stall_timeout_s:
-                words = f"has given no sign of life for {patience.stall_timeout_s:g} s{self._since(process)}"
-            elif process.moved_s is not None and now - process.moved_s >= patience.stall_timeout_s:
-                words = f"hangs: it has done nothing for {patience.stall_timeout_s:g} s{self._since(process)}"
+                words = f"did not end within {settings.finish_timeout_s:g} s of finishing its work"
+            elif process.ready and silent_s >= settings.stall_timeout_s:
+                words = f"has given no sign of life for {settings.stall_timeout_s:g} s{self._since(process)}"
+            elif process.moved_s is not None and now - process.moved_s >= settings.stall_timeout_s:
+                words = f"hangs: it has done nothing for {settings.stall_timeout_s:g} s{self._since(process)}"
             else:
                 continue
             remedy = Remedy.RESTART if process.ready else Remedy.RETRY
             self._fail_of(process, CauseRank.ROOT, words, now, remedy)
 
-    def _since(self, process: _Process) -> str:
+    def _since(self, process: ProcessState) -> str:
         return f" (the last at iteration {process.iteration})" if process.iteration is not None else ""
 
     def _fail_of(
-        self, process: _Process, rank: CauseRank, words: str, now: float, remedy: Remedy = Remedy.RESTART
+        self, process: ProcessState, rank: CauseRank, words: str, now: float, remedy: Remedy = Remedy.RESTART
     ) -> None:
         self._fail(
-            Cause(rank=rank, sentence=f"{process.words} {words}; the job was stopped", remedy=remedy), now
+            Cause(rank=rank, sentence=f"{process.label} {words}; the job was stopped", remedy=remedy), now
         )
 
     def _fail(self, cause: Cause, now: float) -> None:
         wait_s = 0.0 if cause.rank is CauseRank.ROOT else self._settings.collect_s
         if self._state is JobState.ENDED:
             return
-        if self._ending is None:
+        if self._shutdown is None:
             self._state = JobState.FAILING
-            self._ending = _Ending(terminate_at_s=now + wait_s)
-        # Once they have been asked to end, what they say and how they go is our own doing.
-        if self._ending.terminate_at_s is not None:
-            self._ending.causes.append(cause)
-            self._ending.terminate_at_s = min(self._ending.terminate_at_s, now + wait_s)
+            self._shutdown = ShutdownState(terminate_at_s=now + wait_s)
+        # After SIGTERM, reports and exits are its consequences.
+        if self._shutdown.terminate_at_s is not None:
+            self._shutdown.causes.append(cause)
+            self._shutdown.terminate_at_s = min(self._shutdown.terminate_at_s, now + wait_s)
 
     def _advance(self, now: float) -> list[Action]:
-        """Make the transitions that are due."""
+        """Make the transitions that are due; return their actions."""
         actions: list[Action] = []
         if self._state is JobState.STARTING:
             actions += self._connect()
@@ -335,8 +297,8 @@ class Supervision:
         if not self._connected and all_started and None not in addresses:
             self._connected = True
             line = encode_command("connect", shards=addresses)
-            actions += [Send(name=worker.name, line=line) for worker in self._workers]
-        # Once a worker trains there is something to lose: a stop is then a clean one.
+            actions += [SendLine(name=worker.name, line=line) for worker in self._workers]
+        # Once a worker trains a stop takes a snapshot first.
         trains = any(worker.iteration is not None for worker in self._workers)
         if self._connected and (trains or all(worker.ready for worker in self._workers)):
             self._state = JobState.RUNNING
@@ -345,23 +307,23 @@ class Supervision:
     def _stop_shards(self, now: float) -> list[Action]:
         for shard in self._shards:
             shard.finish_by_s = now + self._settings.finish_timeout_s
-        return [Send(name=shard.name, line=encode_command("stop")) for shard in self._shards]
+        return [SendLine(name=shard.name, line=encode_command("stop")) for shard in self._shards]
 
     def _end_processes(self, now: float) -> list[Action]:
-        ending = self._ending
-        assert ending is not None
-        if ending.terminate_at_s is not None and now >= ending.terminate_at_s:
-            ending.terminate_at_s = None
-            ending.kill_at_s = now + self._settings.grace_s
+        shutdown = self._shutdown
+        assert shutdown is not None
+        if shutdown.terminate_at_s is not None and now >= shutdown.terminate_at_s:
+            shutdown.terminate_at_s = None
+            shutdown.kill_at_s = now + self._settings.grace_s
             return [Terminate(name=name) for name in self._running()]
-        if ending.kill_at_s is not None and now >= ending.kill_at_s:
+        if shutdown.kill_at_s is not None and now >= shutdown.kill_at_s:
             return self._kill_all(now)
         return []
 
     def _kill_all(self, now: float) -> list[Action]:
-        assert self._ending is not None
-        self._ending.terminate_at_s = self._ending.kill_at_s = None
-        self._ending.give_up_at_s = self._ending.give_up_at_s or now + GIVE_UP_S
+        assert self._shutdown is not None
+        self._shutdown.terminate_at_s = self._shutdown.kill_at_s = None
+        self._shutdown.give_up_at_s = self._shutdown.give_up_at_s or now + GIVE_UP_S
         return [Kill(name=name) for name in self._running()]
 
     def _running(self) -> list[ProcessName]:
@@ -370,19 +332,40 @@ class Supervision:
     def _ended(self) -> bool:
         if not any(process.running for process in self._processes.values()):
             return True
-        give_up_at_s = self._ending.give_up_at_s if self._ending else None
-        return give_up_at_s is not None and self._last_input_s >= give_up_at_s
+        give_up_at_s = self._shutdown.give_up_at_s if self._shutdown else None
+        return give_up_at_s is not None and self._last_event_s >= give_up_at_s
 
-    def _forgive_pause(self, now: float) -> None:
-        lost_s = now - self._last_input_s
-        self._last_input_s = now
+    def _shift_deadlines(self, now: float) -> None:
+        lost_s = now - self._last_event_s
+        self._last_event_s = now
         if lost_s <= LONGEST_PAUSE_S:
             return
         self._start_by_s += lost_s
-        # `_stop_by_s` stays: whoever sent SIGTERM does not wait longer for that.
+        # `_stop_by_s` stays: the sender of SIGTERM does not wait longer.
         for process in self._processes.values():
-            process.heard_s += lost_s
+            process.reported_s += lost_s
             if process.moved_s is not None:
                 process.moved_s += lost_s
             if process.finish_by_s is not None:
                 process.finish_by_s += lost_s
+
+
+def mismatched_collectives(positions: Mapping[int, LoopPosition]) -> str | None:
+    """Return a sentence about two workers of a script that made different numbers of steps before a collective; or None.
+
+    A finding is certain, whenever the positions were reported: a worker that waits in a collective makes no step before all
+    have begun it. So another that has not begun it, yet has made more steps, waits for this one in an earlier collective, or
+    will be too late.
+
+    Args:
+        positions: by rank, the last one that each worker has reported.
+    """
+    for rank, position in positions.items():
+        for other, ahead in positions.items():
+            behind_in_calls = ahead.collectives < position.collectives
+            if position.current and behind_in_calls and ahead.steps > position.steps:
+                return (
+                    f"worker {rank} waits in {position.current}() after step {position.steps}, and worker {other} has gone on to step "
+                    f"{ahead.steps} without it: every worker must make as many steps before each mean() and settle()"
+                )
+    return None

@@ -1,8 +1,8 @@
-"""Which worker holds the others up: the time of its own that it needs for an iteration, beside the others'.
+"""Detection of stragglers, by the time per iteration in which a worker does not wait for others.
 
-Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations, so what tells them apart
-is the time in which they do not wait. A worker is named once it has been slower for `PATIENCE_S` without a break, and once
-more when it no longer is.
+Law: pure; `now` comes with every call. All workers of a synchronous job finish as many iterations, so they differ only in
+the time in which they do not wait. A worker is reported once it has been slower for `REPORT_AFTER_S` without a break, and
+once more when it no longer is.
 """
 
 from __future__ import annotations
@@ -13,77 +13,83 @@ from dataclasses import dataclass
 from poseidon.cluster.plan import ProcessName
 
 SLOWER = 1.5
-"""How many times the others' median a straggler needs."""
+"""A straggler needs so many times the median of the others."""
 WINDOW_S = 10.0
-PATIENCE_S = 30.0
-LEAST_S = 0.01
-"""Differences below this many seconds an iteration hold nobody up."""
+REPORT_AFTER_S = 30.0
+MIN_DIFFERENCE_S = 0.01
+"""Differences below this many seconds an iteration do not count."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
-    """What is known of one worker."""
+class _Measured:
+    """The measurements of one worker."""
 
     iteration: int = 0
     from_iteration: int = 0
     from_s: float | None = None
     from_waited_s: float = 0.0
-    own_s: float | None = None  # an iteration
+    own_s: float | None = None  # per iteration
     slow_since_s: float | None = None
-    named: bool = False
+    reported: bool = False
 
 
 class Stragglers:
-    """The workers of one job."""
+    """The straggler detection of one job."""
 
     def __init__(self) -> None:
-        self._seen: dict[ProcessName, _Seen] = {}
+        self._workers: dict[ProcessName, _Measured] = {}
 
     def progress(self, name: ProcessName, iteration: int) -> None:
-        """A worker has finished so many iterations."""
-        self._seen.setdefault(name, _Seen()).iteration = iteration
+        """Record how many iterations a worker has finished."""
+        self._workers.setdefault(name, _Measured()).iteration = iteration
 
     def waited(self, name: ProcessName, waited_s: float, now: float) -> str | None:
-        """A worker tells for how long it has waited for others, all told.
+        """Record for how long a worker has waited for others in total.
 
         Returns:
             A sentence when it has just become a straggler, or has just stopped being one.
         """
-        seen = self._seen.setdefault(name, _Seen())
-        if seen.from_s is None or waited_s < seen.from_waited_s or seen.iteration < seen.from_iteration:
-            self._begin_window(seen, waited_s, now)
+        worker = self._workers.setdefault(name, _Measured())
+        if (
+            worker.from_s is None
+            or waited_s < worker.from_waited_s
+            or worker.iteration < worker.from_iteration
+        ):
+            self._begin_window(worker, waited_s, now)
             return None
-        if now - seen.from_s < WINDOW_S or seen.iteration == seen.from_iteration:
+        if now - worker.from_s < WINDOW_S or worker.iteration == worker.from_iteration:
             return None
-        own_s = max(0.0, now - seen.from_s - (waited_s - seen.from_waited_s))
-        seen.own_s = own_s / (seen.iteration - seen.from_iteration)
-        self._begin_window(seen, waited_s, now)
-        return self._judge(name, seen, now)
+        own_s = max(0.0, now - worker.from_s - (waited_s - worker.from_waited_s))
+        worker.own_s = own_s / (worker.iteration - worker.from_iteration)
+        self._begin_window(worker, waited_s, now)
+        return self._judge(name, worker, now)
 
     def forget(self) -> None:
-        """The job starts again."""
-        self._seen.clear()
+        """Forget all measurements: the job is restarted."""
+        self._workers.clear()
 
-    def _begin_window(self, seen: _Seen, waited_s: float, now: float) -> None:
-        seen.from_s, seen.from_waited_s, seen.from_iteration = now, waited_s, seen.iteration
+    def _begin_window(self, worker: _Measured, waited_s: float, now: float) -> None:
+        worker.from_s, worker.from_waited_s, worker.from_iteration = now, waited_s, worker.iteration
 
-    def _judge(self, name: ProcessName, seen: _Seen, now: float) -> str | None:
-        others = [other.own_s for key, other in self._seen.items() if key != name and other.own_s is not None]
-        assert seen.own_s is not None
+    def _judge(self, name: ProcessName, worker: _Measured, now: float) -> str | None:
+        others = [
+            other.own_s for key, other in self._workers.items() if key != name and other.own_s is not None
+        ]
+        assert worker.own_s is not None
         if not others:
             return None
         median_s = statistics.median(others)
-        if seen.own_s < SLOWER * median_s or seen.own_s - median_s < LEAST_S:
-            named, seen.named, seen.slow_since_s = seen.named, False, None
-            return f"{name.describe()} is as fast as the others again" if named else None
-        if seen.slow_since_s is None:
-            seen.slow_since_s = now - WINDOW_S
-        slow_s = now - seen.slow_since_s
-        if seen.named or slow_s < PATIENCE_S:
+        if worker.own_s < SLOWER * median_s or worker.own_s - median_s < MIN_DIFFERENCE_S:
+            reported, worker.reported, worker.slow_since_s = worker.reported, False, None
+            return f"{name.describe()} is as fast as the others again" if reported else None
+        if worker.slow_since_s is None:
+            worker.slow_since_s = now - WINDOW_S
+        slow_s = now - worker.slow_since_s
+        if worker.reported or slow_s < REPORT_AFTER_S:
             return None
-        seen.named = True
-        factor = seen.own_s / median_s if median_s else float("inf")
+        worker.reported = True
+        factor = worker.own_s / median_s if median_s else float("inf")
         return (
-            f"{name.describe()} holds the others up: for {slow_s:.0f} s it has needed {seen.own_s:.3g} s an iteration, "
+            f"{name.describe()} holds the others up: for {slow_s:.0f} s it has needed {worker.own_s:.3g} s an iteration, "
             f"{factor:.1f} times as long as the others ({median_s:.3g} s)"
         )

@@ -9,7 +9,7 @@ import pytest
 
 from poseidon.cli.main import parse_arguments
 from poseidon.cli.requests import exchange_kind, job_request
-from poseidon.cluster.supervision.settings import SignalEffect
+from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.errors import UsageError
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.launch.request import Encrypt, LauncherKind, OnNan, ScriptRequest, ShownLogs, TrainRequest

@@ -12,7 +12,7 @@ from poseidon.cli.main import main
 from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.engine.module.checkpoint_file import packed, write_checkpoint
 from poseidon.exchange.cost import ExchangeKind

@@ -14,7 +14,7 @@ from poseidon.cli.main import main
 from poseidon.cluster.plan import JobPlan
 from poseidon.cluster.process import ProcessSpec
 from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import JobDocument, read_document
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions

@@ -8,7 +8,7 @@ import pytest
 
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import SshHost, connect
+from poseidon.cluster.ssh.connections import SshConnection, connect
 from tests.support.loopback_sshd import LoopbackSshd
 
 
@@ -20,7 +20,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackSshd]:
 
 
 @pytest.fixture
-def host(sshd: LoopbackSshd) -> Iterator[SshHost]:
+def host(sshd: LoopbackSshd) -> Iterator[SshConnection]:
     connected = connect(Host(id=0, address="127.0.0.1", port=0), SshSettings(config=sshd.config))
     yield connected
     connected.close()

@@ -15,17 +15,17 @@ import pytest
 
 from poseidon import __version__
 from poseidon.cluster import host_checks
-from poseidon.cluster.host_checks import ClientNeeds, NeededFile, Question, check_hosts
-from poseidon.cluster.host_probe import PORT_REMEDY, answer, taken_words
+from poseidon.cluster.host_checks import HostCheck, HostNeeds, NeededFile, check_hosts
+from poseidon.cluster.host_probe import PORT_REMEDY, answer, port_problem
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.errors import JobError
 from tests.support.jobs import job_that_listens
 
-HERE = ClientNeeds(id=0, addresses=("127.0.0.1",))
+HERE = HostNeeds(id=0, addresses=("127.0.0.1",))
 
 
-def _problems(needs: ClientNeeds, *, version: str = __version__, space_bytes: int = 0) -> list[str]:
+def _problems(needs: HostNeeds, *, version: str = __version__, space_bytes: int = 0) -> list[str]:
     asked = {"poseidon": version, "space_bytes": space_bytes, "clients": [needs.to_fields()]}
     found = answer(json.loads(json.dumps(asked)))["problems"]
     assert isinstance(found, list)
@@ -61,7 +61,7 @@ def test_nothing_is_in_the_way(tmp_path: Path) -> None:
         (replace(HERE, devices=(4711,)), "there is no GPU 4711"),
     ],
 )  # fmt: skip
-def test_obstacles(needs: ClientNeeds, words: str) -> None:
+def test_obstacles(needs: HostNeeds, words: str) -> None:
     assert words in " | ".join(_problems(needs))
 
 
@@ -79,7 +79,7 @@ def test_a_port_that_another_job_has(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with job_that_listens(tmp_path, "quick-1") as port:
         taken = f"port {port} of 127.0.0.1 cannot be used: {os.strerror(98)} by the running job quick-1; {PORT_REMEDY}"
         assert _problems(replace(HERE, ports=(port,))) == [taken]
-        assert taken_words("localhost", port, with_job=True) == taken.replace("127.0.0.1", "localhost")
+        assert port_problem("localhost", port, with_job=True) == taken.replace("127.0.0.1", "localhost")
         (Registry(tmp_path).folder / "quick-1.json").write_text("{")
         (problem,) = _problems(replace(HERE, ports=(port,)))
     assert problem.endswith(f"{os.strerror(98)}; {PORT_REMEDY}")
@@ -111,7 +111,7 @@ def test_the_address_that_ssh_came_to_counts_last(monkeypatch: pytest.MonkeyPatc
 class FakeHost:
     """Runs the probe as a child of the test, or says what it is told to."""
 
-    words: str
+    label: str
     say: Callable[[bytes], Finished] | None = None
     asked: list[bytes] = field(default_factory=list)
 
@@ -123,8 +123,8 @@ class FakeHost:
         return Finished(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def _question(host: FakeHost, *clients: ClientNeeds) -> Question:
-    return Question(host=host, interpreter=(sys.executable,), clients=clients)
+def _question(host: FakeHost, *clients: HostNeeds) -> HostCheck:
+    return HostCheck(connection=host, interpreter=(sys.executable,), needs=clients)
 
 
 def _says(torch: str, *problems: str) -> Callable[[bytes], Finished]:
@@ -134,7 +134,7 @@ def _says(torch: str, *problems: str) -> Callable[[bytes], Finished]:
 
 def test_a_real_probe_is_sent_and_answers() -> None:
     host = FakeHost("ml@node0")
-    found = check_hosts([_question(host, HERE, ClientNeeds(id=3, addresses=("localhost",)))])
+    found = check_hosts([_question(host, HERE, HostNeeds(id=3, addresses=("localhost",)))])
     assert found == {0: "127.0.0.1", 3: "127.0.0.1"}
 
 
@@ -160,12 +160,12 @@ def test_all_hosts_problems_come_at_once() -> None:
     assert lines == [
         "  ml@node1: there is no /db_1",
         r"  ml@node1: port 5\n is \x1b[2Jtaken",
-        r"  ml@node2: its Python cannot be asked (status 127): sh: 1: \x1b[2Jpython9: not found",
+        r"  ml@node2: its Python cannot be run (status 127): sh: 1: \x1b[2Jpython9: not found",
         "  ml@node3: the connection broke",
         lines[4],
         r"  ml@node1: torch 2.7.0\x1b[2J is installed there, and 2.6.0 on ml@node0; expected the same",
     ]
-    assert lines[4].startswith("  ml@node4: it answers something else: b'hello'")
+    assert lines[4].startswith("  ml@node4: its answer cannot be read: b'hello'")
 
 
 def test_the_probe_needs_nothing_but_the_standard_library() -> None:

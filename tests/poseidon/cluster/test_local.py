@@ -10,7 +10,7 @@ import pytest
 from poseidon.cluster.local import LocalLauncher, LocalProcess
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.process import ProcessSpec, exit_words
+from poseidon.cluster.process import ProcessSpec, describe_exit
 from poseidon.errors import JobError
 from tests.support.job_child import child
 from tests.support.live_processes import live_pids, none_left
@@ -136,4 +136,4 @@ def test_secrets_are_not_shown() -> None:
     ],
 )
 def test_exit_words(status: int, words: str) -> None:
-    assert exit_words(status) == words
+    assert describe_exit(status) == words

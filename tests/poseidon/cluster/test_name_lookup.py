@@ -8,9 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from poseidon.cluster import name_lookup
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.name_lookup import NameTimeoutError, addresses_of, dial, look_up
-from poseidon.cluster.rendezvous.address import address_of
+from poseidon.cluster.name_lookup import (
+    NameTimeoutError,
+    address_for_all,
+    address_of,
+    addresses_of,
+    dial,
+    look_up,
+    own_address_towards,
+)
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
 from poseidon.errors import JobError
@@ -57,7 +65,7 @@ def test_a_host_whose_name_is_not_answered_is_one_problem_among_others(sshd: Loo
         connect_all(clients, SshSettings(config=sshd.config, connect_timeout_s=1.0))
     first, *problems = str(caught.value).split("\n")
     assert first == "2 problems on the 2 hosts:"
-    assert "what the name hanging means was not learnt within 1 s" in problems[0]
+    assert "the name hanging was not resolved within 1 s" in problems[0]
     assert "nobody-of-that-name@127.0.0.1" in problems[1]
 
 
@@ -77,3 +85,41 @@ def test_the_second_address_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[:1])
         with pytest.raises(ConnectionRefusedError):
             dial("node", 1, 10.0)
+
+
+def test_names_and_addresses() -> None:
+    assert address_of("localhost", 0.0) in ("127.0.0.1", "::1")
+    assert address_of("10.1.2.3", 0.0) == "10.1.2.3"
+    assert own_address_towards("127.0.0.1") == "127.0.0.1"
+
+
+def test_a_name_is_asked_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = [socket.gaierror(-2, "Name or service not known")] * 2
+    answers.append([(2, 1, 6, "", ("10.0.0.9", 0))])
+
+    def ask(*_: object, **__: object) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(name_lookup, "PAUSE_S", 0.0)
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    assert address_of("poseidon-0.poseidon", 60.0) == "10.0.0.9"
+    answers.append(socket.gaierror(-2, "Name or service not known"))
+    with pytest.raises(JobError, match="MASTER_ADDR=nowhere, is not known: Name or service not known"):
+        address_of("nowhere", 0.0)
+
+
+def test_a_host_whose_own_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_lookup, "own_address_towards", lambda _: "10.0.0.7")
+    assert address_for_all("node0", "127.0.1.1") == "10.0.0.7"
+    assert address_for_all("node0", "10.0.0.5") == "10.0.0.5"
+    assert address_for_all("localhost", "127.0.0.1") == "127.0.0.1"
+    assert address_for_all("127.0.0.1", "127.0.0.1") == "127.0.0.1"
+
+    def no_route(address: str) -> str:
+        raise JobError("there is no route")
+
+    monkeypatch.setattr(name_lookup, "own_address_towards", no_route)
+    assert address_for_all("node0", "127.0.1.1") == "127.0.1.1"

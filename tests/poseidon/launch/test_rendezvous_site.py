@@ -10,24 +10,26 @@ from dataclasses import replace
 
 import pytest
 
-from poseidon.cluster.host_checks import ClientNeeds, NeededFile
-from poseidon.cluster.rendezvous.hosts import HostPlan
-from poseidon.cluster.rendezvous.remote_host import MetHost
+from poseidon.cluster.host_checks import HostNeeds, NeededFile
+from poseidon.cluster.rendezvous.hosts import RendezvousHost
+from poseidon.cluster.rendezvous.task_connection import TaskConnection
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.rendezvous_site import RendezvousSite, devices_of_tasks
 
 
 def test_one_client_for_each_host() -> None:
-    plans = [HostPlan(rank=rank, address=f"10.0.0.{rank}", host=f"node{rank}", tasks=2) for rank in (0, 2)]
-    site = RendezvousSite([(plan, MetHost(plan.host, plan.address, lambda _: None)) for plan in plans])
+    plans = [
+        RendezvousHost(rank=rank, address=f"10.0.0.{rank}", host=f"node{rank}", tasks=2) for rank in (0, 2)
+    ]
+    site = RendezvousSite([(plan, TaskConnection(plan.host, plan.address, lambda _: None)) for plan in plans])
     assert [(client.id, client.address, client.port) for client in site.hosts] == [
         (0, "10.0.0.0", 0),
         (1, "10.0.0.2", 0),
     ]
 
 
-class HostHere(MetHost):
+class HostHere(TaskConnection):
     """A met host whose programs run on this machine."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:
@@ -36,11 +38,11 @@ class HostHere(MetHost):
 
 
 def test_what_a_host_lacks_is_told_before_anything_starts() -> None:
-    plan = HostPlan(
+    plan = RendezvousHost(
         rank=0, address="127.0.0.1", host="node0", tasks=1, python=sys.executable, folder=os.getcwd()
     )
     site = RendezvousSite([(plan, HostHere("rank 0 (node0)", plan.address, lambda _: None))])
-    needs = ClientNeeds(id=0, addresses=())
+    needs = HostNeeds(id=0, addresses=())
     site.prepare(lambda host: needs)
     with pytest.raises(JobError, match=r"rank 0 \(node0\): there is no /no/db"):
         site.prepare(lambda host: replace(needs, files=(NeededFile(name="/no/db", folder="."),)))

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.host_checks import ClientNeeds
+from poseidon.cluster.host_checks import HostNeeds
 from poseidon.cluster.jobs.registry import JobRecord
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.plan import WorkerPlan
 from poseidon.cluster.supervision.background import StartReport
 from poseidon.cluster.supervision.loop import JobResult
-from poseidon.cluster.supervision.restarts import Restarted, StartingPoint
+from poseidon.cluster.supervision.restarts import RestartedJob, StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.engine.document import WorkerDocument
 from poseidon.errors import JobError
 from poseidon.launch import runner
@@ -57,7 +57,7 @@ class FakeSite(Site):
     def hosts(self) -> tuple[Host, ...]:
         return self._hosts
 
-    def prepare(self, needs: Callable[[Host], ClientNeeds]) -> None:
+    def prepare(self, needs: Callable[[Host], HostNeeds]) -> None:
         self.calls.append("prepare")
 
     def launcher(self, record: JobRecord, files: Callable[[], Sequence[FileSet]]) -> SiteLauncher:
@@ -107,10 +107,10 @@ def make_job(machinefile: str = "0 a 0", *, shared: bool = False) -> tuple[FakeJ
 def test_only_a_job_that_ends_well_waits_for_its_snapshots(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool
 ) -> None:
-    def run_with_restarts(*_: object) -> Restarted:
+    def run_with_restarts(*_: object) -> RestartedJob:
         if fails:
             raise JobError("lost")
-        return Restarted(result=DONE, restarts=0, repeated=0)
+        return RestartedJob(result=DONE, restarts=0, repeated=0)
 
     monkeypatch.setattr(runner, "run_with_restarts", run_with_restarts)
     job, site = make_job()
@@ -144,7 +144,7 @@ def test_a_signal_in_the_pause(number: signal.Signals, stops: bool) -> None:
 def test_a_job_without_snapshots_starts_where_it_began(capsys: pytest.CaptureFixture[str]) -> None:
     with running(make_job()[0]) as found:
         assert found.starting_point() == StartingPoint()
-        found.say("a line")
+        found.report("a line")
     assert capsys.readouterr().err == "a line\n"
 
 
@@ -160,7 +160,7 @@ def test_a_job_goes_on_where_the_data_is_shared_and_a_shard_is_left(
     machinefile: str, shared: bool, says: str
 ) -> None:
     with running(make_job(machinefile, shared=shared)[0]) as found:
-        assert found.do_without() == says
+        assert found.drop_missing_hosts() == says
 
 
 @pytest.mark.parametrize(

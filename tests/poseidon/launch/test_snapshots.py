@@ -14,9 +14,8 @@ import pytest
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.restarts import StartingPoint
-from poseidon.cluster.supervision.settings import SupervisionSettings
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome, SupervisionSettings
 from poseidon.errors import JobError
 from poseidon.launch import snapshots
 from poseidon.launch.snapshots import ARRIVING, KEPT, SnapshotCopies, SnapshotList

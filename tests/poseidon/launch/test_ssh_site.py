@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cluster.agent.launcher import HostEnvironment
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.cluster.name_lookup import addresses_of
 from poseidon.cluster.ssh.channel import Finished
 from poseidon.cluster.ssh.config import SshSettings
 from poseidon.cluster.ssh.connections import connect_all
-from poseidon.cluster.ssh.launcher import HostEnvironment
 from poseidon.errors import JobError, JobInterrupted, UsageError
 from poseidon.launch import ssh_site
 from poseidon.launch.request import JobRequest, LauncherKind
@@ -137,7 +137,7 @@ def test_the_hosts_that_come_back_go_on_without_one_that_does_not(
 
     def open_agents(places: Mapping[int, HostEnvironment], record: Mapping[str, object], job: str) -> None:
         for place in places.values():
-            assert place.host.words
+            assert place.connection.label
         opened.append(list(places))
 
     monkeypatch.setattr(ssh_site, "open_agents", open_agents)

@@ -9,7 +9,7 @@ import pytest
 from poseidon.cli.parsers import jobs, nets
 from poseidon.cli.requests import KIND_OF_SVB
 from poseidon.cluster.supervision.restarts import RETURN_TIMEOUT_S
-from poseidon.cluster.supervision.settings import SignalEffect
+from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.data.databases.kinds import Backend
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest, LauncherKind, OnNan, ShownLogs

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.cluster.agent.line_channel import PipeLines
+from poseidon.cluster.agent.line_channel import PipeLineChannel
 from poseidon.cluster.agent.link import AgentLink, LinkSettings
-from poseidon.cluster.agent.wire import Greet, decode_report, encode_order
-from poseidon.cluster.jobs.kill import KillPatience, kill_job
+from poseidon.cluster.agent.wire import Hello, decode_report, encode_request
+from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
@@ -58,8 +58,8 @@ def agent(home: Path) -> Iterator[subprocess.Popen[bytes]]:
 def linked(home: Path, **settings: float) -> Iterator[tuple[AgentLink, subprocess.Popen[bytes]]]:
     with agent(home) as process:
         assert process.stdin is not None and process.stdout is not None
-        link = AgentLink(PipeLines(process.stdout, process.stdin), "ml@node1", LinkSettings(**settings))
-        link.greet(record_fields(RECORD))
+        link = AgentLink(PipeLineChannel(process.stdout, process.stdin), "ml@node1", LinkSettings(**settings))
+        link.connect(record_fields(RECORD))
         try:
             yield link, process
         finally:
@@ -169,7 +169,7 @@ def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None
         listener = RecordingListener()
         link.start(_spec(ENDLESS_WORKER), listener)
         listener.until("ready")
-        kill_job(JOB, Registry(tmp_path), patience=KillPatience(), report=lambda _: None)
+        kill_job(JOB, Registry(tmp_path), timeouts=KillTimeouts(), report=lambda _: None)
         assert process.poll() is not None
         told = listener.until("error")[-1][1]
         assert isinstance(told, dict)
@@ -184,10 +184,10 @@ def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None
 def test_a_launcher_that_falls_silent_ends_the_job(tmp_path: Path) -> None:
     with agent(tmp_path) as process:
         assert process.stdin is not None and process.stdout is not None
-        greeting = Greet(
+        greeting = Hello(
             protocol=1, version="0.1.0", record=record_fields(RECORD), silence_s=0.5, grace_s=0.1
         )
-        process.stdin.write(encode_order(greeting) + b"\n")
+        process.stdin.write(encode_request(greeting) + b"\n")
         process.stdin.flush()
         assert process.wait(WAIT_S) == 1
 
@@ -201,9 +201,9 @@ def test_an_agent_that_dies_is_a_failure_of_its_processes(tmp_path: Path) -> Non
         *_, (kind, event), (last, status) = listener.until("exited")
         assert (kind, last, status) == ("error", "exited", 1)
         assert isinstance(event, dict) and event["host_lost"]
-        assert str(event["message"]).startswith("ml@node1: the line to it")
+        assert str(event["message"]).startswith("ml@node1: the channel to it")
         assert far.poll() == 1
-        with pytest.raises(JobError, match="ml@node1: the line to it"):
+        with pytest.raises(JobError, match="ml@node1: the channel to it"):
             link.start(_spec(WORKER), RecordingListener())
         psutil.Process(far.pid).kill()  # what its dead agent could not end
 
@@ -217,16 +217,16 @@ def test_an_agent_that_falls_silent_is_a_failure_of_its_processes(tmp_path: Path
         *_, (kind, event), _ = listener.until("exited")
         process.send_signal(signal.SIGCONT)
         assert kind == "error" and isinstance(event, dict)
-        assert "it has said nothing for 0.2 s" in str(event["message"])
+        assert "it has sent nothing for 0.2 s" in str(event["message"])
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         (b"nonsense", "not JSON"),
-        (b'{"do": "beat"}', "an order before the greeting"),
-        (encode_order(Greet(protocol=1, version="9.9", record={}, silence_s=1, grace_s=1)), "the launcher is 9.9"),
-        (encode_order(Greet(protocol=1, version="0.1.0", record={}, silence_s=1, grace_s=1)), "cannot be read"),
+        (b'{"do": "beat"}', "a request before the greeting"),
+        (encode_request(Hello(protocol=1, version="9.9", record={}, silence_s=1, grace_s=1)), "the launcher is 9.9"),
+        (encode_request(Hello(protocol=1, version="0.1.0", record={}, silence_s=1, grace_s=1)), "cannot be read"),
     ],
 )  # fmt: skip
 def test_what_no_agent_obeys(tmp_path: Path, line: bytes, words: str) -> None:

@@ -8,55 +8,55 @@ import random
 import pytest
 
 from poseidon.cluster.agent.wire import (
-    Beat,
-    Begun,
-    Ended,
-    Greet,
-    Here,
-    Leave,
-    Order,
+    EventReport,
+    Exited,
+    Heartbeat,
+    Hello,
+    LogReport,
+    ProcessSignal,
     Refused,
     Report,
-    Send,
-    Signal,
-    SignalWord,
+    Request,
+    SendLine,
+    SendSignal,
+    Shutdown,
     Start,
-    Told,
+    Started,
+    Welcome,
     WireError,
-    Wrote,
-    decode_order,
     decode_report,
-    encode_order,
+    decode_request,
     encode_report,
+    encode_request,
 )
 from poseidon.cluster.plan import ProcessName, Role
 
 NAME = ProcessName(role=Role.SHARD, index=2, client=1, host="node1")
-ORDERS: list[Order] = [
-    Greet(protocol=1, version="0.1.0", record={"job": "j"}, silence_s=20.0, grace_s=5.0),
+ORDERS: list[Request] = [
+    Hello(protocol=1, version="0.1.0", record={"job": "j"}, silence_s=20.0, grace_s=5.0),
     Start(
         id=1, name=NAME, argv=("", "-m", "x", "line\nend"), environment={"A": "b"}, first_line='{"a": "é"}'
     ),
-    Send(id=1, line="x" * 100_000),
-    Signal(id=1, signal=SignalWord.KILL),
-    Beat(),
-    Leave(),
+    SendLine(id=1, line="x" * 100_000),
+    SendSignal(id=1, signal=ProcessSignal.KILL),
+    Heartbeat(),
+    Shutdown(),
 ]
 REPORTS: list[Report] = [
-    Here(protocol=1, version="0.1.0", pid=7, cores=8, scratch="/tmp/x"),
-    Begun(id=1, pid=7, created_s=1.5e9),
+    Welcome(protocol=1, version="0.1.0", pid=7, cores=8, scratch="/tmp/x"),
+    Started(id=1, pid=7, created_s=1.5e9),
     Refused(id=-1, message="why"),
-    Told(id=1, event={"event": "progress", "iteration": 3}),
-    Wrote(id=1, line="\x1b[0m text \u2028"),
-    Ended(id=1, status=-9),
-    Beat(),
+    EventReport(id=1, event={"event": "progress", "iteration": 3}),
+    LogReport(id=1, line="\x1b[0m text \u2028"),
+    Exited(id=1, status=-9),
+    Heartbeat(),
 ]
 
 
 def test_orders_and_reports_arrive_as_they_were_sent() -> None:
-    assert [decode_order(encode_order(order)) for order in ORDERS] == ORDERS
+    assert [decode_request(encode_request(order)) for order in ORDERS] == ORDERS
     assert [decode_report(encode_report(report)) for report in REPORTS] == REPORTS
-    lines = [*map(encode_order, ORDERS), *map(encode_report, REPORTS)]
+    lines = [*map(encode_request, ORDERS), *map(encode_report, REPORTS)]
     assert not any(b"\n" in line for line in lines)
 
 
@@ -77,7 +77,7 @@ def test_orders_and_reports_arrive_as_they_were_sent() -> None:
 )  # fmt: skip
 def test_what_is_no_order(line: bytes) -> None:
     with pytest.raises(WireError):
-        decode_order(line)
+        decode_request(line)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_what_is_no_order(line: bytes) -> None:
     ],
 )  # fmt: skip
 def test_a_start_is_checked_field_by_field(field: str, value: object) -> None:
-    fields = json.loads(encode_order(ORDERS[1]))
+    fields = json.loads(encode_request(ORDERS[1]))
     with pytest.raises(WireError):
-        decode_order(json.dumps({**fields, field: value}).encode())
+        decode_request(json.dumps({**fields, field: value}).encode())
 
 
 def test_damaged_lines_are_refused_or_legal_and_nothing_else() -> None:
     chance = random.Random(5)
-    lines = [encode_order(order)[:300] for order in ORDERS] + [encode_report(report) for report in REPORTS]
+    lines = [encode_request(order)[:300] for order in ORDERS] + [encode_report(report) for report in REPORTS]
     for _ in range(20_000):
         line = bytearray(chance.choice(lines))
         for _ in range(chance.randrange(1, 4)):
             line[chance.randrange(len(line))] = chance.randrange(256)
-        for decode in (decode_order, decode_report):
+        for decode in (decode_request, decode_report):
             try:
                 decode(bytes(line))
             except WireError:

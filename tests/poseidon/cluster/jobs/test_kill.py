@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.cluster.jobs.kill import KillPatience, job_processes, kill_job, live_process
+from poseidon.cluster.jobs.kill import KillTimeouts, job_processes, kill_job, live_process
 from poseidon.cluster.jobs.registry import Registry
 from tests.support.job_child import child
 from tests.support.jobs import running_job
@@ -19,7 +19,7 @@ from tests.support.live_processes import live_pids, none_left
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = KillPatience(launcher_s=5.0, grace_s=2.0)
+PATIENCE = KillTimeouts(launcher_s=5.0, grace_s=2.0)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_after_the_launcher_was_killed(tmp_path: Path, hostfile: Path) -> None:
         # Stopped processes must go too.
         os.kill(job.pids[2], signal.SIGSTOP)
         assert len(live_pids(job.pids)) == 4
-        assert kill_job(job.job, registry, patience=PATIENCE, report=lines.append) == 4
+        assert kill_job(job.job, registry, timeouts=PATIENCE, report=lines.append) == 4
         assert live_pids(job.pids) == []
         assert len(live_pids(other.pids)) == 4
         assert live_pids([other.launcher.pid])
@@ -55,8 +55,8 @@ def test_with_its_launcher(tmp_path: Path, hostfile: Path) -> None:
     with running_job(tmp_path, "job-a", hostfile) as job:
         os.kill(job.launcher.pid, signal.SIGSTOP)
         # Worker 0 stops when asked; worker 1 of this job does not, and the launcher waits for it.
-        patience = KillPatience(launcher_s=0.2, grace_s=2.0)
-        kill_job(job.job, registry, patience=patience, report=lambda _: None)
+        patience = KillTimeouts(launcher_s=0.2, grace_s=2.0)
+        kill_job(job.job, registry, timeouts=patience, report=lambda _: None)
         assert none_left([*job.pids, job.launcher.pid])
     assert registry.jobs() == ()
 
@@ -66,7 +66,7 @@ def test_without_a_record(tmp_path: Path, hostfile: Path) -> None:
     with running_job(tmp_path, "job-a", hostfile) as job:
         job.kill_launcher()
         registry.remove(job.job)
-        assert kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None) == 4
+        assert kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None) == 4
         assert live_pids(job.pids) == []
 
 
@@ -77,7 +77,7 @@ def test_a_process_that_was_not_yet_on_record(tmp_path: Path, hostfile: Path) ->
         record = registry.read(job.job)
         assert record is not None
         registry.write(replace(record, processes=record.processes[:2]))
-        kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
+        kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None)
         assert live_pids(job.pids) == []
 
 
@@ -100,7 +100,7 @@ def test_a_reused_pid_is_left_alone(tmp_path: Path, hostfile: Path) -> None:
                 record.processes[0], pid=bystander.pid, created_s=record.processes[0].created_s - 100
             )
             registry.write(replace(record, processes=(stale, *record.processes[1:])))
-            kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None)
+            kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None)
             assert live_pids(job.pids) == []
             assert bystander.poll() is None
             bystander.kill()
@@ -114,8 +114,8 @@ def test_a_job_that_has_ended(tmp_path: Path, hostfile: Path) -> None:
         assert live_process(record.launcher) is not None
         assert live_process(replace(record.launcher, host="node7")) is None
         assert len(job_processes(job.job, record)) == 4
-        kill_job(job.job, registry, patience=KillPatience(launcher_s=0.1, grace_s=2.0), report=lambda _: None)
+        kill_job(job.job, registry, timeouts=KillTimeouts(launcher_s=0.1, grace_s=2.0), report=lambda _: None)
         job.launcher.wait(30)
-    assert kill_job(job.job, registry, patience=PATIENCE, report=lambda _: None) == 0
+    assert kill_job(job.job, registry, timeouts=PATIENCE, report=lambda _: None) == 0
     assert live_process(record.launcher) is None
     assert psutil.Process().is_running()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
-from poseidon.cluster.jobs.selection import far_jobs_of_machinefile, jobs_of_machinefile
+from poseidon.cluster.jobs.selection import jobs_of_machinefile, remote_jobs_of_machinefile
 from poseidon.cluster.machinefile import Host
 
 FIXED = (Host(id=0, address="127.0.0.1", port=5),)
@@ -49,4 +49,4 @@ def test_selection(records: list[JobRecord], clients: tuple[Host, ...] | None, j
 def test_selection_among_what_hosts_say(
     records: list[JobRecord], clients: tuple[Host, ...], jobs: list[str]
 ) -> None:
-    assert [found.job for found in far_jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs
+    assert [found.job for found in remote_jobs_of_machinefile(records, Path("/hosts"), clients)] == jobs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.jobs.kill import KillPatience, kill_job, live_process
+from poseidon.cluster.jobs.kill import KillTimeouts, kill_job, live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry
 from poseidon.cluster.jobs.this_host import Answer, HostJob, answers, jobs_here
 from poseidon.cluster.machinefile import Host
@@ -78,8 +78,8 @@ def test_a_record_that_cannot_be_removed_hides_no_other(
         "gone-too.json: Read-only file system",
         "gone.json: Read-only file system",
     ]
-    patience = KillPatience(launcher_s=0, grace_s=0)
-    assert kill_job("gone", registry, patience=patience, report=told.append) == 0
+    patience = KillTimeouts(launcher_s=0, grace_s=0)
+    assert kill_job("gone", registry, timeouts=patience, report=told.append) == 0
 
 
 def test_what_has_gone_is_forgotten_save_where_it_may_live_elsewhere(tmp_path: Path) -> None:
@@ -132,5 +132,5 @@ def test_a_job_travels_whole() -> None:
 )
 def test_what_is_no_job_is_refused(spoilt: Answer) -> None:
     fields = HostJob(record=GONE, launcher=True, living=3).to_fields()
-    with pytest.raises(JobError, match="it answered"):
+    with pytest.raises(JobError, match="its answer"):
         HostJob.from_fields({**fields, **spoilt})

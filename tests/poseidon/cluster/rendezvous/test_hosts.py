@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.cluster.rendezvous.hosts import HostPlan, hosts_of, objection_to
-from poseidon.cluster.rendezvous.wire import Arrival
+from poseidon.cluster.rendezvous.hosts import RendezvousHost, group_by_host, rejection_reason
+from poseidon.cluster.rendezvous.wire import TaskInfo
 from poseidon.errors import JobError
 
 
-def arrivals(*places: tuple[str, int]) -> list[Arrival]:
+def arrivals(*places: tuple[str, int]) -> list[TaskInfo]:
     """Tasks by rank: host and local rank of each."""
     return [
-        Arrival(version="1", rank=rank, size=len(places), local_rank=local, address=f"at {host}", host=host)
+        TaskInfo(version="1", rank=rank, size=len(places), local_rank=local, address=f"at {host}", host=host)
         for rank, (host, local) in enumerate(places)
     ]
 
 
 def test_hosts_are_numbered_by_the_ranks_of_their_leaders() -> None:
     tasks = arrivals(("a", 0), ("b", 0), ("a", 1), ("b", 1))
-    assert hosts_of(tasks[::-1]) == (
-        HostPlan(rank=0, address="at a", host="a", tasks=2),
-        HostPlan(rank=1, address="at b", host="b", tasks=2),
+    assert group_by_host(tasks[::-1]) == (
+        RendezvousHost(rank=0, address="at a", host="a", tasks=2),
+        RendezvousHost(rank=1, address="at b", host="b", tasks=2),
     )
 
 
@@ -35,15 +35,15 @@ def test_hosts_are_numbered_by_the_ranks_of_their_leaders() -> None:
 )
 def test_tasks_that_make_no_job(places: list[tuple[str, int]], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        hosts_of(arrivals(*places))
+        group_by_host(arrivals(*places))
 
 
 def test_who_cannot_take_part() -> None:
     first, second = arrivals(("a", 0), ("b", 0))
-    assert objection_to(second, [first], size=2, version="1") is None
+    assert rejection_reason(second, [first], size=2, version="1") is None
     for size, version, others, message in (
         (2, "2", [first], "rank 1 on b has Poseidon 1, rank 0 has 2"),
-        (3, "1", [first], "rank 1 on b was told of 2 tasks, rank 0 of 3"),
-        (2, "1", [first, second], "rank 1 on b is there already, on b"),
+        (3, "1", [first], "rank 1 on b expects 2 tasks, rank 0 3"),
+        (2, "1", [first, second], "rank 1 on b has joined already, on b"),
     ):
-        assert message in str(objection_to(second, others, size=size, version=version))
+        assert message in str(rejection_reason(second, others, size=size, version=version))

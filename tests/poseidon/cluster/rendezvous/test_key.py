@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cluster.rendezvous.key import keys_of_host, keys_of_task, read_key, write_new_key
+from poseidon.cluster.rendezvous.key import read_key, server_keys, task_keys, write_new_key
 from poseidon.errors import UsageError
 
 
@@ -15,7 +15,7 @@ def test_a_new_key_serves_both_sides(tmp_path: Path) -> None:
     write_new_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
     key = read_key(path)
-    host, task = keys_of_host(key), keys_of_task(key)
+    host, task = server_keys(key), task_keys(key)
     assert host.admit == (task.own.public,) and task.expect == (host.own.public,)
     assert host.own.public != task.own.public
     assert key.decode() not in f"{host}{task}{host.to_json()}{task.to_json()}"
@@ -24,7 +24,7 @@ def test_a_new_key_serves_both_sides(tmp_path: Path) -> None:
 
 
 def test_another_key_makes_other_pairs() -> None:
-    assert keys_of_host(b"a" * 32).own.public != keys_of_host(b"b" * 32).own.public
+    assert server_keys(b"a" * 32).own.public != server_keys(b"b" * 32).own.public
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""What the environment of each engine says about a task."""
+"""What the environment of each scheduler says about a task."""
 
 from __future__ import annotations
 
 import pytest
 
-from poseidon.cluster.rendezvous.schedulers import Engine, first_host, task_from
+from poseidon.cluster.rendezvous.schedulers import Scheduler, first_host, task_from
 from poseidon.errors import UsageError
 
 TORCHRUN = {
@@ -26,25 +26,31 @@ KUBERNETES = {
 
 
 @pytest.mark.parametrize(
-    ("variables", "engine", "rank", "size", "local_rank", "master", "port"),
+    ("variables", "scheduler", "rank", "size", "local_rank", "master", "port"),
     [
-        (TORCHRUN, Engine.TORCHRUN, 5, 8, 1, "node0", 29501),
-        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, Engine.TORCHRUN, 5, 8, 1, "node0", 29500),
-        (SLURM, Engine.SLURM, 3, 4, 0, "gpu03", 15_000 + (4711 * 7 + 2) % 15_000),
-        ({**SLURM, "MASTER_ADDR": "ib3", "MASTER_PORT": "77"}, Engine.SLURM, 3, 4, 0, "ib3", 77),
-        (OPEN_MPI, Engine.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
-        (HYDRA, Engine.HYDRA, 1, 2, 1, "a", 4000),
-        (KUBERNETES, Engine.KUBERNETES, 2, 3, 0, "train-0.train", 29500),
-        ({**SLURM, **TORCHRUN}, Engine.TORCHRUN, 5, 8, 1, "node0", 29501),
-        ({**SLURM, **OPEN_MPI}, Engine.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "9"}, Engine.TORCHRUN, 0, 1, 0, "127.0.0.1", 9),
+        (TORCHRUN, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29501),
+        ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29500),
+        (SLURM, Scheduler.SLURM, 3, 4, 0, "gpu03", 15_000 + (4711 * 7 + 2) % 15_000),
+        ({**SLURM, "MASTER_ADDR": "ib3", "MASTER_PORT": "77"}, Scheduler.SLURM, 3, 4, 0, "ib3", 77),
+        (OPEN_MPI, Scheduler.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
+        (HYDRA, Scheduler.HYDRA, 1, 2, 1, "a", 4000),
+        (KUBERNETES, Scheduler.KUBERNETES, 2, 3, 0, "train-0.train", 29500),
+        ({**SLURM, **TORCHRUN}, Scheduler.TORCHRUN, 5, 8, 1, "node0", 29501),
+        ({**SLURM, **OPEN_MPI}, Scheduler.OPEN_MPI, 1, 2, 0, "10.0.0.1", 4000),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "9"}, Scheduler.TORCHRUN, 0, 1, 0, "127.0.0.1", 9),
     ],
 )
 def test_tasks(
-    variables: dict[str, str], engine: Engine, rank: int, size: int, local_rank: int, master: str, port: int
+    variables: dict[str, str],
+    scheduler: Scheduler,
+    rank: int,
+    size: int,
+    local_rank: int,
+    master: str,
+    port: int,
 ) -> None:
     task = task_from(variables)
-    assert (task.engine, task.rank, task.size, task.local_rank) == (engine, rank, size, local_rank)
+    assert (task.scheduler, task.rank, task.size, task.local_rank) == (scheduler, rank, size, local_rank)
     assert (task.master, task.port) == (master, port)
     assert task.leads_its_host == (local_rank == 0)
     assert task_from(variables, port=123).port == 123

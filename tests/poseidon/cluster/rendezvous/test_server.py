@@ -14,11 +14,11 @@ import pytest
 import zmq
 
 from poseidon import __version__
-from poseidon.cluster.rendezvous.key import keys_of_host, keys_of_task
-from poseidon.cluster.rendezvous.remote_host import MetHost
-from poseidon.cluster.rendezvous.server import Meeting
-from poseidon.cluster.rendezvous.task import AttendanceSettings, attend
-from poseidon.cluster.rendezvous.wire import Arrival, encode
+from poseidon.cluster.rendezvous.key import server_keys, task_keys
+from poseidon.cluster.rendezvous.server import RendezvousServer
+from poseidon.cluster.rendezvous.task import TaskSettings, run_task
+from poseidon.cluster.rendezvous.task_connection import TaskConnection
+from poseidon.cluster.rendezvous.wire import TaskInfo, encode
 from poseidon.errors import JobError
 
 KEY, OTHER_KEY = b"k" * 64, b"o" * 64
@@ -39,7 +39,7 @@ class Guest:
     local_rank: int = 0
     key: bytes = KEY
     version: str = __version__
-    arrive_timeout_s: float = LIMIT_S
+    join_timeout_s: float = LIMIT_S
     status: int | None = None
     error: str = ""
     asked: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Guest:
         return thread
 
     def run(self) -> None:
-        arrival = Arrival(
+        arrival = TaskInfo(
             version=self.version,
             rank=self.rank,
             size=self.size,
@@ -59,19 +59,19 @@ class Guest:
             address="127.0.0.1",
             host=f"node{self.rank}",
         )
-        settings = AttendanceSettings(
-            arrive_timeout_s=self.arrive_timeout_s,
+        settings = TaskSettings(
+            join_timeout_s=self.join_timeout_s,
             runs_programs=self.local_rank == 0,
             grace_s=0.2,
             environment={},
         )
         try:
-            self.status = attend(
+            self.status = run_task(
                 self.address,
-                keys_of_task(self.key),
+                task_keys(self.key),
                 arrival,
                 settings,
-                asked_to_end=lambda: self.asked.pop() if self.asked else None,
+                pending_signal=lambda: self.asked.pop() if self.asked else None,
             )
         except JobError as error:
             self.error = str(error)
@@ -80,13 +80,13 @@ class Guest:
 
 
 @contextmanager
-def meeting(size: int, **more: object) -> Iterator[Meeting]:
-    with Meeting("127.0.0.1", 0, keys_of_host(KEY), size=size, **more) as found:  # type: ignore[arg-type]
+def meeting(size: int, **more: object) -> Iterator[RendezvousServer]:
+    with RendezvousServer("127.0.0.1", 0, server_keys(KEY), size=size, **more) as found:  # type: ignore[arg-type]
         yield found
 
 
 @contextmanager
-def gathered(count: int) -> Iterator[tuple[Meeting, list[Guest], list[MetHost]]]:
+def gathered(count: int) -> Iterator[tuple[RendezvousServer, list[Guest], list[TaskConnection]]]:
     """A meeting of tasks on hosts of their own."""
     with meeting(count) as found:
         guests = [Guest(found.address, rank, count) for rank in range(count)]
@@ -105,7 +105,7 @@ def gathered(count: int) -> Iterator[tuple[Meeting, list[Guest], list[MetHost]]]
 
 def test_programs_run_on_all_hosts() -> None:
     with gathered(3) as (found, guests, hosts):
-        assert [host.words for host in hosts] == ["rank 0 (node0)", "rank 1 (node1)", "rank 2 (node2)"]
+        assert [host.label for host in hosts] == ["rank 0 (node0)", "rank 1 (node1)", "rank 2 (node2)"]
         talks = [host.open([sys.executable, "-u", "-c", ECHO]) for host in hosts]
         for number, talk in enumerate(talks):
             talk.send(b"line %d" % number)
@@ -156,12 +156,12 @@ def test_an_error_sends_everybody_away_and_ends_their_programs() -> None:
 
 def test_a_task_without_the_key_is_not_heard() -> None:
     with meeting(2) as found:
-        stranger = Guest(found.address, 1, 2, key=OTHER_KEY, arrive_timeout_s=1.0)
+        stranger = Guest(found.address, 1, 2, key=OTHER_KEY, join_timeout_s=1.0)
         mine = Guest(found.address, 0, 2)
         threads = [mine.start(), stranger.start()]
         threads[1].join(LIMIT_S)
         assert "have all the same key file?" in stranger.error
-        with pytest.raises(JobError, match=r"of 2 tasks these did not come to tcp://127.* rank 1"):
+        with pytest.raises(JobError, match=r"of 2 tasks these did not join at tcp://127.* rank 1"):
             found.gather(0.1)
     threads[0].join(LIMIT_S)
     assert mine.status == 1
@@ -171,7 +171,7 @@ def test_nobody_is_heard_in_clear() -> None:
     with meeting(1) as found, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(found.address)
-        arrival = Arrival(
+        arrival = TaskInfo(
             version=__version__, rank=0, size=1, local_rank=0, address="127.0.0.1", host="stranger"
         )
         stranger.send_multipart(encode(arrival.message()))
@@ -189,7 +189,7 @@ def test_nobody_is_heard_in_clear() -> None:
     ("wrong", "message"),
     [
         ({"version": "0.0"}, "rank 1 on node1 has Poseidon 0.0, rank 0 has"),
-        ({"size": 3}, "rank 1 on node1 was told of 3 tasks, rank 0 of 2"),
+        ({"size": 3}, "rank 1 on node1 expects 3 tasks, rank 0 2"),
     ],
 )
 def test_a_task_that_does_not_belong_here(wrong: dict[str, object], message: str) -> None:
@@ -206,38 +206,38 @@ def test_a_task_that_does_not_belong_here(wrong: dict[str, object], message: str
 
 def test_a_host_that_is_lost_ends_its_programs_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poseidon.cluster.rendezvous.server.SILENCE_S", 1.0)
-    monkeypatch.setattr("poseidon.cluster.rendezvous.task.ALIVE_EVERY_S", LIMIT_S)
+    monkeypatch.setattr("poseidon.cluster.rendezvous.task.HEARTBEAT_S", LIMIT_S)
     with gathered(1) as (found, _, (host,)):
         talk = host.open(["sleep", "600"])
         assert talk.receive() is None, "the end of the line"
         assert (talk.status(LIMIT_S), host.alive) == (-1, False)
-        with pytest.raises(JobError, match=r"rank 0 \(node0\): its task is gone"):
+        with pytest.raises(JobError, match=r"rank 0 \(node0\): its task is lost"):
             host.open(["true"])
-        with pytest.raises(OSError, match="is gone"):
+        with pytest.raises(OSError, match="is lost"):
             talk.send(b"more")
         found.dismiss(1)
 
 
 def test_rank_0_that_falls_silent_is_lost_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poseidon.cluster.rendezvous.task.SILENCE_S", 1.0)
-    monkeypatch.setattr("poseidon.cluster.rendezvous.server.ALIVE_EVERY_S", LIMIT_S)
+    monkeypatch.setattr("poseidon.cluster.rendezvous.server.HEARTBEAT_S", LIMIT_S)
     with gathered(1) as (_, guests, (host,)):
         talk = host.open([sys.executable, "-u", "-c", SLEEP])
         pid = int(talk.receive() or b"")
         assert guests[0].gone.wait(LIMIT_S)
         assert not psutil.pid_exists(pid)
-    assert "has said nothing for 1 s" in guests[0].error
+    assert "has sent nothing for 1 s" in guests[0].error
 
 
 def test_a_task_that_is_asked_to_end_tells_rank_0() -> None:
     asked: list[str] = []
     heard = threading.Event()
 
-    def on_asked(name: str) -> None:
+    def on_signal(name: str) -> None:
         asked.append(name)
         heard.set()
 
-    with meeting(1, on_asked=on_asked) as found:
+    with meeting(1, on_signal=on_signal) as found:
         guest = Guest(found.address, 0, 1)
         thread = guest.start()
         ((_, host),) = found.gather(LIMIT_S)
@@ -254,7 +254,7 @@ def test_a_port_that_is_taken() -> None:
         meeting(1) as found,
         pytest.raises(JobError, match="Address already in use; --rendezvous_port names another"),
     ):
-        Meeting("127.0.0.1", int(found.address.rpartition(":")[2]), keys_of_host(KEY), size=1)
+        RendezvousServer("127.0.0.1", int(found.address.rpartition(":")[2]), server_keys(KEY), size=1)
 
 
 def test_nothing_secret_is_seen(tmp_path: Path) -> None:

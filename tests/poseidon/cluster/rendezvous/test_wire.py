@@ -8,14 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poseidon.cluster.rendezvous.wire import Arrival, Kind, Message, WordError, arrival_in, decode, encode
+from poseidon.cluster.rendezvous.wire import (
+    Kind,
+    Message,
+    MessageError,
+    TaskInfo,
+    decode,
+    decode_task_info,
+    encode,
+)
 
 MESSAGES = st.builds(
     Message,
     kind=st.sampled_from(Kind),
     program=st.integers(0, 1 << 30),
     status=st.integers(-(1 << 30), 1 << 30),
-    words=st.lists(st.text(max_size=20), max_size=6).map(tuple),
+    arguments=st.lists(st.text(max_size=20), max_size=6).map(tuple),
     payload=st.binary(max_size=100),
 )
 
@@ -27,10 +35,10 @@ def test_there_and_back(message: Message) -> None:
 
 
 def test_arrivals_there_and_back() -> None:
-    arrival = Arrival(
+    arrival = TaskInfo(
         version="1", rank=3, size=4, local_rank=1, address="10.0.0.1", host="node 1", python="/p", folder="/f"
     )
-    assert arrival_in(decode(encode(arrival.message()))) == arrival
+    assert decode_task_info(decode(encode(arrival.message()))) == arrival
 
 
 @pytest.mark.parametrize(
@@ -52,18 +60,20 @@ def test_arrivals_there_and_back() -> None:
     ],
 )
 def test_what_is_no_message(frames: list[bytes]) -> None:
-    with pytest.raises(WordError):
+    with pytest.raises(MessageError):
         decode(frames)
 
 
 @settings(max_examples=300, deadline=None)
 @given(head=st.binary(max_size=60), payload=st.binary(max_size=5))
 def test_noise_is_refused_or_decoded(head: bytes, payload: bytes) -> None:
-    with contextlib.suppress(WordError):
+    with contextlib.suppress(MessageError):
         decode([head, payload])
 
 
-@pytest.mark.parametrize("words", [(), ("1", "0", "1", "0", "a"), ("1", "x", "1", "0", "a", "h", "p", "f")])
-def test_what_is_no_arrival(words: tuple[str, ...]) -> None:
-    with pytest.raises(WordError):
-        arrival_in(Message(kind=Kind.HERE, words=words))
+@pytest.mark.parametrize(
+    "arguments", [(), ("1", "0", "1", "0", "a"), ("1", "x", "1", "0", "a", "h", "p", "f")]
+)
+def test_a_join_without_a_task(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(MessageError):
+        decode_task_info(Message(kind=Kind.JOIN, arguments=arguments))

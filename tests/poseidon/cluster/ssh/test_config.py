@@ -28,7 +28,7 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
     assert (found.identities, found.with_agent) == ((Path.home() / "k",), False)
     assert (found.alias, found.known_hosts[:2]) == ("the-node", (Path("/a"), Path("/b")))
     assert found.jumps == ("j1", "me@j2:23")
-    assert found.words == "ml@10.0.0.3:2222"
+    assert found.label == "ml@10.0.0.3:2222"
 
 
 def test_the_machinefile_goes_before_the_configuration(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_jumps_that_are_none(tmp_path: Path, words: str) -> None:
 def test_jumps(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("")
     config = SshConfig(SshSettings(config=tmp_path / "config"))
-    assert config.jump("ml@[::1]:23").words == "ml@[::1]:23"
-    assert config.jump("ssh://ml@gate").words == "ml@gate"
+    assert config.jump("ml@[::1]:23").label == "ml@[::1]:23"
+    assert config.jump("ssh://ml@gate").label == "ml@gate"
 
 
 @pytest.mark.parametrize("text", ["Host *\n  Port many\n", "unparsable\n"])

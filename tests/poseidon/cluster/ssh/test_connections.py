@@ -15,7 +15,7 @@ import pytest
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.ssh.channel import run_over
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import SshHost, close_all, connect, connect_all
+from poseidon.cluster.ssh.connections import SshConnection, close_all, connect, connect_all
 from poseidon.errors import JobError
 from tests.support.loopback_sshd import LoopbackSshd, make_key
 from tests.support.polling import until
@@ -50,7 +50,7 @@ def _changed(sshd: LoopbackSshd, folder: Path, *changes: tuple[str, str]) -> Pat
     return folder / "config"
 
 
-def test_a_program_gets_its_words_and_input_as_they_are(host: SshHost) -> None:
+def test_a_program_gets_its_words_and_input_as_they_are(host: SshConnection) -> None:
     words = ["it's", "$HOME", "`id`", "a;b", "", "\\", "!"]
     done = host.run(["printf", "%s|", *words], timeout_s=10)
     assert (done.status, done.stdout.decode().split("|")[:-1]) == (0, words)
@@ -58,18 +58,18 @@ def test_a_program_gets_its_words_and_input_as_they_are(host: SshHost) -> None:
     assert host.run(["cat"], stdin=payload, timeout_s=10).stdout == payload
 
 
-def test_statuses_and_both_outputs(host: SshHost) -> None:
+def test_statuses_and_both_outputs(host: SshConnection) -> None:
     done = host.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout_s=10)
     assert (done.status, done.stdout, done.stderr) == (3, b"out\n", b"err\n")
     assert host.run(["sh", "-c", "kill -9 $$"], timeout_s=10).status == -1
 
 
-def test_a_program_that_does_not_end(host: SshHost) -> None:
+def test_a_program_that_does_not_end(host: SshConnection) -> None:
     with pytest.raises(JobError, match=r"'sleep' did not end within 0.2 s"):
         host.run(["sleep", "100"], timeout_s=0.2)
 
 
-def test_lines_both_ways(host: SshHost) -> None:
+def test_lines_both_ways(host: SshConnection) -> None:
     lines = host.open(["sh", "-c", 'while read -r line; do echo "<$line>"; done; echo bye >&2; exit 4'])
     lines.send(b"one")
     lines.send(b"two")
@@ -79,14 +79,14 @@ def test_lines_both_ways(host: SshHost) -> None:
     assert lines.receive() is None
 
 
-def test_the_end_of_a_talk(host: SshHost) -> None:
+def test_the_end_of_a_talk(host: SshConnection) -> None:
     lines = host.open(["sh", "-c", "echo last; echo bye >&2; exit 4"])
     assert [lines.receive(), lines.receive(), lines.receive_error()] == [b"last", None, b"bye"]
     assert lines.status(10.0) == 4
     lines.close()
 
 
-def test_sftp(host: SshHost, tmp_path: Path) -> None:
+def test_sftp(host: SshConnection, tmp_path: Path) -> None:
     session = host.sftp()
     with session.open(str(tmp_path / "file"), "wb") as file:
         file.write(b"content")
@@ -94,7 +94,7 @@ def test_sftp(host: SshHost, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"content"
 
 
-def test_a_server_that_stops_answering_ends_a_session(sshd: LoopbackSshd, host: SshHost) -> None:
+def test_a_server_that_stops_answering_ends_a_session(sshd: LoopbackSshd, host: SshConnection) -> None:
     session = host.sftp(silence_s=0.2)
     assert session.stat("/").st_mode
     with sshd.halted():
@@ -105,9 +105,9 @@ def test_a_server_that_stops_answering_ends_a_session(sshd: LoopbackSshd, host: 
         session.close()
 
 
-def test_a_server_that_does_not_answer_to_a_wish(sshd: LoopbackSshd, host: SshHost) -> None:
+def test_a_server_that_does_not_answer_to_a_wish(sshd: LoopbackSshd, host: SshConnection) -> None:
     with sshd.halted():
-        with pytest.raises(JobError, match=r"SFTP is not to be had there: Timeout opening channel"):
+        with pytest.raises(JobError, match=r"SFTP is not available: Timeout opening channel"):
             host.sftp(silence_s=0.2)
         with pytest.raises(JobError, match="Timeout opening channel"):
             host.run(["true"], timeout_s=0.2)
@@ -115,7 +115,7 @@ def test_a_server_that_does_not_answer_to_a_wish(sshd: LoopbackSshd, host: SshHo
 
 @pytest.mark.parametrize("ask", ["sftp", "run"])
 def test_a_server_that_opens_a_channel_and_then_falls_silent(
-    sshd: LoopbackSshd, host: SshHost, monkeypatch: pytest.MonkeyPatch, ask: str
+    sshd: LoopbackSshd, host: SshConnection, monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
     open_session = paramiko.Transport.open_session
     with ExitStack() as stack:
@@ -126,11 +126,11 @@ def test_a_server_that_opens_a_channel_and_then_falls_silent(
             return channel
 
         monkeypatch.setattr(paramiko.Transport, "open_session", open_and_halt)
-        with pytest.raises(JobError, match=r"there: no answer within 0.2 s$"):
+        with pytest.raises(JobError, match=r"no answer within 0.2 s$"):
             _ = host.sftp(silence_s=0.2) if ask == "sftp" else host.run(["true"], timeout_s=0.2)
 
 
-def test_our_own_address(host: SshHost) -> None:
+def test_our_own_address(host: SshConnection) -> None:
     assert host.local_address() == "127.0.0.1"
 
 
@@ -176,7 +176,7 @@ def test_all_problems_at_once(sshd: LoopbackSshd, tmp_path: Path) -> None:
             connect_all(clients, SshSettings(config=sshd.config, connect_timeout_s=1.0))
     first, *problems = str(caught.value).split("\n")
     assert first == "2 problems on the 3 hosts:"
-    assert "speaks no SSH with us" in problems[0]
+    assert "no SSH server that we can talk to" in problems[0]
     assert "nobody-of-that-name@127.0.0.1" in problems[1] and "was refused" in problems[1]
 
 
@@ -231,13 +231,13 @@ def test_keys_that_do_not_let_us_in(sshd: LoopbackSshd, tmp_path: Path) -> None:
     stranger = make_key(tmp_path / "stranger")
     config = _changed(sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {stranger}"))
     text = _refused(config)
-    assert f"no key lets us in ({stranger} was refused)" in text
+    assert f"it accepts none of our keys ({stranger} was refused)" in text
     assert f"ssh-copy-id -p {sshd.port} " in text
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("locked", "needs a passphrase"), ("text", "is no private key"), ("", "there is none to try")],
+    [("locked", "needs a passphrase"), ("text", "is no private key"), ("", "there is none")],
 )
 def test_keys_that_cannot_be_tried(sshd: LoopbackSshd, tmp_path: Path, kind: str, words: str) -> None:
     if kind == "locked":
@@ -260,7 +260,7 @@ def test_a_key_that_the_agent_alone_has(
         try:
             until(place.exists, "there is no agent", 30.0)
             monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
-            assert "there is none to try" in _refused(config)
+            assert "there is none" in _refused(config)
             subprocess.run(["ssh-add", "-q", sshd.folder / "client"], check=True, timeout=60)
             connect(CLIENT, SshSettings(config=config)).close()
         finally:
@@ -272,7 +272,7 @@ def test_a_host_that_takes_passwords_only(sshd: LoopbackSshd) -> None:
     passwords = before.replace("PasswordAuthentication no", "PasswordAuthentication yes")
     sshd.server_config.write_text(passwords + "PubkeyAuthentication no\n")
     try:
-        assert "it takes no keys, only password; passwords are never used" in _refused(sshd.config)
+        assert "it accepts no keys, only password; passwords are never used" in _refused(sshd.config)
     finally:
         sshd.server_config.write_text(before)
 

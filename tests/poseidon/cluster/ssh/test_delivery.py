@@ -160,7 +160,7 @@ def test_something_else_in_the_way(place: Place) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"other")
     folders = [str(place.there / "db_1")]
-    with pytest.raises(JobError, match=r"db_1/stranger is there already and is something else"):
+    with pytest.raises(JobError, match=r"db_1/stranger is there already and differs"):
         place.send([file], FolderHost(), folders=folders)
     assert len(place.contents()) == 3
     place.send([file], FolderHost(), folders=folders, replace=True)
@@ -175,7 +175,7 @@ def test_a_file_that_changed_while_it_was_copied(place: Place) -> None:
 
 
 def test_a_host_without_that_python(place: Place) -> None:
-    with pytest.raises(JobError, match=r"Python there cannot look after the files \(status 1\)"):
+    with pytest.raises(JobError, match=r"Python there cannot receive the files \(status 1\)"):
         deliver([place.file("a", b"a")], FolderHost(), name="client 1 (node1)", python=["/bin/false"])
 
 
@@ -202,8 +202,8 @@ def test_a_disk_that_is_too_full(place: Place, monkeypatch: pytest.MonkeyPatch) 
     assert place.contents() == {}
 
 
-def test_many_files_go_in_several_orders(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.cluster.ssh.delivery.FILES_PER_ORDER", 2)
+def test_many_files_go_in_several_requests(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.cluster.ssh.delivery.FILES_PER_REQUEST", 2)
     files = [place.file(f"p{number}", bytes([number])) for number in range(5)]
     assert place.send(files, FolderHost()).sent_files == 5
     assert place.contents() == {f"p{number}": bytes([number]) for number in range(5)}

@@ -12,8 +12,8 @@ from poseidon.cluster.ssh.known_hosts import (
     HostKey,
     host_name,
     kinds_known,
-    objection,
     parse_known_hosts,
+    rejection,
 )
 
 KEY = HostKey(kind="ssh-ed25519", blob=b"the key")
@@ -55,7 +55,7 @@ def _hashed(name: str) -> str:
 )
 def test_whom_a_line_names(patterns: str, host: str, named: bool) -> None:
     known = parse_known_hosts([_line(patterns)])
-    assert (objection(known, host, KEY, FILE) is None) is named
+    assert (rejection(known, host, KEY, FILE) is None) is named
     assert kinds_known(known, host) == (("ssh-ed25519",) if named else ())
 
 
@@ -69,18 +69,18 @@ def test_names() -> None:
     ["", "# node3 ssh-ed25519 AAAA", "node3", "node3 ssh-ed25519", "node3 ssh-ed25519 !!!", "@cert-authority " + _line("node3")],
 )  # fmt: skip
 def test_lines_that_vouch_for_nobody(line: str) -> None:
-    assert objection(parse_known_hosts([line]), "node3", KEY, FILE) is not None
+    assert rejection(parse_known_hosts([line]), "node3", KEY, FILE) is not None
 
 
 def test_an_unknown_key_comes_with_its_fingerprint_and_the_command() -> None:
-    text = objection((), "[node3]:22", KEY, FILE)
+    text = rejection((), "[node3]:22", KEY, FILE)
     assert text is not None
     assert f"ssh-ed25519 {KEY.fingerprint} is not known" in text
     assert text.endswith(f"echo '[node3]:22 ssh-ed25519 {KEY.base64}' >> {FILE}")
 
 
 def test_a_changed_key_comes_with_both_fingerprints() -> None:
-    text = objection(parse_known_hosts([_line("node3", OTHER)]), "node3", KEY, FILE)
+    text = rejection(parse_known_hosts([_line("node3", OTHER)]), "node3", KEY, FILE)
     assert text is not None
     assert f"has changed from {OTHER.fingerprint} to ssh-ed25519 {KEY.fingerprint}" in text
     assert f"ssh-keygen -R node3 -f {FILE} && echo" in text
@@ -88,13 +88,13 @@ def test_a_changed_key_comes_with_both_fingerprints() -> None:
 
 def test_a_second_key_of_another_kind_is_unknown_not_changed() -> None:
     rsa = HostKey(kind="ssh-rsa", blob=b"rsa")
-    text = objection(parse_known_hosts([_line("node3", rsa)]), "node3", KEY, FILE)
+    text = rejection(parse_known_hosts([_line("node3", rsa)]), "node3", KEY, FILE)
     assert text is not None and "is not known" in text
 
 
 def test_a_revoked_key_is_refused_though_another_line_has_it() -> None:
     known = parse_known_hosts([_line("node3"), "@revoked " + _line("*")])
-    text = objection(known, "node3", KEY, FILE)
+    text = rejection(known, "node3", KEY, FILE)
     assert text is not None and "revoked" in text
 
 

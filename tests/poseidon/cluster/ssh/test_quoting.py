@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from poseidon.cluster.ssh.quoting import shell_words
+from poseidon.cluster.ssh.quoting import shell_command
 from poseidon.errors import JobError
 
 SHELLS = ["sh", "bash", "dash"] + [
@@ -45,7 +45,7 @@ WORDS = [
 
 def _taken_apart(shell: str, argv: list[str]) -> list[str]:
     """What the shell makes of the line; `printf` writes each word with an end that no word can hold."""
-    line = shell_words(["/usr/bin/printf", "%s\\0", *argv])
+    line = shell_command(["/usr/bin/printf", "%s\\0", *argv])
     done = subprocess.run([shell, "-c", line], capture_output=True, timeout=60, check=True)
     return done.stdout.decode().split("\0")[:-1]
 
@@ -65,17 +65,19 @@ def test_random_words(shell: str, seed: int) -> None:
 
 @pytest.mark.parametrize("program", ["if", "while", "echo hello", "$SHELL", "a=b"])
 def test_the_first_word_is_a_program_and_nothing_else(program: str) -> None:
-    done = subprocess.run(["sh", "-c", shell_words([program])], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["sh", "-c", shell_command([program])], capture_output=True, timeout=60, check=False
+    )
     assert done.returncode == 127, done
 
 
 @pytest.mark.parametrize("word", ["a\nb", "a\rb", "\0", "\x1b[0m", "\x7f", "\udc80"])
 def test_what_no_shell_can_be_given(word: str) -> None:
     with pytest.raises(JobError, match="control character"):
-        shell_words(["true", word])
+        shell_command(["true", word])
 
 
 @pytest.mark.parametrize("argv", [[], [""], ["-c", "x"]])
 def test_no_program(argv: list[str]) -> None:
     with pytest.raises(JobError, match="is not a command"):
-        shell_words(argv)
+        shell_command(argv)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from poseidon.cluster.jobs.kill import KillPatience, kill_job
+from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.cluster.supervision.background import (
     StartReport,
@@ -58,7 +58,7 @@ def test_returns_when_the_job_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert os.getsid(pid) == pid
         assert (tmp_path / "out" / "launcher.log").read_text() == f"[{', '.join(map(str, pids))}]\n"
     finally:
-        kill_job(job, registry, patience=KillPatience(launcher_s=0.1), report=lambda _: None)
+        kill_job(job, registry, timeouts=KillTimeouts(launcher_s=0.1), report=lambda _: None)
     assert none_left([pid, *pids])
     os.waitpid(pid, 0)
 

@@ -16,9 +16,8 @@ from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role, ShardPlan, WorkerPlan, plan_job
 from poseidon.cluster.process import Launcher, Listener, ProcessSpec, RunningProcess
 from poseidon.cluster.supervision.loop import JobListener, JobResult, run_job
-from poseidon.cluster.supervision.settings import SignalEffect, SupervisionSettings
 from poseidon.cluster.supervision.signals import SignalRequests
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome, SignalEffect, SupervisionSettings
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, SHARD, WORKER, child
 from tests.support.live_processes import live_pids

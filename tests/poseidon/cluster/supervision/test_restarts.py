@@ -11,10 +11,10 @@ from poseidon.cluster.supervision.restarts import (
     LONGEST_PAUSE_S,
     RestartSettings,
     StartingPoint,
-    ending_words,
+    describe_ending,
     run_with_restarts,
 )
-from poseidon.cluster.supervision.steps import Outcome
+from poseidon.cluster.supervision.state import Outcome
 from poseidon.errors import JobError, JobInterrupted
 
 DONE = JobResult(outcome=Outcome.FINISHED, iteration=100, elapsed_s=1.0)
@@ -52,10 +52,10 @@ class World:
     def starting_point(self) -> StartingPoint:
         return SNAPSHOT if self.starts else StartingPoint()
 
-    def do_without(self) -> str:
+    def drop_missing_hosts(self) -> str:
         return self._without
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.said.append(text)
 
     def pause(self, seconds: float) -> bool:
@@ -65,36 +65,36 @@ class World:
 
 def test_a_good_job_starts_once() -> None:
     world = World([DONE])
-    ended = run_with_restarts(world, RestartSettings(most=3))
+    ended = run_with_restarts(world, RestartSettings(max_restarts=3))
     assert world.starts == [(0, StartingPoint())]
     assert (ended.restarts, ended.repeated, world.said) == (0, 0, [])
-    assert ending_words("j", ended) == "job j finished at iteration 100"
+    assert describe_ending("j", ended) == "job j finished at iteration 100"
 
 
 def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
     world = World([lost(), lost(51), DONE])
-    ended = run_with_restarts(world, RestartSettings(most=3))
+    ended = run_with_restarts(world, RestartSettings(max_restarts=3))
     assert world.starts == [(0, StartingPoint()), (1, SNAPSHOT), (2, SNAPSHOT)]
     assert world.said[0] == (
         "worker 1 was killed; restart 1 of 3: going on from snap_iter_50.solverstate at iteration 50, at least 7 iterations to repeat"
     )
     assert world.said[1].endswith("1 iteration to repeat")
     assert (
-        ending_words("j", ended)
+        describe_ending("j", ended)
         == "job j finished at iteration 100 after 2 restarts, at least 8 iterations repeated"
     )
 
 
 def test_a_loss_before_the_snapshot_was_reached_again_repeats_nothing() -> None:
     world = World([lost(), lost(0), DONE])
-    assert run_with_restarts(world, RestartSettings(most=3)).repeated == 7
+    assert run_with_restarts(world, RestartSettings(max_restarts=3)).repeated == 7
 
 
 @pytest.mark.parametrize(("most", "words"), [(1, "once already"), (2, "2 times already")])
 def test_there_is_an_end_to_it(most: int, words: str) -> None:
     world = World([lost()] * (most + 1))
     with pytest.raises(JobError, match=rf"worker 1 was killed; it had been started again {words}") as raised:
-        run_with_restarts(world, RestartSettings(most=most))
+        run_with_restarts(world, RestartSettings(max_restarts=most))
     assert not isinstance(raised.value, JobInterrupted)
     assert len(world.starts) == most + 1
 
@@ -107,20 +107,20 @@ def test_without_restarts_the_sentence_is_the_cause_alone() -> None:
 def test_what_a_new_start_does_not_mend_ends_the_job() -> None:
     world = World([lost(), JobError("the disk is full")])
     with pytest.raises(JobError, match="the disk is full"):
-        run_with_restarts(world, RestartSettings(most=3))
+        run_with_restarts(world, RestartSettings(max_restarts=3))
     assert len(world.starts) == 2
 
 
 def test_a_job_that_never_started_is_not_tried_again() -> None:
     world = World([absent()])
     with pytest.raises(JobError, match=r"^no route to node1$"):
-        run_with_restarts(world, RestartSettings(most=3))
+        run_with_restarts(world, RestartSettings(max_restarts=3))
     assert len(world.starts) == 1
 
 
 def test_a_host_has_time_to_come_back_and_that_costs_no_restart() -> None:
     world = World([lost(), *[absent()] * 6, lost(), DONE])
-    ended = run_with_restarts(world, RestartSettings(most=2))
+    ended = run_with_restarts(world, RestartSettings(max_restarts=2))
     assert ended.restarts == 2
     assert world.pauses[:7] == sorted(world.pauses[:7])
     assert world.pauses[6] <= LONGEST_PAUSE_S
@@ -131,13 +131,13 @@ def test_a_host_has_time_to_come_back_and_that_costs_no_restart() -> None:
 def test_a_host_that_never_comes_back_ends_the_job() -> None:
     world = World([lost(), *[absent()] * 100])
     with pytest.raises(JobError, match=r"no route to node1 \(waited \d+ s for it to come back\)"):
-        run_with_restarts(world, RestartSettings(most=2, return_timeout_s=60.0))
+        run_with_restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0))
     assert 60.0 <= sum(world.pauses) < 60.0 + 2 * LONGEST_PAUSE_S
 
 
 def test_where_the_data_is_shared_the_job_goes_on_without_it() -> None:
     world = World([lost(), *[absent()] * 9, DONE], without="going on without client 1 (node1)")
-    ended = run_with_restarts(world, RestartSettings(most=2, return_timeout_s=60.0))
+    ended = run_with_restarts(world, RestartSettings(max_restarts=2, return_timeout_s=60.0))
     assert ended.restarts == 1
     assert "going on without client 1 (node1)" in world.said
 
@@ -145,6 +145,6 @@ def test_where_the_data_is_shared_the_job_goes_on_without_it() -> None:
 def test_a_wish_to_stop_between_two_starts_is_heard() -> None:
     world = World([lost()], stop_at=1)
     with pytest.raises(
-        JobError, match="worker 1 was killed; it was not started again, since it was asked to stop"
+        JobError, match="worker 1 was killed; it was not started again, since the user has stopped it"
     ):
-        run_with_restarts(world, RestartSettings(most=3))
+        run_with_restarts(world, RestartSettings(max_restarts=3))

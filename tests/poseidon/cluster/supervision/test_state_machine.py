@@ -7,40 +7,41 @@ from collections.abc import Callable
 
 import pytest
 
-from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, Place, Progress, Ready
+from poseidon.cluster.events import Alive, Done, Event, Failed, Listening, LoopPosition, Progress, Ready
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.cluster.supervision.settings import SignalEffect, SupervisionSettings
-from poseidon.cluster.supervision.state_machine import Supervision
-from poseidon.cluster.supervision.steps import (
+from poseidon.cluster.supervision.state import (
     Action,
-    Exited,
-    Heard,
-    Input,
+    JobEvent,
     JobState,
     Kill,
-    NotStarted,
     Outcome,
-    Requested,
-    Send,
-    Started,
+    ProcessExited,
+    ProcessReported,
+    ProcessStarted,
+    ProcessStartFailed,
+    SendLine,
+    SignalEffect,
+    SignalReceived,
+    SupervisionSettings,
     Terminate,
     Tick,
 )
+from poseidon.cluster.supervision.state_machine import JobStateMachine, mismatched_collectives
 from poseidon.errors import JobInterrupted, UsageError
 
 SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="127.0.0.1")
 WORKER_0 = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
 WORKER_1 = ProcessName(role=Role.WORKER, index=1, client=1, host="node1")
 ALL = (SHARD, WORKER_0, WORKER_1)
-STOP = Requested(effect=SignalEffect.STOP)
-SNAPSHOT = Requested(effect=SignalEffect.SNAPSHOT)
+STOP = SignalReceived(effect=SignalEffect.STOP)
+SNAPSHOT = SignalReceived(effect=SignalEffect.SNAPSHOT)
 
 
 class Job:
-    """A supervision, its clock, and all it has said to do."""
+    """A state machine and its clock."""
 
     def __init__(self, **settings: float) -> None:
-        patience = {
+        defaults = {
             "start_timeout_s": 20.0,
             "stall_timeout_s": 10.0,
             "grace_s": 3.0,
@@ -48,22 +49,22 @@ class Job:
             "finish_timeout_s": 5.0,
         }
         self.now = 1000.0
-        self.supervision = Supervision(ALL, SupervisionSettings(**{**patience, **settings}), self.now)  # type: ignore[arg-type]
+        self.machine = JobStateMachine(ALL, SupervisionSettings(**{**defaults, **settings}), self.now)  # type: ignore[arg-type]
 
-    def take(self, *inputs: Input) -> list[Action]:
+    def take(self, *events: JobEvent) -> list[Action]:
         actions = []
-        for what in inputs:
-            actions += self.supervision.handle(what, self.now)
+        for event in events:
+            actions += self.machine.handle(event, self.now)
         return actions
 
     def hear(self, name: ProcessName, event: Event) -> list[Action]:
-        return self.take(Heard(name=name, event=event))
+        return self.take(ProcessReported(name=name, event=event))
 
     def exit(self, name: ProcessName, status: int, last_line: str = "") -> list[Action]:
-        return self.take(Exited(name=name, status=status, last_line=last_line))
+        return self.take(ProcessExited(name=name, status=status, last_line=last_line))
 
     def wait(self, seconds: float, alive: tuple[ProcessName, ...] = ()) -> list[Action]:
-        """Let time pass in steps of a quarter second; `alive` give signs of life."""
+        """Let time pass in steps of a quarter second; `alive` send heartbeats."""
         actions = []
         for _ in range(round(seconds * 4)):
             self.now += 0.25
@@ -74,7 +75,7 @@ class Job:
 
     def start(self) -> Job:
         for pid, name in enumerate(ALL, start=100):
-            self.take(Started(name=name, pid=pid))
+            self.take(ProcessStarted(name=name, pid=pid))
         return self
 
     def run(self) -> Job:
@@ -87,16 +88,16 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        return self.supervision.state
+        return self.machine.state
 
     @property
     def error(self) -> str:
-        assert self.supervision.error is not None
-        return str(self.supervision.error)
+        assert self.machine.error is not None
+        return str(self.machine.error)
 
 
 def commands(actions: list[Action]) -> list[tuple[str, object]]:
-    return [(a.name.short, json.loads(a.line)) for a in actions if isinstance(a, Send)]
+    return [(a.name.short, json.loads(a.line)) for a in actions if isinstance(a, SendLine)]
 
 
 def terminated(actions: list[Action]) -> list[str]:
@@ -126,17 +127,17 @@ def test_a_good_job() -> None:
     assert job.state is JobState.FINISHING
     assert job.exit(SHARD, 0) == []
     assert job.state is JobState.ENDED
-    assert job.supervision.error is None
-    assert (job.supervision.outcome, job.supervision.exit_code) == (Outcome.FINISHED, 0)
-    assert job.supervision.iteration == 120
+    assert job.machine.error is None
+    assert (job.machine.outcome, job.machine.exit_code) == (Outcome.FINISHED, 0)
+    assert job.machine.iteration == 120
 
 
 def test_workers_are_not_connected_before_all_have_started() -> None:
     job = Job()
-    job.take(Started(name=SHARD, pid=100))
+    job.take(ProcessStarted(name=SHARD, pid=100))
     assert job.hear(SHARD, Listening(address="a")) == []
-    assert job.take(Started(name=WORKER_0, pid=101)) == []
-    assert len(commands(job.take(Started(name=WORKER_1, pid=102)))) == 2
+    assert job.take(ProcessStarted(name=WORKER_0, pid=101)) == []
+    assert len(commands(job.take(ProcessStarted(name=WORKER_1, pid=102)))) == 2
 
 
 def test_a_worker_that_trains_makes_a_running_job() -> None:
@@ -224,8 +225,8 @@ def test_a_process_tells_its_own_error() -> None:
     job.exit(WORKER_0, 2)
     assert terminated(job.wait(0.5)) == ["shard 0", "worker 1"]
     assert job.error == "net.prototxt:3: unknown field 'kernal_size'"
-    assert job.supervision.error is not None
-    assert job.supervision.error.exit_code == 2
+    assert job.machine.error is not None
+    assert job.machine.error.exit_code == 2
 
 
 LOST = Failed(message="worker 0 lost its connection to shard 0", exit_code=1, peer_lost=True)
@@ -235,7 +236,7 @@ KILLED_THERE = Failed(
     exit_code=1,
     peer_lost=False,
     host_lost=True,
-    unwanted=True,
+    killed_by_user=True,
 )
 HOST = Failed(message="ml@node1: the line to it has ended", exit_code=1, peer_lost=False, host_lost=True)
 
@@ -243,16 +244,16 @@ HOST = Failed(message="ml@node1: the line to it has ended", exit_code=1, peer_lo
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ([Heard(name=WORKER_0, event=LOST), Exited(name=SHARD, status=-9)], "shard 0 (client 0, 127.0.0.1, pid 100) was"),
-        ([Heard(name=WORKER_0, event=LOST), Heard(name=WORKER_1, event=OWN)], "the disk is full"),
-        ([Exited(name=WORKER_0, status=1), Heard(name=WORKER_1, event=OWN)], "the disk is full"),
-        ([Heard(name=WORKER_0, event=LOST), Exited(name=WORKER_0, status=1)], "worker 0 lost its connection"),
-        ([Heard(name=WORKER_0, event=LOST), Exited(name=WORKER_1, status=7)], "worker 1 (client 1, node1, pid 102) exited"),
-        ([Exited(name=SHARD, status=-9), Heard(name=WORKER_1, event=OWN)], "shard 0"),
-        ([Heard(name=WORKER_0, event=LOST), Heard(name=WORKER_1, event=HOST)], "ml@node1: the line"),
+        ([ProcessReported(name=WORKER_0, event=LOST), ProcessExited(name=SHARD, status=-9)], "shard 0 (client 0, 127.0.0.1, pid 100) was"),
+        ([ProcessReported(name=WORKER_0, event=LOST), ProcessReported(name=WORKER_1, event=OWN)], "the disk is full"),
+        ([ProcessExited(name=WORKER_0, status=1), ProcessReported(name=WORKER_1, event=OWN)], "the disk is full"),
+        ([ProcessReported(name=WORKER_0, event=LOST), ProcessExited(name=WORKER_0, status=1)], "worker 0 lost its connection"),
+        ([ProcessReported(name=WORKER_0, event=LOST), ProcessExited(name=WORKER_1, status=7)], "worker 1 (client 1, node1, pid 102) exited"),
+        ([ProcessExited(name=SHARD, status=-9), ProcessReported(name=WORKER_1, event=OWN)], "shard 0"),
+        ([ProcessReported(name=WORKER_0, event=LOST), ProcessReported(name=WORKER_1, event=HOST)], "ml@node1: the line"),
     ],
 )  # fmt: skip
-def test_the_cause_nearest_to_the_root_is_told(inputs: list[Input], words: str) -> None:
+def test_the_cause_nearest_to_the_root_is_told(inputs: list[JobEvent], words: str) -> None:
     job = Job().run()
     job.take(*inputs)
     job.wait(1)
@@ -312,8 +313,10 @@ def test_a_shard_that_does_not_stop() -> None:
 
 def test_not_started() -> None:
     job = Job()
-    job.take(Started(name=SHARD, pid=100))
-    assert terminated(job.take(NotStarted(name=WORKER_0, message="cannot start worker 0"))) == ["shard 0"]
+    job.take(ProcessStarted(name=SHARD, pid=100))
+    assert terminated(job.take(ProcessStartFailed(name=WORKER_0, message="cannot start worker 0"))) == [
+        "shard 0"
+    ]
     job.exit(SHARD, -15)
     assert (job.state, job.error) == (JobState.ENDED, "cannot start worker 0")
 
@@ -321,7 +324,7 @@ def test_not_started() -> None:
 def test_requests() -> None:
     job = Job().run()
     assert commands(job.take(SNAPSHOT)) == [("worker 0", {"do": "snapshot"})]
-    assert job.take(Requested(effect=SignalEffect.NONE)) == []
+    assert job.take(SignalReceived(effect=SignalEffect.NONE)) == []
     assert commands(job.take(STOP)) == [("worker 0", {"do": "stop"})]
     for worker in (WORKER_0, WORKER_1):
         job.hear(worker, Done())
@@ -329,9 +332,9 @@ def test_requests() -> None:
     assert job.take(STOP, SNAPSHOT) == []
     job.exit(SHARD, 0)
     assert job.state is JobState.ENDED
-    assert job.supervision.outcome is Outcome.STOPPED
-    assert job.supervision.exit_code == 130
-    assert job.supervision.error is None
+    assert job.machine.outcome is Outcome.STOPPED
+    assert job.machine.exit_code == 130
+    assert job.machine.error is None
 
 
 def test_a_second_request_to_stop_kills_at_once() -> None:
@@ -344,10 +347,10 @@ def test_a_second_request_to_stop_kills_at_once() -> None:
 def test_a_request_to_stop_while_starting() -> None:
     job = Job().start()
     assert job.take(SNAPSHOT) == []
-    assert len(terminated(job.take(Requested(effect=SignalEffect.STOP, exit_code=143)))) == 3
+    assert len(terminated(job.take(SignalReceived(effect=SignalEffect.STOP, exit_code=143)))) == 3
     assert job.error == "the job was stopped before it had started"
-    assert job.supervision.error is not None
-    assert job.supervision.error.exit_code == 143
+    assert job.machine.error is not None
+    assert job.machine.error.exit_code == 143
     assert len(killed(job.take(STOP))) == 3
 
 
@@ -378,15 +381,15 @@ def test_a_loop_that_hangs_ends_the_job_though_its_process_shows_life() -> None:
 
 def test_scripts_that_can_never_meet_end_the_job_and_it_does_not_start_again() -> None:
     job = Job().run()
-    job.hear(WORKER_1, Alive(place=Place(steps=7, meetings=0, meeting="")))
+    job.hear(WORKER_1, Alive(position=LoopPosition(steps=7, collectives=0, current="")))
     job.hear(WORKER_0, Alive())
     assert job.state is JobState.RUNNING
-    job.hear(WORKER_0, Alive(place=Place(steps=6, meetings=1, meeting="mean")))
+    job.hear(WORKER_0, Alive(position=LoopPosition(steps=6, collectives=1, current="mean")))
     assert job.state is JobState.FAILING
     assert job.error.startswith(
         "worker 0 waits in mean() after step 6, and worker 1 has gone on to step 7 without it"
     )
-    assert not isinstance(job.supervision.error, JobInterrupted)
+    assert not isinstance(job.machine.error, JobInterrupted)
 
 
 def test_a_slow_loop_is_no_hang() -> None:
@@ -399,7 +402,7 @@ def test_a_slow_loop_is_no_hang() -> None:
     assert job.state is JobState.RUNNING
 
 
-TERM = Requested(effect=SignalEffect.STOP, within_s=25.0)
+TERM = SignalReceived(effect=SignalEffect.STOP, within_s=25.0)
 
 
 def test_sigterm_stops_with_a_snapshot_and_has_a_deadline() -> None:
@@ -447,7 +450,7 @@ def wish(job: Job) -> None:
 
 
 def no_start(job: Job) -> None:
-    job.take(NotStarted(name=WORKER_1, message="no route to node1"))
+    job.take(ProcessStartFailed(name=WORKER_1, message="no route to node1"))
 
 
 def slow_start(job: Job) -> None:
@@ -475,7 +478,9 @@ def killed_there_after_a_loss(job: Job) -> None:
 
 
 def killed_there_while_starting(job: Job) -> None:
-    job.take(NotStarted(name=WORKER_1, message="node1: the job was killed there", unwanted=True))
+    job.take(
+        ProcessStartFailed(name=WORKER_1, message="node1: the job was killed there", killed_by_user=True)
+    )
 
 
 def wrong_from_the_start(job: Job) -> None:
@@ -506,6 +511,42 @@ def test_only_what_was_lost_is_worth_a_new_start(
 ) -> None:
     job = Job()
     what(job)
-    error = job.supervision.error
+    error = job.machine.error
     assert error is not None
     assert (error.while_starting if isinstance(error, JobInterrupted) else None) == while_starting
+
+
+WAITS = LoopPosition(steps=6, collectives=3, current="mean")
+
+
+@pytest.mark.parametrize(
+    ("other", "never"),
+    [
+        (LoopPosition(steps=7, collectives=2, current=""), True),
+        (LoopPosition(steps=9, collectives=2, current="settle"), True),
+        (LoopPosition(steps=6, collectives=2, current=""), False),  # not yet there
+        (LoopPosition(steps=2, collectives=2, current=""), False),
+        (LoopPosition(steps=6, collectives=3, current="mean"), False),  # has begun it
+        (
+            LoopPosition(steps=7, collectives=3, current=""),
+            False,
+        ),  # has passed it: the report of WAITS is old
+        (LoopPosition(steps=7, collectives=4, current="mean"), False),
+    ],
+)
+def test_mismatched_collectives(other: LoopPosition, never: bool) -> None:
+    found = [mismatched_collectives({0: WAITS, 1: other}), mismatched_collectives({0: other, 1: WAITS})]
+    assert [sentence is not None for sentence in found] == [never, never]
+
+
+def test_the_sentence_names_both_workers_and_steps() -> None:
+    assert mismatched_collectives(
+        {0: WAITS, 1: WAITS, 2: LoopPosition(steps=7, collectives=2, current="")}
+    ) == (
+        "worker 0 waits in mean() after step 6, and worker 2 has gone on to step 7 without it: every worker must make as "
+        "many steps before each mean() and settle()"
+    )
+
+
+def test_a_single_position_does_not_mismatch() -> None:
+    assert mismatched_collectives({0: WAITS}) is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from poseidon.cluster.jobs.kill import KillPatience
-from poseidon.cluster.jobs.other_hosts import far_hosts, kill_far, list_far
+from poseidon.cluster.jobs.kill import KillTimeouts
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
+from poseidon.cluster.jobs.remote_hosts import kill_remote_jobs, list_remote_jobs, remote_hosts
 from poseidon.cluster.jobs.this_host import Answer, HostJob
 from poseidon.cluster.machinefile import Host, parse_machinefile
 from poseidon.errors import JobError
@@ -43,25 +43,25 @@ class Network:
 
 
 def test_each_account_on_another_machine_is_asked_once() -> None:
-    assert [client.id for client in far_hosts(HOSTS)] == [1, 2, 5]
-    assert list_far((), Network({})) == ([], [])
+    assert [client.id for client in remote_hosts(HOSTS)] == [1, 2, 5]
+    assert list_remote_jobs((), Network({})) == ([], [])
 
 
 def test_a_host_that_is_down_hides_no_other() -> None:
     network = Network({1: JobError("ml@node1: cannot be reached"), 2: [SEEN.to_fields(), END], 5: [END]})
-    jobs, problems = list_far(far_hosts(HOSTS), network)
-    assert [(job.host.id, job.seen) for job in jobs] == [(2, SEEN)]
+    jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
+    assert [(job.host.id, job.job) for job in jobs] == [(2, SEEN)]
     assert problems == ["ml@node1: cannot be reached"]
 
 
 def test_wrong_answers_are_told_by_host() -> None:
     network = Network({1: [{"job": 3}, END], 2: [{"problem": "no disk"}, END], 5: [SEEN.to_fields()]})
-    jobs, problems = list_far(far_hosts(HOSTS), network)
+    jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
     assert [job.host.id for job in jobs] == [5]
     assert problems == [
         "node2: no disk",
-        "node2: it broke off in the middle of its answer",
-        "node1: it answered something that is no job",
+        "node2: its answer is incomplete",
+        "node1: its answer is not a job",
     ]
 
 
@@ -79,8 +79,8 @@ def test_what_was_stopped_is_reported_by_host() -> None:
         }
     )
     lines: list[str] = []
-    patience = KillPatience(launcher_s=1.0, grace_s=0.5)
-    killed = kill_far(["job-a"], far_hosts(HOSTS), network, patience=patience, report=lines.append)
+    patience = KillTimeouts(launcher_s=1.0, grace_s=0.5)
+    killed = kill_remote_jobs(["job-a"], remote_hosts(HOSTS), network, timeouts=patience, report=lines.append)
     assert lines == [
         "node1: stopped worker 1 (pid 7) with SIGTERM",
         "node1: stopped shard 1 (pid 8) with SIGKILL\\x1b[2J",

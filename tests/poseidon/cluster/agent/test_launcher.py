@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.cluster.agent.launcher import HostEnvironment, open_agents
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, record_fields
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.process import ProcessSpec
-from poseidon.cluster.remote_python import LauncherEnvironment
+from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
 from poseidon.cluster.ssh.config import SshSettings
-from poseidon.cluster.ssh.connections import SshHost, connect
-from poseidon.cluster.ssh.launcher import HostEnvironment, open_agents
+from poseidon.cluster.ssh.connections import SshConnection, connect
 from poseidon.errors import JobError
 from tests.support.job_child import ENDLESS_WORKER, child
 from tests.support.live_processes import none_left
@@ -42,8 +42,10 @@ def _name(client: Host) -> ProcessName:
     return ProcessName(role=Role.WORKER, index=client.id, client=client.id, host=client.address)
 
 
-def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: SshHost, tmp_path: Path) -> None:
-    place = HostEnvironment(host=host, own=OWN)
+def test_processes_of_two_clients_behind_one_agent(
+    sshd: LoopbackSshd, host: SshConnection, tmp_path: Path
+) -> None:
+    place = HostEnvironment(connection=host, python=RemotePython(launcher=OWN))
     launcher = open_agents({0: place, 1: place}, RECORD, JOB)
     try:
         pids = []
@@ -70,14 +72,16 @@ def test_processes_of_two_clients_behind_one_agent(sshd: LoopbackSshd, host: Ssh
 
 def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) -> None:
     host = connect(CLIENTS[0], SshSettings(config=sshd.config))
-    launcher = open_agents({0: HostEnvironment(host=host, own=OWN)}, RECORD, JOB)
+    launcher = open_agents(
+        {0: HostEnvironment(connection=host, python=RemotePython(launcher=OWN))}, RECORD, JOB
+    )
     listener = RecordingListener()
     spec = ProcessSpec(name=_name(CLIENTS[0]), argv=child(ENDLESS_WORKER), first_line=b"{}")
     process = launcher.start(spec, CLIENTS[0], listener)
     listener.until("ready")
     sshd.break_lines()
     *_, (kind, event), _ = listener.until("exited")
-    assert kind == "error" and isinstance(event, dict) and "the line to it" in str(event["message"])
+    assert kind == "error" and isinstance(event, dict) and "the channel to it" in str(event["message"])
     assert none_left([process.pid])
     launcher.close()
     host.close()
@@ -88,12 +92,20 @@ def test_a_line_that_breaks_ends_both_sides(sshd: LoopbackSshd, tmp_path: Path) 
     [
         ("/no/such/python", None, "not found"),
         (None, "/no/such/folder", "/no/such/folder"),
-        ("/bin/false", None, "the line to it has ended"),
-        ("/bin/echo", None, "is no agent of this job"),
+        ("/bin/false", None, "the channel to it has ended"),
+        ("/bin/echo", None, "is not an agent of this job"),
     ],
 )
-def test_what_is_no_agent(host: SshHost, python: str | None, folder: str | None, words: str) -> None:
+def test_what_is_no_agent(host: SshConnection, python: str | None, folder: str | None, words: str) -> None:
     with pytest.raises(JobError) as caught:
-        open_agents({0: HostEnvironment(host=host, own=OWN, python=python, workdir=folder)}, RECORD, JOB)
+        open_agents(
+            {
+                0: HostEnvironment(
+                    connection=host, python=RemotePython(launcher=OWN, python=python, workdir=folder)
+                )
+            },
+            RECORD,
+            JOB,
+        )
     assert words in str(caught.value)
-    assert str(caught.value).startswith(host.words)
+    assert str(caught.value).startswith(host.label)

@@ -1,0 +1,200 @@
+"""Jobs on remote hosts: listed and stopped by a request to each host, in parallel.
+
+    with SshAsk(SshSettings(), launcher_environment) as ask:
+        jobs, problems = list_remote_jobs(remote_hosts(hosts), ask)
+
+Law: a host that cannot be asked does not keep the others from being asked; its problem is reported. What a host answers
+reaches a terminal as plain text only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from poseidon.cluster.jobs.kill import KillTimeouts
+from poseidon.cluster.jobs.this_host import Answer, HostJob
+from poseidon.cluster.machinefile import Host, is_loopback
+from poseidon.cluster.parallel import for_each_host
+from poseidon.cluster.remote_python import LauncherEnvironment, RemotePython
+from poseidon.cluster.ssh.config import SshSettings
+from poseidon.cluster.ssh.connections import SshConnection, close_all, connect
+from poseidon.errors import JobError, printable
+
+MAX_PARALLEL = 64
+ANSWER_TIMEOUT_S = 120.0
+_MAX_STDERR = 300
+
+Ask = Callable[[Host, Mapping[str, object]], Sequence[Answer]]
+"""Sends a host a request of `poseidon.cluster.jobs.this_host`; returns the answers or raises JobError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteJob:
+    """A job on a remote host.
+
+    Attributes:
+        host: a line of the machinefile for that host.
+        job: the job as that host reports it.
+    """
+
+    host: Host
+    job: HostJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """The result of stopping jobs on remote hosts.
+
+    Attributes:
+        counts: how many processes were stopped on each host that was reached.
+        problems: what failed, a sentence each.
+    """
+
+    counts: Mapping[Host, int]
+    problems: tuple[str, ...]
+
+
+def remote_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """Return one host for each account on another machine, in the order given."""
+    found: dict[tuple[str, str | None, int | None], Host] = {}
+    for host in hosts:
+        if not is_loopback(host.address):
+            found.setdefault((host.address.lower(), host.user, host.ssh_port), host)
+    return tuple(found.values())
+
+
+def list_remote_jobs(hosts: Sequence[Host], ask: Ask) -> tuple[list[RemoteJob], list[str]]:
+    """List the jobs of this user on remote hosts.
+
+    Args:
+        hosts: see `remote_hosts`.
+        ask: sends a request to one.
+
+    Returns:
+        The jobs host by host, and what failed, a sentence each.
+    """
+    jobs: list[RemoteJob] = []
+    problems: list[str] = []
+    for host, answers in _ask_all(hosts, ask, {"do": "list"}, problems):
+        for answer in answers:
+            if "job" not in answer:
+                continue
+            try:
+                jobs.append(RemoteJob(host=host, job=HostJob.from_fields(answer)))
+            except JobError as error:
+                problems.append(f"{host.address}: {error}")
+    return jobs, problems
+
+
+def kill_remote_jobs(
+    jobs: Sequence[str],
+    hosts: Sequence[Host],
+    ask: Ask,
+    *,
+    timeouts: KillTimeouts,
+    report: Callable[[str], None],
+) -> Killed:
+    """Stop all processes of jobs on remote hosts.
+
+    Args:
+        jobs: their ids.
+        hosts: see `remote_hosts`.
+        ask: sends a request to one.
+        timeouts: on each host.
+        report: called with one line for each process that was stopped.
+    """
+    request = {
+        "do": "kill",
+        "jobs": list(jobs),
+        "launcher_s": timeouts.launcher_s,
+        "grace_s": timeouts.grace_s,
+    }
+    problems: list[str] = []
+    counts = {}
+    for host, answers in _ask_all(hosts, ask, request, problems):
+        stopped = [line for answer in answers if isinstance(line := answer.get("stopped"), str)]
+        counts[host] = len(stopped)
+        for line in stopped:
+            report(f"{host.address}: stopped {printable(line).removeprefix('stopped ')}")
+    return Killed(counts=counts, problems=tuple(problems))
+
+
+def _ask_all(
+    hosts: Sequence[Host], ask: Ask, request: Mapping[str, object], problems: list[str]
+) -> list[tuple[Host, Sequence[Answer]]]:
+    """Return the answers by host; add the problems of those that failed, and those in the answers, to `problems`."""
+    outcomes = for_each_host(lambda host: ask(host, request), hosts, name="poseidon ask", limit=MAX_PARALLEL)
+    answered = []
+    for host, outcome in zip(hosts, outcomes, strict=True):
+        if isinstance(outcome, JobError):
+            problems.append(str(outcome))
+            continue
+        reported = (answer.get("problem") for answer in outcome)
+        problems += [f"{host.address}: {printable(text)}" for text in reported if isinstance(text, str)]
+        if not any(answer.get("end") for answer in outcome):
+            problems.append(f"{host.address}: its answer is incomplete")
+        answered.append((host, outcome))
+    return answered
+
+
+class SshAsk:
+    """Sends requests over SSH: runs `poseidon.cluster.jobs.this_host` on the host.
+
+    One connection a host for as long as the block lasts; thread-safe, since several hosts are asked in parallel.
+
+    Args:
+        settings: of the connections.
+        launcher: where this process runs.
+    """
+
+    def __init__(self, settings: SshSettings, launcher: LauncherEnvironment) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._connections: dict[Host, SshConnection] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> SshAsk:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        close_all(self._connections.values())
+        self._connections.clear()
+
+    def __call__(self, host: Host, request: Mapping[str, object]) -> Sequence[Answer]:
+        """Send a request to a host.
+
+        Raises:
+            JobError: it cannot be reached, or has no Poseidon that answers.
+        """
+        connection = self._connection(host)
+        argv = RemotePython.of(host, self._launcher).module_command("poseidon.cluster.jobs.this_host")
+        done = connection.run(argv, stdin=json.dumps(request).encode() + b"\n", timeout_s=ANSWER_TIMEOUT_S)
+        if done.status != 0:
+            last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it wrote no reason"]
+            raise JobError(f"{connection.label}: it cannot list its jobs: {printable(last[0][:_MAX_STDERR])}")
+        return [answer for line in done.stdout.splitlines() if (answer := _decode(line)) is not None]
+
+    def _connection(self, host: Host) -> SshConnection:
+        with self._lock:
+            connection = self._connections.get(host)
+        if connection is not None and connection.alive:
+            return connection
+        connection = connect(host, self._settings)
+        with self._lock:
+            self._connections[host] = connection
+        return connection
+
+
+def _decode(line: bytes) -> Answer | None:
+    """Decode a line of the answer; None for what a login script may have written."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None

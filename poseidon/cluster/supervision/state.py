@@ -1,0 +1,230 @@
+"""The settings, states, events and actions of a supervised job.
+
+Law: values only; `state_machine.py` alone decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from poseidon.cluster.events import Event, LoopPosition
+from poseidon.cluster.plan import ProcessName
+from poseidon.errors import UsageError
+
+
+class SignalEffect(Enum):
+    """The effect of a signal to the launcher on training, as Caffe's --sigint_effect and --sighup_effect."""
+
+    STOP = "stop"  # take a snapshot where the solver says so, and end
+    SNAPSHOT = "snapshot"  # take a snapshot and go on
+    NONE = "none"  # nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionSettings:
+    """The launcher's timeouts, in seconds, and the effects of signals.
+
+    Attributes:
+        start_timeout_s: until every shard listens and every worker is ready.
+        stall_timeout_s: without a heartbeat from a process that was ready.
+        grace_s: from SIGTERM to SIGKILL.
+        collect_s: to wait for a better cause than the first one reported.
+        finish_timeout_s: from the end of a process's work to its exit.
+        term_deadline_s: from SIGTERM to the end of the job, its last snapshot included.
+        sigint_effect: of Ctrl-C.
+        sighup_effect: of SIGHUP.
+    """
+
+    start_timeout_s: float = 180.0
+    stall_timeout_s: float = 60.0
+    grace_s: float = 3.0
+    collect_s: float = 0.5
+    finish_timeout_s: float = 30.0
+    term_deadline_s: float = 25.0  # Slurm and Kubernetes kill after 30
+    sigint_effect: SignalEffect = SignalEffect.STOP
+    sighup_effect: SignalEffect = SignalEffect.SNAPSHOT
+
+    def __post_init__(self) -> None:
+        for name in ("start_timeout_s", "stall_timeout_s", "finish_timeout_s", "term_deadline_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
+        for name in ("grace_s", "collect_s"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
+
+
+class JobState(Enum):
+    """The state of a job."""
+
+    STARTING = "starting"  # processes are starting
+    RUNNING = "running"  # all shards listen, all workers are ready
+    FINISHING = "finishing"  # all workers have ended well; the shards were asked to end
+    FAILING = "failing"  # there is a cause; the processes are being ended
+    ENDED = "ended"  # no process is left
+
+
+class Outcome(Enum):
+    """The outcome of a job that did not fail."""
+
+    FINISHED = "finished"  # all iterations are done
+    STOPPED = "stopped"  # it stopped on request, after a complete iteration
+
+
+class CauseRank(IntEnum):
+    """How near a cause is to the root; of several, the lowest is reported."""
+
+    ROOT = 0  # killed, silent, never started: no other process is the cause
+    OWN_ERROR = 1  # a process reported an error of its own
+    UNEXPLAINED = 2  # a process ended without a report
+    PEER_LOST = 3  # a process reported the loss of another one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStarted:
+    """Event: a process was started."""
+
+    name: ProcessName
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStartFailed:
+    """Event: a process could not be started.
+
+    Attributes:
+        name: of the process.
+        message: one sentence with the reason.
+        killed_by_user: the user has killed the job on that host.
+    """
+
+    name: ProcessName
+    message: str
+    killed_by_user: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReported:
+    """Event: a process printed an event."""
+
+    name: ProcessName
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessExited:
+    """Event: a process has ended; `last_line` is its last line of free text, or empty."""
+
+    name: ProcessName
+    status: int
+    last_line: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalReceived:
+    """Event: a signal asks to stop training, or to take a snapshot.
+
+    Attributes:
+        effect: of the signal.
+        within_s: seconds after which the sender is expected to kill the job; None: no limit.
+        exit_code: of a job that stops for it.
+    """
+
+    effect: SignalEffect
+    within_s: float | None = None
+    exit_code: int = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Event: time has passed."""
+
+
+JobEvent = ProcessStarted | ProcessStartFailed | ProcessReported | ProcessExited | SignalReceived | Tick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLine:
+    """Action: write a line to a process."""
+
+    name: ProcessName
+    line: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate:
+    """Action: send SIGTERM to a process."""
+
+    name: ProcessName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Action: send SIGKILL to a process."""
+
+    name: ProcessName
+
+
+Action = SendLine | Terminate | Kill
+
+
+class Remedy(Enum):
+    """Whether a new start may help a job that fails."""
+
+    NONE = "none"  # it would fail again, or the user has ended it
+    RESTART = "restart"  # something was lost that ran: start the job again
+    RETRY = "retry"  # something did not start: try again later, if the job has ever run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a job fails."""
+
+    rank: CauseRank
+    sentence: str
+    exit_code: int = 1
+    remedy: Remedy = Remedy.NONE
+
+
+@dataclass(slots=True, kw_only=True)
+class ProcessState:
+    """The state of one process."""
+
+    name: ProcessName
+    reported_s: float
+    moved_s: float | None = None
+    position: LoopPosition | None = None
+    pid: int | None = None
+    ready: bool = False
+    address: str | None = None
+    iteration: int | None = None
+    explained: bool = False
+    finish_by_s: float | None = None
+    status: int | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has started and not ended."""
+        return self.pid is not None and self.status is None
+
+    @property
+    def label(self) -> str:
+        """The process in messages."""
+        return self.name.describe(self.pid)
+
+    @property
+    def when(self) -> str:
+        """The iteration or phase, at the end of a sentence."""
+        if self.iteration is not None:
+            return f" at iteration {self.iteration}"
+        return "" if self.ready else " while it was starting"
+
+
+@dataclass(slots=True, kw_only=True)
+class ShutdownState:
+    """The deadlines of a failing job; None once past."""
+
+    terminate_at_s: float | None
+    kill_at_s: float | None = None
+    give_up_at_s: float | None = None
+    causes: list[Cause] = field(default_factory=list)
