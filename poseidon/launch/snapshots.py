@@ -27,7 +27,7 @@ from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
 from poseidon.durable import flush, put_in_place
 from poseidon.errors import PoseidonError
-from poseidon.snapshot.checksums import damage, sealed_files, sums_path
+from poseidon.snapshot.checksums import find_damage, sealed_files, sums_path
 
 KEPT = 2
 LARGEST_SUMS_BYTES = 4096
@@ -202,7 +202,7 @@ class SnapshotCopies:
                 remote = str(state.with_name(path.name))
                 _plain_size(session, remote)
                 session.get(remote, str(path))
-            wrong = damage(copy)
+            wrong = find_damage(copy)
             if wrong is None:
                 return self._place(copy)
             self._warn_while_open(f"a snapshot did not come whole: {wrong}")
@@ -275,7 +275,9 @@ class SnapshotList(JobListener):
         self._source.wait()
         for iteration, state in sorted(self._written.items(), reverse=True):
             wrong = (
-                damage(state) if sums_path(state).exists() else f"{state} is not whole: it has no checksums"
+                find_damage(state)
+                if sums_path(state).exists()
+                else f"{state} is not whole: it has no checksums"
             )
             if wrong is None:
                 return StartingPoint(state=str(state), iteration=iteration)
@@ -296,7 +298,7 @@ class SnapshotList(JobListener):
 def _is_here(state: Path, sums: bytes) -> bool:
     """Tell whether a snapshot of this machine is whole and has these checksums."""
     with suppress(OSError):
-        return sums_path(state).read_bytes() == sums and damage(state) is None
+        return sums_path(state).read_bytes() == sums and find_damage(state) is None
     return False
 
 

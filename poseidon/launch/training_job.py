@@ -36,7 +36,7 @@ from poseidon.proto.overrides import changes
 from poseidon.proto.shipped import pack_solver, portable
 from poseidon.snapshot.checksums import sums_path
 from poseidon.snapshot.files import require_readable
-from poseidon.snapshot.solverstate import head_of, learned_net, weights_of
+from poseidon.snapshot.solverstate import learned_net, read_head, weights_of
 from poseidon.solvers.settings import solver_settings
 
 _PATHS = ("source", "mean_file")
@@ -71,7 +71,7 @@ class TrainingJob(Job):
             if not path.is_file():
                 raise SnapshotError(f"--weights: there is no file {path}")
         self._snapshot = find_snapshot(request.snapshot) if request.snapshot else None
-        self._resumed = head_of(self._snapshot) if self._snapshot else None
+        self._resumed = read_head(self._snapshot) if self._snapshot else None
         stem = request.solver.stem.removesuffix("_solver")
         devices = _devices(request.gpu, self._solver, site.visible_gpus())
         super().__init__(request, site, title=title, stem=stem, devices=devices)

@@ -1,4 +1,4 @@
-"""From a net's definition to a torch module that runs it."""
+"""Compilation of a net definition to a torch module."""
 
 from poseidon.net.compile import compile_net
 from poseidon.net.load import LoadReport

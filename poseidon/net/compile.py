@@ -1,7 +1,7 @@
-"""A definition becomes a `Net`.
+"""Compilation of a definition to a `Net`.
 
-Law: every mistake that can be seen without data is found here, and raised as one sentence with file, line and layer.
-First weights depend on the seed and the blob's place in the net, not on rank, device or number of workers.
+Law: every mistake that can be found without data is found here and raised as an error with file, line and layer. Initial
+weights depend on the seed and the blob's index in the net, not on the rank, the device or the number of workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from poseidon.layers.registry import create, layer_class
 from poseidon.net.net import Compiled, Net
 from poseidon.net.params import ParamTable
 from poseidon.net.plan import NetPlan, Step, plan_net
-from poseidon.net.seeds import derive_seed
+from poseidon.net.random_state import derive_seed
 from poseidon.proto.caffe_pb2 import NetState, Phase
 from poseidon.proto.definition import NetDefinition
 from poseidon.proto.phase import filter_net
@@ -34,10 +34,10 @@ def compile_net(
     """Build the net of one phase.
 
     Args:
-        definition: the net, all phases.
-        context: where it lives. Its phase is taken from `state`, and its `resolve` from the definition unless given.
+        definition: the net with all phases.
+        context: the environment of the layers. The phase comes from `state`, and `resolve` from the definition by default.
         state: phase, level and stages.
-        share_with: a net whose blobs this one uses, layer by layer where names are equal (a test net, its train net).
+        share_with: a net (the train net) whose blobs this one (a test net) uses in layers of the same name.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -63,20 +63,20 @@ def checked_layers(
     share_with: Mapping[str, Layer] | None = None,
     leave_out: Callable[[type[Layer]], bool],
 ) -> Iterator[dict[str, Layer]]:
-    """Set up the layers of one phase on torch's meta device: every check of `compile_net`, and no memory for a blob.
+    """Set up the layers of one phase on torch's meta device: all checks of `compile_net`, without memory for blobs.
 
-    A layer that is left out is not even created, and neither is one above it: the shapes of its bottoms are unknown. Nor is
-    one that shares a blob with it.
+    A layer that is left out is not created. Neither are the layers above it, whose bottoms have unknown shapes, and those
+    that share a blob with it.
 
     Args:
-        definition: the net, all phases.
-        context: where it would live. Its phase is taken from `state`, and its `resolve` from the definition.
+        definition: the net with all phases.
+        context: the environment of the layers. The phase comes from `state`, and `resolve` from the definition.
         state: phase, level and stages.
-        share_with: the layers of a net whose blobs this one uses, as this function gave them.
-        leave_out: True for the class of a layer that must not be set up here.
+        share_with: the layers of a net whose blobs this one uses, as yielded by this function.
+        leave_out: returns True for the class of a layer that must not be set up.
 
     Returns:
-        The layers that were set up, by name, open until the block ends.
+        the layers that were set up, by name. They are closed when the block ends.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -99,7 +99,7 @@ def phase_shapes(
     state: NetState,
     leave_out: Callable[[type[Layer]], bool],
 ) -> dict[str, Shape]:
-    """Return the shape of each blob of one phase, by name, as far as it is known without the layers that are left out.
+    """Return the shapes of the blobs of one phase by name, as far as they are known without the layers that are left out.
 
     Args, errors: see `checked_layers`.
     """
@@ -118,7 +118,7 @@ def filter_phase(definition: NetDefinition, state: NetState) -> NetDefinition:
     """Return the layers of one phase.
 
     Raises:
-        DefinitionError: there are none.
+        DefinitionError: the phase has no layers.
     """
     net = filter_net(definition, state)
     if not net.param.layer:
@@ -130,7 +130,7 @@ def filter_phase(definition: NetDefinition, state: NetState) -> NetDefinition:
 
 
 def plan_phase(definition: NetDefinition, state: NetState) -> NetPlan:
-    """How the layers of one phase are joined: all that can be checked without shapes, and so without data.
+    """Plan one phase, with all checks that need neither shapes nor data.
 
     Raises:
         DefinitionError: no layer is left, a type or a bottom is unknown, ...; see `plan_net`.
@@ -139,7 +139,7 @@ def plan_phase(definition: NetDefinition, state: NetState) -> NetPlan:
 
 
 class _Compiler:
-    """Sets the layers up one after the other, so that each learns the shapes of its bottoms."""
+    """The state of a compilation, which sets up the layers in order."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class _Compiler:
         self.context = context
         self.donors = donors
         self.leave_out = leave_out
-        self.unknown_params: set[str] = set()  # names of the blobs of layers that are left out
+        self.unknown_params: set[str] = set()  # the names of blobs of layers that are left out
         self.table = ParamTable()
         self.layers: list[Layer] = []
         self.blobs_seen = 0
@@ -174,36 +174,36 @@ class _Compiler:
         )
 
     def check(self) -> dict[int, Shape]:
-        """Set up what can be set up, and make no net of it; the shapes of the slots that are known."""
+        """Set up the layers that are not left out. Return the shapes of the known slots."""
         return self._set_up(plan_net(self.definition, layer_class))
 
     def close(self) -> None:
-        """Let go of what the layers opened so far."""
+        """Close all layers."""
         for layer in self.layers:
             layer.close()
 
     def _set_up(self, plan: NetPlan) -> dict[int, Shape]:
-        """Create each layer, tell it its bottoms' shapes and give it its blobs.
+        """Create each layer, call its `setup` and install its blobs.
 
         Returns:
-            the shape of every slot, without those of the layers that are left out and of all above them.
+            the shape of every slot, except those of the layers that are left out and of the layers above them.
         """
         shapes: dict[int, Shape] = {}
         for step in plan.steps:
             if self._is_left_out(step, shapes):
                 continue
-            with self._naming(step.layer):
+            with self._located(step.layer):
                 layer = self._create(step.layer)
                 layer.overwrites_bottom = step.overwrites
                 tops = layer.setup([shapes[slot] for slot in step.bottoms])
                 for index, (slot, shape) in enumerate(zip(step.tops, tops, strict=True)):
                     check_size(f"top {index + 1}", shape)
                     shapes[slot] = shape
-                self._give_blobs(layer)
+                self._install_blobs(layer)
         return shapes
 
     def _is_left_out(self, step: Step, shapes: Mapping[int, Shape]) -> bool:
-        """Return whether a step's layer, something below it, or the owner of one of its blobs is left out."""
+        """Return whether the step's layer, a layer below it, or the owner of one of its blobs is left out."""
         param = self.definition.param.layer[step.layer]
         names = {spec.name for spec in param.param if spec.name}
         known = all(slot in shapes for slot in step.bottoms) and names.isdisjoint(self.unknown_params)
@@ -222,7 +222,7 @@ class _Compiler:
             layer.generator.manual_seed(derive_seed(self.context.seed, "draw", self.context.rank, index))
         return layer
 
-    def _give_blobs(self, layer: Layer) -> None:
+    def _install_blobs(self, layer: Layer) -> None:
         entries = self.table.add_layer(
             layer.param, layer.blob_specs, factors=layer.offers_factors, statistics=layer.moves_statistics
         )
@@ -240,20 +240,20 @@ class _Compiler:
         return nn.Parameter(new_blob(layer.blob_specs[index], seed).to(self.context.device))
 
     def _donated(self, layer: Layer) -> list[nn.Parameter]:
-        """Return the blobs of the layer of this name in the net that is shared with; none if it has no such layer."""
+        """Return the blobs of the layer of this name in the donor net; an empty list if it has none."""
         donor = self.donors.get(layer.param.name)
         if donor is None or not donor.blob_specs:
             return []
-        theirs, mine = (tuple(spec.shape for spec in of.blob_specs) for of in (donor, layer))
-        if theirs != mine:
+        expected, found = (tuple(spec.shape for spec in of.blob_specs) for of in (donor, layer))
+        if expected != found:
             raise LayerError(
-                f"has blobs of shape {', '.join(map(times, mine)) or 'none'}, expected "
-                f"{', '.join(map(times, theirs))} as in the net it shares them with"
+                f"has blobs of shape {', '.join(map(times, found)) or 'none'}, expected "
+                f"{', '.join(map(times, expected))} as in the net it shares them with"
             )
         return donor.sources()
 
     def _choose_gradients(self) -> None:
-        """A blob that does not learn gets no gradient, unless force_backward asks for all; statistics never do."""
+        """Disable gradients of blobs with lr_mult 0, unless force_backward is set, and of statistics."""
         if self.donors:
             return
         forced = self.definition.param.force_backward
@@ -266,8 +266,8 @@ class _Compiler:
             info.parameter.requires_grad_(learns[info.name] and (info.lr_mult != 0 or forced))
 
     @contextmanager
-    def _naming(self, index: int) -> Iterator[None]:
-        """Give a layer's error, or that of its data, its file, line and name."""
+    def _located(self, index: int) -> Iterator[None]:
+        """Add file, line and layer name to the errors of a layer."""
         try:
             yield
         except LayerError as error:

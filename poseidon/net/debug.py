@@ -1,4 +1,4 @@
-"""`debug_info`: mean absolute values of every blob, forward and backward, in the lines of Caffe's Net.
+"""`debug_info`: the mean absolute values of all blobs in each pass, in the log lines of Caffe's Net.
 
     [Forward] Layer conv1, top blob conv1 data: 0.0645037
     [Forward] Layer conv1, param blob 0 data: 0.00899114
@@ -6,8 +6,8 @@
     [Backward] Layer fc1, param blob 0 diff: 0.000912
     [Backward] All net params (data, diff): L1 norm = (2711.42, 7086.66); L2 norm = (6.11659, 4085.07)
 
-Law: watching changes no number. A diff is what this layer gives its bottom, also where other layers read the same blob:
-Caffe, whose copies of such a blob have diffs of their own, shows the same.
+Law: the trace changes no result. The diff of a bottom is the contribution of this layer, also if other layers read the
+same blob: Caffe's Split copies have separate diffs, too.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Write = Callable[[GlogLine], None]
 
 
 class DebugTrace:
-    """Watches the passes of one net.
+    """A trace of the passes of a net.
 
     Args:
-        plan: how its layers are joined.
-        layers: one a step.
-        parameters: its learnable tensors, each once.
-        write: takes the lines.
+        plan: the plan of the net.
+        layers: the layers, one for each step.
+        parameters: the learnable tensors, without duplicates.
+        write: called with each line.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class DebugTrace:
         self._diffs: dict[tuple[int, int], float] = {}
 
     def steps(self, runs: Sequence[Run]) -> list[FusedStep]:
-        """Return the plan's steps, each of which tells what it computed."""
+        """Return the plan's steps, wrapped so that each logs its tops and blobs."""
         return [
-            FusedStep(step, run if step.layer in self._inputs() else partial(self._run, place, run))
-            for place, (step, run) in enumerate(zip(self._plan.steps, runs, strict=True))
+            FusedStep(step, run if step.layer in self._inputs() else partial(self._run, position, run))
+            for position, (step, run) in enumerate(zip(self._plan.steps, runs, strict=True))
         ]
 
     def _inputs(self) -> set[int]:
-        return {place for place, layer in enumerate(self._layers) if layer.param.type == "Input"}
+        return {position for position, layer in enumerate(self._layers) if layer.param.type == "Input"}
 
-    def _run(self, place: int, run: Run, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
-        watched = [self._watched(place, index, bottom) for index, bottom in enumerate(bottoms)]
-        layer = self._layers[place]
+    def _run(self, position: int, run: Run, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
+        hooked = [self._with_hook(position, index, bottom) for index, bottom in enumerate(bottoms)]
+        layer = self._layers[position]
         overwrites, layer.overwrites_bottom = layer.overwrites_bottom, False
         try:
-            result = run(*watched)
+            result = run(*hooked)
         finally:
             layer.overwrites_bottom = overwrites
         param = layer.param
@@ -75,31 +75,31 @@ class DebugTrace:
         for name, top in zip(param.top, tops, strict=False):
             self._write(forward_top(param.name, name, mean_magnitude(top)))
         for index, blob in enumerate(layer.blobs()):
-            self._write(forward_param(param.name, self._display_name(place, index), mean_magnitude(blob)))
+            self._write(forward_param(param.name, self._display_name(position, index), mean_magnitude(blob)))
         return result
 
-    def _watched(self, place: int, index: int, bottom: Tensor) -> Tensor:
+    def _with_hook(self, position: int, index: int, bottom: Tensor) -> Tensor:
         if not bottom.requires_grad:
             return bottom
-        mine = bottom.view_as(bottom)
+        view = bottom.view_as(bottom)
 
-        def note(gradient: Tensor) -> None:
-            self._diffs[place, index] = mean_magnitude(gradient)
+        def record(gradient: Tensor) -> None:
+            self._diffs[position, index] = mean_magnitude(gradient)
 
-        mine.register_hook(note)
-        return mine
+        view.register_hook(record)
+        return view
 
-    def _display_name(self, place: int, index: int) -> str:
-        given = self._layers[place].param.param
-        return (given[index].name if index < len(given) else "") or str(index)
+    def _display_name(self, position: int, index: int) -> str:
+        specs = self._layers[position].param.param
+        return (specs[index].name if index < len(specs) else "") or str(index)
 
-    def tell_backward(self) -> None:
-        """Write what the last backward pass gave, from the last layer to the first, and the norms of all blobs."""
-        for place in reversed(range(len(self._layers))):
-            param, blobs = self._layers[place].param, self._layers[place].sources()
+    def log_backward(self) -> None:
+        """Log the diffs of the last backward pass, from the last layer to the first, and the norms of all blobs."""
+        for position in reversed(range(len(self._layers))):
+            param, blobs = self._layers[position].param, self._layers[position].sources()
             for index, name in enumerate(param.bottom):
-                if (place, index) in self._diffs:
-                    self._write(backward_bottom(param.name, name, self._diffs[place, index]))
+                if (position, index) in self._diffs:
+                    self._write(backward_bottom(param.name, name, self._diffs[position, index]))
             for index, blob in enumerate(blobs):
                 if blob.grad is not None:
                     self._write(backward_param(param.name, index, mean_magnitude(blob.grad)))
@@ -110,12 +110,12 @@ class DebugTrace:
 
 
 def _norms(tensors: Sequence[Tensor]) -> tuple[float, float]:
-    """L1 and L2 norm of all values together."""
+    """Return the L1 and L2 norms over all tensors."""
     absolute = sum(float(tensor.abs().sum()) for tensor in tensors)
     squares = sum(float(tensor.double().square().sum()) for tensor in tensors)
     return absolute, math.sqrt(squares)
 
 
 def mean_magnitude(blob: Tensor) -> float:
-    """Return the mean absolute value; 0 of nothing."""
+    """Return the mean absolute value, 0 for an empty tensor."""
     return float(blob.detach().abs().mean()) if blob.numel() else 0.0

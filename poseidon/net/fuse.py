@@ -1,11 +1,11 @@
-"""Steps of a plan that run as one, so that a definition costs no more than the same net written by hand.
+"""Fusion of layers, so that a definition is as fast as a hand-written torch module.
 
-Law: a fused net computes what the plan says, up to the rounding of a single value, and moves the same statistics. What
-is fused away is a blob that nobody else reads: not an output, no part of the loss, no gradient asked for. The choice is
-pure; it sees the plan and the layers' definitions and classes.
+Law: a fused net computes the same results up to rounding, and updates the same statistics. Only blobs that no other layer
+reads disappear: no outputs, no losses, no blobs whose gradient is wanted. The decision depends only on the plan and on the
+definitions and classes of the layers.
 
-* BatchNorm and the Scale along axis 1 that alone reads it: one pass over the memory in place of three.
-* A sum (Eltwise) writes into a bottom that nobody else needs, as `x += y` does by hand.
+* BatchNorm and the Scale along axis 1 that is its only reader: one pass over the memory instead of three.
+* A sum (Eltwise) overwrites a bottom that no other layer reads, like `x += y`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Run = Callable[..., Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class FusedStep:
-    """A step of the plan, or two that became one.
+    """A step of the plan, or two fused ones.
 
     Attributes:
-        step: slots read and written; its layer is the first of the two.
-        run: computes the tops from the bottoms.
+        step: the slots read and written; its layer is the first of the two.
+        run: the function from bottoms to tops.
     """
 
     step: Step
@@ -46,48 +46,50 @@ def fuse(
     *,
     apart: frozenset[int] = frozenset(),
 ) -> tuple[FusedStep, ...]:
-    """Return the plan's steps in order, with the pairs joined.
+    """Return the plan's steps in order, with pairs fused.
 
     Args:
-        plan: how the layers are joined.
-        layers: one a step, set up.
-        runs: what runs each step that stays by itself; None: its layer.
-        apart: places of steps that must stay so.
+        plan: the plan of the net.
+        layers: the layers, one for each step, set up.
+        runs: the function of each step that is not fused; None: its layer.
+        apart: the indices of steps that must not be fused.
     """
     pairs = norm_scale_pairs(plan, layers).items()
     scales = {norm: scale for norm, scale in pairs if apart.isdisjoint((norm, scale))}
-    sums = {place: index for place, index in sums_in_place(plan, layers).items() if place not in apart}
+    sums = {
+        position: index for position, index in sums_in_place(plan, layers).items() if position not in apart
+    }
     runs = layers if runs is None else runs
-    joined = set(scales.values())
+    fused_scales = set(scales.values())
     fused = []
-    for place, (step, layer) in enumerate(zip(plan.steps, layers, strict=True)):
-        if place in scales:
-            fused.append(_joined(step, plan.steps[scales[place]], layer, layers[scales[place]]))
-        elif place in sums:
+    for position, (step, layer) in enumerate(zip(plan.steps, layers, strict=True)):
+        if position in scales:
+            fused.append(_fuse_pair(step, plan.steps[scales[position]], layer, layers[scales[position]]))
+        elif position in sums:
             assert isinstance(layer, Eltwise)
-            fused.append(FusedStep(step, partial(_add_into, layer, sums[place])))
-        elif place not in joined:
-            fused.append(FusedStep(step, runs[place]))
+            fused.append(FusedStep(step, partial(_add_into, layer, sums[position])))
+        elif position not in fused_scales:
+            fused.append(FusedStep(step, runs[position]))
     return tuple(fused)
 
 
 def norm_scale_pairs(plan: NetPlan, layers: Sequence[Layer]) -> dict[int, int]:
-    """Place of each BatchNorm whose top only a learned Scale of its channels reads, with the place of that Scale."""
+    """Map the index of each BatchNorm whose only reader is a learned Scale of its channels to the index of that Scale."""
     private = _private_slots(plan)
     norms = {
-        step.tops[0]: place
-        for place, step in enumerate(plan.steps)
-        if isinstance(layers[place], BatchNorm) and step.tops[0] in private
+        step.tops[0]: position
+        for position, step in enumerate(plan.steps)
+        if isinstance(layers[position], BatchNorm) and step.tops[0] in private
     }
     return {
-        norms[step.bottoms[0]]: place
-        for place, step in enumerate(plan.steps)
-        if _scales_channels(layers[place], step) and step.bottoms[0] in norms
+        norms[step.bottoms[0]]: position
+        for position, step in enumerate(plan.steps)
+        if _scales_channels(layers[position], step) and step.bottoms[0] in norms
     }
 
 
 def sums_in_place(plan: NetPlan, layers: Sequence[Layer]) -> dict[int, int]:
-    """Place of each plain sum that may overwrite a bottom, with the index of that bottom."""
+    """Map the index of each plain sum that may overwrite a bottom to the index of that bottom."""
     private = _private_slots(plan)
     free = {
         slot
@@ -97,8 +99,8 @@ def sums_in_place(plan: NetPlan, layers: Sequence[Layer]) -> dict[int, int]:
         if slot in private
     }
     return {
-        place: index
-        for place, (step, layer) in enumerate(zip(plan.steps, layers, strict=True))
+        position: index
+        for position, (step, layer) in enumerate(zip(plan.steps, layers, strict=True))
         if isinstance(layer, Eltwise) and layer.is_plain_sum and not any(step.cut)
         for index in [next((i for i, slot in enumerate(step.bottoms) if slot in free), None)]
         if index is not None
@@ -106,7 +108,7 @@ def sums_in_place(plan: NetPlan, layers: Sequence[Layer]) -> dict[int, int]:
 
 
 def _private_slots(plan: NetPlan) -> set[int]:
-    """Slots that one layer reads, once, and nobody else sees."""
+    """Return the slots that exactly one bottom reads and that are no outputs or losses and want no gradient."""
     uses = Counter(slot for step in plan.steps for slot in step.bottoms)
     seen = {slot for _, slot in plan.outputs} | {slot for slot, _ in plan.losses} | plan.wants_gradient
     return {slot for slot, count in uses.items() if count == 1} - seen
@@ -122,7 +124,7 @@ def _scales_channels(layer: Layer, step: Step) -> bool:
     )
 
 
-def _joined(first: Step, second: Step, norm: Layer, scale: Layer) -> FusedStep:
+def _fuse_pair(first: Step, second: Step, norm: Layer, scale: Layer) -> FusedStep:
     assert isinstance(norm, BatchNorm) and isinstance(scale, Scale)
     between = first.tops[0]
     dead = tuple(slot for slot in (*first.dead, *second.dead) if slot != between)
@@ -130,13 +132,13 @@ def _joined(first: Step, second: Step, norm: Layer, scale: Layer) -> FusedStep:
 
 
 def normalize_and_scale(norm: BatchNorm, scale: Scale, bottom: Tensor) -> Tensor:
-    """What `scale` makes of what `norm` makes of the bottom."""
+    """Compute `scale` of `norm` of the bottom in one operation."""
     norm.run_pre_hooks()
     scale.run_pre_hooks()
     weight, *bias = scale.blobs()
     top = norm.normalize(bottom, weight, bias[0] if bias else None)
     scale.run_hooks((top,), top)
-    norm.run_hooks((bottom,), top)  # after that of the layer that began later: one lies within the other
+    norm.run_hooks((bottom,), top)  # in reverse order, because the calls are nested
     return top
 
 

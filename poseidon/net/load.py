@@ -1,8 +1,8 @@
-"""Saved blobs into a net, layer by layer, by name.
+"""Loading of saved blobs into the layers of the same names.
 
-Law: Caffe's (Net::CopyTrainedLayersFrom). A saved layer that the net has not is ignored; a layer of the net that was
-not saved keeps its values; blobs of a layer that is in both must match in number and shape, save that a blob which
-another layer owns may be left out (Caffe's HDF5 models do so). Nothing is written unless everything matches.
+Law: the rules are Caffe's (Net::CopyTrainedLayersFrom). A saved layer that is not in the net is ignored. A layer of the
+net that is not saved keeps its values. The blobs of a layer that is in both must match in number and shape, except that a
+shared blob may be missing (as in Caffe's HDF5 models). The net is changed only if everything matches.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.layers.base import Layer, Shape, times
 
-# Old files give every blob four axes, filled up with ones in front.
+# Old files give every blob four axes, with leading ones.
 LEGACY_AXES = 4
 Arrays = Sequence[NDArray[Any] | None]
-"""Saved blobs of a layer; None for one that was left out."""
+"""The saved blobs of a layer; None for a missing one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """What became of a set of saved layers.
+    """The result of loading saved layers.
 
     Attributes:
-        copied: layers whose blobs were taken.
-        ignored: saved layers that the net has not.
-        kept: layers of the net with blobs that were not saved.
+        copied: the layers whose blobs were loaded.
+        ignored: the saved layers that are not in the net.
+        kept: the layers of the net whose blobs were not saved.
     """
 
     copied: tuple[str, ...]
     ignored: tuple[str, ...]
     kept: tuple[str, ...]
 
-    def in_words(self) -> str:
-        """For the log: `weights of 2 layers taken (conv, ip); left as they were: fc8; not in this net: fc9`."""
+    def summary(self) -> str:
+        """Return a summary for the log: `weights of 2 layers loaded (conv, ip); unchanged: fc8; not in this net: fc9`."""
         layers = "1 layer" if len(self.copied) == 1 else f"{len(self.copied)} layers"
-        parts = [f"weights of {layers} taken" + (f" ({_some(self.copied)})" if self.copied else "")]
-        parts += [f"left as they were: {_some(self.kept)}"] if self.kept else []
+        parts = [f"weights of {layers} loaded" + (f" ({_some(self.copied)})" if self.copied else "")]
+        parts += [f"unchanged: {_some(self.kept)}"] if self.kept else []
         parts += [f"not in this net: {_some(self.ignored)}"] if self.ignored else []
         return "; ".join(parts)
 
@@ -55,15 +55,15 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 def load_blobs(
     layers: Mapping[str, Layer], saved: Iterable[tuple[str, Arrays]], *, shared: Collection[str] = ()
 ) -> LoadReport:
-    """Copy saved blobs into the layers of their names.
+    """Copy saved blobs to the layers of the same names.
 
     Args:
         layers: the net's layers by name.
-        saved: name and blobs of each saved layer.
-        shared: `<layer>.<index>` of each blob that another layer owns.
+        saved: the name and the blobs of each saved layer.
+        shared: the name `<layer>.<index>` of each blob that another layer owns.
 
     Raises:
-        SnapshotError: a layer's blobs differ in number or shape; the net is then unchanged.
+        SnapshotError: the blobs of a layer differ in number or shape. The net is then unchanged.
     """
     pairs: list[tuple[Tensor, NDArray[Any]]] = []
     copied, ignored = [], []
@@ -86,20 +86,20 @@ def _match(
     present = {index: array for index, array in enumerate(arrays) if array is not None}
     missing = set(range(len(blobs))) - present.keys()
     if len(arrays) > len(blobs) or any(f"{name}.{index}" not in shared for index in missing):
-        raise SnapshotError(f"layer '{name}': {len(present)} blobs are saved, expected {len(blobs)}")
+        raise SnapshotError(f"layer '{name}': the file has {len(present)} blobs, expected {len(blobs)}")
     for index, array in present.items():
         blob = blobs[index]
         if not same_shape(tuple(array.shape), tuple(blob.shape)):
             raise SnapshotError(
-                f"layer '{name}': blob {index} is saved with shape {times(array.shape)}, expected {times(blob.shape)}; "
-                "to leave this layer as it is, give it another name"
+                f"layer '{name}': blob {index} has shape {times(array.shape)} in the file, expected {times(blob.shape)}; "
+                "to keep the layer's initial weights, give it another name"
             )
     return [(blobs[index], array) for index, array in present.items()]
 
 
 def same_shape(saved: Shape, wanted: Shape) -> bool:
-    """Return whether a saved blob fits: the same shape, or the old form of it with ones in front."""
+    """Return whether shapes are equal, or equal after leading ones of an old file."""
     if saved == wanted:
         return True
-    lacking = LEGACY_AXES - len(wanted)
-    return len(saved) == LEGACY_AXES and lacking > 0 and saved == (1,) * lacking + wanted
+    missing = LEGACY_AXES - len(wanted)
+    return len(saved) == LEGACY_AXES and missing > 0 and saved == (1,) * missing + wanted

@@ -1,8 +1,8 @@
-"""Net: a compiled definition, run as a torch module.
+"""Net: a compiled definition as a torch module.
 
-Law: `forward` is a flat walk over a list made once. It computes what the definition says in the order of the file, lets
-go of each blob when nobody needs it any more, and adds nothing to what the layers cost by themselves. Two nets with
-the same definition, context and inputs compute the same bits.
+Law: `forward` iterates over a flat list that is built once. It runs the layers in the order of the file, frees each blob
+after its last use, and adds no overhead to the layers. Two nets with the same definition, context and inputs compute the
+same bits.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from poseidon.layers.base import Layer, LayerContext, LayerError, Shape, times
 from poseidon.layers.inputs.sources import Input, ReadingSource
 from poseidon.metrics.glog_lines import GlogSink
 from poseidon.net.debug import DebugTrace
-from poseidon.net.fit import Fit, check_known
 from poseidon.net.fuse import FusedStep, Run, fuse
 from poseidon.net.load import Arrays, LoadReport, load_blobs
 from poseidon.net.params import ParamInfo
 from poseidon.net.plan import NetPlan, Step
 from poseidon.net.random_state import pack_states, unpack_states
+from poseidon.net.shapes import SlotShapes, check_known
 from poseidon.proto.definition import NetDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What `compile_net` hands to `Net`.
+    """The result of a compilation, the argument of `Net`.
 
     Attributes:
         definition: the net, filtered for its phase.
-        plan: how its layers are joined.
-        context: where it lives.
-        layers: one a step.
-        shapes: shape of each slot, as compiled.
-        params: its learnable tensors.
+        plan: the plan of the net.
+        context: the environment of the layers.
+        layers: the layers, one for each step.
+        shapes: the initial shape of each slot.
+        params: the learnable tensors.
     """
 
     definition: NetDefinition
@@ -55,7 +55,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One line of the flat list that `forward` walks."""
+    """An element of the list that `forward` iterates over."""
 
     layer: Layer
     run: Run
@@ -67,17 +67,17 @@ class Call:
 
 
 class Net(nn.Module):
-    """A net that runs. Made by `compile_net`.
+    """A runnable net, created by `compile_net`.
 
     Attributes:
-        plan: how the layers are joined.
+        plan: the plan of the net.
         parameters_info: the learnable tensors in Caffe's order.
-        layer_modules: (name, layer) in order.
-        loss_weights: weight of each blob that is an output or weighs in the loss.
+        layer_modules: the pairs (name, layer) in order.
+        loss_weights: the loss weight of each output and loss blob.
         loss: after `forward`, the weighted sum of the losses, a scalar.
-        keep_blobs: fill `blobs` in each forward pass; costs the memory of all of them.
-        blobs: each blob's last value by name, when kept.
-        keep_data: keep what the data layers gave until the next forward pass, for `first_not_finite`.
+        keep_blobs: store all blobs in `blobs` in each forward pass, which keeps their memory.
+        blobs: with `keep_blobs`, the last value of each blob by name.
+        keep_data: keep the tops of the data layers until the next forward pass, for `first_not_finite`.
     """
 
     def __init__(self, compiled: Compiled) -> None:
@@ -89,25 +89,25 @@ class Net(nn.Module):
         self.layers = nn.ModuleList(compiled.layers)
         names = [param.name for param in compiled.definition.param.layer]
         self.layer_modules: tuple[tuple[str, Layer], ...] = tuple(zip(names, compiled.layers, strict=True))
-        self._fit = Fit(compiled.definition, compiled.plan, compiled.layers, compiled.shapes)
+        self._slot_shapes = SlotShapes(compiled.definition, compiled.plan, compiled.layers, compiled.shapes)
         self.loss_weights = dict(self.plan.loss_weights)
         self.loss = torch.zeros((), device=self.context.device)
         self.keep_blobs = False
         self.blobs: dict[str, Tensor] = {}
         self.keep_data = False
-        self._fed: list[tuple[Call, Any]] = []
+        self._kept_data: list[tuple[Call, Any]] = []
         self._inputs = self._find_inputs()
         steps = [FusedStep(step, run) for step, run in zip(self.plan.steps, self._runs(), strict=True)]
-        self._calls = self._list(steps)
+        self._calls = self._calls_of(steps)
         self._traced_calls: tuple[Call, ...] = ()
         self._trace: DebugTrace | None = None
-        # Layers whose shapes may change run one by one.
-        fused = fuse(self.plan, compiled.layers, self._runs(), apart=self._fit.watched)
-        self._fused_calls = self._list(fused)
+        # Layers whose shapes may change are not fused.
+        fused = fuse(self.plan, compiled.layers, self._runs(), apart=self._slot_shapes.dynamic)
+        self._fused_calls = self._calls_of(fused)
         self.set_debug_info(self.definition.param.debug_info)
 
     def set_debug_info(self, on: bool) -> None:
-        """From now on log the mean absolute values of all blobs in every pass, or no longer."""
+        """Enable or disable the log of the mean absolute values of all blobs in every pass."""
         if not on or self.context.rank != 0:
             self._trace = None
             return
@@ -116,22 +116,22 @@ class Net(nn.Module):
         self._trace = DebugTrace(
             self.plan, layers, [info.parameter for info in self.parameters_info], sink.write
         )
-        self._traced_calls = self._list(self._trace.steps(self._runs()))
+        self._traced_calls = self._calls_of(self._trace.steps(self._runs()))
 
-    def tell_backward(self) -> None:
-        """After a backward pass: log what it gave, where `set_debug_info` asked for it."""
+    def log_backward(self) -> None:
+        """Log the diffs of the last backward pass if `set_debug_info` has enabled it."""
         if self._trace is not None:
-            self._trace.tell_backward()
+            self._trace.log_backward()
 
     @property
     def blob_shapes(self) -> dict[str, Shape]:
-        """Each blob's shape: as compiled, as told to `reshape`, or, where shapes change by themselves, as it was last."""
-        return self._fit.blob_shapes()
+        """The shape of each blob, after the last `reshape` or forward pass."""
+        return self._slot_shapes.blob_shapes()
 
     @property
     def input_shapes(self) -> dict[str, Shape]:
-        """The blobs that `forward` must be given."""
-        return {name: self._fit.shapes[slot] for name, slot in self._inputs}
+        """The shapes of the inputs that `forward` needs."""
+        return {name: self._slot_shapes.shapes[slot] for name, slot in self._inputs}
 
     def _find_inputs(self) -> tuple[tuple[str, int], ...]:
         return tuple(
@@ -143,8 +143,8 @@ class Net(nn.Module):
 
     def _runs(self) -> list[Run]:
         return [
-            partial(self._fit.run, place) if place in self._fit.watched else layer
-            for place, (_, layer) in enumerate(self.layer_modules)
+            partial(self._slot_shapes.run, position) if position in self._slot_shapes.dynamic else layer
+            for position, (_, layer) in enumerate(self.layer_modules)
         ]
 
     def _chosen_calls(self) -> tuple[Call, ...]:
@@ -153,42 +153,42 @@ class Net(nn.Module):
         return self._calls if self.keep_blobs else self._fused_calls
 
     def reshape(self, input_shapes: Mapping[str, Shape]) -> None:
-        """Make the net ready for inputs of other shapes; all layers that this reaches are set up again.
+        """Change the shapes of inputs and set up all layers that this affects.
 
         Args:
-            input_shapes: new shapes of some or all inputs.
+            input_shapes: the new shapes of some or all inputs.
 
         Raises:
-            UsageError: no such input.
-            DefinitionError: a layer cannot take the shapes that follow, or a blob would change its shape; the net is
-                then as it was.
+            UsageError: an input is unknown.
+            DefinitionError: a layer does not accept the resulting shapes, or a learnable blob would change its shape. The
+                net is then unchanged.
         """
         check_known(input_shapes, self.input_shapes)
         slots = dict(self._inputs)
-        self._fit.reshape({slots[name]: tuple(shape) for name, shape in input_shapes.items()})
+        self._slot_shapes.reshape({slots[name]: tuple(shape) for name, shape in input_shapes.items()})
 
     def forward(self, inputs: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Run every layer once.
 
         Args:
-            inputs: a float tensor for the top of each Input layer; only its first extent may differ from
-                `input_shapes` (`reshape` changes them). None for a net that reads its own data.
+            inputs: a float tensor for the top of each Input layer. Only its first extent may differ from `input_shapes`
+                (see `reshape`). None for a net that reads its own data.
 
         Returns:
-            the blobs that no layer uses up, by name as Caffe lists them.
+            the outputs, the blobs that no layer reads, by name in Caffe's order.
 
         Raises:
-            UsageError: an input is missing, unknown or of another shape.
-            DataError: what the data could not give, or a label outside the range of its scores.
-            DefinitionError: a layer cannot take the shape that a bottom has this time.
+            UsageError: an input is missing or unknown, or has a wrong shape.
+            DataError: a record cannot be read, or a label is out of range.
+            DefinitionError: a layer does not accept the shape of a bottom.
         """
         self.loss = (
             torch.zeros((), device=self.context.device) if not self.plan.losses else self.loss.detach()
         )
         self.blobs = {}
-        self._fed = []
+        self._kept_data = []
         values: list[Tensor | None] = [None] * self.plan.slots
-        self._take(inputs or {}, values)
+        self._set_inputs(inputs or {}, values)
         keep = self.keep_blobs
         for call in self._chosen_calls():
             arguments: list[Any] = [values[slot] for slot in call.bottoms]
@@ -197,12 +197,12 @@ class Net(nn.Module):
             try:
                 result: Any = call.run(*arguments)
             except DataError as error:
-                raise self._placed(call, error) from error
+                raise self._located(call, error) from error
             except LayerError as error:
                 raise self.definition.error(call.layer.param.name, str(error)) from error
             del arguments
             if self.keep_data and not call.bottoms:
-                self._fed.append((call, result))
+                self._kept_data.append((call, result))
             if len(call.tops) == 1:
                 values[call.tops[0]] = result
             else:
@@ -210,54 +210,56 @@ class Net(nn.Module):
                     values[slot] = top
             del result
             if call.wants_gradient:
-                self._ask_gradient(call, values)
+                self._require_gradient(call, values)
             if not keep:
                 for slot in call.dead:
                     values[slot] = None
         return self._finish(values)
 
     def first_not_finite(self) -> str:
-        """Run the layers once more over the data of the last pass (`keep_data`), until one has an output that is not finite.
+        """Repeat the last pass on the same data (`keep_data`) up to the first layer with an output that is not finite.
 
-        Whatever the layers draw or move in a pass is afterwards as it was.
+        The random states and statistics of the layers are restored afterwards.
 
         Returns:
-            A clause that names layer and blob, and whether the layer's own weights are finite.
+            a clause that names the layer and the blob, and says whether the layer's weights are finite.
         """
         state = self.random_state()
-        moved = [(i.parameter, i.parameter.detach().clone()) for i in self.parameters_info if i.statistics]
+        statistics = [
+            (i.parameter, i.parameter.detach().clone()) for i in self.parameters_info if i.statistics
+        ]
         try:
             with torch.no_grad():
                 return self._first_not_finite()
         finally:
             self.set_random_state(state)
-            for parameter, before in moved:
+            for parameter, before in statistics:
                 parameter.detach().copy_(before)
 
     def _first_not_finite(self) -> str:
-        fed = {id(call.layer): result for call, result in self._fed}
+        kept = {id(call.layer): result for call, result in self._kept_data}
         values: list[Any] = [None] * self.plan.slots
         for call in self._calls:
-            known = id(call.layer) in fed
+            known = id(call.layer) in kept
             if any(values[slot] is None for slot in call.bottoms) or not (known or call.bottoms):
-                continue  # it hangs on an input that was given, and is not kept
-            result = fed[id(call.layer)] if known else call.run(*(values[slot] for slot in call.bottoms))
+                continue  # depends on an input of the caller, which is not kept
+            result = kept[id(call.layer)] if known else call.run(*(values[slot] for slot in call.bottoms))
             results = (result,) if len(call.tops) == 1 else result
             for slot, value, top in zip(call.tops, results, call.layer.param.top, strict=True):
                 values[slot] = value
                 if not _all_finite(value):
-                    whole = all(_all_finite(blob) for blob in call.layer.blobs())
-                    own = "" if whole else ", whose weights are not finite either"
-                    return f"the first output that is not finite is '{top}' of layer '{call.layer.param.name}'{own}"
+                    finite_weights = all(_all_finite(blob) for blob in call.layer.blobs())
+                    suffix = "" if finite_weights else ", whose weights are not finite either"
+                    return f"the first output that is not finite is '{top}' of layer '{call.layer.param.name}'{suffix}"
         return "a second pass over the same data finds no output that is not finite"
 
     def close(self) -> None:
-        """Stop the data layers' threads and close their files."""
+        """Stop the threads of the data layers and close their files."""
         for _, layer in self.layer_modules:
             layer.close()
 
     def readers(self) -> list[tuple[str, NumberedReader]]:
-        """Name and reader of each layer that reads records, in order."""
+        """Return the name and the reader of each layer that reads records, in order."""
         return [
             (name, layer.reader)
             for name, layer in self.layer_modules
@@ -265,10 +267,10 @@ class Net(nn.Module):
         ]
 
     def load_blobs(self, saved: Iterable[tuple[str, Arrays]]) -> LoadReport:
-        """Take over saved blobs by layer name; see `poseidon.net.load`.
+        """Load saved blobs by layer name; see `poseidon.net.load`.
 
         Raises:
-            SnapshotError: a layer's blobs differ in number or shape.
+            SnapshotError: the blobs of a layer differ in number or shape.
         """
         layers = dict(self.layer_modules)
         owned = self.owned_blobs()
@@ -276,32 +278,32 @@ class Net(nn.Module):
         return load_blobs(layers, saved, shared={name for name in names if name not in owned})
 
     def owned_blobs(self) -> frozenset[str]:
-        """`<layer>.<index>` of every blob that is not shared from another layer."""
+        """Return the names `<layer>.<index>` of the blobs that are not shared from another layer."""
         return frozenset(info.name for info in self.parameters_info)
 
     def layer_blobs(self) -> list[tuple[str, str, list[NDArray[Any]]]]:
-        """Name, type and copies of the blobs of every layer, shared ones with each sharer, as Caffe saves them."""
+        """Return name, type and copies of the blobs of every layer. Shared blobs are repeated, as in Caffe's models."""
         return [
             (name, layer.param.type, [blob.detach().cpu().numpy().copy() for blob in layer.blobs()])
             for name, layer in self.layer_modules
         ]
 
     def random_state(self) -> bytes:
-        """Return the state of every layer that draws random numbers."""
+        """Return the states of the generators of all layers that draw random numbers."""
         return pack_states(self._generators())
 
     def set_random_state(self, state: bytes) -> None:
-        """Put back what `random_state` gave.
+        """Restore states that `random_state` returned.
 
         Raises:
-            SnapshotError: the state is of a net with other random layers, or on another kind of device.
+            SnapshotError: the states are of a net with other random layers or on another kind of device.
         """
         unpack_states(self._generators(), state)
 
     def _generators(self) -> list[torch.Generator]:
         return [layer.generator for _, layer in self.layer_modules if layer.generator is not None]
 
-    def _list(self, steps: Iterable[FusedStep]) -> tuple[Call, ...]:
+    def _calls_of(self, steps: Iterable[FusedStep]) -> tuple[Call, ...]:
         return tuple(self._call(fused.step, fused.run) for fused in steps if not isinstance(fused.run, Input))
 
     def _call(self, step: Step, run: Run) -> Call:
@@ -315,15 +317,15 @@ class Net(nn.Module):
             wants_gradient=any(slot in self.plan.wants_gradient for slot in step.tops),
         )
 
-    def _take(self, inputs: Mapping[str, Tensor], values: list[Tensor | None]) -> None:
-        """Check the given inputs and put them into their slots."""
+    def _set_inputs(self, inputs: Mapping[str, Tensor], values: list[Tensor | None]) -> None:
+        """Check the inputs and store them in their slots."""
         for name in inputs:
             if name not in self.input_shapes:
                 raise UsageError(unknown("input", name, self.input_shapes))
         for name, slot in self._inputs:
-            shape = self._fit.shapes[slot]
+            shape = self._slot_shapes.shapes[slot]
             if name not in inputs:
-                raise UsageError(f"input '{name}' was not given, expected a tensor of shape {times(shape)}")
+                raise UsageError(f"input '{name}' is missing, expected a tensor of shape {times(shape)}")
             value = inputs[name]
             if value.dim() != len(shape) or tuple(value.shape[1:]) != shape[1:]:
                 raise UsageError(f"input '{name}' has shape {times(value.shape)}, expected {times(shape)}")
@@ -332,17 +334,17 @@ class Net(nn.Module):
                 value = value.detach().requires_grad_()
             values[slot] = value
 
-    def _placed(self, call: Call, error: DataError) -> DataError:
-        """Return a layer's error with its file, line and name."""
+    def _located(self, call: Call, error: DataError) -> DataError:
+        """Return an error with the file, line and name of the layer added."""
         return DataError(str(self.definition.error(call.layer.param.name, str(error))))
 
-    def _ask_gradient(self, call: Call, values: list[Any]) -> None:
+    def _require_gradient(self, call: Call, values: list[Any]) -> None:
         for slot in call.tops:
             if slot in self.plan.wants_gradient and not values[slot].requires_grad:
                 values[slot] = values[slot].detach().requires_grad_()
 
     def _finish(self, values: list[Any]) -> dict[str, Tensor]:
-        """Sum the loss, show the kept blobs and give the outputs."""
+        """Compute the loss, store the kept blobs and return the outputs."""
         total: Tensor | None = None
         for slot, weight in self.plan.losses:
             term = values[slot] if values[slot].dim() == 0 else values[slot].sum()

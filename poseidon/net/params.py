@@ -1,7 +1,7 @@
-"""The learnable blobs of a net: who owns each, who shares it, how fast it learns.
+"""The learnable blobs of a net: owner, sharing and learning-rate multipliers.
 
-Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its name, is owned by its
-layer and takes the next place; later blobs of that name are the same tensor.
+Law: order and rules are Caffe's (Net::AppendParam). A blob without a name, or the first of its name, is owned by its layer
+and gets the next index. Later blobs of that name share its tensor.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from poseidon.proto.caffe_pb2 import LayerParameter, ParamSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamInfo:
-    """One learnable tensor.
+    """A learnable tensor.
 
     Attributes:
         name: `<owner layer>.<blob index>`, unique in the net.
-        shape: its shape.
-        lr_mult: factor of the learning rate.
-        decay_mult: factor of the weight decay.
+        shape: the shape.
+        lr_mult: the multiplier of the learning rate.
+        decay_mult: the multiplier of the weight decay.
         parameter: the tensor.
         layer: the layer that owns it.
-        layer_type: that layer's type.
-        factors: its gradient is u^T v of one layer, so it may travel as sufficient factors.
-        statistics: its layer's forward moves it in training, no solver does.
+        layer_type: the type of that layer.
+        factors: the gradient is u^T v of one layer, so it can be sent as sufficient factors.
+        statistics: the layer's forward pass updates it in training; solvers do not.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ParamInfo:
 
 @dataclass(slots=True)
 class Owned:
-    """A blob while the net is being compiled; later sharers may still set its multipliers."""
+    """A blob during compilation. Layers that share it may still set its multipliers."""
 
     layer: str
     layer_type: str
@@ -58,12 +58,12 @@ class Owned:
 
     @property
     def name(self) -> str:
-        """`<owner layer>.<blob index>`."""
+        """The name `<owner layer>.<blob index>`."""
         return f"{self.layer}.{self.index}"
 
 
 class ParamTable:
-    """Collects blobs layer by layer, in order."""
+    """The table of a net's blobs, filled layer by layer."""
 
     def __init__(self) -> None:
         self.owned: list[Owned] = []
@@ -73,71 +73,71 @@ class ParamTable:
     def add_layer(
         self, param: LayerParameter, specs: tuple[BlobSpec, ...], *, factors: bool, statistics: bool = False
     ) -> list[Owned]:
-        """Take in the blobs of the next layer.
+        """Add the blobs of the next layer.
 
         Args:
-            param: its definition.
-            specs: the blobs it declared.
-            factors: whether its first blob may travel as factors.
-            statistics: whether it moves the blobs that do not learn.
+            param: the layer's definition.
+            specs: the blobs that the layer declared.
+            factors: whether the gradient of the first blob can be sent as factors.
+            statistics: whether the layer updates its blobs that do not learn.
 
         Returns:
-            for each blob its entry: a new one, or the one it shares.
+            the entry of each blob: a new one, or the one that it shares.
 
         Raises:
-            LayerError: more param specs than blobs, a name that is taken, or sharers that disagree.
+            LayerError: the layer has more param specs than blobs or a name that exists, or sharers disagree.
         """
         if len(param.param) > len(specs):
             raise LayerError(
                 f"has {counted(len(param.param), 'param spec')}, expected at most {len(specs)}: it has {counted(len(specs), 'blob')}"
             )
         if specs and param.name in self._layers:
-            raise LayerError("another layer with blobs has the same name, expected a name of its own")
+            raise LayerError("another layer with blobs has the same name, expected a unique name")
         if specs:
             self._layers.add(param.name)
         unset = ParamSpec()
         entries = []
         for index, spec in enumerate(specs):
-            given = param.param[index] if index < len(param.param) else unset
-            entry = self._add(param, index, spec, given, factors)
+            spec_param = param.param[index] if index < len(param.param) else unset
+            entry = self._add(param, index, spec, spec_param, factors)
             entry.statistics |= statistics and not spec.learns
             entries.append(entry)
         return entries
 
     def _add(
-        self, param: LayerParameter, index: int, spec: BlobSpec, given: ParamSpec, factors: bool
+        self, param: LayerParameter, index: int, spec: BlobSpec, spec_param: ParamSpec, factors: bool
     ) -> Owned:
-        if given.name and given.name in self._by_name:
-            owner = self._by_name[given.name]
-            _check_share(owner, spec.shape, given)
+        if spec_param.name and spec_param.name in self._by_name:
+            owner = self._by_name[spec_param.name]
+            _check_share(owner, spec.shape, spec_param)
             owner.factors = False
             return owner
-        if not spec.learns and given != ParamSpec() and given.lr_mult != 0:
+        if not spec.learns and spec_param != ParamSpec() and spec_param.lr_mult != 0:
             raise LayerError(
-                f"blob {index} holds statistics, which no solver moves; expected lr_mult: 0 for it"
+                f"blob {index} holds statistics, which solvers do not update; expected lr_mult: 0"
             )
         entry = Owned(
             layer=param.name,
             layer_type=param.type,
             index=index,
             shape=spec.shape,
-            lr_mult=(given.lr_mult if given.HasField("lr_mult") else None) if spec.learns else 0.0,
-            decay_mult=given.decay_mult if given.HasField("decay_mult") else None,
+            lr_mult=(spec_param.lr_mult if spec_param.HasField("lr_mult") else None) if spec.learns else 0.0,
+            decay_mult=spec_param.decay_mult if spec_param.HasField("decay_mult") else None,
             factors=factors and index == 0,
             statistics=False,
         )
         self.owned.append(entry)
-        if given.name:
-            self._by_name[given.name] = entry
+        if spec_param.name:
+            self._by_name[spec_param.name] = entry
         return entry
 
     def infos(self) -> tuple[ParamInfo, ...]:
-        """Return every tensor in Caffe's learnable order; each entry has its parameter by now."""
+        """Return all tensors in Caffe's learnable order. Every entry must have its parameter."""
         return tuple(_info(entry) for entry in self.owned)
 
 
 def multiplier(value: float | None) -> float:
-    """Return a multiplier, 1 where nobody set it."""
+    """Return a multiplier, 1 if it is not set."""
     return 1.0 if value is None else value
 
 
@@ -156,23 +156,23 @@ def _info(entry: Owned) -> ParamInfo:
     )
 
 
-def _check_share(owner: Owned, shape: Shape, given: ParamSpec) -> None:
-    """Raise `LayerError` unless a blob of `shape` may be the owner's, and take over the multipliers it sets."""
-    place = f"param '{given.name}', shared with layer '{owner.layer}',"
-    if given.share_mode == ParamSpec.PERMISSIVE:
+def _check_share(owner: Owned, shape: Shape, spec_param: ParamSpec) -> None:
+    """Raise LayerError unless a blob of `shape` can share the owner's tensor. Merge its multipliers into the owner."""
+    prefix = f"param '{spec_param.name}', shared with layer '{owner.layer}',"
+    if spec_param.share_mode == ParamSpec.PERMISSIVE:
         if math.prod(shape) != math.prod(owner.shape):
-            raise LayerError(f"{place} has {math.prod(shape)} values, expected {math.prod(owner.shape)}")
+            raise LayerError(f"{prefix} has {math.prod(shape)} values, expected {math.prod(owner.shape)}")
     elif shape != owner.shape:
-        raise LayerError(f"{place} has shape {times(shape)}, expected {times(owner.shape)}")
+        raise LayerError(f"{prefix} has shape {times(shape)}, expected {times(owner.shape)}")
     owner.lr_mult = _agree(
-        place, "lr_mult", owner.lr_mult, given.lr_mult if given.HasField("lr_mult") else None
+        prefix, "lr_mult", owner.lr_mult, spec_param.lr_mult if spec_param.HasField("lr_mult") else None
     )
-    decay_mult = given.decay_mult if given.HasField("decay_mult") else None
-    owner.decay_mult = _agree(place, "decay_mult", owner.decay_mult, decay_mult)
+    decay_mult = spec_param.decay_mult if spec_param.HasField("decay_mult") else None
+    owner.decay_mult = _agree(prefix, "decay_mult", owner.decay_mult, decay_mult)
 
 
-def _agree(place: str, name: str, first: float | None, second: float | None) -> float | None:
-    """Return the multiplier two sharers agree on."""
+def _agree(prefix: str, name: str, first: float | None, second: float | None) -> float | None:
+    """Merge the multipliers of two sharers."""
     if first is not None and second is not None and first != second:
-        raise LayerError(f"{place} has {name} {second:g}, expected {first:g} as there")
+        raise LayerError(f"{prefix} has {name} {second:g}, expected {first:g} as in that layer")
     return second if first is None else first

@@ -1,9 +1,9 @@
-"""Which layer reads and writes what, settled before anything runs.
+"""The plan of a net: the slots that each layer reads and writes.
 
-Law: pure; it sees names and the facts of layer classes, no shapes and no tensors. Layers run in the order of the file,
-and a bottom must be the top of an earlier layer. Each top of each layer is a slot of its own, also when it runs in
-place: the name then means the newer slot, and the older value lives on only while the backward pass needs it. So a
-blob used twice needs no Split, and running in place is a matter of memory, never of numbers.
+Law: a plan depends on names and layer classes only, not on shapes and tensors. Layers run in the order of the file, and a
+bottom must be the top of an earlier layer. Each top of each layer has its own slot, also in place: the name then refers to
+the newer slot, and the older value is kept only while the backward pass needs it. So a blob that is used twice needs no
+Split, and in-place layers save memory without changing results.
 
 Source for the rules: Caffe's Net::Init, AppendTop, AppendBottom and Layer::SetLossWeights.
 """
@@ -23,15 +23,15 @@ ClassOf = Callable[[str], type[Layer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One layer's part of the plan.
+    """The part of the plan for one layer.
 
     Attributes:
-        layer: index in the definition.
-        bottoms: slots read.
-        tops: slots written.
-        cut: for each bottom, True where `propagate_down: false` stops the gradient.
-        overwrites: the layer may put its top in its bottom's memory.
-        dead: slots that nobody needs once this layer has run.
+        layer: the index in the definition.
+        bottoms: the slots read.
+        tops: the slots written.
+        cut: for each bottom, whether `propagate_down: false` stops the gradient.
+        overwrites: the layer may overwrite its bottom with its top.
+        dead: the slots that are not needed after this layer.
     """
 
     layer: int
@@ -44,16 +44,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetPlan:
-    """How the layers of a net are joined.
+    """The plan of a net.
 
     Attributes:
-        steps: one a layer, in order.
-        slots: how many there are.
-        names: each blob's name with the slot that holds its last value.
-        outputs: blobs that no layer uses up, as (name, slot), by name as Caffe lists them.
-        losses: (slot, weight) of each top that weighs in the loss.
-        loss_weights: weight of each named blob that is an output or weighs in the loss.
-        wants_gradient: slots of source layers whose gradient is asked for, by force_backward or propagate_down.
+        steps: the steps, one for each layer in order.
+        slots: the number of slots.
+        names: the slot of the last value of each blob, by name.
+        outputs: the blobs that no layer reads, as (name, slot) by name in Caffe's order.
+        losses: (slot, weight) of each top with a loss weight.
+        loss_weights: the loss weight of each named output and loss blob.
+        wants_gradient: the slots of source layers that need a gradient because of force_backward or propagate_down.
     """
 
     steps: tuple[Step, ...]
@@ -66,15 +66,15 @@ class NetPlan:
 
 
 def plan_net(definition: NetDefinition, class_of: ClassOf) -> NetPlan:
-    """Plan a net whose definition has already been filtered for its phase.
+    """Create the plan of a net whose definition has been filtered for its phase.
 
     Args:
         definition: the net.
-        class_of: layer type -> class; raises `LayerError` for an unknown one.
+        class_of: returns the class of a layer type; raises LayerError for an unknown type.
 
     Raises:
-        DefinitionError: a type or a bottom is unknown, a top is made twice, or loss_weight or propagate_down is given
-            a wrong number of times.
+        DefinitionError: a type or a bottom is unknown, two layers have the same top, or loss_weight or propagate_down
+            occurs a wrong number of times.
     """
     planner = _Planner(definition=definition, class_of=class_of)
     for index in range(len(definition.param.layer)):
@@ -87,52 +87,52 @@ def plan_net(definition: NetDefinition, class_of: ClassOf) -> NetPlan:
 
 @dataclass(slots=True, kw_only=True)
 class _Planner:
-    """What is known after the layers seen so far."""
+    """The state of the planning after some layers."""
 
     definition: NetDefinition
     class_of: ClassOf
     steps: list[Step] = field(default_factory=list)
     classes: list[type[Layer]] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
-    maker: list[int] = field(default_factory=list)  # slot -> index of the layer that writes it
-    uses: list[int] = field(default_factory=list)  # slot -> how many bottoms read it
+    writer: list[int] = field(default_factory=list)  # slot -> index of the layer that writes it
+    uses: list[int] = field(default_factory=list)  # slot -> number of bottoms that read it
     available: set[str] = field(default_factory=set)
     losses: list[tuple[int, float]] = field(default_factory=list)
     weights: dict[str, float] = field(default_factory=dict)
     wanted: set[int] = field(default_factory=set)
 
     def add(self, index: int) -> None:
-        """Take the next layer in.
+        """Add the next layer.
 
         Raises:
-            LayerError: the layer does not fit those before it.
+            LayerError: the layer does not match the earlier ones.
         """
         param = self.definition.param.layer[index]
         kind = self.class_of(param.type)
         self.classes.append(kind)
         bottoms = tuple(self._bottom(param, name) for name in param.bottom)
         down = self._propagate_down(param)
-        tops = tuple(self._top(param, index, place) for place in range(self._top_count(param, kind)))
-        self._weigh(param, kind, tops)
+        tops = tuple(self._top(param, index, position) for position in range(self._top_count(param, kind)))
+        self._add_losses(param, kind, tops)
         is_source = not bottoms
         if self.definition.param.force_backward and is_source:
             self.wanted.update(tops)
         self.wanted.update(
             slot
             for slot, flag in zip(bottoms, down, strict=True)
-            if flag and not self.steps[self.maker[slot]].bottoms
+            if flag and not self.steps[self.writer[slot]].bottoms
         )
         self.steps.append(
             Step(layer=index, bottoms=bottoms, tops=tops, cut=tuple(flag is False for flag in down))
         )
 
     def finish(self) -> NetPlan:
-        """Return the plan, once every layer is in."""
+        """Return the plan after all layers have been added."""
         outputs = tuple((name, self.names[name]) for name in sorted(self.available))
         kept = {slot for _, slot in outputs} | {slot for slot, _ in self.losses}
         return NetPlan(
             steps=tuple(self._with_lifetimes(kept)),
-            slots=len(self.maker),
+            slots=len(self.writer),
             names=dict(self.names),
             outputs=outputs,
             losses=tuple(self.losses),
@@ -149,64 +149,66 @@ class _Planner:
         return slot
 
     def _later(self, name: str) -> str:
-        """Says so when a later layer makes the blob: Caffe runs layers in the order of the file."""
+        """Return a hint if a later layer produces the blob, else an empty string."""
         for later in self.definition.param.layer[len(self.steps) + 1 :]:
             if name in later.top:
-                return f" (layer '{later.name}', which makes it, comes later in the file; expected before)"
+                return f" (layer '{later.name}', which produces it, is later in the file; expected before)"
         return ""
 
     def _top_count(self, param: LayerParameter, kind: type[Layer]) -> int:
         return max(len(param.top), kind.MIN_TOPS if kind.IS_LOSS else 0)
 
-    def _top(self, param: LayerParameter, index: int, place: int) -> int:
-        slot = len(self.maker)
-        if place < len(param.top):
-            name = param.top[place]
-            in_place = place < len(param.bottom) and param.bottom[place] == name
+    def _top(self, param: LayerParameter, index: int, position: int) -> int:
+        slot = len(self.writer)
+        if position < len(param.top):
+            name = param.top[position]
+            in_place = position < len(param.bottom) and param.bottom[position] == name
             if name in self.names and not in_place:
-                first = self.definition.param.layer[self.maker[self.names[name]]].name
+                first = self.definition.param.layer[self.writer[self.names[name]]].name
                 raise LayerError(
-                    f"top '{name}' is already made by layer '{first}', expected a new name (or the bottom "
-                    "at the same place, to run in place)"
+                    f"top '{name}' is already produced by layer '{first}', expected a new name (or the bottom "
+                    "with the same index, to run in place)"
                 )
             self.names[name] = slot
             self.available.add(name)
-        self.maker.append(index)
+        self.writer.append(index)
         self.uses.append(0)
         return slot
 
     def _propagate_down(self, param: LayerParameter) -> list[bool | None]:
-        """For each bottom: forced, stopped, or None where the definition says nothing."""
-        given = list(param.propagate_down)
-        if not given:
+        """Return for each bottom True (forced), False (stopped), or None if the definition does not set it."""
+        values = list(param.propagate_down)
+        if not values:
             return [None] * len(param.bottom)
-        if len(given) != len(param.bottom):
+        if len(values) != len(param.bottom):
             raise LayerError(
-                f"propagate_down is given {len(given)} times for {counted(len(param.bottom), 'bottom')}, expected once each"
+                f"propagate_down occurs {len(values)} times for {counted(len(param.bottom), 'bottom')}, expected once each"
             )
-        return list(given)
+        return list(values)
 
-    def _weigh(self, param: LayerParameter, kind: type[Layer], tops: tuple[int, ...]) -> None:
-        given = list(param.loss_weight)
-        if given and len(given) != len(tops):
+    def _add_losses(self, param: LayerParameter, kind: type[Layer], tops: tuple[int, ...]) -> None:
+        values = list(param.loss_weight)
+        if values and len(values) != len(tops):
             raise LayerError(
-                f"loss_weight is given {len(given)} times for {counted(len(tops), 'top')}, expected once each"
+                f"loss_weight occurs {len(values)} times for {counted(len(tops), 'top')}, expected once each"
             )
-        if not given and kind.IS_LOSS:
-            given = [1.0] + [0.0] * (len(tops) - 1)
-        for place, (slot, weight) in enumerate(zip(tops, given, strict=False)):
+        if not values and kind.IS_LOSS:
+            values = [1.0] + [0.0] * (len(tops) - 1)
+        for position, (slot, weight) in enumerate(zip(tops, values, strict=False)):
             if weight:
                 self.losses.append((slot, weight))
-            if weight and place < len(param.top):
-                self.weights[param.top[place]] = weight
+            if weight and position < len(param.top):
+                self.weights[param.top[position]] = weight
 
     def _with_lifetimes(self, kept: set[int]) -> list[Step]:
-        """Say after which step each slot is dead, and which in-place layers may really overwrite."""
-        last = {slot: place for place, step in enumerate(self.steps) for slot in (*step.tops, *step.bottoms)}
+        """Return the steps with their dead slots, and with `overwrites` for layers that may run in place."""
+        last = {
+            slot: position for position, step in enumerate(self.steps) for slot in (*step.tops, *step.bottoms)
+        }
         steps = []
-        for place, step in enumerate(self.steps):
-            mine = dict.fromkeys((*step.bottoms, *step.tops))
-            dead = tuple(slot for slot in mine if last[slot] == place and slot not in kept)
+        for position, step in enumerate(self.steps):
+            used = dict.fromkeys((*step.bottoms, *step.tops))
+            dead = tuple(slot for slot in used if last[slot] == position and slot not in kept)
             steps.append(replace(step, dead=dead, overwrites=self._overwrites(step, kept)))
         return steps
 
@@ -218,5 +220,5 @@ class _Planner:
         return (
             self.uses[slot] == 1
             and slot not in kept
-            and self.classes[self.maker[slot]].TOPS_MAY_BE_OVERWRITTEN
+            and self.classes[self.writer[slot]].TOPS_MAY_BE_OVERWRITTEN
         )

@@ -17,7 +17,7 @@ from poseidon import log as glog
 from poseidon.errors import UsageError
 from poseidon.layers.base import CPU, LayerContext
 from poseidon.layers.registry import known_types
-from poseidon.net.seeds import derive_seed
+from poseidon.net.random_state import derive_seed
 
 LOGGER = logging.getLogger("poseidon.pycaffe")
 # glog's severities 0 to 3.

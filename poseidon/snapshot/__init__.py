@@ -1,1 +1,1 @@
-"""`.caffemodel` and `.solverstate`: named arrays in and out of Caffe's files."""
+"""Reading and writing of Caffe's snapshot files, `.caffemodel` and `.solverstate`."""

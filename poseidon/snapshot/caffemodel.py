@@ -1,7 +1,7 @@
-"""`.caffemodel`: a NetParameter whose layers carry their blobs; reading also takes `.caffemodel.h5`.
+"""`.caffemodel`: a NetParameter whose layers hold their blobs.
 
-Law: what is written is what Caffe's Net::ToProto writes, the layer's definition and its blobs, so Caffe reads it;
-what is read is any grammar that Caffe ever wrote, by layer name.
+Law: a written file has what Caffe's Net::ToProto writes, the layers' definitions and blobs, so that Caffe can read it. All
+formats that Caffe has written can be read, `.caffemodel.h5` too.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from poseidon.snapshot.files import read_message, write_atomically
 
 Array = NDArray[np.float32]
 LayerBlobs = tuple[str, list[Array | None]]
-"""A layer's name and blobs; None for one that the file leaves to the layer that shares it (HDF5)."""
+"""The name and the blobs of a layer; None for a shared blob that the file does not repeat (HDF5)."""
 
 
 NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
-"""Layer name, layer type and arrays of every layer, in order."""
+"""The name, the type and the blobs of every layer, in order."""
 
 
 def to_message(net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None) -> NetParameter:
-    """Return the net with its blobs.
+    """Return a copy of the net with blobs.
 
     Args:
         net: the definition, filtered for its phase.
-        blobs: of every layer of `net`.
-        diffs: in the same form (snapshot_diff); None: none.
+        blobs: the blobs of every layer of `net`.
+        diffs: the gradients in the same form (snapshot_diff); None: no gradients.
     """
     message = NetParameter()
     message.CopyFrom(net)
@@ -47,26 +47,26 @@ def to_message(net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None
 
 
 def write_model(path: Path, net: NetParameter, blobs: NamedBlobs, *, diffs: NamedBlobs | None = None) -> None:
-    """Write a model, atomically.
+    """Write a model atomically.
 
     Raises:
-        SnapshotError: it cannot be written.
+        SnapshotError: the file cannot be written.
     """
     write_atomically(path, to_message(net, blobs, diffs=diffs).SerializeToString())
 
 
 def read_model(path: Path) -> list[LayerBlobs]:
-    """Return each layer's name and blobs, of a model of any grammar (V0, V1, today's) or in HDF5.
+    """Read the name and the blobs of each layer, from a model of any format (V0, V1, current, HDF5).
 
     Raises:
-        SnapshotError: the file is missing, cut short, no model, or has a blob whose sizes disagree.
+        SnapshotError: the file is missing, truncated or not a model, or the size of a blob does not match its shape.
     """
     if hdf5.is_hdf5(path):
         return hdf5.read_model(path)
     net = read_message(path, NetParameter(), "model")
     found: list[tuple[str, Sequence[BlobProto]]] = [(layer.name, layer.blobs) for layer in net.layer]
     for old in net.layers:
-        if old.HasField("layer"):  # V0: the layer proper is one level down
+        if old.HasField("layer"):  # V0: the layer is one level deeper
             found.append((old.layer.name, old.layer.blobs))
         else:
             found.append((old.name, old.blobs))

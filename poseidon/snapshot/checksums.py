@@ -1,7 +1,7 @@
-"""`<state>.sha256`: the checksums of a snapshot's files, in the form that `sha256sum --check` reads.
+"""`<state>.sha256`: the checksums of a snapshot's files, in the format of `sha256sum`.
 
-Law: it is written last, so a snapshot that has one was written to its end; Caffe, which knows nothing of it, reads the two
-files without it. A snapshot without one (of Caffe, or of an older version) is taken as it is.
+Law: this file is written last, so a snapshot that has it is complete. Caffe ignores it. A snapshot without it (by Caffe or
+an older version) is accepted.
 """
 
 from __future__ import annotations
@@ -14,39 +14,38 @@ from poseidon.snapshot.files import write_atomically
 
 SUFFIX = ".sha256"
 _BLOCK_BYTES = 1 << 20
-_DIGEST_LETTERS = 64
+_DIGEST_LENGTH = 64
 
 
 def sums_path(state: Path) -> Path:
-    """Where the checksums of the snapshot of this state are."""
+    """Return the path of the checksums of this state's snapshot."""
     return state.with_name(state.name + SUFFIX)
 
 
 def seal(state: Path, *others: Path) -> None:
-    """Write the checksums of a snapshot whose files are complete.
+    """Write the checksums of a complete snapshot.
 
     Args:
         state: the `.solverstate`, or a script's checkpoint.
-        others: files in the same folder that belong to it: the weights.
+        others: the other files of the snapshot, in the same folder: the weights.
 
     Raises:
-        SnapshotError: a file cannot be read, or the sums not written.
+        SnapshotError: a file cannot be read, or the checksums cannot be written.
     """
     lines = [f"{_digest(path)}  {path.name}\n" for path in (*others, state)]
     write_atomically(sums_path(state), "".join(lines).encode())
 
 
 def sealed_files(state: Path) -> tuple[Path, ...] | None:
-    """Return the files that the checksums of a snapshot name; None where it has no checksums, or they are unreadable."""
+    """Return the files in the checksums of a snapshot; None if it has no readable checksums."""
     sums = _read_sums(state)
     return tuple(state.with_name(name) for name in sums) if sums else None
 
 
-def damage(state: Path) -> str | None:
-    """What is wrong with the files of a snapshot, as a sentence; None where nothing is, or nothing is known.
+def find_damage(state: Path) -> str | None:
+    """Verify the checksums of a snapshot. Return a message about the first damaged file, or None.
 
-    A checksum of a file that is named like the sums' own but was moved away is no damage of the others: each
-    file is looked for beside the state.
+    Without checksums the result is None. The files are searched for in the folder of the state.
     """
     if not sums_path(state).exists():
         return None
@@ -61,25 +60,25 @@ def damage(state: Path) -> str | None:
             return str(error)
         if found != digest:
             return (
-                f"{path} is cut short or changed: it has {path.stat().st_size} bytes that do not match "
-                f"{sums_path(state).name} (remove that file if the change was meant)"
+                f"{path} is truncated or changed: its {path.stat().st_size} bytes do not match "
+                f"{sums_path(state).name} (remove that file if the change is intended)"
             )
     return None
 
 
 def check(state: Path) -> None:
-    """Refuse a snapshot whose files are not what was written.
+    """Raise SnapshotError if a file of a snapshot is damaged.
 
     Raises:
-        SnapshotError: names the file that is damaged.
+        SnapshotError: a file does not match its checksum. The text names it.
     """
-    wrong = damage(state)
+    wrong = find_damage(state)
     if wrong is not None:
         raise SnapshotError(wrong)
 
 
 def _read_sums(state: Path) -> dict[str, str] | None:
-    """Digest by file name; None for anything but lines of a digest and a plain name."""
+    """Return the digests by file name; None unless every line is a digest and a name without a folder."""
     try:
         lines = sums_path(state).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -87,7 +86,7 @@ def _read_sums(state: Path) -> dict[str, str] | None:
     sums: dict[str, str] = {}
     for line in lines:
         digest, _, name = line.partition("  ")
-        if len(digest) != _DIGEST_LETTERS or not name or "/" in name or name in (".", ".."):
+        if len(digest) != _DIGEST_LENGTH or not name or "/" in name or name in (".", ".."):
             return None
         sums[name] = digest
     return sums if state.name in sums else None

@@ -1,4 +1,4 @@
-"""Names of snapshot files, and writing them so that a reader sees all of a file or none of it."""
+"""The names of snapshot files, atomic writing, and reading of protobuf files."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ M = TypeVar("M", bound=Message)
 
 
 def model_path(prefix: Path, iteration: int, *, hdf5: bool = False) -> Path:
-    """`<prefix>_iter_<N>.caffemodel`, with `.h5` behind it for HDF5."""
+    """Return `<prefix>_iter_<N>.caffemodel`, with the suffix `.h5` for HDF5."""
     return prefix.with_name(f"{prefix.name}_iter_{iteration}.caffemodel{'.h5' if hdf5 else ''}")
 
 
 def state_path(prefix: Path, iteration: int, *, hdf5: bool = False) -> Path:
-    """`<prefix>_iter_<N>.solverstate`, with `.h5` behind it for HDF5."""
+    """Return `<prefix>_iter_<N>.solverstate`, with the suffix `.h5` for HDF5."""
     return prefix.with_name(f"{prefix.name}_iter_{iteration}.solverstate{'.h5' if hdf5 else ''}")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, unless it is there.
+    """Create a folder and its parents unless it exists.
 
     Raises:
-        SnapshotError: it cannot be made.
+        SnapshotError: the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SnapshotError(f"cannot make the folder {folder}: {error.strerror}") from error
+        raise SnapshotError(f"cannot create the folder {folder}: {error.strerror}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name beside it, flush it to disk, and rename it, on disk as well.
+    """Write a file under a temporary name, flush it to disk and rename it, so that readers never see a part of it.
 
     Raises:
-        SnapshotError: the folder is missing or not writable, or the disk is full; an earlier file of that name
-            is as it was.
+        SnapshotError: the folder is missing or not writable, or the disk is full. An existing file of that name is
+            unchanged.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            left.unlink(missing_ok=True)  # of a process that was killed while it wrote
+            left.unlink(missing_ok=True)  # from a process that was killed during the write
         with partial.open("wb") as file:
             file.write(content)
         put_in_place(partial, path)
     except OSError as error:
-        with suppress(OSError):  # a file system that is read-only says so even of what is not there
+        with suppress(OSError):  # a read-only file system raises even if the file does not exist
             partial.unlink(missing_ok=True)
         raise SnapshotError(f"cannot write {path}: {error.strerror}") from error
 
 
 def require_readable(path: Path, kind: str) -> None:
-    """Check that a file can be opened.
+    """Raise SnapshotError unless a file can be opened.
 
     Raises:
-        SnapshotError: it cannot; the sentence is that of `read_message`.
+        SnapshotError: the file cannot be opened. The text is that of `read_message`.
     """
     try:
         path.open("rb").close()
@@ -76,11 +76,11 @@ def read_message(path: Path, message: M, kind: str) -> M:
 
     Args:
         path: the file.
-        message: is filled and returned.
-        kind: what the file should be, for errors: "model".
+        message: the message to parse into, which is returned.
+        kind: the expected kind of file for errors, such as "model".
 
     Raises:
-        SnapshotError: the file is missing, or is not what it should be.
+        SnapshotError: the file is missing or not of this kind.
     """
     try:
         content = path.read_bytes()
@@ -90,8 +90,8 @@ def read_message(path: Path, message: M, kind: str) -> M:
         message.ParseFromString(content)
     except DecodeError as error:
         raise SnapshotError(
-            f"{path} is not a {kind}, or it is cut short: {len(content)} bytes that do not parse as one"
+            f"{path} is not a {kind}, or it is truncated: its {len(content)} bytes cannot be parsed"
         ) from error
     if not strings_are_text(message):
-        raise SnapshotError(f"{path} is damaged: a name in it is no UTF-8 text")
+        raise SnapshotError(f"{path} is damaged: a name in it is not UTF-8 text")
     return message

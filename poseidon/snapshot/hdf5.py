@@ -4,9 +4,9 @@
     /diff/<layer>/<i>     its gradient, if asked   /learned_net           the weights' file
                                                    /history/<i>           as in the binary state, in its order
 
-Law: Caffe's (Net::ToHDF5, SGDSolver::SnapshotSolverStateToHDF5): only the owner of a shared blob has it under /data, so a
-reader takes an absent blob for one that another layer owns. What Caffe has no place for is in one dataset of bytes,
-/poseidon, which it never opens.
+Law: the layout is Caffe's (Net::ToHDF5, SGDSolver::SnapshotSolverStateToHDF5). A shared blob is stored under /data only for
+its owner, so a reader treats a missing blob as shared. State that Caffe does not know is in one dataset of bytes,
+/poseidon, which Caffe ignores.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 SUFFIX = ".h5"
-# No compression that HDF5 has makes data smaller than this; a dataset that claims more was made to fill memory.
+# HDF5's best compression ratio; a dataset that claims more is meant to exhaust the memory.
 LARGEST_RATIO = 1100
 
 
 def is_hdf5(path: Path) -> bool:
-    """Return whether a file is HDF5 by its first bytes, or should be by its ending. False for a file that cannot be read."""
+    """Return whether a file is HDF5, by its first bytes or, if it cannot be read, by its suffix."""
     try:
         with path.open("rb") as file:
             return file.read(len(SIGNATURE)) == SIGNATURE or path.suffix == SUFFIX
@@ -48,36 +48,36 @@ def is_hdf5(path: Path) -> bool:
 def write_model(
     path: Path, blobs: NamedBlobs, *, owned: Collection[str], diffs: NamedBlobs | None = None
 ) -> None:
-    """Write a model, atomically.
+    """Write a model atomically.
 
     Args:
         path: the file.
         blobs: (layer name, layer type, arrays) of every layer, in order.
-        owned: `<layer>.<index>` of each blob that is not shared from another layer.
-        diffs: the gradients in the same form, shared ones with each sharer (snapshot_diff); None: none.
+        owned: the names `<layer>.<index>` of the blobs that are not shared from another layer.
+        diffs: the gradients in the same form, repeated for shared blobs (snapshot_diff); None: no gradients.
 
     Raises:
-        SnapshotError: it cannot be written.
+        SnapshotError: the file cannot be written.
     """
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         data = file.create_group("data")
         for name, _, arrays in blobs:
-            _put(
+            _write_arrays(
                 data.require_group(name), arrays, [f"{name}.{index}" in owned for index in range(len(arrays))]
             )
         if diffs is not None:
             group = file.create_group("diff")
             for name, _, arrays in diffs:
-                _put(group.require_group(name), arrays, [True] * len(arrays))
+                _write_arrays(group.require_group(name), arrays, [True] * len(arrays))
     write_atomically(path, image.getvalue())
 
 
 def read_model(path: Path) -> list[tuple[str, list[Array | None]]]:
-    """Return each layer's name and blobs; None where the file leaves a blob out because another layer owns it.
+    """Read the name and the blobs of each layer; None for a shared blob that the file does not repeat.
 
     Raises:
-        SnapshotError: the file is missing, damaged, or no model.
+        SnapshotError: the file is missing, damaged or not a model.
     """
     with _opened(path, "model") as file:
         data = file.get("data")
@@ -87,30 +87,30 @@ def read_model(path: Path) -> list[tuple[str, list[Array | None]]]:
 
 
 def write_state(path: Path, state: SolverState) -> None:
-    """Write a solver's state, atomically.
+    """Write a solver state atomically.
 
     Raises:
-        SnapshotError: it cannot be written.
+        SnapshotError: the file cannot be written.
     """
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         file["iter"] = np.array([state.iter], np.int32)
-        # A zero ends it, as Caffe's reader expects of a C string.
+        # With a final zero, because Caffe reads a C string.
         name = state.learned_net.encode()
         file["learned_net"] = np.array(name, dtype=f"S{len(name) + 1}")
         file["current_step"] = np.array([state.current_step], np.int32)
         histories = [to_array(blob) for blob in state.history]
-        _put(file.create_group("history"), histories, [True] * len(histories))
+        _write_arrays(file.create_group("history"), histories, [True] * len(histories))
         if state.HasField("poseidon"):
             file["poseidon"] = np.frombuffer(state.poseidon.SerializeToString(), np.uint8)
     write_atomically(path, image.getvalue())
 
 
 def read_state(path: Path) -> SolverState:
-    """Return a solver's state, as the message that the binary form is.
+    """Read a solver state as the message of the binary format.
 
     Raises:
-        SnapshotError: the file is missing, damaged, or no solver state.
+        SnapshotError: the file is missing, damaged or not a solver state.
     """
     with _opened(path, "solver state") as file:
         history = file.get("history")
@@ -126,11 +126,11 @@ def read_state(path: Path) -> SolverState:
                 raise SnapshotError(f"{path} is damaged: it has no /history/{number}")
             state.history.append(from_array(array))
         if "poseidon" in file:
-            _take_own_state(path, file, state)
+            _read_poseidon_state(path, file, state)
     return state
 
 
-def _put(group: Any, arrays: Sequence[Array], wanted: Sequence[bool]) -> None:
+def _write_arrays(group: Any, arrays: Sequence[Array], wanted: Sequence[bool]) -> None:
     for index, (array, keep) in enumerate(zip(arrays, wanted, strict=True)):
         if keep:
             group.create_dataset(str(index), data=np.asarray(array, np.float32))
@@ -138,7 +138,7 @@ def _put(group: Any, arrays: Sequence[Array], wanted: Sequence[bool]) -> None:
 
 @contextmanager
 def _opened(path: Path, kind: str) -> Iterator[Any]:
-    """Yield the file, open; what the library says about a damaged one becomes a sentence."""
+    """Open a file and translate errors of the library about damaged files."""
     try:
         with path.open("rb") as raw, h5py.File(raw, "r") as file:
             yield file
@@ -147,22 +147,22 @@ def _opened(path: Path, kind: str) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise SnapshotError(f"cannot read the {kind} {path}: {error.strerror}") from error
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        words = str(error).partition(" (")[0]
-        raise SnapshotError(f"{path} is not a {kind} in HDF5, or it is damaged: {words}") from error
+        reason = str(error).partition(" (")[0]
+        raise SnapshotError(f"{path} is not a {kind} in HDF5, or it is damaged: {reason}") from error
 
 
 def _items(group: Any) -> Iterator[tuple[str, Any]]:
-    """Names and what they lead to, None where that is nothing; a name that is no text is damage."""
+    """Yield the names and items of a group; None for a dangling link. Raise ValueError for a name that is not text."""
     for name, item in group.items():
         if not isinstance(name, str):
-            raise ValueError(f"{name!r} is no name")
+            raise ValueError(f"{name!r} is not a name")
         yield name, item
 
 
 def _layers(group: Any, prefix: str, seen: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Layers below a group; a name with slashes has made a group of each of its parts."""
+    """Yield the layers below a group. A layer name with slashes consists of nested groups."""
     for name, item in _items(group):
-        # A damaged file may link a group into itself.
+        # A damaged file can link a group to itself.
         if not isinstance(item, h5py.Group) or item in seen:
             continue
         seen.add(item)
@@ -173,7 +173,7 @@ def _layers(group: Any, prefix: str, seen: set[Any]) -> Iterator[tuple[str, Any]
 
 
 def _blobs(path: Path, group: Any) -> list[Array | None]:
-    """Return the datasets 0, 1, ... of a group, None for each that is left out before the last."""
+    """Return the datasets 0, 1, ... of a group, None for missing ones before the last."""
     named = {int(name): item for name, item in _items(group) if name.isdecimal()}
     if max(named, default=-1) >= 2 * len(named) + 64:
         raise SnapshotError(f"{path}: {group.name} has a blob {max(named)}, but only {len(named)} blobs")
@@ -185,11 +185,11 @@ def _blobs(path: Path, group: Any) -> list[Array | None]:
 
 def _numbers(path: Path, dataset: Any) -> Array:
     if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "fiu" or dataset.shape is None:
-        raise SnapshotError(f"{path}: {getattr(dataset, 'name', 'a blob')} is no array of numbers")
-    room = path.stat().st_size * (LARGEST_RATIO if dataset.chunks else 1)
-    if dataset.nbytes > room or (dataset.nbytes and not dataset.id.get_storage_size()):
+        raise SnapshotError(f"{path}: {getattr(dataset, 'name', 'a blob')} is not an array of numbers")
+    limit = path.stat().st_size * (LARGEST_RATIO if dataset.chunks else 1)
+    if dataset.nbytes > limit or (dataset.nbytes and not dataset.id.get_storage_size()):
         raise SnapshotError(
-            f"{path}: {dataset.name} claims {dataset.nbytes} bytes, which the file does not hold"
+            f"{path}: {dataset.name} claims {dataset.nbytes} bytes, more than the file can hold"
         )
     return np.asarray(dataset[()], dtype=np.float32)
 
@@ -199,7 +199,7 @@ def _integer(path: Path, file: Any, name: str) -> int:
         return 0
     numbers = _numbers(path, file[name])
     if numbers.size != 1:
-        raise SnapshotError(f"{path}: /{name} has {numbers.size} numbers, expected 1")
+        raise SnapshotError(f"{path}: /{name} has {numbers.size} values, expected 1")
     return int(np.asarray(file[name][()]).reshape(()))
 
 
@@ -208,12 +208,12 @@ def _text(path: Path, file: Any, name: str) -> str:
         return ""
     value = file[name][()]
     if not isinstance(value, bytes):
-        raise SnapshotError(f"{path}: /{name} is no text")
+        raise SnapshotError(f"{path}: /{name} is not text")
     return value.rstrip(b"\0").decode(errors="replace")
 
 
-def _take_own_state(path: Path, file: Any, state: SolverState) -> None:
+def _read_poseidon_state(path: Path, file: Any, state: SolverState) -> None:
     try:
         state.poseidon.ParseFromString(np.asarray(file["poseidon"][()], np.uint8).tobytes())
     except DecodeError as error:
-        raise SnapshotError(f"{path} is damaged: its /poseidon does not parse") from error
+        raise SnapshotError(f"{path} is damaged: its /poseidon cannot be parsed") from error

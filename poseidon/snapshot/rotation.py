@@ -1,7 +1,7 @@
-"""Keeping the newest snapshots of a run and removing older ones.
+"""Search for the newest snapshot of a run, and removal of older ones.
 
-Law: only what this version wrote to its end is removed (it has checksums), only after a newer one is whole, and never one
-of a later iteration: that belongs to another run.
+Law: only complete snapshots of this project (those with checksums) are removed, only after a newer one is complete, and
+never one of a later iteration, which belongs to another run.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from poseidon.errors import SnapshotError
-from poseidon.snapshot.checksums import damage, sealed_files, sums_path
+from poseidon.snapshot.checksums import find_damage, sealed_files, sums_path
 
 COPIES = "snapshots"
-"""In a job's folder on the launcher's machine: the copies of snapshots that other hosts wrote."""
+"""The folder for copies of other hosts' snapshots, in the job's folder on the launcher's host."""
 
 
 def snapshots_before(state: Path) -> list[Path]:
-    """Return the sealed states with the prefix of `state` and a smaller iteration, oldest first."""
+    """Return the states with checksums, the prefix of `state` and a smaller iteration, oldest first."""
     prefix, iteration, ending = _parts(state.name)
     return [path for number, path in _sealed(state.parent, prefix, ending) if number < iteration]
 
 
-def newest_whole(prefix: Path, ending: str) -> Path | None:
-    """Return the sealed state with this prefix, of the highest iteration, whose files match their checksums; None: there is none."""
+def newest_intact(prefix: Path, ending: str) -> Path | None:
+    """Return the state of the highest iteration with this prefix whose files match their checksums, or None."""
     found = reversed(_sealed(prefix.parent, prefix.name, ending))
-    return next((path for _, path in found if damage(path) is None), None)
+    return next((path for _, path in found if find_damage(path) is None), None)
 
 
 def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
@@ -42,38 +42,38 @@ def _sealed(folder: Path, prefix: str, ending: str) -> list[tuple[int, Path]]:
 
 
 def newest_state(folder: Path, ending: str = ".solverstate") -> Path:
-    """Return the state of the highest iteration in a job's folder, or among the copies that a launcher keeps there.
+    """Return the state of the highest iteration in a job's folder or among the launcher's copies in it.
 
-    Sealed snapshots come first: one without checksums is of Caffe or of an older version, or was never finished.
+    Snapshots with checksums are preferred: others are by Caffe or an older version, or incomplete.
 
     Args:
-        folder: of a job, or any other with snapshots.
-        ending: of their names; of states those of HDF5 count too.
+        folder: the folder of a job, or another folder with snapshots.
+        ending: the suffix of their names; for states, HDF5 files count too.
 
     Raises:
-        SnapshotError: there is none.
+        SnapshotError: there is no snapshot.
     """
     found = []
-    for path in (path for place in (folder, folder / COPIES) for path in place.glob(f"*{ending}*")):
+    for path in (path for parent in (folder, folder / COPIES) for path in parent.glob(f"*{ending}*")):
         with suppress(ValueError):
             found.append((sums_path(path).exists(), _parts(path.name)[1], path))
     if not found:
-        raise SnapshotError(f"{folder} holds no snapshot, expected a file <prefix>_iter_<N>{ending}")
+        raise SnapshotError(f"{folder} has no snapshot, expected a file <prefix>_iter_<N>{ending}")
     return max(found)[2]
 
 
 def remove_older(state: Path, keep: int) -> list[Path]:
-    """Leave the newest `keep` snapshots of a run; the checksums go first, so that a half-removed one is none.
+    """Remove all but the newest `keep` snapshots of a run. Checksums are removed first, to mark the rest as incomplete.
 
     Args:
-        state: the newest state, which is whole.
-        keep: how many stay, this one among them; 0: all.
+        state: the newest state, which is complete.
+        keep: the number of snapshots to keep, including this one; 0: all.
 
     Returns:
-        The states that were removed.
+        the states that were removed.
 
     Raises:
-        SnapshotError: one cannot be removed.
+        SnapshotError: a file cannot be removed.
     """
     if keep < 1:
         return []
@@ -90,7 +90,7 @@ def remove_older(state: Path, keep: int) -> list[Path]:
 
 
 def _parts(name: str) -> tuple[str, int, str]:
-    """`quick`, 10 and `.solverstate` of `quick_iter_10.solverstate`; ValueError for any other name."""
+    """Split `quick_iter_10.solverstate` into `quick`, 10 and `.solverstate`; ValueError for any other name."""
     match = re.fullmatch(r"(.*)_iter_(\d{1,18})(\.solverstate(?:\.h5)?|\.pt)", name)
     if match is None:
         raise ValueError(name)

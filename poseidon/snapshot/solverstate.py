@@ -1,8 +1,8 @@
-"""`.solverstate`: where a run stands, beside its weights.
+"""`.solverstate`: the state of a run except its weights.
 
-Law: the file is Caffe's SolverState, so Caffe can go on from it. What Caffe has no place for (each worker's place in its
-data, random state, history at staleness > 0) is in one extra field that its reader skips. A path that ends in `.h5` is
-written as HDF5, and either form is read, told apart by content.
+Law: the file is Caffe's SolverState, so Caffe can resume from it. State that Caffe does not know (each worker's position in
+its data, random states, histories at staleness > 0) is in an additional field, which Caffe ignores. A path with the suffix
+`.h5` is written as HDF5. Both formats can be read; they are recognized by content.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands.
+    """The state of a run.
 
     Attributes:
-        iteration: iterations finished.
-        model: file of the weights.
-        histories: for each learnable blob in Caffe's order, its history arrays (one or two, all alike).
-        current_step: stepvalues reached (Caffe's multistep).
-        poseidon: what Caffe has no place for; empty in a file that Caffe wrote.
+        iteration: the number of finished iterations.
+        model: the file of the weights.
+        histories: the history arrays (the same number, one or two) of each learnable blob in Caffe's order.
+        current_step: the number of stepvalues reached (Caffe's multistep).
+        poseidon: the state that Caffe does not know; empty in a file by Caffe.
     """
 
     iteration: int
@@ -43,13 +43,13 @@ class RunState:
 
 
 def write_state(path: Path, state: RunState) -> None:
-    """Write a state, atomically.
+    """Write a state atomically.
 
     Raises:
-        SnapshotError: it cannot be written.
+        SnapshotError: the file cannot be written.
     """
     message = SolverState(iter=state.iteration, learned_net=state.model, current_step=state.current_step)
-    # All first arrays, then all second ones: Caffe's order for AdaDelta and Adam.
+    # All first arrays, then all second ones, which is Caffe's order for AdaDelta and Adam.
     for column in zip(*state.histories, strict=True):
         message.history.extend(from_array(array) for array in column)
     message.poseidon.CopyFrom(state.poseidon)
@@ -60,15 +60,15 @@ def write_state(path: Path, state: RunState) -> None:
 
 
 def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_per_blob: int) -> RunState:
-    """Read a state and match its histories to a net.
+    """Read a state and check its histories against a net.
 
     Args:
         path: the file.
-        blobs: name and shape of each learnable blob, in Caffe's order.
-        arrays_per_blob: history arrays that the solver keeps for each blob.
+        blobs: the name and the shape of each learnable blob in Caffe's order.
+        arrays_per_blob: the number of history arrays of the solver for each blob.
 
     Raises:
-        SnapshotError: the file is missing, cut short, or of another net or kind of solver.
+        SnapshotError: the file is missing or truncated, or is the state of another net or type of solver.
     """
     message = _read(path)
     expected = len(blobs) * arrays_per_blob
@@ -91,12 +91,12 @@ def read_state(path: Path, blobs: Sequence[tuple[str, tuple[int, ...]]], arrays_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateHead:
-    """What a launcher needs of a state.
+    """The parts of a state that a launcher needs.
 
     Attributes:
-        iteration: iterations finished.
-        seed: the random seed of the job that wrote it; None when Caffe wrote it.
-        model: file of the weights, as the state names it.
+        iteration: the number of finished iterations.
+        seed: the random seed of the job; None in a file by Caffe.
+        model: the file of the weights, as named in the state.
     """
 
     iteration: int
@@ -104,11 +104,11 @@ class StateHead:
     model: str
 
 
-def head_of(path: Path) -> StateHead:
-    """Return a state without its histories.
+def read_head(path: Path) -> StateHead:
+    """Read a state without its histories.
 
     Raises:
-        SnapshotError: the file is missing, or is no solver state.
+        SnapshotError: the file is missing or not a solver state.
     """
     message = _read(path)
     seed = message.poseidon.random_seed if message.poseidon.HasField("random_seed") else None
@@ -121,7 +121,7 @@ def _read(path: Path) -> SolverState:
     message = read_message(path, SolverState(), "solver state")
     if not message.HasField("iter"):  # a model parses as an empty one
         raise SnapshotError(
-            f"{path} is not a solver state: it has no iteration (weights alone, a .caffemodel, go to --weights)"
+            f"{path} is not a solver state: it has no iteration (for weights, a .caffemodel, use --weights)"
         )
     return message
 
@@ -131,7 +131,7 @@ def _shaped(path: Path, name: str, shape: tuple[int, ...], blob: BlobProto) -> A
         array = to_array(blob)
     except ValueError as error:
         raise SnapshotError(f"{path}: the history of '{name}': {error}") from error
-    # Old files pad shapes to four axes: (1, 1, 1, 10) is a bias of 10.
+    # Old files extend shapes to four axes: (1, 1, 1, 10) is a bias of 10.
     stripped = tuple(n for n in array.shape if n != 1)
     if stripped != tuple(n for n in shape if n != 1):
         raise SnapshotError(f"{path}: the history of '{name}' has shape {array.shape}; the net has {shape}")
@@ -142,7 +142,7 @@ def learned_net(state: RunState | StateHead, path: Path) -> Path:
     """Return the file of the weights that belong to the state in `path`.
 
     Raises:
-        SnapshotError: it is neither where the state says nor beside the state.
+        SnapshotError: the file is neither at the path in the state nor beside the state.
     """
     return _weights_of(state.model, path)
 
@@ -151,7 +151,7 @@ def weights_of(path: Path) -> Path:
     """Return the file of the weights that belong to the state in `path`; see `learned_net`.
 
     Raises:
-        SnapshotError: there is none, or `path` is missing or is no solver state.
+        SnapshotError: the file is missing, or `path` is missing or not a solver state.
     """
     return _weights_of(_read(path).learned_net, path)
 

@@ -1,1 +1,1 @@
-"""The parts of a solver that are not the update rule: rate policies, and what the definition asks for."""
+"""Learning-rate policies and the settings of a solver definition. The update rules are in ps_server."""

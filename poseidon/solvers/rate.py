@@ -25,7 +25,7 @@ LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 def _power(base: float, exponent: float) -> float:
-    """As C's pow, which never fails: inf beyond all numbers and for 0 to a negative power, nan for a root of a negative."""
+    """Compute a power as C's pow: inf on overflow and for 0 to a negative power, nan for a root of a negative number."""
     try:
         return math.pow(base, exponent)
     except OverflowError:
@@ -43,15 +43,15 @@ def _multistep(solver: SolverParameter, t: int) -> float:
 
 
 def _sigmoid(solver: SolverParameter, t: int) -> float:
-    # Written with exp of a negative number only, so that late iterations do not overflow.
+    # Only exp of negative numbers, so that late iterations do not overflow.
     x = solver.gamma * (t - solver.stepsize)
     z = math.exp(-abs(x))
     return float(solver.base_lr * (1 / (1 + z) if x >= 0 else z / (1 + z)))
 
 
 def _poly(solver: SolverParameter, t: int) -> float:
-    left = max(0.0, 1 - t / solver.max_iter) if solver.max_iter else math.nan
-    return float(solver.base_lr * _power(left, solver.power))
+    remaining = max(0.0, 1 - t / solver.max_iter) if solver.max_iter else math.nan
+    return float(solver.base_lr * _power(remaining, solver.power))
 
 
 POLICIES: dict[str, Policy] = {
@@ -64,7 +64,7 @@ POLICIES: dict[str, Policy] = {
     "sigmoid": _sigmoid,
 }
 
-# Numbers whose absence can only be a mistake. A power that is not given is 0, as in Caffe: the rate then stays.
+# The fields that a policy needs. `power` is 0 by default, as in Caffe, which makes the rate constant.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "step": ("gamma", "stepsize"),
     "exp": ("gamma",),
@@ -76,17 +76,17 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
-    """Return the rate of each iteration.
+    """Return the learning rate as a function of the iteration.
 
     Returns:
-        A function of the 0-based iteration.
+        a function of the 0-based iteration.
 
     Raises:
-        DefinitionError: an unknown policy, or one whose numbers are missing or out of range.
+        DefinitionError: the policy is unknown, or a field is missing or out of range.
     """
     param = solver.param
     if not param.HasField("base_lr"):
-        raise solver.error("base_lr", "not given; expected the learning rate")
+        raise solver.error("base_lr", "missing; expected the learning rate")
     policy = POLICIES.get(param.lr_policy)
     if policy is None:
         near = nearest(param.lr_policy, POLICIES)
@@ -94,14 +94,14 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
         raise solver.error("lr_policy", f"unknown policy '{param.lr_policy}'; {hint}")
     for name in _NEEDS.get(param.lr_policy, ()):
         if not param.HasField(name):
-            raise solver.error("lr_policy", f"'{param.lr_policy}' needs {name}, which is not given")
+            raise solver.error("lr_policy", f"'{param.lr_policy}' needs {name}, which is missing")
     if param.lr_policy == "step" and param.stepsize <= 0:
         raise solver.error("stepsize", f"expected a positive number, found {param.stepsize}")
     if list(param.stepvalue) != sorted(param.stepvalue):
-        raise solver.error("stepvalue", "the values must not fall")
-    return lambda iteration: _held_by_float32(policy(param, iteration))
+        raise solver.error("stepvalue", "expected ascending values")
+    return lambda iteration: _limited_to_float32(policy(param, iteration))
 
 
-def _held_by_float32(rate: float) -> float:
-    """Infinite where Caffe's float is, so that the loss shows it."""
+def _limited_to_float32(rate: float) -> float:
+    """Return the rate, or infinity if it exceeds float32, as in Caffe."""
     return math.copysign(math.inf, rate) if abs(rate) > LARGEST_FLOAT32 else rate

@@ -1,4 +1,4 @@
-"""What a solver definition asks for, checked once: the update rule of each tensor, and the loop's numbers."""
+"""The validated settings of a solver definition: update rules and the parameters of the training loop."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ps_server import Regularization, Rule, RuleKind, SpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverSettings:
-    """A checked solver.
+    """The validated settings of a solver.
 
     Attributes:
-        max_iter: iterations to train for; >= 0.
-        iter_size: forward and backward passes whose gradients are added up for one update; >= 1.
-        clip: largest L2 norm of all gradients together; None: no limit.
-        rate: the learning rate of a 0-based iteration.
-        base_rule: the update rule before a tensor's own multipliers.
-        average_loss: number of iterations whose losses are averaged for display; >= 1.
-        display: iterations between printed losses; 0: never.
-        test_interval: iterations between tests; 0: never.
-        test_initialization: test before the first iteration too.
-        snapshot: iterations between snapshots; 0: never.
+        max_iter: the number of iterations; >= 0.
+        iter_size: the number of forward and backward passes whose gradients are accumulated for an update; >= 1.
+        clip: the limit of the L2 norm of all gradients; None: no limit.
+        rate: the learning rate as a function of the 0-based iteration.
+        base_rule: the update rule without the multipliers of a tensor.
+        average_loss: the number of iterations whose losses are averaged for display; >= 1.
+        display: the number of iterations between displayed losses; 0: never.
+        test_interval: the number of iterations between tests; 0: never.
+        test_initialization: test before the first iteration, too.
+        snapshot: the number of iterations between snapshots; 0: never.
         snapshot_after_train: write a snapshot at the end.
-        snapshot_diff: models get the last change of each blob too.
+        snapshot_diff: write the diffs of blobs to models, too.
         debug_info: log the mean absolute values of all blobs in displayed iterations.
-        random_seed: the seed; None: take a new one each run.
+        random_seed: the seed; None: another one in each run.
     """
 
     max_iter: int
@@ -65,18 +65,18 @@ class SolverSettings:
 
 
 def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> SolverSettings:
-    """Check a solver definition.
+    """Validate a solver definition.
 
     Args:
         solver: the definition.
-        endless: its user decides how many iterations there are, so that max_iter may be missing.
+        endless: max_iter may be missing, because the caller decides the number of iterations.
 
     Raises:
-        DefinitionError: a number or a name is out of range, or does not go with the solver's type.
+        DefinitionError: a value is out of range or not legal for the solver's type.
     """
     param = solver.param
     if not param.HasField("max_iter") and not endless:
-        raise solver.error("max_iter", "not given; expected the number of iterations to train for")
+        raise solver.error("max_iter", "missing; expected the number of iterations to train for")
     for field, value in param.ListFields():
         if isinstance(value, float) and not math.isfinite(value):
             raise solver.error(field.name, f"expected a finite number, found {value}")
@@ -108,7 +108,7 @@ def _rule(solver: SolverDefinition) -> Rule:
     param = solver.param
     kind = _kind(solver)
     if kind in (RuleKind.ADAGRAD, RuleKind.RMSPROP) and param.momentum:
-        # Caffe refuses these too: the formula has no place for it.
+        # Caffe rejects these, too: the formula has no momentum.
         raise solver.error("momentum", f"{kind.value} has no momentum; expected 0, found {param.momentum:g}")
     try:
         return Rule(
@@ -140,7 +140,7 @@ def _kind(solver: SolverDefinition) -> RuleKind:
 
 
 def _type_name(param: SolverParameter) -> str:
-    """Return today's type string; the enum that came before it where only that is given."""
+    """Return the type, from the string `type` or the old enum solver_type."""
     if param.HasField("solver_type") and not param.HasField("type"):
         old = SolverParameter.SolverType.Name(param.solver_type)
         return {name.upper(): name for name in KINDS}[old]

@@ -236,7 +236,7 @@ LAUNCHER = (
     Broken(
         name="max-iter-missing",
         edit=(solver("max_iter: 2\n", ""),),
-        says=r"solver\.prototxt: max_iter: not given",
+        says=r"solver\.prototxt: max_iter: missing",
     ),
     Broken(
         name="solver-type-unknown",
@@ -489,7 +489,7 @@ LAUNCHER += (
     Broken(
         name="database-cut-short",
         prepare=lambda f: cut_short(f / "train_lmdb"),
-        says=r"{}/train_lmdb is cut short",
+        says=r"{}/train_lmdb is truncated",
     ),
     Broken(
         name="lmdb-is-leveldb",
@@ -528,7 +528,7 @@ LAUNCHER += (
         name="state-cut-short",
         prepare=both(saved_state(cut=50), saved_model("w.caffemodel")),
         flags=("--snapshot={}/s.solverstate",),
-        says=r"{}/s\.solverstate is not a solver state, or it is cut short",
+        says=r"{}/s\.solverstate is not a solver state, or it is truncated",
     ),
     Broken(
         name="state-is-a-model",
@@ -587,7 +587,7 @@ WORKER = (
         name="model-of-another-net",
         prepare=saved_model("w.caffemodel", outputs=7),
         flags=("--weights={}/w.caffemodel",),
-        says=r"{}/w\.caffemodel: layer 'ip': blob 0 is saved with shape 7x18, expected 10x",
+        says=r"{}/w\.caffemodel: layer 'ip': blob 0 has shape 7x18 in the file, expected 10x",
     ),
     Broken(
         name="state-of-another-solver",
@@ -618,7 +618,7 @@ PROCESSES = (
         name="model-cut-short",
         prepare=saved_model("w.caffemodel", cut=50),
         flags=("--weights={}/w.caffemodel",),
-        says=r"{}/w\.caffemodel is not a model, or it is cut short",
+        says=r"{}/w\.caffemodel is not a model, or it is truncated",
     ),
 )
 

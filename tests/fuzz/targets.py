@@ -38,7 +38,7 @@ from poseidon.proto.caffe_pb2 import (
 from poseidon.proto.definition import NetDefinition, read_net, read_solver
 from poseidon.proto.text import parse, to_text
 from poseidon.snapshot import caffemodel, hdf5
-from poseidon.snapshot.solverstate import RunState, head_of, read_state, write_state
+from poseidon.snapshot.solverstate import RunState, read_head, read_state, write_state
 from poseidon.solvers.settings import solver_settings
 from tests.fuzz import mutation
 from tests.fuzz.fields import Fields
@@ -224,7 +224,7 @@ class _StateLoader:
         ]
 
     def __call__(self, path: Path) -> None:
-        head_of(path)
+        read_head(path)
         state = read_state(path, self._blobs, 1)
         assert [arrays[0].shape for arrays in state.histories] == [shape for _, shape in self._blobs]
 

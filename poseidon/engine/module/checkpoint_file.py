@@ -20,7 +20,7 @@ from torch import Tensor
 from poseidon.errors import SnapshotError
 from poseidon.snapshot.checksums import check, seal, sums_path
 from poseidon.snapshot.files import make_folder, write_atomically
-from poseidon.snapshot.rotation import newest_whole, remove_older
+from poseidon.snapshot.rotation import newest_intact, remove_older
 
 ENDING = ".pt"
 FORMAT = 1
@@ -117,7 +117,7 @@ def write_checkpoint(path: Path, content: bytes, keep: int) -> None:
 
 def newest_checkpoint(prefix: Path) -> Path | None:
     """Return the newest complete checkpoint with this prefix, or None."""
-    return newest_whole(prefix, ENDING)
+    return newest_intact(prefix, ENDING)
 
 
 def read_checkpoint(path: Path) -> bytes:

@@ -67,7 +67,7 @@ class Replica:
         Raises:
             SnapshotError: a model cannot be read, or a layer's blobs have other shapes.
         """
-        return [f"{path}: {report.in_words()}" for path, report in load_models(self.train, models)]
+        return [f"{path}: {report.summary()}" for path, report in load_models(self.train, models)]
 
     def forward_backward(
         self, after_pass: Callable[[], None], on_loss: Callable[[Tensor], None]
@@ -90,7 +90,7 @@ class Replica:
             on_loss(loss.detach())
             if loss.requires_grad:  # not if nothing below the loss is trained
                 loss.backward()
-            self.train.tell_backward()
+            self.train.log_backward()
             total = loss.detach() if total is None else total + loss.detach()
             after_pass()
         assert total is not None

@@ -65,7 +65,7 @@ def test_a_checkpoint_is_checked_and_handed_to_every_worker(
     path.write_bytes(path.read_bytes()[:-1])
     (folder / "model.pt").write_bytes(packed({"weight": 1}))
     for name, words in {
-        "net_iter_7.pt": "is cut short or changed",
+        "net_iter_7.pt": "is truncated or changed",
         "model.pt": "is no checkpoint of a group",
         "train.py": "is no checkpoint of a group",
         "none.pt": "there is no file none.pt",

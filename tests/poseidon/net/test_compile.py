@@ -49,11 +49,11 @@ WRONG = {
     ),
     "bottom made later": (
         FLAT + layer("ReLU", "z", "y") + layer("ReLU", "x", "z", name="after"),
-        "(layer 'after', which makes it, comes later in the file; expected before)",
+        "(layer 'after', which produces it, is later in the file; expected before)",
     ),
     "top made twice": (
         FLAT + layer("ReLU", "x", "y", name="r") + layer("ReLU", "x", "y"),
-        "top 'y' is already made by layer 'r', expected a new name",
+        "top 'y' is already produced by layer 'r', expected a new name",
     ),
     "too few bottoms": (FLAT + layer("SoftmaxWithLoss", "x", "y"), "has 1 bottom, expected exactly 2"),
     "too many tops": (FLAT + layer("ReLU", "x", "y z"), "has 2 tops, expected exactly 1"),
@@ -225,11 +225,11 @@ WRONG = {
     ),
     "loss weights": (
         FLAT + layer("ReLU", "x", "y", "loss_weight: 1 loss_weight: 1"),
-        "loss_weight is given 2 times for 1 top,",
+        "loss_weight occurs 2 times for 1 top,",
     ),
     "propagate_down": (
         FLAT + layer("ReLU", "x", "y", "propagate_down: true propagate_down: true"),
-        "propagate_down is given 2 times for 1 bottom,",
+        "propagate_down occurs 2 times for 1 bottom,",
     ),
     "too many params": (
         FLAT + layer("InnerProduct", "x", "y", f"param {{}} param {{}} param {{}} {IP}"),
@@ -241,9 +241,12 @@ WRONG = {
     ),
     "shared lr": (
         shared("lr_mult: 1", "lr_mult: 2"),
-        "param 'w', shared with layer 'i1', has lr_mult 2, expected 1 as there",
+        "param 'w', shared with layer 'i1', has lr_mult 2, expected 1 as in that layer",
     ),
-    "shared decay": (shared("decay_mult: 1", "decay_mult: 0"), "has decay_mult 0, expected 1 as there"),
+    "shared decay": (
+        shared("decay_mult: 1", "decay_mult: 0"),
+        "has decay_mult 0, expected 1 as in that layer",
+    ),
     "shared shape": (shared("", "", 4), "param 'w', shared with layer 'i1', has shape 4x6, expected 3x6"),
     "shared count": (shared("", "share_mode: PERMISSIVE", 4), "has 24 values, expected 18"),
     "same name": (

@@ -30,7 +30,7 @@ def passes(net: Net, caplog: pytest.LogCaptureFixture) -> list[str]:
     with caplog.at_level(logging.INFO):
         net(BATCH)
         net.loss.backward()  # type: ignore[no-untyped-call]
-        net.tell_backward()
+        net.log_backward()
     return [record.getMessage() for record in caplog.records if record.name == "poseidon.net"]
 
 

@@ -22,7 +22,7 @@ def test_copied_ignored_kept() -> None:
     net = build(TEXT + layer("InnerProduct", "y", "z", "inner_product_param { num_output: 1 }", name="new"))
     report = net.load_blobs([("ip", [WEIGHT, BIAS]), ("gone", [BIAS]), ("in_x", [])])
     assert (report.copied, report.ignored, report.kept) == (("ip",), ("gone",), ("new",))
-    assert report.in_words() == "weights of 1 layer taken (ip); left as they were: new; not in this net: gone"
+    assert report.summary() == "weights of 1 layer loaded (ip); unchanged: new; not in this net: gone"
     assert (blobs(net)[0] == WEIGHT).all() and (blobs(net)[1] == BIAS).all()
 
 
@@ -42,9 +42,9 @@ def test_round_trip() -> None:
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        ([WEIGHT], "layer 'ip': 1 blobs are saved, expected 2"),
-        ([WEIGHT.T, BIAS], "layer 'ip': blob 0 is saved with shape 3x4, expected 4x3; to leave"),
-        ([WEIGHT, BIAS[:3]], "layer 'ip': blob 1 is saved with shape 3, expected 4"),
+        ([WEIGHT], "layer 'ip': the file has 1 blobs, expected 2"),
+        ([WEIGHT.T, BIAS], "layer 'ip': blob 0 has shape 3x4 in the file, expected 4x3; to keep"),
+        ([WEIGHT, BIAS[:3]], "layer 'ip': blob 1 has shape 3 in the file, expected 4"),
     ],
 )
 def test_a_misfit_changes_nothing(saved: list[np.ndarray], message: str) -> None:
@@ -82,5 +82,5 @@ def test_a_blob_that_another_layer_owns_may_be_left_out() -> None:
     a, b = (dict(net.layer_modules)[name].blobs() for name in ("a", "b"))
     assert (a[0] == b[0]).all() and a[0].any()
     assert b[1].tolist() == (BIAS + 1).tolist()
-    with pytest.raises(SnapshotError, match="layer 'a': 1 blobs are saved, expected 2"):
+    with pytest.raises(SnapshotError, match="layer 'a': the file has 1 blobs, expected 2"):
         net.load_blobs([("a", [None, BIAS])])

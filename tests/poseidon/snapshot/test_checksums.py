@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.errors import SnapshotError
-from poseidon.snapshot.checksums import check, damage, seal, sealed_files, sums_path
+from poseidon.snapshot.checksums import check, find_damage, seal, sealed_files, sums_path
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_whole(state: Path) -> None:
-    assert damage(state) is None
+    assert find_damage(state) is None
     check(state)
     assert sealed_files(state) == (state.with_name("snap_iter_5.caffemodel"), state)
 
@@ -37,7 +37,7 @@ def test_every_cut_and_every_changed_byte_is_seen(state: Path, name: str) -> Non
     whole = path.read_bytes()
     for content in (b"", whole[:-1], whole[:1] + b"!" + whole[2:], whole + b"\0"):
         path.write_bytes(content)
-        with pytest.raises(SnapshotError, match=f"{name} is cut short or changed"):
+        with pytest.raises(SnapshotError, match=f"{name} is truncated or changed"):
             check(state)
     path.unlink()
     with pytest.raises(SnapshotError, match=f"cannot read .*{name}"):
@@ -47,7 +47,7 @@ def test_every_cut_and_every_changed_byte_is_seen(state: Path, name: str) -> Non
 def test_a_snapshot_without_sums_is_taken_as_it_is(state: Path) -> None:
     sums_path(state).unlink()
     state.write_bytes(b"of Caffe")
-    assert damage(state) is None
+    assert find_damage(state) is None
     assert sealed_files(state) is None
 
 

@@ -65,7 +65,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_what_does_not_parse_is_said_so(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state"
     path.write_bytes(content)
-    with pytest.raises(SnapshotError, match="is not a solver state, or it is cut short"):
+    with pytest.raises(SnapshotError, match="is not a solver state, or it is truncated"):
         read_message(path, SolverState(), "solver state")
 
 
@@ -78,5 +78,5 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(SnapshotError, match=r"cannot make the folder .*file"):
+    with pytest.raises(SnapshotError, match=r"cannot create the folder .*file"):
         make_folder(tmp_path / "file" / "b")

@@ -67,7 +67,7 @@ def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_newest_of_a_folder(tmp_path: Path) -> None:
     """Of the highest iteration, wherever it lies and in either form; one without checksums only where no other is."""
-    with pytest.raises(SnapshotError, match=f"{tmp_path} holds no snapshot"):
+    with pytest.raises(SnapshotError, match=f"{tmp_path} has no snapshot"):
         newest_state(tmp_path)
     (tmp_path / "snap.solverstate").write_bytes(b"not of this form")
     old = write(tmp_path / "snap", 30, sealed=False)

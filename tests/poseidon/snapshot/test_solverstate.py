@@ -11,8 +11,8 @@ from poseidon.errors import SnapshotError
 from poseidon.proto.caffe_pb2 import PoseidonState, SolverState
 from poseidon.snapshot.solverstate import (
     RunState,
-    head_of,
     learned_net,
+    read_head,
     read_state,
     write_state,
 )
@@ -34,7 +34,7 @@ def test_round_trip_in_caffes_order(tmp_path: Path, arrays: int) -> None:
     path = tmp_path / "s.solverstate"
     write_state(path, state(arrays))
     found = read_state(path, BLOBS, arrays)
-    assert (found.iteration, found.poseidon.workers, head_of(path).seed) == (12, 2, 99)
+    assert (found.iteration, found.poseidon.workers, read_head(path).seed) == (12, 2, 99)
     for mine, theirs in zip(found.histories, state(arrays).histories, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             assert np.array_equal(a, b)
@@ -50,7 +50,7 @@ def test_caffes_own_states_are_read(shared: Path, case: str, arrays: int) -> Non
     assert found.iteration == 12
     assert [tuple(h[0].shape) for h in found.histories] == [shape for _, shape in BLOBS]
     assert learned_net(found, path).name == f"{case}_iter_12.caffemodel"
-    assert head_of(path).seed is None
+    assert read_head(path).seed is None
 
 
 def test_momentum_in_caffes_state_explains_its_last_step(shared: Path) -> None:
@@ -87,4 +87,4 @@ def test_no_state_at_all(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="is not a solver state: it has no iteration"):
         read_state(path, BLOBS, 1)
     with pytest.raises(SnapshotError, match="--weights"):  # before a job starts
-        head_of(path)
+        read_head(path)

@@ -66,7 +66,7 @@ def test_sigmoid_does_not_overflow_late_or_early() -> None:
 
 
 MISTAKES = {
-    "no rate": ("lr_policy: 'fixed'", "base_lr: not given"),
+    "no rate": ("lr_policy: 'fixed'", "base_lr: missing"),
     "unknown": ("base_lr: 1 lr_policy: 'stepp'", "unknown policy 'stepp'; did you mean 'step'?"),
     "nothing near": ("base_lr: 1 lr_policy: 'zzz'", "expected one of fixed, step"),
     "no policy": ("base_lr: 1", "unknown policy ''"),
@@ -76,7 +76,10 @@ MISTAKES = {
         "base_lr: 1 lr_policy: 'step' gamma: 1 stepsize: 0",
         "expected a positive number, found 0",
     ),
-    "falling": ("base_lr: 1 lr_policy: 'multistep' gamma: 1 stepvalue: 3 stepvalue: 2", "must not fall"),
+    "falling": (
+        "base_lr: 1 lr_policy: 'multistep' gamma: 1 stepvalue: 3 stepvalue: 2",
+        "expected ascending values",
+    ),
 }
 
 

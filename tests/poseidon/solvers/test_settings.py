@@ -53,7 +53,7 @@ def test_max_iter_may_be_missing_where_the_user_counts() -> None:
 
 
 MISTAKES = {
-    "no max_iter": ("base_lr: 1 lr_policy: 'fixed'", "max_iter: not given"),
+    "no max_iter": ("base_lr: 1 lr_policy: 'fixed'", "max_iter: missing"),
     "negative": (BASE + "display: -1", "display: expected 0 or more, found -1"),
     "iter_size 0": (BASE + "iter_size: 0", "iter_size: expected 1 or more, found 0"),
     "unknown type": (BASE + "type: 'Adan'", "unknown solver type 'Adan'; did you mean 'Adam'?"),

@@ -70,5 +70,5 @@ def test_a_damaged_snapshot_is_refused_before_anything_is_restored(tmp_path: Pat
     run(solver, Job())
     model = tmp_path / "snap_iter_5.caffemodel"
     model.write_bytes(model.read_bytes()[:-1])
-    with pytest.raises(SnapshotError, match=r"snap_iter_5.caffemodel is cut short or changed"):
+    with pytest.raises(SnapshotError, match=r"snap_iter_5.caffemodel is truncated or changed"):
         run(solver, Job(resume=tmp_path / "snap_iter_5.solverstate"))

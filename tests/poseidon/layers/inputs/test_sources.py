@@ -35,7 +35,7 @@ def test_dummy_noise_is_new_in_each_pass_and_the_same_in_each_run() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "input 'x' was not given, expected a tensor of shape 2x3"),
+        ({}, "input 'x' is missing, expected a tensor of shape 2x3"),
         ({"x": noise(2, 4)}, "input 'x' has shape 2x4, expected 2x3"),
         ({"x": noise(2, 3), "z": noise(1)}, "unknown input 'z'"),
     ],

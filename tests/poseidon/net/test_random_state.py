@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poseidon.net.seeds import derive_seed
+from poseidon.net.random_state import derive_seed
 
 
 def test_known_value() -> None:
