@@ -109,7 +109,7 @@ class LauncherConnection:
             if kind is SignalKind.STOP:
                 self.stopping.set()
             if kind is not None and rank == 0:
-                with contextlib.suppress(ServerError):  # the loop meets the same error and reports it
+                with contextlib.suppress(ServerError):  # the training loop gets the same error and reports it
                     exchange.control.request(kind)
 
     def _receive(self) -> None:

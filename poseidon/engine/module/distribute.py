@@ -9,8 +9,8 @@
 
 `poseidon run` starts a script on every worker; under plain `python` the same script trains alone.
 
-Law: this module's `_PROCESS` is the one place of this library with state of the process: a process is one worker, and
-a script that the user wrote cannot be handed its place as an argument. `poseidon.engine.module.script` sets it, once.
+Law: `_PROCESS` is the only process-wide state of this library. A process is one worker, and a user's script cannot receive
+its context as an argument. `poseidon.engine.module.script` sets it once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from poseidon.exchange.module_hooks import uncompiled
 
 
 class _Process:
-    """What this process is in its job, and the group it has joined."""
+    """The context of this process in its job, and its group."""
 
     context: WorkerContext | None = None
     group: Group | None = None
@@ -53,7 +53,7 @@ _PROCESS = _Process()
 
 @contextmanager
 def running_in(context: WorkerContext) -> Iterator[None]:
-    """Make this process one worker of a job; a group that is open at the end is closed."""
+    """Make this process one worker of a job inside the block. A group that is open at the end is closed."""
     _PROCESS.context = context
     try:
         yield
@@ -64,7 +64,7 @@ def running_in(context: WorkerContext) -> Iterator[None]:
 
 
 def this_worker() -> ThisWorker:
-    """Rank, number of workers and device of this process; may be asked before `distribute`."""
+    """Return rank, number of workers and device of this process. May be called before `distribute`."""
     return ThisWorker() if _PROCESS.context is None else _PROCESS.context.worker
 
 
@@ -104,26 +104,26 @@ def distribute(
     example: Example | None = None,
     batch_size: int = 0,
 ) -> Group:
-    """Train a module on all workers of this job; returns once all begin with rank 0's tensors.
+    """Train a module on all workers of this job. Return once all workers have rank 0's tensors.
 
-    Every worker calls it once, with the same arguments and a module of the same shape, already on its device.
+    Every worker calls it once, with the same arguments and a module of the same shape, on its device.
 
     Args:
-        module: or `torch.compile(module)`. Its parameters are float32. Its `state_dict` stays what it is.
-        how: a rule that the shards apply, `poseidon.SGD` and its like; or a torch.optim optimizer, which runs on
-            every worker on mean gradients.
+        module: a module, or `torch.compile(module)`. Its parameters are float32. Its `state_dict` keeps its form.
+        how: a rule that the shards apply, such as `poseidon.SGD`; or a torch.optim optimizer, which runs on every
+            worker on mean gradients.
         clip: largest L2 norm of all mean gradients together; None: no limit.
-        passes: backward passes that a step adds up; gradients leave in the last one.
+        passes: backward passes of a step, whose gradients add up; they are sent in the last one.
         buffers: `average`: after each step, running means and variances are the mean over the workers; `own`: each
             worker keeps its own.
-        example: an input, its positional arguments as a tuple, or its arguments by name. The module is run on it once, without
-            gradients, to see which fully-connected weights may travel as factors, and of how many rows.
-        batch_size: in place of an example, where every fully-connected layer runs once, on one row a record. With neither,
+        example: an input, positional arguments as a tuple, or arguments by name. The module runs on it once, without
+            gradients, to find the fully-connected weights that may travel as factors, and their rows.
+        batch_size: instead of an example, if every fully-connected layer runs once, on one row a record. With neither,
             whole gradients travel.
 
     Raises:
-        UsageError: an argument or the module cannot be meant so.
-        ServerError: the others did not come, or have another module.
+        UsageError: an argument is out of range, or the module cannot be distributed.
+        ServerError: other workers did not join, or have another module.
     """
     options = DistributeOptions(
         clip=clip, passes=passes, buffers=_buffers(buffers), example=example, batch_size=batch_size
@@ -132,7 +132,7 @@ def distribute(
     if _PROCESS.context is not None:
         _PROCESS.group = group
         gc.collect()
-        gc.freeze()  # the module, and all that was imported, stay to the end: collections need not look through them
+        gc.freeze()  # the module and imported code stay to the end: the collector need not scan them
     return group
 
 
@@ -142,11 +142,11 @@ def join(
     options: DistributeOptions,
     context: WorkerContext,
 ) -> Group:
-    """`distribute` for a worker whose place is given.
+    """Distribute a module on a worker with a given context. See `distribute`.
 
     Raises:
-        UsageError: an argument or the module cannot be meant so.
-        ServerError: the others did not come, or have another module.
+        UsageError: an argument is out of range, or the module cannot be distributed.
+        ServerError: other workers did not join, or have another module.
     """
     inner = uncompiled(module)
     tensors = module_tensors(inner, options.buffers)

@@ -161,7 +161,7 @@ class OptimizerGroup(Group):
         super()._backward_is_over()
         member = self._context.member
         if member.local_workers > 1 and member.local_rank == 0:
-            return  # the mean of this machine's workers is computed in this worker's gradients
+            return  # this worker's gradients are overwritten with the mean of its host's workers
         gradients = (parameter.grad for parameter in reversed(self._means))
         kept = islice((gradient.detach() for gradient in gradients if gradient is not None), SAMPLED)
         self._sent = [(gradient, _first(gradient).clone()) for gradient in kept]
@@ -188,7 +188,7 @@ class OptimizerGroup(Group):
     def _before_step(
         self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        if any(given is not None for given in (*arguments[1:], named.get("closure"))):
+        if any(value is not None for value in (*arguments[1:], named.get("closure"))):
             raise UsageError("an optimizer that runs the loss itself (a closure) cannot be distributed")
         self._check_unknown(optimizer)
         if self._passes or not self._averaged:

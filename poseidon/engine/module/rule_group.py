@@ -114,8 +114,8 @@ class RuleGroup(Group):
 
     def _load_how(self, state: Mapping[str, Any]) -> None:
         self._set_rate = state["lr"]
-        given = [self._history_of(trained, state) for trained in self._plan.tensors]
-        self._exchange.open(given, state["steps"])
+        histories = [self._history_of(trained, state) for trained in self._plan.tensors]
+        self._exchange.open(histories, state["steps"])
         self._note_values()
 
     def _history_of(self, trained: Trained, state: Mapping[str, Any]) -> History:

@@ -284,8 +284,8 @@ def _failed(
 ) -> int:
     """Report one sentence to the launcher with the worker, the line of the script, and the error. Return 1."""
     line = line_of(error, document.script)
-    place = f"{Path(document.script).name}, line {line}" if line else Path(document.script).name
-    sentence = f"worker {document.rank}: {place}: {what}"
+    location = f"{Path(document.script).name}, line {line}" if line else Path(document.script).name
+    sentence = f"worker {document.rank}: {location}: {what}"
     LOGGER.critical("%s", sentence)
     launcher.send(
         "error",

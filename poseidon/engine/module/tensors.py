@@ -164,7 +164,7 @@ def rows_by_example(module: nn.Module, example: Example) -> dict[nn.Parameter, i
     finally:
         for use in uses:
             use.close()
-    return {use.weight: use.rows[0] for use in uses if len(use.rows) == 1 and not use.beside}
+    return {use.weight: use.rows[0] for use in uses if len(use.rows) == 1 and not use.used_outside}
 
 
 def _layers(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
@@ -178,13 +178,13 @@ class _Use:
 
     Attributes:
         rows: rows of each run of its own layer.
-        beside: True if anything is computed from it outside these runs.
+        used_outside: True if anything is computed from it outside these runs.
     """
 
     def __init__(self, weight: nn.Parameter, layer: nn.Module) -> None:
         self.weight = weight
         self.rows: list[int] = []
-        self.beside = False
+        self.used_outside = False
         self._running = False
         self._handles = [
             layer.register_forward_pre_hook(self._enter),
@@ -193,7 +193,7 @@ class _Use:
 
     def note(self) -> None:
         """Note that something is computed from the weight."""
-        self.beside = self.beside or not self._running
+        self.used_outside = self.used_outside or not self._running
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -1,20 +1,31 @@
-"""Options travel whole: from their flags to a worker's document and back; an added one needs a field and a flag."""
+"""Options travel whole from their flags to the store of each worker; an added one needs a field and a flag."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch
 
 from poseidon.cli.main import parse_arguments
+from poseidon.cli.parsers import jobs
+from poseidon.cli.parsers.form import Parser, flag
 from poseidon.cli.requests import job_request
+from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess
+from poseidon.cluster.machinefile import parse_machinefile
 from poseidon.engine.document import ScriptDocument, read_document_of
 from poseidon.errors import UsageError
+from poseidon.exchange.base import ExchangeSettings, Trained
+from poseidon.exchange.build import build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
-from poseidon.launch.request import ScriptRequest
+from poseidon.launch.processes import Start
+from poseidon.launch.request import Encrypt, ScriptRequest
+from poseidon.launch.script_job import ScriptJob
+from poseidon.launch.site import LocalSite
 from ps_server import Consistency, Precision
 
 ALL = ExchangeOptions(
@@ -31,15 +42,15 @@ ALL = ExchangeOptions(
 """Every field has another value than its default."""
 
 
-def words_of(options: ExchangeOptions) -> list[str]:
+def arguments_of(options: ExchangeOptions) -> list[str]:
     values = options.to_json()
     return [f"--{entry.metadata['flag']}={str(values[entry.name]).lower()}" for entry in fields(options)]
 
 
 def test_the_flags_of_all_fields_give_all_fields() -> None:
     assert all(getattr(ALL, entry.name) != entry.default for entry in fields(ALL))
-    words = [word.replace("sspaggr", "SSPAggr") for word in words_of(ALL)]
-    assert job_request(ScriptRequest, parse_arguments(["run", *words, "script.py"])).exchange == ALL
+    arguments = [argument.replace("sspaggr", "SSPAggr") for argument in arguments_of(ALL)]
+    assert job_request(ScriptRequest, parse_arguments(["run", *arguments, "script.py"])).exchange == ALL
     assert job_request(ScriptRequest, parse_arguments(["run", "script.py"])).exchange == DEFAULT_OPTIONS
 
 
@@ -50,17 +61,62 @@ def test_a_document_carries_them() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extended(ExchangeOptions):
-    """With one option more: the field is all that it needs beside its flag."""
+    """The options with one more field: the first of the two edits that an option needs."""
 
     compression: int = field(default=0, metadata={"flag": "compression"})
 
 
-def test_an_added_option_needs_a_field_and_a_flag() -> None:
-    flags = argparse.Namespace(
-        **{entry.metadata["flag"]: DEFAULT_OPTIONS.to_json().get(entry.name, 4) for entry in fields(Extended)}
+def add_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the exchange's flags one more: the second edit."""
+    add_others = jobs._exchange
+
+    def add(parser: Parser) -> None:
+        add_others(parser)
+        flag(parser.section("Compression", ""), "compression", "level", type=int, default=0, metavar="N")
+
+    monkeypatch.setattr(jobs, "_exchange", add)
+
+
+class Received(Exception):
+    """Ends `build_exchange` where the store is made."""
+
+
+def test_an_added_option_needs_a_field_and_a_flag_and_reaches_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in ("poseidon.cli.requests", "poseidon.engine.document"):
+        monkeypatch.setattr(f"{module}.ExchangeOptions", Extended)
+    add_flag(monkeypatch)
+    script = tmp_path / "script.py"
+    script.touch()
+
+    # The launcher: from the command line to the document of each worker.
+    flags = parse_arguments(["run", "--compression=4", f"--output={tmp_path}", str(script)])
+    site = LocalSite(parse_machinefile("0 127.0.0.1 0\n1 127.0.0.1 0\n", source="hosts"))
+    job = ScriptJob(job_request(ScriptRequest, flags), site)
+    process = RecordedProcess(name="launcher", host="127.0.0.1", pid=1, created_s=0.0)
+    record = JobRecord(
+        job=job.id, launcher=process, hostfile=None, hosts=site.hosts, output="", started_s=0.0
     )
-    options = Extended.from_flags(flags, kind=ExchangeKind.HYBRID)
-    assert options.compression == 4
+    launcher = site.launcher(record, tuple)
+    start = Start.new(0, job.origin, launcher, job.plan, Encrypt.AUTO)
+    lines = [job.spec(worker, start).first_line for worker in job.plan.workers]
+    assert len(lines) == 2
+
+    # The worker: from the line on its standard input to the specification of its store.
+    def store_spec(*_: object, options: ExchangeOptions, **__: object) -> NoReturn:
+        raise Received(options)
+
+    monkeypatch.setattr("poseidon.exchange.build.store_spec", store_spec)
+    for line in lines:
+        member = read_document_of(ScriptDocument, line).membership()
+        with pytest.raises(Received) as received:
+            build_exchange([Trained(name="w", tensor=torch.zeros(3))], ExchangeSettings(), member, tuple)
+        assert received.value.args == (Extended(compression=4),)
+
+
+def test_an_added_option_is_checked_as_all_others() -> None:
+    options = Extended(compression=4)
     assert Extended.from_json(json.loads(json.dumps(options.to_json()))) == options
     with pytest.raises(UsageError, match="--compression=-1: expected 0 or more"):
         Extended(compression=-1)
