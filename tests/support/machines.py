@@ -12,7 +12,7 @@ from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
-from poseidon.exchange.local.reduction import Means
+from poseidon.exchange.local.reduction import ReductionKind
 from tests.support.exchange_contract import Make
 
 TIMEOUT_S = 20.0
@@ -23,7 +23,7 @@ def machines(
     inner: Make,
     local_workers: int,
     *,
-    means: Means | None = None,
+    reduction: ReductionKind | None = None,
 ) -> Iterator[Make]:
     """Makes the exchanges of all workers of machines that `inner` joins; its ranks are machines."""
     with TemporaryDirectory(prefix="p") as folder:
@@ -44,7 +44,7 @@ def machines(
                 inner(machine, tensors, settings),
                 tensors,
                 group,
-                means=means,
+                reduction=reduction,
             )
 
         yield make

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from poseidon.exchange.control import JobControl
+from poseidon.exchange.local.connection import Buffer, Connection, Kind, Message, send_all
 from poseidon.exchange.local.group import pack, pack_signals, unpack, unpack_signals
-from poseidon.exchange.local.line import Buffer, Kind, Line, Message, tell
 from ps_server import Collection, LocalProtocolError, PeerLost, ServerError, Signal, SignalKind
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
@@ -61,13 +61,13 @@ class _Gathered:
 class LeaderDelivery:
     """See `Delivery`. Collections are passed on in their order, whichever worker of the host contributes last.
 
-    A request names an iteration that all leaders reach. The leader sends it to its followers over the line that also
+    A request names an iteration that all leaders reach. The leader sends it to its followers over the connection that also
     tells of each new value, and before that value. A follower uses the value after it has read the request, so it has the
     request before it can end that iteration.
 
     Args:
         inner: job control among the hosts.
-        lines: to the followers, by local rank.
+        connections: to the followers, by local rank.
         monitor: guards the state that the threads of this worker share.
         failed: called with the reason why collections cannot go on.
     """
@@ -75,12 +75,12 @@ class LeaderDelivery:
     def __init__(
         self,
         inner: JobControl,
-        lines: Sequence[Line],
+        connections: Sequence[Connection],
         monitor: Monitor,
         failed: Callable[[ServerError], None],
     ) -> None:
         self._inner = inner
-        self._lines = lines
+        self._connections = connections
         self._monitor = monitor
         self._failed = failed
         self._order = threading.Lock()
@@ -106,7 +106,7 @@ class LeaderDelivery:
         with self._order:
             parts = self._contributed.setdefault(number, {})
             parts[worker] = bytes(payload)
-            if len(parts) == len(self._lines) + 1:
+            if len(parts) == len(self._connections) + 1:
                 del self._contributed[number]
                 packed = pack([parts[rank] for rank in sorted(parts)])
                 self._under_way.put((number, self._inner.gather(packed)))
@@ -135,7 +135,7 @@ class LeaderDelivery:
                 number, collection = next_one
                 hosts = collection.result()
                 payloads = tuple(payload for packed in hosts for payload in unpack(packed))
-                tell(self._lines, Kind.GATHERED, pack(payloads), number=number)
+                send_all(self._connections, Kind.GATHERED, pack(payloads), number=number)
                 self._gathered.put(number, payloads)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self._failed(as_server_error(error, "the collections of this machine's workers failed"))
@@ -156,7 +156,7 @@ class LeaderDelivery:
         """Send the followers what is new: before each value."""
         requests = self._inner.requests
         if requests != self._announced:
-            tell(self._lines, Kind.SIGNALS, pack_signals(requests))
+            send_all(self._connections, Kind.SIGNALS, pack_signals(requests))
             self._announced = requests
 
     @property

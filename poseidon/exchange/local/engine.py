@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Exchange, Trained
+from poseidon.exchange.local.connection import Connection, Kind, send_all
 from poseidon.exchange.local.contributions import Contributions, FactorStack
 from poseidon.exchange.local.control import LeaderDelivery
-from poseidon.exchange.local.line import Kind, Line, tell
 from poseidon.exchange.local.reduction import Reduction
 from poseidon.exchange.side_stream import Event, SideStream
 from ps_server import PeerLost, ServerError
@@ -30,7 +30,7 @@ LEAVE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Contribution:
     """What a worker of the machine hands in.
 
     Args:
@@ -59,7 +59,7 @@ class Engine:
         inner: joins the machines.
         tensors: what to keep together.
         by_factors: indices of the tensors that travel as factors.
-        lines: of the other workers.
+        connections: of the other workers.
         control: passes requests on, to the other hosts and to the other workers.
         reduction: how tensors move within the machine.
         monitor: guards the state that the threads of this worker share.
@@ -72,7 +72,7 @@ class Engine:
         tensors: Sequence[Trained],
         *,
         by_factors: AbstractSet[int],
-        lines: Sequence[Line],
+        connections: Sequence[Connection],
         control: LeaderDelivery,
         reduction: Reduction,
         monitor: Monitor,
@@ -80,12 +80,12 @@ class Engine:
     ) -> None:
         self._inner = inner
         self._tensors = tensors
-        self._lines = lines
+        self._connections = connections
         self._control = control
         self._reduction = reduction
         self._monitor = monitor
         self._failed = failed
-        self._workers = len(lines) + 1
+        self._workers = len(connections) + 1
         device = tensors[0].tensor.device if tensors else torch.device("cpu")
         self.side = SideStream(device)
         self._contributions = Contributions(
@@ -100,7 +100,7 @@ class Engine:
         self._own: dict[int, Tensor] = {}
         self._published = [0] * len(tensors)
         self._marks: list[Event] = [None] * len(tensors)
-        self._given: deque[Given] = deque()
+        self._arrived: deque[Contribution] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._left: set[int] = set()
         self._settled = 0
@@ -110,10 +110,10 @@ class Engine:
 
     # -- calls of other threads ----------------------------------------------------------------------------
 
-    def give(self, given: Given) -> None:
+    def contribute(self, contribution: Contribution) -> None:
         """Something that a worker hands in."""
         with self._monitor:
-            self._given.append(given)
+            self._arrived.append(contribution)
             self._monitor.notify()
 
     def iterate(self, iteration: int, rate: float) -> None:
@@ -171,23 +171,23 @@ class Engine:
 
         return self._monitor.wait_for(found, "no command came", limited=False)[0]
 
-    def _next_given(self, owes: Callable[[int], bool]) -> Given | None:
+    def _next_contribution(self, owes: Callable[[int], bool]) -> Contribution | None:
         """What comes next; None where nothing can, as this worker leaves and owes its own part."""
         while True:
             for worker in sorted(self._left):
                 if owes(worker) and not owes(0):  # the leader may be about to leave as well
                     raise PeerLost(f"worker {worker} of this machine has left before the end")
             self._monitor.wait_for(
-                lambda: True if self._given or (self._leaving and owes(0)) else None,
+                lambda: True if self._arrived or (self._leaving and owes(0)) else None,
                 "not every worker of this machine has finished the iteration",
                 limited=not owes(0),  # the loop of this worker may take its time
             )
-            if not self._given:
+            if not self._arrived:
                 return None
-            given = self._given.popleft()
-            if given.kind is not Kind.LEAVE:
-                return given
-            self._left.add(given.worker)
+            contribution = self._arrived.popleft()
+            if contribution.kind is not Kind.LEAVE:
+                return contribution
+            self._left.add(contribution.worker)
 
     def _iterate(self, iteration: int, rate: float) -> None:
         self._inner.start(iteration, rate)
@@ -195,11 +195,11 @@ class Engine:
         self._publish_all()
         self._contributions.start()
         while not self._contributions.complete:
-            given = self._next_given(self._contributions.owes)
-            if given is None:
+            contribution = self._next_contribution(self._contributions.owes)
+            if contribution is None:
                 return
-            with self.side.after(given.event):
-                self._take(given)
+            with self.side.after(contribution.event):
+                self._take(contribution)
         self._inner.finish()
 
     def _settle(self, step: Callable[[], None]) -> None:
@@ -207,11 +207,11 @@ class Engine:
         self._publish_all()
         owing = set(range(1, self._workers))
         while owing:
-            given = self._next_given(owing.__contains__)
-            assert given is not None, "the leader takes nothing"
-            if given.kind is not Kind.TAKEN:
-                raise _unexpected(given)
-            owing.discard(given.worker)
+            contribution = self._next_contribution(owing.__contains__)
+            assert contribution is not None, "the leader takes nothing"
+            if contribution.kind is not Kind.TAKEN:
+                raise _unexpected(contribution)
+            owing.discard(contribution.worker)
         with self._monitor:
             self._settled += 1
             self._monitor.notify()
@@ -221,32 +221,32 @@ class Engine:
             self._inner.wait(index)
             self._reduction.publish(index)
             self._control.announce()
-            tell(self._lines, Kind.VALUE, index=index)
+            send_all(self._connections, Kind.VALUE, index=index)
             with self._monitor:
                 self._published[index] += 1
                 self._marks[index] = self.side.mark()
                 self._monitor.notify()
 
-    def _take(self, given: Given) -> None:
-        index = given.index
-        match given.kind:
+    def _take(self, contribution: Contribution) -> None:
+        index = contribution.index
+        match contribution.kind:
             case Kind.PART:
-                if given.part is not None:
-                    self._own[index] = given.part
-                    self._reduction.give(index, given.part)
-                if self._contributions.give(index, given.worker):
+                if contribution.part is not None:
+                    self._own[index] = contribution.part
+                    self._reduction.contribute(index, contribution.part)
+                if self._contributions.contribute(index, contribution.worker):
                     for due in self._reduction.due(index):
                         self._begin_inner(due)
             case Kind.FACTORS:
-                if given.packed is not None:
-                    self.stacks[index].add(given.worker, given.rows, given.packed)
-                if self._contributions.give(index, given.worker):
+                if contribution.packed is not None:
+                    self.stacks[index].add(contribution.worker, contribution.rows, contribution.packed)
+                if self._contributions.contribute(index, contribution.worker):
                     self._begin_inner_factors(index)
             case Kind.RELEASED:
-                if self._contributions.release(index, given.worker):
+                if self._contributions.release(index, contribution.worker):
                     self._inner.release(index)
             case _:
-                raise _unexpected(given)
+                raise _unexpected(contribution)
 
     def _begin_inner(self, index: int) -> None:
         mean = self._reduction.mean(index, self._own.pop(index))
@@ -263,5 +263,5 @@ class Engine:
             self._inner.begin_factors(index, u_RN, v_RM)
 
 
-def _unexpected(given: Given) -> PeerLost:
-    return PeerLost(f"worker {given.worker} sent an unexpected {given.kind.name}")
+def _unexpected(contribution: Contribution) -> PeerLost:
+    return PeerLost(f"worker {contribution.worker} sent an unexpected {contribution.kind.name}")

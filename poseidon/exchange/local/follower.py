@@ -11,10 +11,10 @@ from torch import Tensor
 
 from poseidon.exchange.base import History, Trained
 from poseidon.exchange.control import JobControl
+from poseidon.exchange.local.connection import Buffer, Kind, Message, connect
 from poseidon.exchange.local.control import FollowerDelivery
 from poseidon.exchange.local.group import LocalGroup
-from poseidon.exchange.local.line import Buffer, Kind, Message, connect
-from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, follow
+from poseidon.exchange.local.reduction import Hello, Reduction, Welcome, join
 from ps_server import LocalProtocolError, PeerLost, ServerError
 from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
@@ -33,11 +33,11 @@ class FollowerExchange:
         self._tensors = tensors
         self._group = group
         self._monitor = group.new_monitor()
-        self._line = connect(group.address, group.timeout_s)
+        self._connection = connect(group.address, group.timeout_s)
         try:
             self._reduction = self._introduce()
         except ServerError:
-            self._line.close()
+            self._connection.close()
             raise
         self._published = [0] * len(tensors)
         self._taken = [0] * len(tensors)
@@ -51,14 +51,14 @@ class FollowerExchange:
         self._thread.start()
 
     def _introduce(self) -> Reduction:
-        self._line.send(Kind.HELLO, Hello.of(self._tensors).pack(), number=self._group.rank)
-        message, files = self._line.receive_files(self._group.timeout_s)
+        self._connection.send(Kind.HELLO, Hello.of(self._tensors).pack(), number=self._group.rank)
+        message, files = self._connection.receive_files(self._group.timeout_s)
         if message.kind is Kind.FAILED:
             raise PeerLost(message.payload.decode())
         welcome = Welcome.unpack(message.payload)
         self.by_factors = frozenset(welcome.by_factors)
         self._private = welcome.private_histories
-        return follow(self._tensors, self._group, welcome, files)
+        return join(self._tensors, self._group, welcome, files)
 
     # -- the contract --------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class FollowerExchange:
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
-        self._give(index, gradient.detach().reshape(-1))
+        self._contribute(index, gradient.detach().reshape(-1))
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
@@ -105,13 +105,13 @@ class FollowerExchange:
         for index, trained in enumerate(self._tensors):
             self.wait(index)
             if trained.statistics:
-                self._give(index, trained.tensor.detach().reshape(-1))
+                self._contribute(index, trained.tensor.detach().reshape(-1))
             elif index in self.by_factors:
                 if index not in self._begun:
                     self._tell(Kind.FACTORS, index=index)
                 self.release(index)
             elif index not in self._begun:
-                self._give(index, None)
+                self._contribute(index, None)
 
     def settle(self) -> None:
         """See `Exchange`."""
@@ -123,17 +123,17 @@ class FollowerExchange:
             return
         self._monitor.close()
         with contextlib.suppress(PeerLost):  # the leader has left already
-            self._line.send(Kind.LEAVE)
-        self._line.close()
+            self._connection.send(Kind.LEAVE)
+        self._connection.close()
         self._thread.join()
         self._reduction.close()
 
     # -- within --------------------------------------------------------------------------------------------
 
-    def _give(self, index: int, part: Tensor | None) -> None:
+    def _contribute(self, index: int, part: Tensor | None) -> None:
         self.wait(index)  # whoever gives a part before it has the value would write over the part before
         self._begun.add(index)
-        self._reduction.give(index, part)
+        self._reduction.contribute(index, part)
         self._tell(Kind.PART, index=index)
 
     def _take_all(self) -> None:
@@ -145,7 +145,7 @@ class FollowerExchange:
 
     def _tell(self, kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
         try:
-            self._line.send(kind, *payload, index=index, number=number)
+            self._connection.send(kind, *payload, index=index, number=number)
         except PeerLost:
             self._thread.join(self._group.timeout_s)  # it may have said why before it went
             self._monitor.check()
@@ -160,7 +160,7 @@ class FollowerExchange:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._line.receive()
+                message = self._connection.receive()
                 with self._monitor:
                     self._hear(message)
                     self._monitor.notify()

@@ -10,7 +10,7 @@ Laws:
 * Rank of a worker = machine * local workers + local rank, in `gather` too.
 
 `leader.py` and `follower.py` are the two sides. How tensors move is a `Reduction` (`reduction.py`): memory that
-the processes share, or a process group (NCCL on GPUs). The line (`line.py`) says when.
+the processes share, or a process group (NCCL on GPUs). Messages over the connections (`connection.py`) say when.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from poseidon.exchange.base import Exchange, ExchangeState, History, Trained
 from poseidon.exchange.control import JobControl
+from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
 from poseidon.exchange.local.control import LeaderDelivery
-from poseidon.exchange.local.engine import Engine, Given
+from poseidon.exchange.local.engine import Contribution, Engine
 from poseidon.exchange.local.group import LocalGroup
-from poseidon.exchange.local.line import Kind, Line, Message, accept, refuse, tell
-from poseidon.exchange.local.reduction import Hello, Means, offer, usual_means
+from poseidon.exchange.local.reduction import Hello, ReductionKind, default_kind, offer
 from ps_server import PeerLost, ServerError
 from ps_server.errors import as_server_error
 
@@ -31,7 +31,7 @@ class LeaderExchange:
         inner: joins the machines; its replicas are machines. This exchange closes it.
         tensors: what to keep together, the same on all workers.
         group: this worker's place.
-        means: how tensors move within the machine; None: the usual one for their devices.
+        reduction: how tensors move within the host; None: the default for their devices.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class LeaderExchange:
         tensors: Sequence[Trained],
         group: LocalGroup,
         *,
-        means: Means | None = None,
+        reduction: ReductionKind | None = None,
     ) -> None:
         self._inner = inner
         self._tensors = tensors
         self._monitor = group.new_monitor()
         self.by_factors = frozenset(i for i in inner.by_factors if not tensors[i].statistics)
         try:
-            self._welcome(group, means)
+            self._welcome(group, reduction)
         except ServerError:
             inner.close()
             raise
@@ -56,27 +56,29 @@ class LeaderExchange:
         self._used = [0] * len(tensors)
         self._begun: set[int] = set()
         self._released: set[int] = set()
-        self._delivery = LeaderDelivery(inner.control, self._lines, self._monitor, self._fail)
+        self._delivery = LeaderDelivery(inner.control, self._connections, self._monitor, self._fail)
         self.control = JobControl(self._delivery, root=inner.control.root)
-        self.state = LeaderState(inner.state, self._lines)
+        self.state = LeaderState(inner.state, self._connections)
         self._engine = Engine(
             inner,
             tensors,
             by_factors=self.by_factors,
-            lines=self._lines,
+            connections=self._connections,
             control=self._delivery,
             reduction=self._reduction,
             monitor=self._monitor,
             failed=self._fail,
         )
         self._listeners = [
-            threading.Thread(target=self._listen, args=(worker, line), name=f"local-{worker}", daemon=True)
-            for worker, line in enumerate(self._lines, start=1)
+            threading.Thread(
+                target=self._listen, args=(worker, connection), name=f"local-{worker}", daemon=True
+            )
+            for worker, connection in enumerate(self._connections, start=1)
         ]
         for listener in self._listeners:
             listener.start()
 
-    def _welcome(self, group: LocalGroup, means: Means | None) -> None:
+    def _welcome(self, group: LocalGroup, reduction: ReductionKind | None) -> None:
         own = Hello.of(self._tensors)
         devices = [own.device]
 
@@ -86,20 +88,20 @@ class LeaderExchange:
             if hello.sizes != own.sizes:
                 raise PeerLost(f"worker {message.number} of this machine has other tensors than its leader")
 
-        self._lines = accept(group.address, group.workers - 1, group.timeout_s, check)
+        self._connections = accept(group.address, group.workers - 1, group.timeout_s, check)
         try:
             offered = offer(
                 self._tensors,
                 group,
-                means or usual_means(devices),
+                reduction or default_kind(devices),
                 self.by_factors,
                 private_histories=self._inner.state.private,
             )
-            for line in self._lines:
-                line.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)
+            for connection in self._connections:
+                connection.send(Kind.WELCOME, offered.welcome.pack(), files=offered.files)
             self._reduction = offered.accepted()
         except ServerError as error:
-            refuse(self._lines, error)
+            refuse(self._connections, error)
             raise
 
     # -- the contract --------------------------------------------------------------------------------------
@@ -127,13 +129,17 @@ class LeaderExchange:
         self.wait(index)
         self._begun.add(index)
         self._engine.stacks[index].own(u_KN.detach(), v_KM.detach())
-        self._give(Given(kind=Kind.FACTORS, worker=0, index=index, event=self._engine.side.mark()))
+        self._contribute(
+            Contribution(kind=Kind.FACTORS, worker=0, index=index, event=self._engine.side.mark())
+        )
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
         if index in self.by_factors and index not in self._released:
             self._released.add(index)
-            self._give(Given(kind=Kind.RELEASED, worker=0, index=index, event=self._engine.side.mark()))
+            self._contribute(
+                Contribution(kind=Kind.RELEASED, worker=0, index=index, event=self._engine.side.mark())
+            )
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
@@ -150,7 +156,7 @@ class LeaderExchange:
                 self._begin(index, trained.tensor.detach().view(-1))
             elif index in self.by_factors:
                 if index not in self._begun:
-                    self._give(Given(kind=Kind.FACTORS, worker=0, index=index))
+                    self._contribute(Contribution(kind=Kind.FACTORS, worker=0, index=index))
                 self.release(index)
             elif index not in self._begun:
                 self._begin(index, torch.zeros_like(trained.tensor.detach().view(-1)))
@@ -165,9 +171,9 @@ class LeaderExchange:
             return
         self._engine.leave()
         self._delivery.close()
-        tell(self._lines, Kind.LEAVE)
-        for line in self._lines:
-            line.close()
+        send_all(self._connections, Kind.LEAVE)
+        for connection in self._connections:
+            connection.close()
         for listener in self._listeners:
             listener.join()
         self._reduction.close()
@@ -178,11 +184,13 @@ class LeaderExchange:
     def _begin(self, index: int, part: Tensor) -> None:
         self.wait(index)
         self._begun.add(index)
-        self._give(Given(kind=Kind.PART, worker=0, index=index, part=part, event=self._engine.side.mark()))
+        self._contribute(
+            Contribution(kind=Kind.PART, worker=0, index=index, part=part, event=self._engine.side.mark())
+        )
 
-    def _give(self, given: Given) -> None:
+    def _contribute(self, contribution: Contribution) -> None:
         self._monitor.check()
-        self._engine.give(given)
+        self._engine.contribute(contribution)
 
     def _together(self, step: Callable[[], None]) -> None:
         self._round += 1
@@ -192,21 +200,21 @@ class LeaderExchange:
 
     # -- the listeners -------------------------------------------------------------------------------------
 
-    def _listen(self, worker: int, line: Line) -> None:
+    def _listen(self, worker: int, connection: Connection) -> None:
         try:
             while True:
-                message = line.receive()
+                message = connection.receive()
                 if message.kind is Kind.GATHER:
                     self._delivery.contribute(worker, message.number, message.payload)
                     continue
-                given = Given(
+                contribution = Contribution(
                     kind=message.kind,
                     worker=worker,
                     index=message.index,
                     rows=message.number,
                     packed=message.payload,
                 )
-                self._engine.give(given)
+                self._engine.contribute(contribution)
                 if message.kind is Kind.LEAVE:
                     self._delivery.leave(worker)
                     return
@@ -217,8 +225,8 @@ class LeaderExchange:
     def _fail(self, error: ServerError) -> None:
         with self._monitor:
             first, self._failed = not self._failed, True
-        if first:  # before this worker's loop hears of it, which then closes the lines
-            tell(self._lines, Kind.FAILED, str(error).encode())
+        if first:  # before this worker's loop hears of it, which then closes the connections
+            send_all(self._connections, Kind.FAILED, str(error).encode())
         self._monitor.fail(error)
 
 
@@ -227,12 +235,12 @@ class LeaderState:
 
     Args:
         inner: of the exchange between hosts.
-        lines: to the followers.
+        connections: to the followers.
     """
 
-    def __init__(self, inner: ExchangeState, lines: Sequence[Line]) -> None:
+    def __init__(self, inner: ExchangeState, connections: Sequence[Connection]) -> None:
         self._inner = inner
-        self._lines = lines
+        self._connections = connections
         self.private = inner.private
 
     def histories(self) -> list[History]:
@@ -240,7 +248,7 @@ class LeaderState:
         found = self._inner.histories()
         if self.private:
             arrays = [array.reshape(-1).data for history in found for array in history]
-            tell(self._lines, Kind.HISTORIES, *arrays)
+            send_all(self._connections, Kind.HISTORIES, *arrays)
         return found
 
     def replicated(self) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Tensors moved among the workers of one machine by collective operations: NCCL between GPUs, gloo where there is none.
+"""Reduction by collective operations: NCCL between the GPUs of a host, gloo where there is none.
 
 Law: all processes of a group call its operations in the same order. Parts are reduced in an order that is fixed at the
 start, whatever order the gradients come in; values are broadcast in the tensors' order. The two have a group each,
@@ -22,9 +22,9 @@ class GroupTensors:
     Args:
         tensors: flat views of this worker's tensors.
         order: in which parts are reduced; tensors that have no parts are not in it.
-        place: this worker's place; rank 0 leads.
-        meeting: where the group meets.
-        backend: what carries it.
+        place: this worker's rank and the group's size; rank 0 is the leader.
+        meeting: the store through which the group is formed.
+        backend: the library that carries the operations.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GroupTensors:
         self._size = place.size
         self._parts_group = Group(meeting, "parts", place, backend)
         self._values_group = Group(meeting, "values", place, backend)
-        self._given: dict[int, Tensor] = {}
+        self._contributed: dict[int, Tensor] = {}
         self._next_part = 0
         self._flights: dict[int, Flight] = {}
         self._whole: set[int] = set()
@@ -50,15 +50,15 @@ class GroupTensors:
         self._ahead: set[int] = set()
         self._publishing: dict[int, Flight] = {}
 
-    def give(self, index: int, part: Tensor | None) -> None:
-        """See `Reduction`. Parts leave in the fixed order, and are overwritten."""
-        self._given[index] = torch.zeros_like(self._tensors[index]) if part is None else part
-        while (following := self._order[self._next_part]) in self._given:
-            self._flights[following] = self._parts_group.reduce(self._given.pop(following))
+    def contribute(self, index: int, part: Tensor | None) -> None:
+        """See `Reduction`. Parts are reduced in the fixed order, and are overwritten."""
+        self._contributed[index] = torch.zeros_like(self._tensors[index]) if part is None else part
+        while (following := self._order[self._next_part]) in self._contributed:
+            self._flights[following] = self._parts_group.reduce(self._contributed.pop(following))
             self._next_part = (self._next_part + 1) % len(self._order)
 
     def due(self, index: int) -> Sequence[int]:
-        """See `Reduction`. Only the fixed order will do."""
+        """See `Reduction`. The order is fixed."""
         self._whole.add(index)
         found = []
         while (following := self._order[self._next_mean]) in self._whole:
@@ -81,7 +81,7 @@ class GroupTensors:
         self._publishing.pop(index)()
 
     def receive(self, index: int) -> None:
-        """See `Reduction`. Takes all earlier ones too, as they come first."""
+        """See `Reduction`. All earlier values are received too, as they come first."""
         while index not in self._ahead:
             following = self._next_value
             self._values_group.broadcast(self._tensors[following])()

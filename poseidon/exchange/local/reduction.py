@@ -1,4 +1,4 @@
-"""How tensors move among the workers of one machine: the contract, and how they agree on one of its two kinds."""
+"""Reduction of tensors among the workers of one host: the contract, and how the workers agree on one of its two kinds."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ LOOPBACK = "127.0.0.1"
 
 
 class Reduction(Protocol):
-    """Moves flat tensors among the workers of one machine.
+    """Moves flat tensors among the workers of one host.
 
     The leader's calls come from its engine, save for `published`, which comes from the loop's thread.
     """
 
-    def give(self, index: int, part: Tensor | None) -> None:
-        """Hand over this worker's part of tensor `index`; None counts as zero.
+    def contribute(self, index: int, part: Tensor | None) -> None:
+        """Contribute this worker's part of tensor `index`; None counts as zero.
 
         The leader's part must stay as it is until `mean`.
         """
 
     def due(self, index: int) -> Sequence[int]:
-        """Leader, once all have given `index`: the tensors whose `mean` is to be taken now, in this order."""
+        """Return the tensors whose `mean` is to be taken now, in this order. Leader, once all have contributed `index`."""
 
     def mean(self, index: int, own: Tensor) -> Tensor:
-        """Leader: the mean of all parts.
+        """Return the mean of all parts. Leader.
 
         Args:
             index: the tensor.
@@ -45,20 +45,20 @@ class Reduction(Protocol):
         """
 
     def publish(self, index: int) -> None:
-        """Leader: begin to give the tensor's value to the others; in the tensors' order, all of them."""
+        """Begin to send the tensor's value to the followers. Leader, for all tensors in their order."""
 
     def published(self, index: int) -> None:
-        """Leader, once the others have been told: return when the tensor may be written to; once a publication."""
+        """Return when the tensor may be written to. Leader, once the followers are notified, once a publication."""
 
     def receive(self, index: int) -> None:
-        """Others, once told: take the tensor's value. Each tensor once for every publication, in any order."""
+        """Copy the tensor's value. Followers, once notified, each tensor once a publication, in any order."""
 
     def close(self) -> None:
-        """Let go of what this holds."""
+        """Free memory and groups."""
 
 
-class Means(Enum):
-    """How tensors move within a machine."""
+class ReductionKind(Enum):
+    """The kinds of reduction."""
 
     SHARED_MEMORY = "shared memory"
     """Memory of the host that the processes share."""
@@ -68,11 +68,11 @@ class Means(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a worker tells its leader.
+    """The first message of a follower.
 
     Args:
         sizes: elements of each tensor.
-        device: a name of its device that no other device of the machine has; empty: the CPU.
+        device: a name of its device that no other device of the host has; empty: the CPU.
     """
 
     sizes: list[int]
@@ -80,39 +80,39 @@ class Hello:
 
     @classmethod
     def of(cls, tensors: Sequence[Trained]) -> Hello:
-        """The hello of a worker with these tensors."""
+        """Return the hello of a worker with these tensors."""
         return cls(sizes=[t.tensor.numel() for t in tensors], device=_device_name(tensors))
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Return this as bytes."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def unpack(cls, packed: bytes | bytearray) -> Hello:
-        """The inverse of `pack`."""
+        """Return what `pack` packed."""
         return cls(**json.loads(packed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """What a leader tells the others.
+    """The leader's answer to every follower.
 
     Args:
-        means: how tensors move.
-        address: where a process group meets.
+        kind: how tensors are reduced.
+        address: of the store of a process group.
         by_factors: indices of the tensors that travel as factors.
         private_histories: see `ExchangeState.private`.
     """
 
-    means: Means
+    kind: ReductionKind
     address: str
     by_factors: AbstractSet[int]
     private_histories: bool
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Return this as bytes."""
         fields = {
-            "means": self.means.value,
+            "means": self.kind.value,
             "address": self.address,
             "by_factors": sorted(self.by_factors),
             "private_histories": self.private_histories,
@@ -121,10 +121,10 @@ class Welcome:
 
     @classmethod
     def unpack(cls, packed: bytes | bytearray) -> Welcome:
-        """The inverse of `pack`."""
+        """Return what `pack` packed."""
         fields = json.loads(packed)
         return cls(
-            means=Means(fields["means"]),
+            kind=ReductionKind(fields["means"]),
             address=fields["address"],
             by_factors=frozenset(fields["by_factors"]),
             private_histories=fields["private_histories"],
@@ -133,12 +133,12 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A leader's half of an agreement.
+    """The leader's half of the agreement.
 
     Args:
-        welcome: to be told to the others.
-        files: to be handed over with it.
-        accepted: to be called then; gives the leader's reduction.
+        welcome: to be sent to the followers.
+        files: to be passed on with it.
+        accepted: to be called then; returns the leader's reduction.
     """
 
     welcome: Welcome
@@ -146,32 +146,32 @@ class Offer:
     accepted: Callable[[], Reduction]
 
 
-def usual_means(devices: Sequence[str]) -> Means:
-    """A process group where each worker has a GPU of its own; NCCL takes no two processes on one."""
+def default_kind(devices: Sequence[str]) -> ReductionKind:
+    """Return a process group where each worker has a GPU of its own; NCCL takes no two processes on one."""
     own = all(devices) and len(set(devices)) == len(devices)
-    return Means.PROCESS_GROUP if own else Means.SHARED_MEMORY
+    return ReductionKind.PROCESS_GROUP if own else ReductionKind.SHARED_MEMORY
 
 
 def offer(
     tensors: Sequence[Trained],
     group: LocalGroup,
-    means: Means,
+    kind: ReductionKind,
     by_factors: AbstractSet[int],
     *,
     private_histories: bool,
 ) -> Offer:
-    """What the leader offers the others.
+    """Return what the leader offers its followers.
 
     Args:
         tensors: the same on all workers.
-        group: the leader's place.
-        means: how tensors are to move.
+        group: the workers of this host.
+        kind: how tensors are to be reduced.
         by_factors: indices of the tensors that travel as factors.
         private_histories: see `ExchangeState.private`.
     """
-    meeting = None if means is Means.SHARED_MEMORY else MeetingPlace(_place(group))
+    meeting = None if kind is ReductionKind.SHARED_MEMORY else MeetingPlace(_place(group))
     welcome = Welcome(
-        means=means,
+        kind=kind,
         address=meeting.address if meeting else "",
         by_factors=by_factors,
         private_histories=private_histories,
@@ -184,11 +184,11 @@ def offer(
     return Offer(welcome=welcome, files=[], accepted=lambda: _collective(tensors, group, by_factors, meeting))
 
 
-def follow(tensors: Sequence[Trained], group: LocalGroup, said: Welcome, files: Sequence[int]) -> Reduction:
-    """The others' half of the agreement."""
-    if said.means is Means.SHARED_MEMORY:
-        return _shared(tensors, group, said.by_factors, files[0])
-    return _collective(tensors, group, said.by_factors, MeetingPlace(_place(group), said.address))
+def join(tensors: Sequence[Trained], group: LocalGroup, welcome: Welcome, files: Sequence[int]) -> Reduction:
+    """Return a follower's reduction, as the leader's welcome says."""
+    if welcome.kind is ReductionKind.SHARED_MEMORY:
+        return _shared(tensors, group, welcome.by_factors, files[0])
+    return _collective(tensors, group, welcome.by_factors, MeetingPlace(_place(group), welcome.address))
 
 
 def _shared(

@@ -1,10 +1,10 @@
-"""Tensors in memory that the workers of one machine share.
+"""Reduction in memory that the workers of one host share.
 
-The memory has no name: it is a file that exists only as an open descriptor, handed over the line between the processes,
-so nothing is left of it when they are gone, however they went.
+The memory has no name: it is a file that exists only as an open descriptor, which the processes pass over their connections,
+so nothing of it is left when they have ended, however they ended.
 
 Layout, in float32: every tensor's value, then for every worker but the leader a place for each part. Each tensor begins at a
-cache line. Law: a place has one writer at a time; the messages on the line say whose turn it is.
+cache line. Law: a place has one writer at a time; the messages of the workers say which.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class SharedTensors:
     Args:
         tensors: flat views of this worker's tensors.
         with_parts: whether a tensor has places for parts (those that travel as factors have none).
-        local_rank: this worker's place on the machine; 0 leads.
-        local_workers: workers of this machine.
+        local_rank: this worker's local rank; 0 is the leader.
+        local_workers: workers of this host.
         file: the memory's descriptor, which this takes over; the leader makes one with `new_file`.
     """
 
@@ -60,7 +60,7 @@ class SharedTensors:
             for other in range(local_workers - 1)
         ]
 
-    def give(self, index: int, part: Tensor | None) -> None:
+    def contribute(self, index: int, part: Tensor | None) -> None:
         """See `Reduction`."""
         if self._local_rank:
             place = self._parts[self._local_rank - 1][index]
@@ -72,15 +72,15 @@ class SharedTensors:
                 place.copy_(part).div_(self._local_workers)
 
     def due(self, index: int) -> Sequence[int]:
-        """See `Reduction`. Any order will do."""
+        """See `Reduction`. Any order is possible."""
         return [index]
 
     def mean(self, index: int, own: Tensor) -> Tensor:
-        """See `Reduction`. Parts, which their givers have divided, are added in the workers' order."""
-        share = 1.0 / self._local_workers
+        """See `Reduction`. Parts, which the followers have divided, are added in the workers' order."""
+        scale = 1.0 / self._local_workers
         for parts in self._parts:
-            torch.add(parts[index].to(own.device), own, alpha=share, out=own)
-            share = 1.0
+            torch.add(parts[index].to(own.device), own, alpha=scale, out=own)
+            scale = 1.0
         return own
 
     def publish(self, index: int) -> None:
@@ -95,11 +95,11 @@ class SharedTensors:
         self._tensors[index].copy_(self._values[index])
 
     def close(self) -> None:
-        """See `Reduction`. The memory goes with the last of its views."""
+        """See `Reduction`. The memory is freed with the last of its views."""
 
 
 def new_file() -> int:
-    """An empty file without a name, as an open descriptor."""
+    """Make an empty file without a name; return its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("poseidon", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

@@ -11,12 +11,12 @@ from poseidon.exchange.local.contributions import Contributions, FactorStack
 CPU = torch.device("cpu")
 
 
-def test_an_iteration_is_complete_when_everyone_has_given_everything() -> None:
+def test_an_iteration_is_complete_when_nothing_is_missing() -> None:
     counted = Contributions([False, True], 2)
-    assert not counted.give(0, 1)
-    assert counted.give(0, 0)
-    assert not counted.give(1, 0)
-    assert counted.give(1, 1)
+    assert not counted.contribute(0, 1)
+    assert counted.contribute(0, 0)
+    assert not counted.contribute(1, 0)
+    assert counted.contribute(1, 1)
     assert not counted.complete  # the tensor of factors is not released
     assert not counted.release(1, 1)
     assert (counted.owes(0), counted.owes(1)) == (True, False)
@@ -29,9 +29,9 @@ def test_an_iteration_is_complete_when_everyone_has_given_everything() -> None:
 
 def test_nobody_gives_twice() -> None:
     counted = Contributions([False], 2)
-    counted.give(0, 1)
-    with pytest.raises(AssertionError, match="worker 1 comes twice"):
-        counted.give(0, 1)
+    counted.contribute(0, 1)
+    with pytest.raises(AssertionError, match="worker 1 contributes twice"):
+        counted.contribute(0, 1)
 
 
 def packed(u: torch.Tensor, v: torch.Tensor) -> bytearray:

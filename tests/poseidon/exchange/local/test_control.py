@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from poseidon.exchange.control import JobControl
+from poseidon.exchange.local.connection import Connection, Kind
 from poseidon.exchange.local.control import LeaderDelivery
 from poseidon.exchange.local.group import LocalGroup, pack, unpack
-from poseidon.exchange.local.line import Kind, Line
 from ps_server import Collection, PeerLost, ServerError, Signal, SignalKind
 from ps_server.monitor import Monitor
 
@@ -38,13 +38,13 @@ class Inner:
         self.requests += (Signal(kind, 7),)
 
 
-Rig = tuple[LeaderDelivery, Inner, Line, Monitor]
+Rig = tuple[LeaderDelivery, Inner, Connection, Monitor]
 
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    own, other = Line(a, "worker 1", 20.0), Line(b, "the leading worker", 20.0)
+    own, other = Connection(a, "worker 1", 20.0), Connection(b, "the leading worker", 20.0)
     monitor, inner = LocalGroup(address="", rank=0, workers=2, timeout_s=20.0).new_monitor(), Inner()
     delivery = LeaderDelivery(JobControl(inner, root=True), [own], monitor, monitor.fail)
     yield delivery, inner, other, monitor

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.local.connection import HEAD, Kind
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange
-from poseidon.exchange.local.line import HEAD, Kind
-from poseidon.exchange.local.reduction import Means
+from poseidon.exchange.local.reduction import ReductionKind
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server import PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
 from ps_server.transport.base import Frames
@@ -38,16 +38,16 @@ def test_two_machines_of_two_workers_are_exact(scenario: Scenario) -> None:
         check_exact(make, 4, scenario)
 
 
-@pytest.mark.parametrize("means", Means)
+@pytest.mark.parametrize("reduction", ReductionKind)
 @pytest.mark.parametrize("local_workers", [1, 2, 3])
-def test_one_machine_without_a_server_is_exact(local_workers: int, means: Means) -> None:
-    with machines(alone, local_workers, means=means) as make:
+def test_one_machine_without_a_server_is_exact(local_workers: int, reduction: ReductionKind) -> None:
+    with machines(alone, local_workers, reduction=reduction) as make:
         check_exact(make, local_workers, Scenario(clip=0.3, passes=2))
 
 
-@pytest.mark.parametrize("means", Means)
-def test_machines_that_reduce_among_each_other_are_exact(means: Means) -> None:
-    with allreduce(2) as inner, machines(inner, 2, means=means) as make:
+@pytest.mark.parametrize("reduction", ReductionKind)
+def test_machines_that_reduce_among_each_other_are_exact(reduction: ReductionKind) -> None:
+    with allreduce(2) as inner, machines(inner, 2, reduction=reduction) as make:
         check_exact(make, 4, Scenario(rule=Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4)))
 
 
@@ -98,8 +98,8 @@ def step(exchange: Exchange, iteration: int, gradient: float) -> None:
     exchange.finish()
 
 
-@pytest.mark.parametrize("means", Means)
-def test_statistics_are_the_mean_over_all_workers(means: Means) -> None:
+@pytest.mark.parametrize("reduction", ReductionKind)
+def test_statistics_are_the_mean_over_all_workers(reduction: ReductionKind) -> None:
     ends: dict[int, np.ndarray] = {}
     nets = threading.local()
 
@@ -111,7 +111,7 @@ def test_statistics_are_the_mean_over_all_workers(means: Means) -> None:
         body(exchange, nets.net, own, rank, 2)
         ends[rank] = nets.net.seen.numpy().copy()
 
-    with server(2, 2) as inner, machines(inner, 2, means=means) as make:
+    with server(2, 2) as inner, machines(inner, 2, reduction=reduction) as make:
         run_workers(make, 4, run, tensors=tensors, settings=SETTINGS)
     assert len(ends) == 4
     for end in ends.values():
@@ -204,8 +204,10 @@ class FactorsOf(SingleProcessExchange):
         self.noted.append(("release", index))
 
 
-@pytest.mark.parametrize("means", Means)
-def test_factors_of_all_workers_leave_stacked_in_their_order_once_all_are_here(means: Means) -> None:
+@pytest.mark.parametrize("reduction", ReductionKind)
+def test_factors_of_all_workers_leave_stacked_in_their_order_once_all_are_here(
+    reduction: ReductionKind,
+) -> None:
     inner: list[FactorsOf] = []
 
     def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
@@ -231,7 +233,7 @@ def test_factors_of_all_workers_leave_stacked_in_their_order_once_all_are_here(m
         history = [first, first / 2 + second, first / 4 + second / 2]
         np.testing.assert_allclose(own[0].tensor.detach().numpy(), 1 - sum(history), rtol=1e-5)
 
-    with machines(alone, 3, means=means) as make:
+    with machines(alone, 3, reduction=reduction) as make:
         run_workers(make, 3, run, tensors=two_tensors)
     kinds = [kind for kind, _ in inner[0].noted]
     assert kinds == ["factors", "release", "factors", "release", "release"]
@@ -267,7 +269,7 @@ def test_a_worker_that_goes_without_a_word_is_one_sentence_for_all_others() -> N
         reached.wait()
         if rank == 1:
             assert isinstance(exchange, FollowerExchange)
-            exchange._line.close()  # as the kernel does when a process is killed
+            exchange._connection.close()  # as the kernel does when a process is killed
             return
         with pytest.raises(PeerLost) as caught:
             for iteration in range(1, 5):
@@ -315,7 +317,7 @@ def test_nonsense_from_the_leader_ends_the_followers_waits_at_once(sent: bytes, 
     def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
         exchange.open(None)
         if isinstance(exchange, LeaderExchange):
-            exchange._lines[0]._connection.sendall(sent)
+            exchange._connections[0]._stream.sendall(sent)
             assert over.wait(60)
             return
         assert isinstance(exchange, FollowerExchange)
@@ -342,7 +344,7 @@ def test_nonsense_from_a_follower_ends_the_waits_of_all_at_once(sent: bytes, rai
         with pytest.raises(ServerError, match=raised):
             exchange.open(None)
             if isinstance(exchange, FollowerExchange) and rank == 1:
-                exchange._line._connection.sendall(sent)
+                exchange._connection._stream.sendall(sent)
             step(exchange, 0, 1.0)
             exchange.settle()
 

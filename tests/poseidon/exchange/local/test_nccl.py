@@ -40,7 +40,7 @@ def test_parts_come_in_any_order_and_leave_in_one() -> None:
         parts = {index: torch.full((4,), index + 1.0 + rank + iteration) for index in range(3)}
         if rank == 0:
             for index in (0, 1, 2):
-                group.give(index, parts[index])
+                group.contribute(index, parts[index])
             for index in (1, 0, 2):  # nothing is due before tensor 2, whose turn comes first
                 due = group.due(index)
                 assert list(due) == ([] if index != 2 else ORDER)
@@ -51,7 +51,7 @@ def test_parts_come_in_any_order_and_leave_in_one() -> None:
                 group.published(index)
         else:
             for index in (1, 2, 0):
-                group.give(index, None if index == 1 else parts[index])
+                group.contribute(index, None if index == 1 else parts[index])
             for index in (2, 0, 1):  # those before it come with it
                 group.receive(index)
                 assert tensors[index].tolist() == [float(index)] * 4

@@ -33,7 +33,7 @@ def test_the_mean_of_parts_is_made_on_the_leader_and_its_value_reaches_the_other
     ends = workers(3, tensors, [True, False, True])
     for index in (0, 2):
         for rank in (1, 2):
-            ends[rank].give(index, torch.full((sizes[index],), 10.0 * rank + index))
+            ends[rank].contribute(index, torch.full((sizes[index],), 10.0 * rank + index))
         own = torch.ones(sizes[index])
         assert list(ends[0].due(index)) == [index]
         mean = torch.full((sizes[index],), (31.0 + 2 * index) / 3)
@@ -53,8 +53,8 @@ def test_the_mean_of_parts_is_made_on_the_leader_and_its_value_reaches_the_other
 def test_no_part_is_a_part_of_zeros() -> None:
     tensors = [[torch.zeros(3)] for _ in range(2)]
     leader, other = workers(2, tensors, [True])
-    other.give(0, torch.ones(3))
-    other.give(0, None)
+    other.contribute(0, torch.ones(3))
+    other.contribute(0, None)
     assert leader.mean(0, torch.ones(3)).tolist() == [0.5] * 3
 
 
@@ -62,7 +62,7 @@ def test_parts_are_added_in_the_order_of_ranks() -> None:
     tensors = [[torch.zeros(1)] for _ in range(4)]
     ends = workers(4, tensors, [True])
     for rank, part in ((3, 1.0), (1, 1e8), (2, -1e8)):
-        ends[rank].give(0, torch.tensor([part]))
+        ends[rank].contribute(0, torch.tensor([part]))
     assert ends[0].mean(0, torch.zeros(1)).item() == 0.25
 
 

@@ -1,7 +1,7 @@
-"""The line between the workers of one machine: small messages over a socket of the file system, and files handed over.
+"""Connections between the workers of one host: small messages over a Unix socket, and files passed over it.
 
-The leading worker listens; each other one has one connection to it. A process that dies closes its connection, so the
-other side knows at once. The socket's name is gone as soon as all have come.
+The leader listens; each follower has one connection to it. A process that dies closes its connection, so the
+other side knows at once. The socket's name is removed as soon as all are connected.
 
 A message: kind (1 byte), tensor (4), number (8), length of the payload (4), little-endian; then the payload.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ps_server import PeerLost, RemoteProtocolError, ServerError, StalenessTimeout, TransportError
+from ps_server.errors import as_server_error
 
 HEAD = struct.Struct("<BIQI")
 RETRY_S = 0.02
@@ -28,14 +29,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Kind(Enum):
-    """What a message says."""
+    """The kinds of messages."""
 
     HELLO = 1
-    """To the leader: worker `number` is here; the payload names its tensors."""
+    """To the leader: worker `number` is connected; the payload names its tensors."""
     WELCOME = 2
     """From the leader: how tensors move; files come with it."""
     PART = 3
-    """To the leader: this worker's part of the tensor can be taken."""
+    """To the leader: this worker's part of the tensor can be read."""
     FACTORS = 4
     """To the leader: `number` rows of u and then of v are the payload."""
     RELEASED = 5
@@ -43,9 +44,9 @@ class Kind(Enum):
     TAKEN = 6
     """To the leader: the values after `open` or `settle` are copied."""
     VALUE = 7
-    """From the leader: the tensor's next value can be taken."""
+    """From the leader: the tensor's next value can be read."""
     SIGNALS = 8
-    """From the leader: all that rank 0 has asked for so far."""
+    """From the leader: all requests of rank 0 so far."""
     GATHER = 9
     """To the leader: this worker's payload of collection `number`."""
     GATHERED = 10
@@ -63,7 +64,7 @@ class Message:
     """One message.
 
     Args:
-        kind: what it says.
+        kind: the kind of message.
         index: the tensor that it is about.
         number: see `Kind`.
         payload: see `Kind`.
@@ -75,22 +76,22 @@ class Message:
     payload: bytearray = b""  # type: ignore[assignment]
 
 
-class Line:
-    """One end of one connection. Sending is safe from any thread; one thread receives.
+class Connection:
+    """One end of a connection. Sending is safe from any thread; one thread receives.
 
     Args:
-        connection: a connected stream socket of the file system.
-        peer: the other end, for messages to people.
+        stream: a connected stream socket of the file system.
+        peer: the name of the other end in error messages.
         timeout_s: longest time that a send waits for the other side to read.
     """
 
-    def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
-        self._connection = connection
+    def __init__(self, stream: socket.socket, peer: str, timeout_s: float) -> None:
+        self._stream = stream
         self._sending = threading.Lock()
         self.peer = peer
         seconds, part = divmod(timeout_s, 1)
-        connection.settimeout(None)
-        connection.setsockopt(
+        stream.settimeout(None)
+        stream.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(part * 1e6))
         )
 
@@ -105,49 +106,54 @@ class Line:
         """Send one message.
 
         Args:
-            kind: what it says.
+            kind: the kind of message.
             payload: flat pieces of bytes.
             index: the tensor that it is about.
             number: see `Kind`.
-            files: open files to hand over.
+            files: open files to pass on.
 
         Raises:
-            PeerLost: the other side has gone, or does not read.
+            PeerLost: the other side has closed the connection, or does not read.
         """
         pieces = [memoryview(piece).cast("B") for piece in payload if len(piece)]
         head = HEAD.pack(kind.value, index, number, sum(len(piece) for piece in pieces))
         with self._sending, self._translated():
             if files:
-                socket.send_fds(self._connection, [head], list(files))
+                socket.send_fds(self._stream, [head], list(files))
             else:
-                self._connection.sendall(head)
+                self._stream.sendall(head)
             for piece in pieces:
-                self._connection.sendall(piece)
+                self._stream.sendall(piece)
 
     def receive(self) -> Message:
         """Wait for the next message.
 
         Raises:
-            PeerLost: the other side has gone.
+            PeerLost: the other side has closed the connection.
             RemoteProtocolError: the message is of no `Kind`.
         """
         with self._translated():
             return self._read(self._exactly(HEAD.size))
 
     def receive_files(self, timeout_s: float) -> tuple[Message, list[int]]:
-        """Wait for a message that brings files; for the first message of a connection only."""
-        self._connection.settimeout(timeout_s)
+        """Wait for a message with files; for the first message of a connection only.
+
+        Raises:
+            PeerLost: the other side has closed the connection, or the message was not complete within `timeout_s`.
+            RemoteProtocolError: the message is of no `Kind`.
+        """
+        self._stream.settimeout(timeout_s)
         with self._translated():
-            head, files, _, _ = socket.recv_fds(self._connection, HEAD.size, MAX_FILES)
+            head, files, _, _ = socket.recv_fds(self._stream, HEAD.size, MAX_FILES)
             message = self._read(head + self._exactly(HEAD.size - len(head)))
-        self._connection.settimeout(None)
+        self._stream.settimeout(None)
         return message, files
 
     def close(self) -> None:
-        """Cut the connection; a waiting `receive` returns."""
+        """Close the connection; a `receive` that waits ends."""
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.close()
 
     def _read(self, head: bytes | bytearray) -> Message:
         number_of_kind, index, number, length = HEAD.unpack(head)
@@ -163,7 +169,7 @@ class Line:
         found = bytearray(length)
         view, got = memoryview(found), 0
         while got < length:
-            count = self._connection.recv_into(view[got:])
+            count = self._stream.recv_into(view[got:])
             if count == 0:
                 raise EOFError
             got += count
@@ -181,58 +187,60 @@ class Line:
             ) from error
 
 
-def tell(lines: Sequence[Line], kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
-    """Send one message on every line; who has gone misses it, as whoever listens to that line will hear."""
-    for line in lines:
+def send_all(
+    connections: Sequence[Connection], kind: Kind, *payload: Buffer, index: int = 0, number: int = 0
+) -> None:
+    """Send one message on every connection that is open; the thread that listens to a closed one reports it."""
+    for connection in connections:
         with contextlib.suppress(PeerLost):
-            line.send(kind, *payload, index=index, number=number)
+            connection.send(kind, *payload, index=index, number=number)
 
 
-def connect(address: str, timeout_s: float) -> Line:
-    """Reach the leading worker, which may not listen yet.
+def connect(address: str, timeout_s: float) -> Connection:
+    """Connect to the leader, which may not listen yet.
 
     Args:
         address: the path of its socket.
         timeout_s: longest time to try.
 
     Raises:
-        StalenessTimeout: it did not come in time.
+        StalenessTimeout: it did not listen in time.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(address)
+            stream.connect(address)
         except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
+            stream.close()
         except OSError as error:
-            connection.close()
+            stream.close()
             raise TransportError(f"cannot connect to {address}: {error.strerror or error}") from error
         else:
-            if _user_of(connection) != os.getuid():
-                connection.close()
+            if _user_of(stream) != os.getuid():
+                stream.close()
                 raise TransportError(f"another user of this machine listens at {address}")
-            return Line(connection, "the leading worker", timeout_s)
+            return Connection(stream, "the leading worker", timeout_s)
         if time.monotonic() > deadline:
             raise StalenessTimeout(f"the leading worker did not listen at {address} within {timeout_s:g} s")
         time.sleep(RETRY_S)
 
 
-def accept(address: str, others: int, timeout_s: float, check: Callable[[Message], None]) -> list[Line]:
-    """Listen until all other workers of this machine have come.
+def accept(address: str, others: int, timeout_s: float, check: Callable[[Message], None]) -> list[Connection]:
+    """Listen until all followers of this host are connected.
 
     Args:
-        address: the path of the socket, in a folder that only this user can enter and that is made if it is not there
-            (the one above it is). It is gone on return, and so is the folder, if it was made for nothing else.
-        others: how many.
+        address: the path of the socket, in a folder that only this user can enter. The folder is made if it does not exist
+            (its parent does). The socket is removed on return, and so is the folder if it is empty.
+        others: number of followers.
         timeout_s: longest time to wait.
         check: raises where a HELLO does not fit.
 
     Returns:
-        Their lines, by local rank: the first is worker 1's.
+        Their connections, by local rank: the first is that of worker 1.
     """
-    lines: dict[int, Line] = {}
-    accepted: list[Line] = []
+    connections: dict[int, Connection] = {}
+    accepted: list[Connection] = []
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -243,45 +251,45 @@ def accept(address: str, others: int, timeout_s: float, check: Callable[[Message
             raise TransportError(f"cannot listen on {address}: {error.strerror or error}") from error
         try:
             listener.listen(others)
-            while len(lines) < others:
-                connection = _accept_one(listener, deadline, timeout_s)
-                accepted.append(Line(connection, "a worker", timeout_s))
+            while len(connections) < others:
+                stream = _accept_one(listener, deadline, timeout_s)
+                accepted.append(Connection(stream, "a worker", timeout_s))
                 hello, _ = accepted[-1].receive_files(timeout_s)
-                if hello.number in lines or not 1 <= hello.number <= others:
+                if hello.number in connections or not 1 <= hello.number <= others:
                     raise PeerLost(f"a worker of this machine came as number {hello.number} of {others + 1}")
                 check(hello)
                 accepted[-1].peer = f"worker {hello.number}"
-                lines[hello.number] = accepted[-1]
-        except ServerError as error:
-            refuse(accepted, error)
+                connections[hello.number] = accepted[-1]
+        except Exception as error:
+            refuse(accepted, as_server_error(error, "a follower could not be admitted"))
             raise
         finally:
             os.unlink(address)
             with contextlib.suppress(OSError):  # it holds something else
                 os.rmdir(os.path.dirname(address))
-    return [lines[rank] for rank in sorted(lines)]
+    return [connections[rank] for rank in sorted(connections)]
 
 
-def refuse(lines: Sequence[Line], error: ServerError) -> None:
-    """Say why there will be no exchange, and cut the connections."""
-    tell(lines, Kind.FAILED, str(error).encode())
-    for line in lines:
-        line.close()
+def refuse(connections: Sequence[Connection], error: ServerError) -> None:
+    """Send the reason why there will be no exchange, and close the connections."""
+    send_all(connections, Kind.FAILED, str(error).encode())
+    for connection in connections:
+        connection.close()
 
 
 def _accept_one(listener: socket.socket, deadline: float, timeout_s: float) -> socket.socket:
     while True:
         listener.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
-            connection, _ = listener.accept()
+            stream, _ = listener.accept()
         except TimeoutError as error:
             raise StalenessTimeout(f"not every worker of this machine came within {timeout_s:g} s") from error
-        if _user_of(connection) == os.getuid():
-            return connection
-        connection.close()  # another user, where the folder is open to others
+        if _user_of(stream) == os.getuid():
+            return stream
+        stream.close()  # another user, where the folder is open to others
 
 
-def _user_of(connection: socket.socket) -> int:
-    """Whose process is at the other end, by the kernel's word."""
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+def _user_of(stream: socket.socket) -> int:
+    """Return the user of the process at the other end, as the kernel reports it."""
+    _, user, _ = struct.unpack("3i", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(user)

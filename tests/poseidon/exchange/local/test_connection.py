@@ -1,4 +1,4 @@
-"""The line between workers of a machine: messages, files, and what is said of those who do not come or go."""
+"""Connections between the workers of a host: messages, files, and the errors of workers that do not connect or end."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
 
-from poseidon.exchange.local.line import HEAD, Kind, Line, Message, accept, connect, tell
+from poseidon.exchange.local.connection import HEAD, Connection, Kind, Message, accept, connect, send_all
 from ps_server import PeerLost, RemoteProtocolError, StalenessTimeout, TransportError
 from tests.support.unauthenticated import another_user
 
-Pair = tuple[Line, Line]
+Pair = tuple[Connection, Connection]
 
 UNIX_SOCKETS = Path("/proc/net/unix")
 LISTENING = "00010000"
@@ -26,10 +26,10 @@ LISTENING = "00010000"
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    lines = Line(a, "the leading worker", 20.0), Line(b, "worker 1", 20.0)
-    yield lines
-    for line in lines:
-        line.close()
+    connections = Connection(a, "the leading worker", 20.0), Connection(b, "worker 1", 20.0)
+    yield connections
+    for connection in connections:
+        connection.close()
 
 
 @pytest.fixture(params=["there", "to be made"])
@@ -72,20 +72,22 @@ def test_whoever_has_gone_is_named(pair: Pair) -> None:
         pair[1].receive()
     with pytest.raises(PeerLost, match=r"^worker 1 on this machine has gone$"):
         pair[1].send(Kind.PART)
-    tell([pair[1]], Kind.VALUE)  # whoever listens hears of it
+    send_all([pair[1]], Kind.VALUE)  # whoever listens hears of it
 
 
 @pytest.fixture
-def raw() -> Iterator[tuple[socket.socket, Line]]:
+def raw() -> Iterator[tuple[socket.socket, Connection]]:
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    line = Line(b, "worker 1", 20.0)
-    yield a, line
-    line.close()
+    connection = Connection(b, "worker 1", 20.0)
+    yield a, connection
+    connection.close()
     a.close()
 
 
 @pytest.mark.parametrize("kind", [0, max(Kind, key=lambda kind: kind.value).value + 1, 255])
-def test_a_message_of_an_unknown_kind_breaks_the_protocol(raw: tuple[socket.socket, Line], kind: int) -> None:
+def test_a_message_of_an_unknown_kind_breaks_the_protocol(
+    raw: tuple[socket.socket, Connection], kind: int
+) -> None:
     raw[0].sendall(HEAD.pack(kind, 0, 0, 0))
     with pytest.raises(
         RemoteProtocolError, match=f"^worker 1 on this machine sent a message of unknown kind {kind}$"
@@ -95,7 +97,7 @@ def test_a_message_of_an_unknown_kind_breaks_the_protocol(raw: tuple[socket.sock
 
 @pytest.mark.parametrize("sent", [b"", HEAD.pack(Kind.HELLO.value, 0, 0, 5) + b"hell"])
 def test_a_first_message_that_does_not_end_is_not_waited_for(
-    raw: tuple[socket.socket, Line], sent: bytes
+    raw: tuple[socket.socket, Connection], sent: bytes
 ) -> None:
     raw[0].sendall(sent)
     with pytest.raises(PeerLost, match=r"^worker 1 on this machine does not answer: timed out$"):
@@ -103,10 +105,10 @@ def test_a_first_message_that_does_not_end_is_not_waited_for(
 
 
 def come(address: str, number: int) -> None:
-    line = connect(address, 20.0)
-    line.send(Kind.HELLO, b"hello", number=number)
-    line.receive_files(20.0)
-    line.close()
+    connection = connect(address, 20.0)
+    connection.send(Kind.HELLO, b"hello", number=number)
+    connection.receive_files(20.0)
+    connection.close()
 
 
 def test_all_workers_of_a_machine_meet_whoever_comes_first(address: str) -> None:
@@ -114,16 +116,16 @@ def test_all_workers_of_a_machine_meet_whoever_comes_first(address: str) -> None
     for thread in threads:
         thread.start()
     heard: list[int] = []
-    lines = accept(address, 2, 20.0, lambda hello: heard.append(hello.number))
+    connections = accept(address, 2, 20.0, lambda hello: heard.append(hello.number))
     assert sorted(heard) == [1, 2]
-    assert [line.peer for line in lines] == ["worker 1", "worker 2"]
+    assert [connection.peer for connection in connections] == ["worker 1", "worker 2"]
     assert not Path(address).parent.exists()
-    for line in lines:
-        line.send(Kind.WELCOME)
+    for connection in connections:
+        connection.send(Kind.WELCOME)
     for thread in threads:
         thread.join()
-    for line in lines:
-        line.close()
+    for connection in connections:
+        connection.close()
 
 
 def test_a_folder_that_holds_something_else_stays(address: str) -> None:
@@ -137,11 +139,11 @@ def test_a_number_out_of_range_is_refused_and_told_so(address: str) -> None:
     said: list[str] = []
 
     def stranger() -> None:
-        line = connect(address, 20.0)
-        line.send(Kind.HELLO, number=2)
-        message = line.receive()
+        connection = connect(address, 20.0)
+        connection.send(Kind.HELLO, number=2)
+        message = connection.receive()
         said.append(message.payload.decode())
-        line.close()
+        connection.close()
 
     thread = threading.Thread(target=stranger)
     thread.start()
@@ -176,7 +178,7 @@ def open_to_all(folder: Path) -> None:
 def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str) -> None:
     Path(address).parent.mkdir(exist_ok=True)
     open_to_all(Path(address).parent)
-    found: list[Line] = []
+    found: list[Connection] = []
     leader = threading.Thread(target=lambda: found.extend(accept(address, 1, 20.0, lambda hello: None)))
     leader.start()
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -198,7 +200,9 @@ def test_another_user_is_turned_away_even_where_the_folder_is_open(address: str)
 
 def _await_listener(address: str) -> None:
     deadline = time.monotonic() + 20.0
-    while not any(_listens(line.split(), address) for line in UNIX_SOCKETS.read_text().splitlines()):
+    while not any(
+        _listens(connection.split(), address) for connection in UNIX_SOCKETS.read_text().splitlines()
+    ):
         assert time.monotonic() < deadline
 
 
