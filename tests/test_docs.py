@@ -225,10 +225,10 @@ def test_the_wire_page_has_the_versions_and_limits() -> None:
     assert limits["tables"] == f"{MAX_TABLES:,}"
 
 
-def test_the_wire_page_lists_every_order_and_report_of_an_agent() -> None:
+def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
     heading = "## Agent protocol"
-    orders = {row[0] for row in _rows(WIRE_PAGE, heading)}
-    assert orders == set(agent_wire._ORDERS)
+    requests = {row[0] for row in _rows(WIRE_PAGE, heading)}
+    assert requests == set(agent_wire._REQUESTS)
     text = _text(WIRE_PAGE).partition("The agent sends reports:")[2]
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"is"} == set(agent_wire._REPORTS)
 
