@@ -136,7 +136,7 @@ class HybridExchange:
 
     def finish(self) -> None:
         """See `Exchange`."""
-        limit = self._server.push_rest(self._factors.kept_sum_of_squares())
+        limit = self._server.push_rest(self._factors.held_sum_of_squares())
         self._factors.finish(limit)
         self._server.tick()
 

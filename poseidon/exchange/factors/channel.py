@@ -1,17 +1,17 @@
-"""Sufficient vector broadcasting: factors go to all workers, and each rebuilds the gradient and applies the rule itself.
+"""Sufficient factor broadcasting: factors go to all workers, and each rebuilds the gradient and applies the rule itself.
 
 Laws:
 
 * `base` is a weight with its history after all rounds taken: the same bits on every worker, since every worker takes
-  the same rounds in the same order (`factor_session`).
+  the same rounds in the same order (`session.py`).
 * Staleness 0: `base` is the tensor's own memory. A round is applied in the background as soon as it is complete and
-  this worker's backward pass has left the layer (`release`).
+  this worker's backward pass has left the weight (`release`).
 * Staleness s > 0: `base` is memory of its own. At `wait` the tensor becomes what `base` would be if the rounds that
   are not complete held this worker's own pairs alone: it sees its own updates at once, and the others' no later than
   the bound says.
-* With a limit on the gradients' norm: at staleness 0 rank 0 tells everybody the norm over all layers, by whichever way
-  they travel (`Client.total_norm`), and rounds are applied once it is known. At staleness > 0 every worker limits its
-  own gradients before it sends, as it does for tables of the server.
+* With a limit on the gradients' norm: at staleness 0 rank 0 sends all workers the norm over all tensors of every scheme
+  (`Client.total_norm`), and rounds are applied once it is known. At staleness > 0 every worker limits its own gradients
+  before it sends them, as it does for tables of the server.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from ps_server.rules import clip_factor
 from ps_server.trace import NO_TRACE, Tracer, Track
 
 
-class NormMeeting(Protocol):
-    """Where the norm over all gradients is agreed on; `ps_server.Client` is one."""
+class GlobalNorm(Protocol):
+    """The norm over all gradients of an iteration, summed over all schemes; see `ps_server.Client`."""
 
     def add_norm(self, clock: int, squares: float) -> None:
-        """Rank 0: the sum of squares of the gradients that travel as factors."""
+        """Add the sum of squares of the gradients that travel as factors. Rank 0."""
 
     def total_norm(self, clock: int) -> float:
-        """The sum of squares over all gradients."""
+        """Wait for the sum of squares over all gradients, and return it."""
 
 
 class FactorChannel:
@@ -62,10 +62,10 @@ class FactorChannel:
         listen: address to listen on for the other workers.
         token: the job's secret.
         keys: own pair, and those of all workers by rank; None: all is in clear.
-        norms: needed with `settings.clip` at staleness 0.
+        norms: used with `settings.clip` at staleness 0.
         timeout_s: longest time that any call waits.
         trace: records each pair sent and received, and each round applied.
-        link: taken as long as pairs have to leave this host; None: nobody waits for it.
+        link: taken as long as pairs have to leave this host; None: no other sender waits for it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FactorChannel:
         listen: str,
         token: bytes,
         keys: Keyring | None = None,
-        norms: NormMeeting,
+        norms: GlobalNorm,
         timeout_s: float,
         trace: Tracer = NO_TRACE,
         link: LinkPriority | None = None,
@@ -96,7 +96,7 @@ class FactorChannel:
         self._side = SideStream(device)
         self._scratch = Scratch(device)
         self.kernel = Kernel.FUSED
-        """The same on all workers; set before `open`."""
+        """How products are computed: the same on all workers; set before `open`."""
         self._weights = {
             index: FactorWeight(
                 table,
@@ -131,7 +131,7 @@ class FactorChannel:
             weight.open(histories.get(index, ()))
 
     def rewind(self, clock: int) -> None:
-        """Begin at another clock; nobody has sent anything. `take_first` follows."""
+        """Begin at another clock, before any worker has sent a pair. `take_first` follows."""
         with self.peers.monitor:
             self._iteration = self._start_clock = clock
             session = self.peers.session
@@ -140,7 +140,7 @@ class FactorChannel:
                 weight.progress.rewind(clock)
 
     def open(self, addresses: Sequence[str]) -> None:
-        """Meet the others; `take_first` comes before.
+        """Connect to the other workers; `take_first` comes before.
 
         Args:
             addresses: of all workers' channels, by rank.
@@ -184,8 +184,8 @@ class FactorChannel:
         """See `Exchange`."""
         self._wait(index, self._iteration - self._staleness)
 
-    def kept_sum_of_squares(self) -> float:
-        """Staleness > 0 with a limit: of this worker's own gradients of this iteration."""
+    def held_sum_of_squares(self) -> float:
+        """Return the sum of squares of this worker's own gradients of this iteration, at staleness > 0 with a limit."""
         self._in_order.drain()
         with self.peers.monitor:
             held = [weight.progress.held for weight in self._weights.values()]
@@ -196,7 +196,7 @@ class FactorChannel:
         """See `Exchange`.
 
         Args:
-            limit: what to multiply this worker's gradients by that were kept back for it.
+            limit: multiplies this worker's gradients that were held back for it.
         """
         for index, weight in self._weights.items():
             if weight.progress.handed_in <= self._iteration:
@@ -226,7 +226,7 @@ class FactorChannel:
         return state
 
     def history(self, index: int) -> History:
-        """What the rule keeps for a tensor; call it after `settle`."""
+        """Return what the rule keeps for a tensor; call it after `settle`."""
         return [part.detach().cpu().numpy().copy() for part in self._weights[index].history]
 
     def traffic(self) -> dict[int, Traffic]:
@@ -290,7 +290,7 @@ class FactorChannel:
         if self._is_limited:
             self._apply_limited()
         else:
-            with self._rebuilding:  # no reader may see the time between taking a round and having applied it
+            with self._rebuilding:  # `wait` must not run between taking a round and having applied it
                 self._apply(self._take(ready[0]), 1.0)
         return True
 

@@ -1,7 +1,7 @@
-"""In which order a worker's factors leave for one peer. A pure queue.
+"""The queue of a worker's messages to one peer. A pure priority queue.
 
-Laws: what the next forward pass needs first leaves first, and overtakes what waits; a table's id is its place in the
-forward order. Pairs of one table keep their order. The greeting comes before everything, the goodbye after it.
+Laws: pairs that the next forward pass needs first leave first, and overtake others; a table's id is its place in the
+forward order. Pairs of one table keep their order. `Join` comes before all pairs, `Leave` after them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from poseidon.exchange.factors.wire import Buffer
 
-GREETING = -1
-"""In place of a table: before everything."""
-GOODBYE = 2**62
-"""In place of a table: after everything."""
+FIRST = -1
+"""In place of a table: before all pairs."""
+LAST = 2**62
+"""In place of a table: after all pairs."""
 
 
 class Waiting(NamedTuple):
-    """A message that waits. Compared by table and number, which no two share."""
+    """A queued message. Compared by table and number, which no two share."""
 
     table: int
     number: int
@@ -26,7 +26,7 @@ class Waiting(NamedTuple):
 
 
 class Outbox:
-    """The messages that wait for one peer."""
+    """The queued messages for one peer."""
 
     def __init__(self) -> None:
         self._heap: list[Waiting] = []
@@ -36,23 +36,23 @@ class Outbox:
         return len(self._heap)
 
     def add(self, table: int, frames: list[Buffer]) -> None:
-        """A message to be sent.
+        """Add a message.
 
         Args:
-            table: whose factors it holds; or `GREETING`, `GOODBYE`.
+            table: whose factors it holds; or `FIRST`, `LAST`.
             frames: what goes on the wire.
         """
         heapq.heappush(self._heap, Waiting(table, self._number, frames))
         self._number += 1
 
     def take(self) -> Waiting:
-        """The next message; there must be one. `put_back` it when it could not be sent."""
+        """Take the next message; there must be one. `put_back` it when it could not be sent."""
         return heapq.heappop(self._heap)
 
     def put_back(self, waiting: Waiting) -> None:
-        """It waits again where it was."""
+        """Put a message back where it was."""
         heapq.heappush(self._heap, waiting)
 
     def clear(self) -> None:
-        """Nobody waits for these any more."""
+        """Drop all messages: the peer has gone."""
         self._heap.clear()

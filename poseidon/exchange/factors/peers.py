@@ -1,8 +1,8 @@
-"""A worker's line to every other worker: one thread that moves factors between sockets and `FactorSession`.
+"""The connections of a worker to all others: one thread that moves factors between sockets and `FactorSession`.
 
 Each worker listens on an address of its own and is connected to every other's; pairs are sent to the others in the
-order rank + 1, rank + 2, ..., so that no worker is everybody's first. Law: a greeting with the job's secret comes before
-anything else from a peer; whatever does not validate is dropped and counted, and changes nothing.
+order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law: a `Join` with the job's secret is the first message
+of a peer; a message that is not valid is dropped and counted, and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from poseidon.exchange.factors.outbox import GOODBYE, GREETING, Outbox
+from poseidon.exchange.factors.outbox import FIRST, LAST, Outbox
 from poseidon.exchange.factors.session import Factors, FactorSession, Pair
 from poseidon.exchange.factors.wire import Buffer, Join, Leave, decode, encode
 from ps_server import PeerLost, RemoteProtocolError, ServerError
@@ -27,14 +27,14 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 
 POLL_S = 0.5
 RETRY_S = 0.002
-"""How soon a message is offered again to a peer whose queue was full, and how often it is looked whether the last have left."""
-GOODBYE_S = 1.0
-"""How long after the end of a connection its last message may be looked at."""
-LAST_WORDS_S = 2.0
+"""How soon sending is tried again to a peer whose queue was full, and how often it is checked whether the last messages have left."""
+LEAVE_S = 1.0
+"""How long after the end of a connection its `Leave` may be handled."""
+LINGER_S = 2.0
 """How long `close` tries to send what is queued; a peer that has gone takes nothing more."""
 SEND_BUFFER_BYTES = 512 * 1024
 """What the kernel holds for each other worker, four times what it holds for a shard, so that factors get most of a link
-which the shards' values want as well; pushes give way to them (`busy`)."""
+which the shards' values need as well; pushes wait until they have left (`LinkPriority`)."""
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Peers:
         link: LinkPriority | None = None,
     ) -> None:
         self.session = session
-        self.monitor = Monitor(timeout_s, closed="the line to the other workers is closed", hangs="")
+        self.monitor = Monitor(timeout_s, closed="the connections to the other workers are closed", hangs="")
         """Guards the session and what is to be sent."""
         self.dropped = 0
         self.bytes_out = [0] * len(session.tables)
@@ -89,11 +89,11 @@ class Peers:
 
     @property
     def refused(self) -> int:
-        """How many have tried to connect and were not admitted."""
+        """The number of peers that have tried to connect and were not admitted."""
         return self._listening.refused
 
     def connect(self, addresses: Sequence[str]) -> None:
-        """Greet every other worker; from now on factors move.
+        """Connect to every other worker; from now on factors move.
 
         Args:
             addresses: of all workers, by rank.
@@ -105,15 +105,15 @@ class Peers:
             send_buffer_bytes=SEND_BUFFER_BYTES,
             tracked=True,
         )
-        greeting = encode(Join(self.session.rank, self._token))
+        join = encode(Join(self.session.rank, self._token))
         for outbox in self._outboxes:
-            outbox.add(GREETING, greeting)
+            outbox.add(FIRST, join)
         self._thread.start()
 
     def broadcast(self, table: int, pair: Pair) -> None:
         """Send this worker's next pair of a table to every other; returns at once.
 
-        The pair must not be written to until every other worker is known to have it: see `FactorSession`.
+        The pair must not be written to until it is certain that every other worker has it: see `FactorSession`.
         """
         with self.monitor:
             self.monitor.check()
@@ -156,7 +156,7 @@ class Peers:
             if self.monitor.closed:
                 return
             for outbox in self._outboxes:
-                outbox.add(GOODBYE, encode(Leave()))
+                outbox.add(LAST, encode(Leave()))
             self.monitor.close()
         self._listening.wake()
         if self._thread.ident is not None:
@@ -176,16 +176,18 @@ class Peers:
             while True:
                 closing = self.monitor.closed
                 if closing:
-                    give_up_s = min(give_up_s, time.monotonic() + LAST_WORDS_S)
+                    give_up_s = min(give_up_s, time.monotonic() + LINGER_S)
                 gone = self._sending.lost
                 blocked = self._send(gone)
                 all_left = self._free_link(gone)
-                self._see_losses(gone, time.monotonic())
+                self._check_losses(gone, time.monotonic())
                 if closing and (not blocked or time.monotonic() > give_up_s):
                     return
                 self._receive(RETRY_S if blocked or not all_left else POLL_S)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
-            self.fail(as_server_error(error, f"the line of worker {self.session.rank} to the others failed"))
+            self.fail(
+                as_server_error(error, f"the connections of worker {self.session.rank} to the others failed")
+            )
 
     def _send(self, lost: Collection[int]) -> bool:
         """Send what the peers' queues take; returns whether anything is left."""
@@ -200,7 +202,7 @@ class Peers:
         """Send a peer what its queue takes; returns whether that was all."""
         assert self._sending is not None
         while True:
-            with self.monitor:  # whoever broadcasts adds to it
+            with self.monitor:  # `broadcast` adds to it
                 if not outbox:
                     return True
                 waiting, began_ns = outbox.take(), self._trace.now()
@@ -208,14 +210,14 @@ class Peers:
                 with self.monitor:
                     outbox.put_back(waiting)
                 return False
-            if 0 <= waiting.table < GOODBYE:
+            if 0 <= waiting.table < LAST:
                 name = self.session.tables[waiting.table].name
                 self._trace.span(Track.FACTORS, "send", name, began_ns, worker=self._others[peer])
 
     def _free_link(self, lost: Collection[int]) -> bool:
         """Free the link if all has left this host; returns whether it has."""
         assert self._sending is not None
-        with self.monitor:  # whoever broadcasts takes the link
+        with self.monitor:  # `broadcast` takes the link
             unsent = [
                 len(outbox) + self._sending.unsent(peer)
                 for peer, outbox in enumerate(self._outboxes)
@@ -226,8 +228,8 @@ class Peers:
                 self._link.free()
         return all_left
 
-    def _see_losses(self, lost: Collection[int], now: float) -> None:
-        """Fail once a connection has ended without a goodbye.
+    def _check_losses(self, lost: Collection[int], now: float) -> None:
+        """Fail once a connection has ended without `Leave`.
 
         Raises:
             PeerLost: names the worker.
@@ -235,7 +237,7 @@ class Peers:
         assert self._sending is not None
         for peer in lost:
             rank = self._others[peer]
-            if rank not in self._left and now - self._lost_s.setdefault(rank, now) >= GOODBYE_S:
+            if rank not in self._left and now - self._lost_s.setdefault(rank, now) >= LEAVE_S:
                 raise PeerLost(
                     f"worker {self.session.rank} lost {self._sending.describe_loss(peer)} (worker {rank})"
                 )
@@ -247,19 +249,19 @@ class Peers:
         with self.monitor:
             for peer, frames in batch:
                 try:
-                    self._take_in(peer, frames)
+                    self._handle(peer, frames)
                 except RemoteProtocolError:
                     self.dropped += 1
             self.monitor.notify()
 
-    def _take_in(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+    def _handle(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         began_ns = self._trace.now()
         if peer not in self._ranks and len(frames) != 1:
-            raise RemoteProtocolError("a stranger sent more than a greeting")
+            raise RemoteProtocolError("an unknown peer sent more than a join")
         message = decode(frames, self.session.tables)
         if isinstance(message, Factors):
             if peer not in self._ranks:
-                raise RemoteProtocolError("a stranger sent factors")
+                raise RemoteProtocolError("an unknown peer sent factors")
             self.session.receive(self._ranks[peer], message)
             self.bytes_in[message.table] += message.pair.u.nbytes + message.pair.v.nbytes
             name, sender = self.session.tables[message.table].name, self._ranks[peer]
@@ -267,13 +269,13 @@ class Peers:
             return
         if isinstance(message, Leave):
             if peer not in self._ranks:
-                raise RemoteProtocolError("a stranger said goodbye")
+                raise RemoteProtocolError("an unknown peer sent a leave")
             self._left.add(self._ranks[peer])
             return
         if not hmac.compare_digest(message.token, self._token):
             raise RemoteProtocolError("a peer's token is not this job's")
         if message.rank not in self._others or message.rank in self._ranks.values():
-            raise RemoteProtocolError(f"a peer says that it is worker {message.rank}")
+            raise RemoteProtocolError(f"a peer joins as worker {message.rank}")
         self._ranks[peer] = message.rank
         if len(self._ranks) == len(self._others):
             self._listening.admit_no_more()

@@ -42,7 +42,7 @@ DEVICE_TILE_ELEMENTS = 2**20
 
 
 class Scratch:
-    """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that is asked for.
+    """Memory for one tile and for stacked factors, kept and reused; it grows to the largest that is needed.
 
     Args:
         device: where the weights are.
@@ -53,17 +53,17 @@ class Scratch:
         self._memory: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, columns: int) -> Tensor:
-        """An uninitialized rows x columns matrix under this name; it is the last one's memory where that is enough."""
+        """Return an uninitialized rows x columns matrix under this name; it has the memory of the last one where that is enough."""
         return self._take(name, rows, columns, self._device)
 
     def packed(self, name: str, matrix_BX: Tensor, columns: slice) -> Tensor:
-        """These columns without gaps between rows: oneDNN computes matrices with gaps by its slow reference code."""
+        """Return these columns without gaps between rows: oneDNN computes matrices with gaps by its slow reference code."""
         if columns.stop - columns.start == matrix_BX.shape[1]:
             return matrix_BX
         return self.take(name, len(matrix_BX), columns.stop - columns.start).copy_(matrix_BX[:, columns])
 
     def stack(self, name: str, parts: Sequence[Array], columns: int) -> Tensor:
-        """The parts below each other, on the device.
+        """Return the parts below each other, on the device.
 
         Args:
             name: of the memory where the result lives until the next call with this name.
@@ -162,7 +162,7 @@ ONEDNN_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def _tiles(outputs: int, inputs: int, *, on_host: bool) -> Iterator[tuple[slice, list[slice]]]:
-    """Columns, with the rows of each tile that has them; together the tiles are the weight."""
+    """Yield columns with the rows of each tile that has them; together the tiles are the weight."""
     columns = min(inputs, TILE_COLUMNS) if on_host else inputs
     rows = max(1, (TILE_ELEMENTS if on_host else DEVICE_TILE_ELEMENTS) // columns)
     tops = [slice(top, min(top + rows, outputs)) for top in range(0, outputs, rows)]
@@ -171,7 +171,7 @@ def _tiles(outputs: int, inputs: int, *, on_host: bool) -> Iterator[tuple[slice,
 
 
 def factors_sum_of_squares(u_BN: Tensor, v_BM: Tensor) -> float:
-    """The sum of squared elements of u^T v, from B x B products: |u^T v|^2 = sum((u u^T) * (v v^T)).
+    """Return the sum of squared elements of u^T v, from B x B products: |u^T v|^2 = sum((u u^T) * (v v^T)).
 
     In float64, as `ps_server.rules.sum_of_squares` is for gradients that exist.
     """

@@ -1,12 +1,12 @@
-"""Who has sent which factors: a state machine without I/O, one on each worker.
+"""The rounds of factors: a state machine without I/O, one on each worker.
 
-A round is what all workers have sent for one table in one iteration. Laws:
+A round is the pairs of all workers for one table and one iteration. Laws:
 
 * A worker sends exactly one pair (u, v) a table and iteration, in the order of iterations; a pair may have no rows.
 * Rounds are taken in the order of iterations, and only when they have every worker's pair: each worker takes the same
   sequence of rounds, in which everything is added in worker order.
 * A worker at clock c has sent the pairs of iterations < c, and reads a table of staleness s only when all rounds of
-  iterations < c - s are taken. So nobody's next pair is more than s iterations ahead of this worker's own next one;
+  iterations < c - s are taken. So no worker's next pair is more than s iterations ahead of this worker's own next one;
   a pair further ahead is an error, which also bounds the memory.
 """
 
@@ -43,7 +43,7 @@ class FactorTable:
     """A weight that travels as factors.
 
     Args:
-        name: for messages to people.
+        name: for error messages.
         outputs: N.
         inputs: M.
         staleness: the bound s of its reads.
@@ -57,7 +57,7 @@ class FactorTable:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Worker -> worker: my pair for a table in iteration `clock`."""
+    """Worker -> worker: the sender's pair for a table in iteration `clock`."""
 
     table: int
     clock: int
@@ -90,15 +90,15 @@ class FactorSession:
         self._rounds = [_Rounds(workers, start_clock) for _ in tables]
 
     def send(self, table: int, pair: Pair) -> Factors:
-        """File this worker's own next pair; returns the message for every other worker."""
+        """Store this worker's own next pair; return the message for every other worker."""
         clock = self._rounds[table].sent[self.rank]
         if not self._fits(table, pair):
             raise LocalProtocolError(f"factors of '{self.tables[table].name}' do not have its shape")
-        self._file(self.rank, table, pair)
+        self._store(self.rank, table, pair)
         return Factors(table, clock, pair)
 
     def receive(self, sender: int, factors: Factors) -> None:
-        """File another worker's pair.
+        """Store another worker's pair.
 
         Raises:
             RemoteProtocolError: it is not that worker's next pair, or does not fit the table; nothing is changed.
@@ -117,10 +117,10 @@ class FactorSession:
             raise RemoteProtocolError(
                 f"worker {sender} sent factors of '{spec.name}' that do not have its shape"
             )
-        self._file(sender, factors.table, factors.pair)
+        self._store(sender, factors.table, factors.pair)
 
     def take(self, table: int) -> Round | None:
-        """The next round, once it has every worker's pair."""
+        """Take the next round, once it has every worker's pair."""
         rounds = self._rounds[table]
         pairs = rounds.open.get(rounds.taken)
         complete = tuple(pair for pair in pairs or () if pair is not None)
@@ -131,22 +131,22 @@ class FactorSession:
         return Round(rounds.taken - 1, complete)
 
     def is_ready(self, table: int) -> bool:
-        """Whether `take` would give a round."""
+        """Return whether `take` would return a round."""
         rounds = self._rounds[table]
         return min(rounds.sent) > rounds.taken
 
     def taken(self, table: int) -> int:
-        """The clock of what has been taken: rounds of iterations below it."""
+        """Return the clock below which all rounds are taken."""
         return self._rounds[table].taken
 
     def own(self, table: int) -> list[tuple[int, Pair]]:
-        """This worker's pairs in rounds not taken yet, as (iteration, pair)."""
+        """Return this worker's pairs in rounds that are not taken, as (iteration, pair)."""
         rounds = self._rounds[table]
         pairs = ((clock, rounds.open[clock][self.rank]) for clock in sorted(rounds.open))
         return [(clock, pair) for clock, pair in pairs if pair is not None]
 
     def lagging(self, table: int) -> list[int]:
-        """The workers whose pair the next round lacks."""
+        """Return the workers whose pair is missing in the next round."""
         rounds = self._rounds[table]
         return [worker for worker, sent in enumerate(rounds.sent) if sent <= rounds.taken]
 
@@ -155,7 +155,7 @@ class FactorSession:
         rows = len(pair.u)
         return pair.u.shape == (rows, spec.outputs) and pair.v.shape == (rows, spec.inputs)
 
-    def _file(self, worker: int, table: int, pair: Pair) -> None:
+    def _store(self, worker: int, table: int, pair: Pair) -> None:
         rounds = self._rounds[table]
         clock = rounds.sent[worker]
         rounds.open.setdefault(clock, [None] * self.workers)[worker] = pair

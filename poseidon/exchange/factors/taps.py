@@ -1,6 +1,6 @@
 """Takes the factors of a fully-connected layer out of autograd, so that its weight gradient is never formed.
 
-Any module is meant whose forward is y = x W^T (+ b) over the last axes of x, with W its parameter `weight`:
+It works on any module whose forward is y = x W^T (+ b) over the last axes of x, with W its parameter `weight`:
 `torch.nn.Linear`, and Caffe's InnerProduct. While the module runs, the weight is out of autograd (`requires_grad` off);
 v is the module's input, u the gradient at its output.
 
@@ -39,7 +39,7 @@ class FactorTap:
         name: of its weight, for messages.
         index: of its weight in the exchange.
         exchange: where the factors go.
-        in_backward: told, within a backward pass, that it has reached the layer.
+        in_backward: called within a backward pass that has reached the layer.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FactorTap:
         self._weight_hooks = hooks_on(self._weight)
 
     def start_pass(self, *, sends: bool) -> None:
-        """A new pass; `sends`: the factors of all passes so far leave as soon as this one has them."""
+        """Begin a pass; `sends`: the factors of all passes so far leave as soon as this one has them."""
         self._backwards = 0
         self._sends = sends
 
@@ -81,7 +81,7 @@ class FactorTap:
         self._kept.clear()
 
     def finish(self) -> None:
-        """The last pass has ended: send what is kept."""
+        """Send what is kept: the last pass has ended."""
         self._send_kept()
         self._releases = True
 
@@ -96,7 +96,7 @@ class FactorTap:
             self._exchange.begin_factors(self.index, *_stacked(kept))
 
     def _used_beside(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # the tap itself gives none
+        if gradient is not None:  # the tap itself returns none
             raise UsageError(
                 f"'{self._name}' is used beside the forward pass of its own layer, so it cannot travel as factors; "
                 "expected a weight of that layer alone, or --exchange=ps"
@@ -168,13 +168,13 @@ class FactorTap:
             )
 
     def _left(self, _: Tensor) -> None:
-        """The gradient at the input exists: nobody reads the weight any more in this pass."""
+        """Release the weight: the gradient at the input exists, so this pass reads the weight no more."""
         if self._releases and self._sends and not self._kept and self._backwards:
             self._exchange.release(self.index)
 
 
 class _Tap(torch.autograd.Function):
-    """Identity whose backward pass shows the gradient to a function, unless the weight's is not asked for.
+    """Identity whose backward pass calls a function with the gradient, unless the weight's is not needed.
 
     A copy, not a hook on the output: the layer above may overwrite the output, and a hook on a view is lost then.
     """
@@ -192,14 +192,16 @@ class _Tap(torch.autograd.Function):
 
 
 def _is_for_leaves(weight: Node) -> bool:
-    """Whether a backward pass is to reach the weight: true of backward(), false of torch.autograd.grad(loss, x).
+    """Return whether a backward pass reaches the weight: true of backward(), false of torch.autograd.grad(loss, x).
 
     Raises:
-        UsageError: the weight's own gradient is asked of torch.autograd.grad.
+        UsageError: torch.autograd.grad is called for the weight's own gradient.
     """
     try:
         return torch._C._will_engine_execute_node(weight)
-    except RuntimeError as error:  # torch cannot tell where the weight is what autograd.grad is asked about
+    except (
+        RuntimeError
+    ) as error:  # torch cannot decide this where autograd.grad is called for the weight itself
         raise UsageError(
             "torch.autograd.grad was asked for the gradient of a weight that travels as factors; expected backward(), or "
             "--exchange=ps"
@@ -216,12 +218,12 @@ def _input(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
 
 
 def hooks_on(parameter: Tensor) -> int:
-    """How many hooks wait for a parameter's gradient."""
+    """Return how many hooks a parameter's gradient has."""
     return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
 
 
 def layers_with_factors(module: nn.Module) -> dict[nn.Parameter, nn.Module]:
-    """The weights whose gradient is one layer's u^T v, each with its layer; shared weights are not among them."""
+    """Return the weights whose gradient is one layer's u^T v, each with its layer; shared weights are not among them."""
     users: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for child in module.modules():
         for name, parameter in child.named_parameters(recurse=False):

@@ -42,8 +42,8 @@ class FactorWeight:
         self._replayed = [torch.empty_like(h) for h in self.history] if staleness else []
         self._side = side
         self._scratch = scratch
-        # A pair's memory is free again once every other worker has it, which is sure 2 s + 2 iterations later: its
-        # reader at clock c had everybody's pairs of iterations < c - s, each sent by one who had all of < c - 2s - 1.
+        # A pair's memory is free again once every other worker has it, which is certain 2 s + 2 iterations later: a
+        # worker at clock c has all pairs of iterations < c - s, each sent by a worker that had all of < c - 2s - 1.
         self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * (2 * staleness + 2)
 
     def open(self, history: History) -> None:

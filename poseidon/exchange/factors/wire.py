@@ -1,11 +1,11 @@
-"""What workers tell each other, as frames: a msgpack header, then u and v as raw float32, never copied here, and an end.
+"""The messages between workers as frames: a msgpack header, then u and v as raw float32, never copied here, and an end.
 
     header   [VERSION, "join", rank, token]                      the first message of a connection
              [VERSION, "leave"]                                  the last one: its connection may end now
              [VERSION, "factors", table, clock, rows] u v ""
 
-The end is empty: the sender's transport begins it only when all of v is with the kernel, whereas an encrypted frame counts as sent
-from its beginning.
+The last frame is empty: the sender's transport begins it only when the kernel has all of v, whereas an encrypted frame counts as
+sent from its beginning.
 
 Law: `decode` accepts exactly what `encode` makes; everything else is a RemoteProtocolError. Sizes are checked against
 the tables here, legality at this moment by `FactorSession`.
@@ -31,7 +31,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Worker -> worker: who I am, and the job's secret."""
+    """Worker -> worker: the sender's rank, and the job's secret."""
 
     rank: int
     token: bytes
@@ -39,7 +39,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Worker -> worker: I have all I need and have sent all I had."""
+    """Worker -> worker: the sender needs nothing more and has sent all its factors."""
 
 
 def encode(message: Join | Leave | Factors) -> list[Buffer]:
@@ -74,7 +74,7 @@ def decode(frames: Sequence[Buffer], tables: Sequence[FactorTable]) -> Join | Le
                 Pair(_matrix(frames[1], rows, spec.outputs), _matrix(frames[2], rows, spec.inputs)),
             )
         case _:
-            raise RemoteProtocolError("a peer sent something that is neither a greeting nor factors")
+            raise RemoteProtocolError("a peer sent something that is neither join, leave nor factors")
 
 
 def _header(frames: Sequence[Buffer]) -> list[object]:
@@ -85,7 +85,7 @@ def _header(frames: Sequence[Buffer]) -> list[object]:
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise RemoteProtocolError("a peer's header is not msgpack") from error
     if not isinstance(header, list) or not header or type(header[0]) is not int or header[0] != VERSION:
-        raise RemoteProtocolError(f"a peer speaks another version of the factors' protocol than {VERSION}")
+        raise RemoteProtocolError(f"a peer uses another version of the factors' protocol than {VERSION}")
     return header
 
 

@@ -172,7 +172,7 @@ class Engine:
         return self._monitor.wait_for(found, "no command came", limited=False)[0]
 
     def _next_contribution(self, owes: Callable[[int], bool]) -> Contribution | None:
-        """What comes next; None where nothing can, as this worker leaves and owes its own part."""
+        """Wait for the next contribution; None: there is none, as this worker leaves and its own part is missing."""
         while True:
             for worker in sorted(self._left):
                 if owes(worker) and not owes(0):  # the leader may be about to leave as well

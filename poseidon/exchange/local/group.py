@@ -56,7 +56,7 @@ def pack(payloads: Sequence[bytes]) -> bytes:
 
 
 def unpack(packed: bytes | bytearray) -> tuple[bytes, ...]:
-    """The inverse of `pack`."""
+    """Return the payloads that `pack` packed."""
     found, place = [], 0
     while place < len(packed):
         (length,) = LENGTH.unpack_from(packed, place)
@@ -72,5 +72,5 @@ def pack_signals(signals: Sequence[Signal]) -> bytes:
 
 
 def unpack_signals(packed: bytes | bytearray) -> tuple[Signal, ...]:
-    """The inverse of `pack_signals`."""
+    """Return the signals that `pack_signals` packed."""
     return tuple(Signal(SignalKind(kind), clock) for kind, clock in json.loads(packed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poseidon.exchange.factors.outbox import GOODBYE, GREETING, Outbox
+from poseidon.exchange.factors.outbox import FIRST, LAST, Outbox
 
 
 def filled(*tables: int) -> Outbox:
@@ -26,7 +26,7 @@ def test_what_is_needed_first_overtakes_and_a_table_keeps_its_order() -> None:
 
 
 def test_the_greeting_comes_first_and_the_goodbye_last() -> None:
-    assert [table for table, _ in emptied(filled(GOODBYE, 1, GREETING))] == [GREETING, 1, GOODBYE]
+    assert [table for table, _ in emptied(filled(LAST, 1, FIRST))] == [FIRST, 1, LAST]
 
 
 def test_what_could_not_be_sent_is_where_it_was() -> None:

@@ -1,4 +1,4 @@
-"""Workers on sockets: factors reach everyone once, strangers reach nobody, and a silent worker is named."""
+"""Workers on sockets: factors reach every worker once, unknown peers change nothing, and a missing worker is named."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_the_next_forward_pass_needs_first_overtakes_what_waits() -> None:
         each.close()
 
 
-def test_what_a_stranger_says_is_dropped_and_changes_nothing() -> None:
+def test_what_an_unknown_peer_sends_is_dropped_and_changes_nothing() -> None:
     with workers(2, late=1) as peers:  # while one of the job is still to come, the door is open
         stranger = ZmqClientTransport([peers[0].address])
         factors = encode(Factors(0, 0, pair(666)))
@@ -230,7 +230,7 @@ def test_a_connection_that_has_failed_frees_the_link() -> None:
 
 
 def test_what_a_worker_sent_before_its_goodbye_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poseidon.exchange.factors.peers.GOODBYE_S", 0.0)
+    monkeypatch.setattr("poseidon.exchange.factors.peers.LEAVE_S", 0.0)
     with one_and_a_stand_in() as (worker, ear, mouth):
         worker.broadcast(0, pair(0))
         for message in (Factors(0, 0, pair(1)), Leave()):
