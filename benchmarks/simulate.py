@@ -49,7 +49,7 @@ Report = Callable[[str], None]
 
 
 def run_curves(flags: argparse.Namespace, report: Report) -> str:
-    """All curves; the text of the tables."""
+    """Compute all curves. Return the text of the tables."""
     found = list(points(report=report))
     if flags.plot:
         draw(found, flags.plot)
@@ -59,7 +59,7 @@ def run_curves(flags: argparse.Namespace, report: Report) -> str:
 
 
 def run_iteration(flags: argparse.Namespace, _: Report) -> str:
-    """One iteration and its bound."""
+    """Predict one iteration. Return a line with its bound."""
     scenario = Scenario(
         layers=layers_of(flags.net),
         batch=flags.batch,
@@ -80,7 +80,7 @@ def run_iteration(flags: argparse.Namespace, _: Report) -> str:
 
 
 def run_comparison(flags: argparse.Namespace, report: Report) -> str:
-    """Measured tables, predicted."""
+    """Compare measured tables with predictions. Return the table."""
     tables = [table for path in flags.files for table in read_tables(path)]
     costs = measure_costs()
     report(str(costs))
@@ -110,8 +110,8 @@ def main(words: list[str] | None = None) -> int:
     one.add_argument("--net", choices=list(NETS), default="alexnet")
     one.add_argument("--batch", type=int, default=32, help="images a host (32)")
     one.add_argument("--compute", type=float, default=50.0, metavar="MS", help="forward and backward (50)")
-    one.add_argument("--hosts", type=int, default=4, help="that work (4)")
-    one.add_argument("--servers", type=int, default=0, help="hosts beside them that only serve (0)")
+    one.add_argument("--hosts", type=int, default=4, help="with a worker (4)")
+    one.add_argument("--servers", type=int, default=0, help="further hosts that only serve (0)")
     one.add_argument("--rate", type=float, default=1000.0, metavar="MBIT", help="of the links (1000)")
     one.add_argument(
         "--exchange", choices=[exchange.value for exchange in Exchange], default=Exchange.HYBRID.value

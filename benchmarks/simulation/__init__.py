@@ -1,1 +1,1 @@
-"""A model of one training iteration on many hosts, as events; and what it predicts."""
+"""A discrete-event model of one training iteration on many hosts, and its predictions."""

@@ -1,4 +1,4 @@
-"""Other work for every core, in processes of their own, while something is measured."""
+"""Background load on every core, in separate processes, while something is measured."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOOK_S = 0.01
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """Every core makes products of factors, as for other hosts.
+    """Keep every core busy with products of factors, the work of other hosts, inside the block.
 
     Raises:
-        TestbedError: a process did not begin.
+        TestbedError: a process did not start.
     """
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
         names = [f"busy {core}" for core in range(os.cpu_count() or 1)]

@@ -1,4 +1,4 @@
-"""Products of factors, one after the other, in a process of its own, until it is ended: the work of another host.
+"""A process that multiplies factors until it is killed: the work of another host.
 
 python -m benchmarks.simulation.busy_probe
 """
@@ -15,7 +15,7 @@ ROWS = 128
 
 
 def main() -> NoReturn:
-    """Work; says so once it has begun."""
+    """Multiply factors; print a line at the start."""
     torch.set_num_threads(1)
     products = Products(ROWS)
     products.apply()

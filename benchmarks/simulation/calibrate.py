@@ -1,10 +1,10 @@
-"""What this machine's processors take for the exchange's own work, measured in seconds of a core.
+"""The processor time of the exchange's work on this machine, in seconds of one core.
 
-Processor time and not the clock's, so that other work on the machine spoils little. Each figure is the median of
-several tries of the very code that a job runs. All of it has company, as on a testbed whose hosts share this machine: arithmetic
-runs twice for each core, and messages come one by one while every core is busy with other processes' products. A message that
-finds its code and its memory in no cache takes five times what it takes in a row of its like. Links are those of the
-testbed: needs root.
+Processor time is measured, not wall-clock time, so that other work on the machine matters little. Each figure is the median
+of several runs of the code that a job runs. Everything is measured under load, as on a testbed whose hosts share this
+machine: arithmetic runs twice for each core, and messages arrive one by one while every core multiplies for other processes.
+A message whose code and memory are not in a cache takes five times as long as one in a row of messages. Links are those of
+the testbed: needs root.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ TRIES = 7
 FEW, MANY = 8, 136
 SET = 32
 LARGE, LARGE_SET = 512 * 512 * 9, 8
-"""Elements of a large convolution, and how many of them no cache holds."""
+"""Elements of a large convolution, and the number of such arrays that no cache holds."""
 TABLES = 60
 APART_S = 0.0008
-"""Between two messages, as where they are so many that they limit an iteration; four times as far apart each costs half as much more."""
+"""Time between two messages, as in an iteration that messages limit; at four times this time each costs half as much more."""
 ROUTE_S = 50e-6
-"""Between two namespaces of one machine."""
+"""Latency between two namespaces of one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of one core.
+    """The costs of one core.
 
     Attributes:
-        flops: of the products of factors, a second.
+        flops: products of factors, floating-point operations a second.
         wire_s_per_byte: to send a byte, or to receive it.
-        memory_s_per_byte: to write it to memory that another process has, or to take it from there.
+        memory_s_per_byte: to write it to memory shared with another process, or to read it there.
         sum_s_per_byte: to add a byte of gradient to a sum.
         rule_s_per_byte: to apply SGD with momentum and decay to a byte of the model, chunk by chunk.
-        factors_s_per_byte: the same for a byte of a weight that its factors change, beside the products.
+        factors_s_per_byte: the same for a byte of a weight updated from factors, without the products.
         optimizer_s_per_byte: the same with torch's optimizer.
         ring_s_per_byte: to send a byte round gloo's ring, and to receive one and add it.
-        message_s: to make or to take a message, whatever its size.
-        cores: that all hosts share.
+        message_s: to create or to handle a message, of any size.
+        cores: number of cores that all hosts share.
     """
 
     flops: float
@@ -81,7 +81,7 @@ class Costs:
 
 
 def measure_costs() -> Costs:
-    """Measure; a minute.
+    """Measure all costs; takes a minute.
 
     Raises:
         TestbedError: no hosts can be made here.
@@ -89,9 +89,9 @@ def measure_costs() -> Costs:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        few_s, many_s = (_in_company(partial(_factors_s, rows)) for rows in (FEW, MANY))
+        few_s, many_s = (_under_load(partial(_factors_s, rows)) for rows in (FEW, MANY))
         sum_s, rule_s, copy_s, optimizer_s = (
-            _in_company(work) for work in (_sum_s, _rule_s, _copy_s, _optimizer_s)
+            _under_load(work) for work in (_sum_s, _rule_s, _copy_s, _optimizer_s)
         )
         ring_s = ring_cpu_s_per_byte()
         with busy_cores():
@@ -118,8 +118,8 @@ def testbed_machine(costs: Costs, hosts: int, rate_mbit: float | None) -> Machin
 
     Args:
         costs: of that machine.
-        hosts: how many share it.
-        rate_mbit: of their links; None: as fast as the processors.
+        hosts: number of hosts that share it.
+        rate_mbit: rate of their links; None: as fast as the processors.
     """
     links = NO_LIMIT if rate_mbit is None else carried(hosts, rate_mbit)
     return Machine(
@@ -144,12 +144,12 @@ def _factors_s(rows: int) -> float:
 
 
 def _sum_s() -> float:
-    """Of a chunk."""
+    """Return the seconds for a chunk."""
     return _chunk_s(2, torch.Tensor.add_)
 
 
 def _rule_s() -> float:
-    """Of a chunk."""
+    """Return the seconds for a chunk."""
 
     def apply(value: torch.Tensor, gradient: torch.Tensor, history: torch.Tensor) -> None:
         update(RULE, gradient, [history], value, rate=0.01, step=0)
@@ -158,7 +158,7 @@ def _rule_s() -> float:
 
 
 def _optimizer_s() -> float:
-    """Of a byte."""
+    """Return the seconds for a byte."""
     parameters = [torch.nn.Parameter(torch.zeros(LARGE)) for _ in range(LARGE_SET)]
     for parameter in parameters:
         parameter.grad = torch.zeros(LARGE)
@@ -167,7 +167,7 @@ def _optimizer_s() -> float:
 
 
 def _copy_s() -> float:
-    """Of a chunk."""
+    """Return the seconds for a chunk."""
     return _chunk_s(2, lambda there, here: np.copyto(there.numpy(), here.numpy()))
 
 
@@ -183,7 +183,7 @@ def _chunk_s(count: int, work: Callable[..., object]) -> float:
 
 
 def _message_s() -> float:
-    """Of one end, to make or to take one small message of the store that comes alone."""
+    """Return the seconds of one end to create or handle one small message of the store that arrives alone."""
     tables = tuple(TableSpec(name=str(index), size=16) for index in range(TABLES))
     store = StoreSpec(workers=1, shards=1, tables=tables)
     server = Server(Shard(0, 1, b""), ZmqServerTransport("tcp://127.0.0.1:0"))
@@ -209,7 +209,7 @@ def _message_s() -> float:
         serving.join()
 
 
-def _in_company(work: Callable[[], float]) -> float:
+def _under_load(work: Callable[[], float]) -> float:
     """Return the mean of `work` when two of it share each core: they share caches and memory, as in jobs."""
     count = 2 * (os.cpu_count() or 1)
     with ThreadPoolExecutor(count) as pool:

@@ -70,7 +70,7 @@ def fact_table(facts: Sequence[NetFacts]) -> str:
 
 
 def efficiency_table(points: Sequence[Point]) -> str:
-    """Percent of linear speed-up: hybrid, ring, and hybrid with serving hosts."""
+    """Return the table of efficiencies in percent of linear speed-up: hybrid, ring, and hybrid with serving hosts."""
     by_key = {(p.net, p.gbit_per_s, p.label, p.hosts): p.efficiency for p in points}
     labels = ("hybrid", "ring", "hybrid + servers")
     rows = [
@@ -86,7 +86,7 @@ def efficiency_table(points: Sequence[Point]) -> str:
 
 
 def winner_table(points: Sequence[Point]) -> str:
-    """Which way is fastest where."""
+    """Return the table of the fastest exchanges."""
     rows = [
         (
             net,

@@ -1,7 +1,7 @@
-"""Hosts, links and processors, and what it takes to use them.
+"""Hosts, links and processors of a simulation.
 
-All hosts of a kind do the same at the same time, so one of each kind stands for all: a link outwards, a link inwards
-and processors of a host that works, and of a host that only serves.
+All hosts of a kind do the same at the same time, so one host of each kind represents all: an outgoing link, an incoming
+link and the processors of a host with a worker, and of a host that only serves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from benchmarks.simulation.event_queue import (
 from benchmarks.simulation.scenario import Scenario, parts
 
 QUANTUM_S = 0.002
-"""Longer work on a processor lets other work in after so long, as an operating system does."""
+"""The time slice of a processor: longer work is preempted, as in an operating system."""
 MOST_PIECES = 128
-"""A layer's bytes are sent in at most so many pieces; more would change nothing but the simulation's own time."""
+"""Most pieces of a layer's bytes; more would only make the simulation slower."""
 
 
 class HostKind:
-    """One host that stands for all that do the same."""
+    """One host that represents all of its kind."""
 
     def __init__(self, events: EventQueue, scenario: Scenario) -> None:
         machine = scenario.machine
@@ -41,16 +41,16 @@ class HostKind:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where shards are, on one kind of host; all parts are of what is spread over all shards.
+    """The shards on one kind of host; all parts are fractions of what is spread over all shards.
 
     Attributes:
-        name: of the kind.
-        host: one that stands for all.
-        part: what one host holds.
-        of_worker: what one worker sends to other hosts of this kind, and gets back.
-        of_shard: what one host gets from all workers on others, and sends back.
-        own: what a worker sends to the shards of its own host, and gets back: no link is used, but processors are.
-        peers: how many workers on other hosts send to one of them.
+        name: name of the kind.
+        host: the host that represents the kind.
+        part: the part that one host holds.
+        of_worker: the part that one worker sends to other hosts of this kind, and receives.
+        of_shard: the part that one host receives from all workers on others, and sends.
+        own: the part that a worker sends to the shards of its own host, and receives: it uses processors, but no link.
+        peers: number of workers on other hosts that send to one of them.
     """
 
     name: str
@@ -63,13 +63,13 @@ class Home:
 
 
 class Cluster:
-    """The machines of a scenario.
+    """The hosts of a scenario.
 
     Attributes:
-        scenario: what is simulated.
-        events: its time.
-        working: a host that works.
-        homes: the kinds of hosts that hold shards which a worker must send to.
+        scenario: the scenario.
+        events: its event queue.
+        working: a host with a worker.
+        homes: the kinds of hosts with shards.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -114,7 +114,7 @@ class Cluster:
 
     @property
     def processors_s(self) -> float:
-        """For how long the processors of all hosts were at work, the mean."""
+        """Mean busy time of the processors of all hosts."""
         homes = [(self.scenario.servers, home.host) for home in self.homes if home.host is not self.working]
         kinds = [(self.scenario.workers, self.working), *homes]
         resources = [
@@ -148,7 +148,7 @@ class Cluster:
         least_s: float = 0.0,
         gives_way_to: str = "",
     ) -> None:
-        """Use a host's link outwards, and what must work on the message besides."""
+        """Use a host's outgoing link, and the other resources that handle the message."""
         used = tuple((resource, work_s) for resource, work_s in through if work_s > 0)
         host.out.send(
             Message(
@@ -163,7 +163,7 @@ class Cluster:
         )
 
     def wire_s(self, size: float) -> float:
-        """How long so many bytes keep a link busy."""
+        """Return how long a number of bytes keeps a link busy."""
         return size / self.scenario.bytes_per_s
 
     def handling_s(self, size: float, messages: float = 0.0, part: float = 1.0) -> float:

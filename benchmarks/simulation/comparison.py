@@ -1,7 +1,7 @@
-"""Measured iterations beside predicted ones: reads what `benchmarks/cluster.py --json` wrote.
+"""Comparison of measured and predicted iterations: reads the output of `benchmarks/cluster.py --json`.
 
-Law: pure; the settings of a measurement are read from its table's title and facts, and what does not fit is an error
-that names the table.
+Law: pure. The settings of a measurement are read from its table's title and facts. An error names the table that does
+not fit.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ OURS = re.compile(r"(?P<exchange>ps|svb|hybrid)(?: \d+ servers)?(?P<late> not wa
 PAPER_NET, PAPER_BATCH, PAPER_COMPUTE_S = "vgg19-22k/40", 5, 0.925
 HEAD = ("job", "measured s", "predicted s", "predicted / measured")
 READING = (
-    "'measured s' is the median of the rounds, 'predicted s' what the model gives for the same net, hosts and links, with "
+    "'measured s' is the median of the rounds, 'predicted s' the model's result for the same net, hosts and links, with "
     "the costs of this machine's processors measured beforehand. The goal is within 15 %."
 )
 
 MachineOf = Callable[[int, float | None], Machine]
-"""The machine of one host, by the number of hosts that share this one and their links' rate, Mbit/s; None: without a rate."""
+"""Returns the machine of one host for the number of hosts on this machine and the rate of their links, Mbit/s; None: no rate."""
 
 
 class ComparisonError(Exception):
-    """A table is none of those that can be predicted."""
+    """The table cannot be predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Case:
 
     Attributes:
         label: for people.
-        measured_s: an iteration.
-        scenario: the same, for the model.
+        measured_s: seconds of an iteration.
+        scenario: the scenario of the job.
     """
 
     label: str
@@ -58,13 +58,13 @@ class Case:
 
 
 def compare(tables: Sequence[dict[str, Any]], machine_of: MachineOf, *, net: str, batch: int) -> Table:
-    """Every job of the tables, measured and predicted.
+    """Return a table of every job, measured and predicted.
 
     Args:
-        tables: as `cluster.py --json` wrote them.
-        machine_of: what a host can do.
-        net: of the tables on overlap, whose titles do not name it.
-        batch: of the same.
+        tables: from `cluster.py --json`.
+        machine_of: returns the machine of a host.
+        net: the net of tables on overlap, whose titles do not name it.
+        batch: the batch of these.
 
     Raises:
         ComparisonError: a table is of another kind.
@@ -130,7 +130,7 @@ def _by_name(scenario: Scenario, job: str) -> Scenario | None:
 
 
 def _all_hosts(scenario: Scenario) -> float:
-    """Hosts that only serve leave their processors to DDP's."""
+    """With DDP, hosts that only serve leave their processors to the others."""
     return (scenario.workers + scenario.servers) / scenario.workers
 
 

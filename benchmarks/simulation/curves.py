@@ -1,6 +1,6 @@
-"""Five nets on 8 to 1024 hosts: how much of linear speed-up each way to exchange keeps, and which is fastest where.
+"""Five nets on 8 to 1024 hosts: the efficiency of each exchange, and the fastest one.
 
-Law: pure; the assumptions are the constants here, and docs/performance.md names them all.
+Law: pure. The assumptions are the constants here; docs/performance.md names them all.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ HOSTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 GBIT_PER_S = (1, 10, 40, 100)
 BATCH = 32
 DEVICE_FLOPS = 10e12
-"""What an accelerator sustains in a training step, and in the products of factors."""
+"""Sustained rate of an accelerator in a training step, and in the products of factors."""
 FLOPS_PER_MULTIPLICATION = 6
-"""A multiplication and an addition: forward, for the gradient of the input, for that of the weight."""
+"""A multiplication and an addition in the forward pass, for the gradient of the input, and for that of the weight."""
 MACHINE = Machine(
     latency_s=20e-6, goodput=0.94, flops=DEVICE_FLOPS, products_on_device=True, buffer_bytes=4 * 2**20
 )
 """TCP over frames of 1500 bytes leaves 94 % for values. Shards and senders keep up with the links."""
 NEAR = 0.02
-"""Ways that are within this of the fastest are as good."""
+"""Exchanges within this factor of the fastest count as equally fast."""
 
 NETS: dict[str, str] = {
     "AlexNet": "alexnet/deploy.prototxt",
@@ -45,7 +45,7 @@ class Line:
     Attributes:
         label: for people.
         exchange: how gradients are exchanged.
-        with_servers: beside the working hosts stand as many that only serve.
+        with_servers: there are as many hosts that only serve as hosts with workers.
     """
 
     label: str
@@ -62,7 +62,7 @@ LINES = (
     Line("hybrid + servers", Exchange.HYBRID, with_servers=True),
 )
 ALIKE = LINES[:4]
-"""Those that need the same machines."""
+"""Curves that need the same machines."""
 
 
 @cache
@@ -72,13 +72,13 @@ def layers(net: str) -> tuple[LayerShape, ...]:
 
 
 def compute_s(net: str) -> float:
-    """One worker's forward and backward pass of a batch."""
+    """Return the seconds of one worker's forward and backward pass of a batch."""
     work = sum(layer.work for layer in layers(net))
     return BATCH * FLOPS_PER_MULTIPLICATION * work / DEVICE_FLOPS
 
 
 def scenario(net: str, gbit_per_s: float, line: Line, hosts: int) -> Scenario:
-    """One point of a curve."""
+    """Return the scenario of one point of a curve."""
     return Scenario(
         layers=layers(net),
         batch=BATCH,
@@ -97,11 +97,11 @@ class Point:
 
     Attributes:
         net: one of `NETS`.
-        gbit_per_s: of the links.
-        label: of the curve.
-        hosts: that work.
-        iteration_s: predicted.
-        efficiency: speed-up over one host, by the number of hosts.
+        gbit_per_s: rate of the links.
+        label: label of the curve.
+        hosts: number of hosts with workers.
+        iteration_s: predicted seconds of an iteration.
+        efficiency: speed-up over one host, divided by the number of hosts.
     """
 
     net: str
@@ -117,7 +117,7 @@ def points(
     hosts_counts: Sequence[int] = HOSTS,
     report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Point]:
-    """All points of all curves."""
+    """Return all points of all curves."""
     for net in nets:
         alone_s = compute_s(net)
         for rate in GBIT_PER_S:
@@ -129,7 +129,7 @@ def points(
 
 
 def winners(found: Sequence[Point]) -> list[tuple[int, tuple[str, ...]]]:
-    """For each number of hosts the ways that need the same machines and are as good as the fastest.
+    """Return, for each number of hosts, the exchanges on the same machines that are as fast as the fastest.
 
     Args:
         found: the points of one net at one rate.
@@ -145,7 +145,7 @@ def winners(found: Sequence[Point]) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def in_ranges(rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
-    """`8-64: svb, hybrid; 128-1024: ps, hybrid`."""
+    """Return text such as `8-64: svb, hybrid; 128-1024: ps, hybrid`."""
     ranges: list[tuple[int, int, tuple[str, ...]]] = []
     for hosts, labels in rows:
         if ranges and ranges[-1][2] == labels:
@@ -161,13 +161,13 @@ def in_ranges(rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NetFacts:
-    """What the curves of a net follow from.
+    """The facts that determine the curves of a net.
 
     Attributes:
         net: one of `NETS`.
-        parameters: how many numbers it trains.
-        fully_connected: part of them in weights that have factors.
-        compute_s: of a batch.
+        parameters: number of trained values.
+        fully_connected: the part of them in weights with factors.
+        compute_s: seconds of computation for a batch.
         factors_up_to: for each fully-connected layer the number of hosts up to which its factors are fewer bytes.
     """
 
@@ -192,6 +192,6 @@ def facts(net: str) -> NetFacts:
 
 
 def _break_even(layer: LayerShape) -> int:
-    """K P <= 2 N M / (N + M)."""
+    """Return the largest P with K P <= 2 N M / (N + M)."""
     n, m = layer.tensors[0]
     return 2 * n * m // (BATCH * (n + m))

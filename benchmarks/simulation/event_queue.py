@@ -1,6 +1,6 @@
-"""Time as a list of events, and the two kinds of things that take time: resources and links.
+"""A queue of events in simulated time, and what takes time: serial resources and outgoing links.
 
-Law: nothing here knows what is sent or computed; equal inputs give equal times to the bit.
+Law: this module does not know what is sent or computed. Equal inputs give equal times to the bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Urgency = tuple[int, ...]
 
 
 class EventQueue:
-    """What happens when; `now_s` is the time of the event at hand."""
+    """Events in the order of their times; `now_s` is the time of the current event."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -24,22 +24,22 @@ class EventQueue:
         self._count = 0
 
     def at(self, when_s: float, action: Action) -> None:
-        """Do something at a time that is not past; at equal times in the order of the calls."""
+        """Schedule an action at a time that is not past; at equal times in the order of the calls."""
         self._count += 1
         heapq.heappush(self._events, (when_s, self._count, action))
 
     def run(self) -> None:
-        """Go on until nothing is left to happen."""
+        """Run all events."""
         while self._events:
             self.now_s, _, action = heapq.heappop(self._events)
             action()
 
 
 class SerialResource:
-    """Does one piece of work after the other, in the order they come: a link inwards, a processor.
+    """A resource that does one piece of work after the other, in order of arrival: an incoming link, a processor.
 
     Attributes:
-        work_s: all that it was given so far.
+        work_s: total work so far.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class SerialResource:
         self._free_s = 0.0
 
     def take(self, now_s: float, work_s: float) -> float:
-        """Queue a piece of work; returns when it will be done."""
+        """Queue a piece of work. Return the time at which it will be finished."""
         self.work_s += work_s
         self._free_s = max(self._free_s, now_s) + work_s
         return self._free_s
@@ -55,16 +55,16 @@ class SerialResource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Something to send.
+    """A message on a link.
 
     Attributes:
-        queue: the link's queues take turns: one for each sender and kind of receiver.
-        urgency: of one queue's messages the lowest goes first.
+        queue: name of its queue; the queues of a link take turns, one for each sender and kind of receiver.
+        urgency: priority within its queue; the lowest number goes first.
         out_s: how long it keeps the link busy.
-        through: what else works on it at the same time, and for how long: links inwards, processors.
-        delivered: called when the last of them is done.
-        least_s: not before so long after its beginning.
-        gives_way_to: another queue of the same link, which must be empty, and behind with nothing, before this may leave.
+        through: other resources that handle it at the same time, and for how long: incoming links, processors.
+        delivered: called when the last of them has finished.
+        least_s: shortest time from its begin to its delivery.
+        gives_way_to: another queue of the same link, which must be empty and not blocked before this message may leave.
     """
 
     queue: str
@@ -83,14 +83,14 @@ class _Queue:
 
 
 class OutgoingLink:
-    """A link outwards.
+    """An outgoing link.
 
-    A message flows through its resources while it leaves (it is cut into small packets on its way), so it is delivered when
-    the slowest is done. Where a resource falls behind, its queue waits once `buffer_s` of work is on its way, and the link
-    serves the other queues.
+    A message passes through its resources while it leaves (it is cut into small packets), so it is delivered when the slowest
+    has finished. If a resource falls behind, its queue waits once `buffer_s` of work is in flight, and the link serves the
+    other queues.
 
     Args:
-        events: the time.
+        events: the event queue.
         latency_s: from the last byte out to the last byte in.
         buffer_s: how far a resource may fall behind.
     """

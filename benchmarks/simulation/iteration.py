@@ -1,4 +1,4 @@
-"""One worker's passes, as events, until they are alike: what an iteration takes."""
+"""The passes of one worker as events, until they repeat: the time of an iteration."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from benchmarks.simulation.scenario import Exchange, LayerLoad, Scenario, loads
 from benchmarks.simulation.schemes import FactorScheme, RingScheme, ServerScheme
 
 ITERATIONS = 4
-"""The first ones meet no values on their way; the last one is what is measured."""
+"""Number of simulated iterations. The first find the links idle; the last one is measured."""
 
 
 class Simulation:
-    """A job of a few iterations.
+    """The simulation of a job of a few iterations.
 
     Args:
-        scenario: what to simulate.
+        scenario: the scenario.
 
     Attributes:
         begins_s: after `run`, the start of each iteration, and of the one that would follow.
@@ -39,13 +39,13 @@ class Simulation:
         self.begins_s: list[float] = []
 
     def run(self) -> None:
-        """Simulate."""
+        """Run the simulation."""
         self._begin_iteration()
         self._cluster.events.run()
 
     @property
     def busy(self) -> float:
-        """After `run`: what part of the time the processors were at work."""
+        """The part of the time that the processors were busy; after `run`."""
         return min(1.0, self._cluster.processors_s / self.begins_s[-1])
 
     def _begin_iteration(self) -> None:
@@ -100,7 +100,7 @@ class Simulation:
             self._held.append(action)
 
     def _count_missing(self, load: LayerLoad) -> int:
-        """Count what must arrive before the layer is fresh: values, gradients made of factors, and its own release."""
+        """Count the arrivals before the layer is up to date: values, gradients from factors, and its own release."""
         if self._scenario.exchange is Exchange.RING:
             return int(self._scenario.workers > 1)
         count = self._server.count(load)
@@ -117,9 +117,9 @@ class Simulation:
 
 
 def predict(scenario: Scenario) -> float:
-    """Seconds of an iteration in the steady state.
+    """Return the seconds of an iteration in the steady state.
 
-    Where busy processors keep links from their rate, by as much of the difference as this iteration keeps them busy.
+    If busy processors slow down links, the slow-down is in proportion to how busy this iteration keeps them.
     """
     simulation = Simulation(scenario)
     simulation.run()

@@ -1,4 +1,4 @@
-"""A weight that is updated from factors again and again, by the code that a job runs."""
+"""A weight that is updated from factors repeatedly, by the code that a job runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ps_server import Rule
 
 RULE = Rule(momentum=0.9, decay=0.0005)
 OUTPUTS, INPUTS = 4096, 4096
-"""AlexNet's and VGG's fc7."""
+"""The shape of fc7 of AlexNet and VGG."""
 WORKERS = 4
 
 
@@ -17,7 +17,7 @@ class Products:
     """The weight, its history and the factors of some workers.
 
     Args:
-        rows: of all workers together.
+        rows: rows of the factors of all workers together.
     """
 
     def __init__(self, rows: int) -> None:
@@ -29,7 +29,7 @@ class Products:
         self._scratch = Scratch(torch.device("cpu"))
 
     def apply(self) -> None:
-        """One update."""
+        """Apply one update."""
         apply_factors(
             RULE,
             self._scratch.stack("u", self._u, OUTPUTS),

@@ -1,4 +1,4 @@
-"""One host of all-reduces by gloo, in a process of its own: says what its processor took.
+"""One process of an all-reduce by gloo: prints its processor time.
 
 python -m benchmarks.simulation.ring_probe tcp://10.0.0.1:9901 RANK HOSTS COUNT
 """
@@ -13,12 +13,12 @@ import torch
 from torch import distributed
 
 BUCKET_BYTES = 25 * 2**20
-"""As DDP has them by default."""
+"""The default bucket size of DDP."""
 
 
-def main(words: list[str]) -> None:
-    """Take part; prints the processor time of COUNT all-reduces, seconds."""
-    rendezvous, rank, hosts, count = words[0], *map(int, words[1:])
+def main(argv: list[str]) -> None:
+    """Take part in COUNT all-reduces, and print their processor time in seconds."""
+    rendezvous, rank, hosts, count = argv[0], *map(int, argv[1:])
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=hosts)
     bucket = torch.ones(BUCKET_BYTES // 4)

@@ -1,6 +1,6 @@
-"""What is to be predicted: a net, hosts, links, a way to exchange.
+"""A scenario to predict: a net, hosts, links, an exchange.
 
-Law: values only. Which tensor takes which way is decided by Poseidon's own cost rule, from the same values.
+Law: values only. Poseidon's own cost rule decides the scheme of each tensor, from the same values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class Exchange(Enum):
-    """How gradients meet."""
+    """The exchange of gradients."""
 
     PS = "ps"
     """Everything to the shards."""
@@ -33,7 +33,7 @@ class Exchange(Enum):
     HYBRID = "hybrid"
     """The cheaper of both, tensor by tensor."""
     RING = "ring"
-    """Ring all-reduce in buckets; the next pass begins when all is there, as with DDP."""
+    """Ring all-reduce in buckets; the next pass begins when all values have arrived, as with DDP."""
 
 
 KIND_OF_EXCHANGE = {
@@ -45,26 +45,26 @@ KIND_OF_EXCHANGE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a host can do beside the net's own computation; the defaults cost nothing.
+    """The costs of a host, besides the net's own computation; the defaults are zero.
 
     Attributes:
         latency_s: from one host to another.
-        goodput: part of a link's rate that carries values and not headers.
-        busy_goodput: the same where processors are always busy, and late to send; None: no less.
-        cores: processors of a host for all that follows; below 2, its worker and its shards share them.
+        goodput: the part of a link's rate that carries values and not headers.
+        busy_goodput: the same if processors are always busy and send late; None: equal.
+        cores: processors of a host for the costs below; if fewer than 2, its worker and its shards share them.
         wire_s_per_byte: a core's time to send, or to receive, a byte.
         memory_s_per_byte: the same within a host, where worker and shard share memory.
-        message_s: a core's time to make, or to take, a message beside its bytes.
+        message_s: a core's time to create, or to handle, a message besides its bytes.
         sum_s_per_byte: a core's time to add a byte of gradient to a sum.
         rule_s_per_byte: a core's time to apply the update rule to a byte of the model on a shard.
-        factors_s_per_byte: the same for a byte of a weight that its factors change, beside the products.
-        optimizer_s_per_byte: the same for the optimizer of a worker that does without shards.
-        flops: of the products that make gradients of factors, a second.
-        products_on_device: these take the accelerator's time, and not a core's.
+        factors_s_per_byte: the same for a byte of a weight updated from factors, without the products.
+        optimizer_s_per_byte: the same for the optimizer of a worker without shards.
+        flops: floating-point operations a second of products of factors.
+        products_on_device: products take the accelerator's time, not a core's.
         ring_s_per_byte: a core's time to send a byte round a ring, and to receive one and add it.
-        ring_step_s: what each of the 2 (P - 1) steps of a ring takes beside its bytes and the latency.
-        ring_goodput: part of what is left of the rate that a ring uses.
-        buffer_bytes: on their way between two hosts before a sender waits.
+        ring_step_s: the time of each of the 2 (P - 1) steps of a ring, besides its bytes and the latency.
+        ring_goodput: the part of the remaining rate that a ring uses.
+        buffer_bytes: bytes in flight between two hosts before a sender waits.
     """
 
     latency_s: float = 0.0
@@ -88,22 +88,22 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One iteration to be predicted.
+    """One iteration to predict.
 
     Attributes:
         layers: the net, in forward order.
         batch: images of each worker.
         compute_s: one worker's forward and backward pass without any exchange.
-        workers: P, hosts that work.
-        servers: hosts beside them that only serve; the others' shards carry what makes all links alike.
+        workers: P, the number of hosts with a worker.
+        servers: number of hosts that only serve; the shards of the others carry as much as makes all links equally busy.
         exchange: how gradients are exchanged.
         bits_per_s: of each link in each direction.
         wait_free: gradients leave while the backward pass still runs, and a layer waits for its own values only.
         machine: what a host can do.
-        chunk_bytes: what one shard holds of a tensor in one piece; None: as a job's store cuts it.
-        piece_bytes: what the simulation sends at a time; smaller is slower to simulate, and hardly better.
-        bucket_bytes: of the ring.
-        forward_part: of the compute time.
+        chunk_bytes: size of a chunk of a tensor; None: as in a job's store.
+        piece_bytes: the simulation's unit of sending; smaller is slower to simulate, and hardly more exact.
+        bucket_bytes: bucket size of the ring.
+        forward_part: the forward pass's part of the compute time.
     """
 
     layers: tuple[LayerShape, ...]
@@ -122,7 +122,7 @@ class Scenario:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of payload, over a link in one direction."""
+        """Payload bytes a second, over a link in one direction."""
         return self.bits_per_s / 8 * self.machine.goodput
 
 
@@ -132,8 +132,8 @@ class Factors:
 
     Attributes:
         link_bytes: out of each host, and into it: K (P - 1) (N + M) floats.
-        products: floating point operations that make the gradient of all hosts' factors.
-        weight_bytes: of the weight.
+        products: floating-point operations of the gradient from all hosts' factors.
+        weight_bytes: size of the weight.
     """
 
     link_bytes: float
@@ -143,15 +143,15 @@ class Factors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLoad:
-    """One layer: its time, and what it sends.
+    """The load of one layer: its time, and its bytes.
 
     Attributes:
-        forward_s: of one worker.
-        backward_s: of one worker.
-        dense_bytes: of its tensors that go to shards, or round the ring.
-        messages: that those take to the shards: one a chunk; small tensors share one.
-        chunk_bytes: the largest chunk of them.
-        factors: of its weight, where it travels so.
+        forward_s: forward time of one worker.
+        backward_s: backward time of one worker.
+        dense_bytes: size of its tensors that go to shards, or round the ring.
+        messages: their messages to the shards: one a chunk; small tensors share one.
+        chunk_bytes: their largest chunk.
+        factors: the factors of its weight, if it travels so.
     """
 
     forward_s: float
@@ -164,12 +164,12 @@ class LayerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What part of the model the shards of each host hold.
+    """The part of the model that the shards of each host hold.
 
     Attributes:
-        working: of a host that works too.
-        serving: of a host that only serves.
-        servers: how many of the latter there are.
+        working: the part of a host with a worker.
+        serving: the part of a host that only serves.
+        servers: number of hosts that only serve.
     """
 
     working: float
@@ -178,14 +178,14 @@ class Parts:
 
 
 def parts(workers: int, servers: int) -> Parts:
-    """As a job's plan deals them."""
+    """Return the parts as in a job's plan."""
     working, serving = best_loads(workers, servers)
     total = workers * working + servers * serving
     return Parts(working=working / total, serving=serving / total, servers=servers)
 
 
 def loads(scenario: Scenario) -> list[LayerLoad]:
-    """Every layer's time and bytes."""
+    """Return every layer's time and bytes."""
     by_factors = _by_factors(scenario)
     shares = shares_of_work(scenario.layers)
     chunk = scenario.chunk_bytes or _chunk_bytes(scenario, by_factors)
@@ -207,19 +207,19 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
 
 
 def _messages(size: int, chunk: int) -> float:
-    """Of one tensor; a small one is a part of a pool's, which is as large as it may be."""
+    """Return the number of messages of one tensor; a small one counts as a part of a full pool's message."""
     small = size <= SMALL * ELEMENT_BYTES
     return size / min(chunk, FULL * ELEMENT_BYTES) if small else -(-size // chunk)
 
 
 def _dense_sizes(layer: LayerShape, by_factors: bool) -> list[int]:
-    """Bytes of each tensor that is not sent as factors."""
+    """Return the bytes of each tensor that is not sent as factors."""
     dense = layer.tensors[1:] if by_factors else layer.tensors
     return [math.prod(shape) * ELEMENT_BYTES for shape in dense]
 
 
 def _chunk_bytes(scenario: Scenario, by_factors: Collection[int]) -> int:
-    """As `ps_server.protocol.placement` cuts: fewer, where there is less than a chunk a shard, down to what is worth a message."""
+    """Return the chunk size of `ps_server.protocol.placement`: smaller if there is less than a chunk a shard, down to a minimum."""
     part = parts(scenario.workers, scenario.servers)
     shards = (scenario.workers if part.working else 0) + (scenario.servers if part.serving else 0)
     total = sum(sum(_dense_sizes(layer, index in by_factors)) for index, layer in enumerate(scenario.layers))
@@ -263,7 +263,7 @@ def _factors(scenario: Scenario, layer: LayerShape) -> Factors:
 
 
 def link_bytes(scenario: Scenario) -> float:
-    """Bytes that an iteration brings to the busiest link in one direction."""
+    """Return the bytes of an iteration on the busiest link in one direction."""
     p, found = scenario.workers, loads(scenario)
     dense = sum(load.dense_bytes for load in found)
     if scenario.exchange is Exchange.RING:

@@ -1,6 +1,6 @@
-"""What a layer's gradient sets off: chunks to the shards and back, factors to the other workers, buckets round a ring.
+"""The schemes of a layer's gradient: chunks to the shards and back, factors to the other workers, buckets round a ring.
 
-Law: each way calls `arrived(layer)` once for everything that `count` said would arrive.
+Law: each scheme calls `arrived(layer)` as often as its `count` announces.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FACTORS = "factors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A piece of a layer's tensors on its way to the shards and back.
+    """A piece of a layer's tensors that travels to the shards and back.
 
-    It is spread over all shards: out of a worker goes what its own shards do not hold, into a host goes what all others
-    send to its shards. But a shard answers with a chunk only when it has that whole chunk of every worker, all of which
-    comes over its one link: `alone` bytes of each.
+    It is spread over all shards. A worker sends what its own shards do not hold; a host receives what all others send to its
+    shards. A shard answers a chunk only when it has the whole chunk from every worker, all over its one link: `alone` bytes
+    from each.
 
     Attributes:
-        layer: whose.
-        urgency: of its messages.
+        layer: number of the layer.
+        urgency: priority of its messages.
         size: bytes.
-        messages: that it stands for.
-        alone: bytes of it that one shard has in one piece.
+        messages: number of messages that it represents.
+        alone: bytes of it that one shard has in one chunk.
     """
 
     layer: int
@@ -42,14 +42,14 @@ class Chunk:
 
 
 class ServerScheme:
-    """To the shards and back."""
+    """Gradients to the shards, values back."""
 
     def __init__(self, cluster: Cluster, arrived: Arrived) -> None:
         self._cluster = cluster
         self._arrived = arrived
 
     def count(self, load: LayerLoad) -> int:
-        """How many values of a layer will arrive."""
+        """Return the number of values of a layer that will arrive."""
         return len(self._cluster.pieces(load.dense_bytes)) * len(self._cluster.homes)
 
     def send(self, iteration: int, layer: int, load: LayerLoad) -> None:
@@ -119,7 +119,7 @@ class ServerScheme:
 
 
 class FactorScheme:
-    """To the other workers, and there into a gradient; one arrival a layer."""
+    """Factors to the other workers, which compute the gradient; one arrival a layer."""
 
     def __init__(self, cluster: Cluster, arrived: Arrived) -> None:
         self._cluster = cluster
@@ -158,10 +158,10 @@ class FactorScheme:
 
 
 class RingScheme:
-    """Round a ring, in buckets; DDP sends them in one order, each when the last of its layers has its gradient.
+    """Buckets round a ring; DDP sends them in one order, each when the last of its layers has its gradient.
 
     Args:
-        cluster: the machines.
+        cluster: the hosts.
         loads: of all layers.
         arrived: called once for each layer, when the last bucket has been applied.
     """

@@ -1,8 +1,7 @@
-"""Streams of chunks and all-reduces round the hosts of a testbed: what they take of a processor, and what a link carries of
-its rate.
+"""Streams of chunks and all-reduces between the hosts of a testbed: their processor time, and the goodput of links.
 
-All hosts of a testbed share one machine: while each sends to the next one at full rate, its processors are late now and then, and
-links stand idle that the rate alone would fill. Needs root.
+All hosts of a testbed share one machine. While each sends to the next one at full rate, its processors are sometimes late,
+and links are idle at times. Needs root.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ LIMIT_S = 60.0
 MESSAGES = 300
 RING_HOSTS, ALL_REDUCES = 4, 20
 STREAM_S = 2.0
-"""How long the streams last that fill links."""
+"""Duration of the streams that fill links."""
 TRIES = 3
 
 Outputs = list[dict[str, float]]
 Command = tuple[str, Host, Sequence[str]]
-"""A name, where, and the words after `python -m benchmarks.simulation.`"""
+"""A name, the host, and the arguments after `python -m benchmarks.simulation.`"""
 
 
 def cpu_s_per_byte() -> float:
@@ -58,12 +57,12 @@ def ring_cpu_s_per_byte() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What links do while every host sends to the next one and receives from the one before.
+    """The links while every host sends to the next one and receives from the one before.
 
     Attributes:
-        goodput: the part of their rate that they carry: the median over some tries of the mean over all hosts, at most 1.
+        goodput: the part of their rate that they carry: the median over some runs of the mean over all hosts, at most 1.
         busy_goodput: the same while every core has other work.
-        interrupts_s_per_byte: a core's time, in no process's name, for a byte that leaves a host, or that comes.
+        interrupts_s_per_byte: a core's time in interrupts for a byte that leaves or reaches a host.
     """
 
     goodput: float
@@ -80,7 +79,7 @@ def carried(hosts: int, rate_mbit: float) -> Carried:
     """Measure links.
 
     Args:
-        hosts: how many.
+        hosts: number of hosts.
         rate_mbit: of each link in each direction, Mbit/s.
 
     Raises:
@@ -107,7 +106,7 @@ def _interrupts_s() -> float:
 
 
 def _stream_s(hosts: int, rate_mbit: float, count: int) -> float:
-    """How long a stream takes to come: the median over some tries of the mean over all hosts."""
+    """Return the duration of a stream at its receivers: the median over some runs of the mean over all hosts."""
     tries = (_streams(hosts, rate_mbit, count)[:hosts] for _ in range(TRIES))
     return statistics.median(
         statistics.fmean(output["seconds"] for output in receivers) for receivers in tries
@@ -137,8 +136,8 @@ def _streams(count: int, rate_mbit: float | None, messages: int) -> Outputs:
 def _run(commands: Sequence[Command]) -> Outputs:
     """Run some probes; return the last output of each, in their order."""
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as processes:
-        for name, host, (module, *words) in commands:
-            argv = (sys.executable, "-m", f"benchmarks.simulation.{module}", *words)
+        for name, host, (module, *arguments) in commands:
+            argv = (sys.executable, "-m", f"benchmarks.simulation.{module}", *arguments)
             processes.start(name, argv, host=host)
         processes.await_end(LIMIT_S)
         processes.check()

@@ -1,4 +1,4 @@
-"""One end of a stream of chunks, in a process of its own: says what its processor took, and how long chunks came.
+"""One end of a stream of chunks in a process: prints its processor time, and the duration of the stream.
 
 python -m benchmarks.simulation.wire_probe receive tcp://10.0.0.1:9000 100
 python -m benchmarks.simulation.wire_probe send tcp://10.0.0.1:9000 100
@@ -19,7 +19,7 @@ LINGER_MS = 10_000
 
 
 def receive(socket: zmq.Socket[bytes], address: str, count: int) -> float:
-    """Take so many chunks; gives the seconds from the first to the last."""
+    """Receive a number of chunks. Return the seconds from the first to the last."""
     socket.bind(address)
     socket.recv(copy=False)
     began_s = time.perf_counter()
@@ -29,7 +29,7 @@ def receive(socket: zmq.Socket[bytes], address: str, count: int) -> float:
 
 
 def send(socket: zmq.Socket[bytes], address: str, count: int) -> float:
-    """Send so many chunks, and wait until they have left; gives the seconds."""
+    """Send a number of chunks, and wait until they have left. Return the seconds."""
     began_s = time.perf_counter()
     socket.setsockopt(zmq.SNDBUF, SEND_BUFFER_BYTES)
     socket.connect(address)
@@ -40,9 +40,9 @@ def send(socket: zmq.Socket[bytes], address: str, count: int) -> float:
     return time.perf_counter() - began_s
 
 
-def main(words: list[str]) -> None:
-    """Run one end; prints its processor time and its time, seconds."""
-    role, address, count = words
+def main(argv: list[str]) -> None:
+    """Run one end. Print its processor time and the duration, in seconds."""
+    role, address, count = argv
     context = zmq.Context()
     socket = context.socket(zmq.PULL if role == "receive" else zmq.PUSH)
     began_s = time.process_time()
