@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli.main import COMMANDS
+from poseidon.cluster import events
 from poseidon.cluster.agent import wire as agent_wire
+from poseidon.cluster.rendezvous.wire import Kind
 from poseidon.exchange.factors import wire as factors_wire
 from ps_server.protocol import wire
 from ps_server.protocol.members import LEGAL
@@ -215,7 +217,7 @@ def test_the_wire_page_has_the_legal_messages_of_each_state() -> None:
 
 
 def test_the_wire_page_has_the_versions_and_limits() -> None:
-    versions = [int(row[3]) for row in _rows(WIRE_PAGE, "# Wire protocol")]
+    versions = [int(row[3]) for row in _rows(WIRE_PAGE, "# Wire protocol") if row[3].isdecimal()]
     assert versions == [wire.PROTOCOL_VERSION, factors_wire.VERSION, agent_wire.PROTOCOL]
     limits = {row[0]: row[1] for row in _rows(WIRE_PAGE, "### Frames")}
     assert limits["frames of a packet"] == f"{wire.MAX_FRAMES:,}"
@@ -229,8 +231,18 @@ def test_the_wire_page_lists_every_request_and_report_of_an_agent() -> None:
     heading = "## Agent protocol"
     requests = {row[0] for row in _rows(WIRE_PAGE, heading)}
     assert requests == set(agent_wire._REQUESTS)
-    text = _text(WIRE_PAGE).partition("The agent sends reports:")[2]
+    text = _text(WIRE_PAGE).partition("The agent sends reports:")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) - {"is"} == set(agent_wire._REPORTS)
+
+
+def test_the_wire_page_lists_every_message_of_a_rendezvous() -> None:
+    assert {row[0] for row in _rows(WIRE_PAGE, "## Rendezvous protocol")} == {kind.value for kind in Kind}
+
+
+def test_the_wire_page_lists_every_event_of_a_process() -> None:
+    assert events.__doc__ is not None
+    printed = set(re.findall(r'"event": "(\w+)"', events.__doc__))
+    assert {row[0] for row in _rows(WIRE_PAGE, "## Launcher protocol")} == printed
 
 
 def test_the_drawing_of_the_packages_is_true() -> None:
