@@ -1,6 +1,6 @@
-"""`poseidon init`: a folder of one's own with a net of the zoo, to edit and to train.
+"""`poseidon init`: a new folder with a net of the zoo, to edit and to train.
 
-Law: a project needs nothing but this package: its definitions name everything beside themselves. Nothing that is there is overwritten.
+Law: a project needs nothing but this package: its definitions name files beside themselves. No file is overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from poseidon.proto.paths import shipped_folder
 
 ALIASES = {"mnist": "lenet"}
 FIRST_SOLVER = {"cifar10": "cifar10_quick", "fcn": "fcn32s"}
-"""The one to begin with where a folder has several; elsewhere the one with the shortest name."""
+"""The first one of a folder with several; elsewhere it is the one with the shortest name."""
 DATA_COMMANDS = {
     "cifar10": "poseidon prepare_cifar10 --folder=.     # --data=DIR where CIFAR-10 is there already",
     "lenet": "poseidon convert_mnist --folder=. MNIST   # MNIST: the folder of the four published files",
@@ -27,13 +27,13 @@ DATA_COMMANDS = {
     "hdf5_classification": "python make_data.py",
 }
 SCRIPTS = ("make_data.py", "train.py")
-"""Of an example, those that a project takes along."""
+"""Scripts of an example that a project gets too."""
 OWN_DATA = (
     "The definitions read databases that you make: `poseidon convert_imageset` and `poseidon compute_image_mean`, "
     "`--help` says how.\n`source` and `mean_file` name them, beside the definition or by absolute paths."
 )
 CHECKOUT_LINES = re.compile(r"^sys\.path\.insert.*?^use_environment\(\)\n\n", re.DOTALL | re.MULTILINE)
-"""How a script of the checkout finds the checkout; a project's script needs none of it."""
+"""The lines with which a script finds its checkout; a project's script needs none of them."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def projects() -> dict[str, Path]:
-    """The folders of the zoo by name, and the example of a torch script.
+    """Return the folders of the zoo by name, and the example of a torch script.
 
     Raises:
         UsageError: this installation has no zoo.
@@ -76,7 +76,7 @@ def projects() -> dict[str, Path]:
 
 
 def project_files(name: str, source: Path) -> dict[str, str]:
-    """The files of a project: their names and texts.
+    """Return the files of a project: their names and texts.
 
     Args:
         name: of the project.
@@ -115,7 +115,7 @@ def write_project(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _adapted(path: Path) -> str:
-    """A file of the zoo in which all paths start beside it."""
+    """Return the text of a file of the zoo, with all paths relative to its folder."""
     text = path.read_text(encoding="utf-8")
     text = re.sub(r"\b(?:prototxt|examples)/\w+/", "", text)
     text = text.replace("machinefiles/localserver", "machinefile")
@@ -128,18 +128,18 @@ def _adapted(path: Path) -> str:
 
 
 def _title(folder: Path) -> str:
-    """The first line of a folder's README."""
+    """Return the first line of a folder's README."""
     return (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
 def _solvers(folder: Path) -> Iterator[tuple[str, str]]:
-    """The solvers of a folder of the zoo, each with the first line of its comment."""
+    """Return the solvers of a folder of the zoo, each with the first line of its comment."""
     for path in sorted(folder.glob("*solver*.prototxt"), key=lambda path: (len(path.name), path.name)):
         yield path.name, path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").rstrip(":.")
 
 
 def _commands(name: str, folder: Path) -> list[str]:
-    """What trains a project, in its folder."""
+    """Return the commands that train a project, in its folder."""
     solvers = [solver for solver, _ in _solvers(folder)]
     if not solvers:
         return ["poseidon run --hostfile=machinefile train.py"]
@@ -151,7 +151,7 @@ def _commands(name: str, folder: Path) -> list[str]:
 
 
 def _readme(name: str, folder: Path) -> str:
-    """How the project is trained, and what is in which file."""
+    """Return the README of a project: how it is trained, and what each file is."""
     commands = "\n".join(f"    {line}" for line in _commands(name, folder))
     solvers = list(_solvers(folder))
     parts = [

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_log(path: Path) -> TrainingLog:
-    """The tables of a log file, which began in the year in which the file was last written, or before.
+    """Return the tables of a log file, which began in the year of its last change, or before.
 
     Raises:
         DataError: it cannot be read, or has no output of any iteration.

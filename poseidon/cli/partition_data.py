@@ -1,4 +1,4 @@
-"""`poseidon partition_data`: divide a database or a list among clients that share no file system, and bring it to them.
+"""`poseidon partition_data`: divide a database or a list among clients that share no file system, and send it to them.
 
 poseidon partition_data --hostfile=machinefiles/four_nodes.example --distribute examples/cifar10/cifar10_train_lmdb
 """
@@ -17,7 +17,7 @@ from poseidon.data.prepare.part_files import is_divided
 from poseidon.data.prepare.split import partition_data
 from poseidon.data.progress import Report
 from poseidon.errors import UsageError
-from poseidon.launch.distribution import distribute
+from poseidon.launch.data_distribution import distribute
 
 DEFAULT_PARTS = 2
 
@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.distribute:
             root, replace = arguments.root_folder, arguments.replace
             ssh = SshSettings(config=Path(arguments.ssh_config) if arguments.ssh_config else None)
-            said = distribute(source, clients, root=root, replace=replace, report=report, ssh=ssh)
+            sentences = distribute(source, clients, root=root, replace=replace, report=report, ssh=ssh)
     if arguments.distribute:
-        print("\n".join(said))
+        print("\n".join(sentences))
     print(f"Done: {source}_0 to {source}_{parts - 1}.")
     return 0
 
@@ -51,7 +51,7 @@ def _divide(source: Path, parts: int, arguments: argparse.Namespace, report: Rep
 
 
 def _parts(arguments: argparse.Namespace, clients: Sequence[Host]) -> int:
-    """How many parts there are to be.
+    """Return how many parts to make.
 
     Raises:
         UsageError: flags contradict each other.

@@ -10,11 +10,12 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from poseidon.data.progress import IN_BYTES, Report
+from poseidon.metrics.progress import bar_size
 
 
 @contextmanager
 def progress_bar() -> Iterator[Report]:
-    """A report that draws on stderr when that is a terminal; a new activity gets a new bar."""
+    """Yield a report that draws on stderr, if that is a terminal; each activity gets a bar of its own."""
     bars: dict[str, tqdm[NoReturn]] = {}
 
     def report(activity: str, done: int, total: int) -> None:
@@ -29,7 +30,7 @@ def progress_bar() -> Iterator[Report]:
                 unit_scale=in_bytes,
                 unit_divisor=1024 if in_bytes else 1000,
                 disable=not sys.stderr.isatty(),
-                dynamic_ncols=True,
+                **bar_size(sys.stderr),
             )
         bar = bars[activity]
         bar.update(done - bar.n)

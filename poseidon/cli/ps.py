@@ -60,14 +60,14 @@ def _listing(here: Sequence[HostJob], far: Sequence[RemoteJob], with_hosts: bool
 
 
 def _by_host(here: Sequence[HostJob], far: Sequence[RemoteJob]) -> list[tuple[str | None, HostJob]]:
-    """Every job with the host that it was seen on; None: this machine, which may be one of the hosts."""
+    """Return each job with its host; None: this machine, which may be one of the hosts."""
     seen = {job.job.record for job in far}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
     return [*rows, *((job.host.address, job.job) for job in far)]
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:
-    """A job for scripts; `living` of its `processes` on this host run, `elsewhere` more are on other hosts."""
+    """Return a job as JSON; `living` of its `processes` on this host run, `elsewhere` more are on other hosts."""
     record, progress = job.record, _progress(job)
     near = sum(is_loopback(process.host) for process in record.processes)
     return {
@@ -104,7 +104,7 @@ def _row(job: HostJob) -> tuple[str, ...]:
 
 
 def _progress(job: HostJob) -> JobProgress | None:
-    """How far a job has come, a few seconds ago; known where its launcher writes its folder."""
+    """Return the progress of a job, a few seconds ago; None on a host that has no folder of the job."""
     try:
         return read_statistics(Path(job.record.output) / FILE_NAME).progress
     except JobError:
@@ -112,7 +112,7 @@ def _progress(job: HostJob) -> JobProgress | None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines, each column as wide as its widest cell, parted by two blanks."""
+    """Return rows as lines, each column as wide as its widest cell, separated by two blanks."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -1,7 +1,7 @@
-"""What the three upgrade commands share: read a file, upgrade it, write it, and say what was done.
+"""What the three upgrade commands share: read a file, upgrade it, write it, and print what was done.
 
-Law: as Caffe's tools of these names, the output is written also when nothing was to be done, and when something had to be left
-out, which is told and ends in exit code 1. When the upgrade fails nothing is written, and an earlier file is as it was.
+Law: as with Caffe's tools of these names, the output is written even if there is nothing to upgrade, and if something was
+left out; the latter is printed, and the exit code is 1. If the upgrade fails, nothing is written and an earlier file stays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Message)
 
 
 def nothing(_: object) -> Sequence[tuple[int, str]]:
-    """What the upgrade of a solver leaves out."""
+    """Return what the upgrade of a solver leaves out: nothing."""
     return ()
 
 

@@ -203,7 +203,7 @@ class ProgressLine:
             total=max_iter or None,
             file=self._stream,
             unit="it",
-            **_width(self._stream),
+            **bar_size(self._stream),
         )
 
     def _abandon(self) -> None:
@@ -214,9 +214,9 @@ class ProgressLine:
             self._bar = None
 
 
-def _width(stream: TextIO) -> dict[str, Any]:
-    """tqdm's settings for a stream: a terminal that does not know its width (in a container, say) would show nothing."""
+def bar_size(stream: TextIO) -> dict[str, Any]:
+    """Return tqdm's settings of the size: a terminal with 0 columns, as in a container, would show nothing."""
     with suppress(OSError, ValueError):
         if os.get_terminal_size(stream.fileno()).columns == 0:
-            return {"ncols": 80}
+            return {"ncols": 80, "nrows": 24}
     return {"dynamic_ncols": True}

@@ -43,7 +43,7 @@ class Command:
     Attributes:
         name: as it is typed.
         line: what it does, in a few words.
-        description: the same in sentences, with the terms that its flags use.
+        description: what it does, in sentences, with the terms that its flags use.
         example: command lines that work.
         declare: adds the flags.
     """
@@ -55,7 +55,7 @@ class Command:
     declare: Callable[[Parser], None]
 
     def parser(self) -> Parser:
-        """A new parser of its flags."""
+        """Return a new parser of its flags."""
         parser = Parser(self)
         self.declare(parser)
         return parser
@@ -78,11 +78,11 @@ class Parser(argparse.ArgumentParser):
             retired(self, name, instead)
 
     def section(self, title: str, terms: str = "") -> Group:
-        """A group of flags.
+        """Add a group of flags.
 
         Args:
             title: its headline.
-            terms: what its terms mean, in whole sentences.
+            terms: the meaning of its terms, in sentences.
         """
         return self.add_argument_group(title, terms)
 
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def flags(self) -> Iterator[argparse.Action]:
-        """Those that help shows."""
+        """Return the flags that help shows."""
         return (action for action in self._actions if action.help != argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def format_help(self) -> str:
-        """Usage, description, an example, and each flag in a line."""
+        """Return usage, description, an example, and each flag in a line."""
         command = self._command
         parts = [
             self._usage(),
@@ -142,7 +142,7 @@ class Parser(argparse.ArgumentParser):
         return " ".join(words)
 
     def _spelled_out(self, words: Sequence[str]) -> list[str]:
-        """The words with a value for each switch, so that none takes the next word for its own."""
+        """Return the arguments with a value for each switch, so that none takes the next argument as its own."""
         rest, done = list(words), list[str]()
         while rest:
             word = rest.pop(0)
@@ -178,7 +178,7 @@ class Parser(argparse.ArgumentParser):
         return known.get(f"--{name}") or known.get(f"-{name}")
 
     def _refuse(self, words: Sequence[str]) -> NoReturn:
-        """End because of words that no flag of this command takes."""
+        """End the process because of arguments that no flag of this command takes."""
         name = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
         if name is None:
             files = [action for action in self.flags() if action.required and action.metavar == "FILE"]
@@ -230,27 +230,27 @@ class _Help(argparse.Action):
 
 
 def flag(group: Group | Parser, name: str, text: str, **settings: Any) -> None:
-    """A flag with a value."""
+    """Add a flag with a value."""
     group.add_argument(
         f"--{name}", f"-{name}", *_dashed(name), dest=settings.pop("dest", name), help=text, **settings
     )
 
 
 def solver_flag(group: Group | Parser, name: str, text: str, **settings: Any) -> None:
-    """A field of the solver that has a flag of its own: --display=5 for --set display=5."""
+    """Add a flag for a field of the solver: --display=5 for --set display=5."""
     flag(group, name, text, dest="settings", action=_SolverField, **settings)
 
 
 def switch(
     group: Group | Parser, name: str, text: str, *, default: bool | None = False, **settings: Any
 ) -> None:
-    """A flag that is on where it stands alone, on or off with a value."""
+    """Add a flag that is on where it stands alone, on or off with a value."""
     settings = {"dest": name, "type": truth, "default": default, **settings}
     group.add_argument(f"--{name}", f"-{name}", *_dashed(name), help=text, action=_Switch, **settings)
 
 
 def retired(group: Group | Parser, name: str, instead: str = "", *, alone: bool = False) -> None:
-    """A flag of Caffe or of the original Poseidon that scripts pass and nothing here needs.
+    """Add a flag of Caffe or of the original Poseidon that scripts pass and nothing here needs.
 
     Args:
         group: what it is added to.
@@ -265,28 +265,28 @@ def retired(group: Group | Parser, name: str, instead: str = "", *, alone: bool 
 
 
 def chosen(group: Group | Parser, name: str, text: str, choices: Sequence[str], **settings: Any) -> None:
-    """A flag whose values are these words, in upper or lower case."""
+    """Add a flag with these values, in upper or lower case."""
     flag(group, name, text, type=one_of(choices), choices=choices, **settings)
 
 
 def word(parser: Parser, name: str, text: str, **settings: Any) -> None:
-    """A word without a flag."""
+    """Add an argument without a flag."""
     parser.arguments.add_argument(name, help=text, **settings)
 
 
 def takes_value(action: argparse.Action) -> bool:
-    """Whether a flag is shown with a value."""
+    """Tell whether a flag is shown with a value."""
     return bool(action.option_strings) and action.nargs != 0 and not isinstance(action, _Switch)
 
 
 def help_flag(parser: Parser) -> None:
-    """--help, which comes last."""
+    """Add --help, which comes last."""
     group = parser.section("Help")
     group.add_argument("--help", "-help", "-h", action=_Help, nargs=0, help="show this and end")
 
 
 def one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """The type of a flag with these values."""
+    """Return the type of a flag with these values."""
 
     def read(text: str) -> str:
         found = {choice.lower(): choice for choice in choices}.get(text.lower())
@@ -300,21 +300,21 @@ def one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def whole(text: str) -> int:
-    """A whole number."""
+    """Read a whole number."""
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"expected a whole number, found '{text}'")
     return int(text)
 
 
 def count(text: str) -> int:
-    """A whole number, 0 or more."""
+    """Read a whole number, 0 or more."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, found '{text}'")
     return int(text)
 
 
 def number(text: str) -> float:
-    """A number."""
+    """Read a number."""
     try:
         return float(text)
     except ValueError:
@@ -322,33 +322,33 @@ def number(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Read a finite number above 0."""
     if not 0 < number(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number above 0, found '{text}'")
     return float(text)
 
 
 def port(text: str) -> int:
-    """A port of TCP."""
+    """Read a TCP port."""
     if not (re.fullmatch(r"[0-9]{1,5}", text) and 0 < int(text) < 1 << 16):
         raise argparse.ArgumentTypeError(f"expected a port, 1 to 65535, found '{text}'")
     return int(text)
 
 
 def truth(text: str) -> bool:
-    """true or false, as gflags spells them."""
+    """Read true or false, as gflags spells them."""
     if text.lower() not in TRUTH:
         raise argparse.ArgumentTypeError(f"expected true or false, found '{text}'")
     return TRUTH[text.lower()]
 
 
 def devices(text: str) -> str:
-    """Device numbers; a Python list, [0, 1], is taken as well."""
+    """Read device numbers; a Python list, [0, 1], is taken as well."""
     return re.sub(r"[\[\]()\s]", "", text)
 
 
 def overview(title: str, groups: Mapping[str, Sequence[Command]], example: str) -> str:
-    """The help of `poseidon` itself: each command in a line."""
+    """Return the help of `poseidon` itself: each command in a line."""
     column = 4 + max(len(command.name) for commands in groups.values() for command in commands)
     parts = [title, "usage: poseidon COMMAND [flags]\n       poseidon COMMAND --help", example]
     for headline, commands in groups.items():
@@ -366,7 +366,7 @@ def _wrapped(text: str) -> str:
 
 
 def _left(action: argparse.Action) -> str:
-    """A flag as its line begins."""
+    """Return the beginning of a flag's line in the help."""
     if not action.option_strings:
         return str(action.metavar or action.dest)
     name = action.option_strings[0]

@@ -1,6 +1,6 @@
 """The commands that start processes: train, run, worker, extract_features.
 
-Choices and defaults are written out: the modules that know them as enums take seconds to import. The tests hold both equal.
+Choices and defaults are written out: the modules that have them as enums take seconds to import. Tests keep both equal.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _retired(parser: Parser, *more: str) -> None:
 
 
 def _no_model(_: str) -> str:
-    """-model is for test and time, and often tried here."""
+    """Refuse -model, which is for test and time and often tried here."""
     raise argparse.ArgumentTypeError("the net is named by the solver; expected --solver=FILE")
 
 
@@ -222,7 +222,7 @@ def _extract_features(parser: Parser) -> None:
 
 
 def import_flag(group: Group) -> None:
-    """-import."""
+    """Add -import."""
     text = "Python modules that add layers"
     flag(group, "import", text, dest="imports", metavar="MODULES", default="")
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import struct
 import sys
+import termios
 
 import pytest
 
@@ -36,3 +40,17 @@ def test_on_a_terminal_each_activity_has_a_bar(monkeypatch: pytest.MonkeyPatch) 
 
 def test_elsewhere_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw(io.StringIO(), monkeypatch) == ""
+
+
+def test_a_terminal_without_a_width_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pseudo-terminal of a container has 0 columns until somebody says otherwise."""
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    with os.fdopen(follower, "w") as screen:
+        monkeypatch.setattr(sys, "stderr", screen)
+        with progress_bar() as report:
+            report("writing", 5, 5)
+        screen.flush()
+        drawn = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    assert "writing: 100%" in drawn

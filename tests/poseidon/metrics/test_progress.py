@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 
 import pytest
 
@@ -128,10 +129,13 @@ def test_what_makes_no_sense_is_passed_over(event: dict[str, object]) -> None:
     assert Pace().hear(event) is None
 
 
-def test_a_terminal_without_a_width_has_a_line_too() -> None:
+@pytest.mark.parametrize("on_stderr", [False, True])
+def test_a_terminal_without_a_width_has_a_line_too(monkeypatch: pytest.MonkeyPatch, on_stderr: bool) -> None:
     """As in a container whose terminal was never given a size."""
     leader, follower = os.openpty()
     with os.fdopen(follower, "w") as stream:
+        if on_stderr:
+            monkeypatch.setattr(sys, "stderr", stream)
         line = ProgressLine("net", stream)
         line.update(JobProgress(iteration=1, max_iter=10))
         line.close()

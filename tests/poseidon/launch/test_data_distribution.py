@@ -21,7 +21,7 @@ from poseidon.data.prepare.part_files import part_files
 from poseidon.data.prepare.split import partition_data
 from poseidon.data.progress import COPYING, Report, silent
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.distribution import distribute, place_there
+from poseidon.launch.data_distribution import distribute, remote_path
 from tests.poseidon.cluster.ssh.test_delivery import FolderHost
 from tests.poseidon.data.prepare.test_split_list import make_rows
 from tests.support.databases import make_pictures
@@ -52,8 +52,8 @@ class Folders:
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Folders:
     found = Folders()
-    monkeypatch.setattr("poseidon.launch.distribution.connect_all", found.connect_all)
-    monkeypatch.setattr("poseidon.launch.distribution.close_all", found.close_all)
+    monkeypatch.setattr("poseidon.launch.data_distribution.connect_all", found.connect_all)
+    monkeypatch.setattr("poseidon.launch.data_distribution.close_all", found.close_all)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -141,11 +141,11 @@ def test_an_interrupt_hangs_up(folders: Folders, tmp_path: Path) -> None:
 def test_where_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (plain, placed) = parse_machinefile("0 a 0\n1 b 0 workdir=~/work", source="machines")
-    assert place_there(Path("/data/db"), placed) == "/data/db"
-    assert place_there(Path("data/db"), placed) == "~/work/data/db"
-    assert place_there(Path("data/db"), plain) == f"{tmp_path}/data/db"
+    assert remote_path(Path("/data/db"), placed) == "/data/db"
+    assert remote_path(Path("data/db"), placed) == "~/work/data/db"
+    assert remote_path(Path("data/db"), plain) == f"{tmp_path}/data/db"
     with pytest.raises(UsageError, match=r"cannot be placed in the workdir of client 1 \(b\)"):
-        place_there(Path("../db"), placed)
+        remote_path(Path("../db"), placed)
 
 
 def bring_lists(hosts: SshHosts, clients: Sequence[Host]) -> None:

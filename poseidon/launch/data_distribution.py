@@ -1,4 +1,4 @@
-"""Bringing each client its part of a divided database or list."""
+"""Sends each client its part of a divided database or list."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MOST_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
-    """What one client gets.
+class Delivery:
+    """The files of one client.
 
     Attributes:
-        client: who.
-        files: with their places there.
-        folders: there, that hold nothing else.
+        client: the client.
+        files: with their paths on its host.
+        folders: on its host, that hold nothing else.
     """
 
     client: Host
@@ -55,44 +55,47 @@ def distribute(
     """Copy part k of `source` to the k-th of the clients that work.
 
     Args:
-        source: what was divided, as many parts as clients work.
+        source: the database or list, divided into as many parts as clients work.
         clients: of the machinefile.
         root: see `part_files`.
-        replace: whether other files in their places make way.
-        report: told how far it is.
+        replace: whether other files of these names are replaced.
+        report: takes the progress.
         ssh: of the connections.
 
     Returns:
-        one sentence a client.
+        A sentence for each client.
 
     Raises:
-        DataError: a part is not there.
-        JobError: lists the problems of all clients; what has arrived stays, and a second call goes on from there.
+        DataError: a part is missing.
+        JobError: lists the problems of all clients; what has arrived stays, and a second call sends the rest.
     """
     working = [client for client in clients if client.works]
     parts = [part_files(source, number, root=root) for number in range(len(working))]
-    away = [
+    others = [
         (client, part) for client, part in zip(working, parts, strict=True) if not is_loopback(client.address)
     ]
-    if not away:
-        return [f"{place_of(client)}: this machine, where its part is" for client in working]
+    if not others:
+        return [f"{client_name(client)}: this machine, where its part is" for client in working]
     with ExitStack() as stack:
-        hosts = connect_all([client for client, _ in away], ssh or SshSettings())
+        hosts = connect_all([client for client, _ in others], ssh or SshSettings())
         stack.callback(close_all, set(hosts.values()))
-        parcels = _pack(away, report)
-        said = _deliver_all(parcels, hosts, replace=replace, report=report)
-    return [said.get(client.id, f"{place_of(client)}: this machine, where its part is") for client in working]
+        deliveries = _plan(others, report)
+        sentences = _deliver_all(deliveries, hosts, replace=replace, report=report)
+    return [
+        sentences.get(client.id, f"{client_name(client)}: this machine, where its part is")
+        for client in working
+    ]
 
 
-def place_of(client: Host) -> str:
-    """`client 1 (node1)`."""
+def client_name(client: Host) -> str:
+    """Return `client 1 (node1)`."""
     return f"client {client.id} ({client.address})"
 
 
-def place_there(path: Path, client: Host) -> str:
-    """Where a file of ours lies on a client's host.
+def remote_path(path: Path, client: Host) -> str:
+    """Return the path of a local file on a client's host.
 
-    A relative path is meant in the client's `workdir`; without one the host is taken to be laid out like this machine.
+    A relative path is below the client's `workdir`; without one the host has the same path as this machine.
 
     Raises:
         UsageError: it would leave the workdir.
@@ -101,67 +104,67 @@ def place_there(path: Path, client: Host) -> str:
         return str(path.absolute())
     if ".." in path.parts:
         raise UsageError(
-            f"{path} cannot be placed in the workdir of {place_of(client)}: it leads out of it by '..'"
+            f"{path} cannot be placed in the workdir of {client_name(client)}: it leads out of it by '..'"
         )
     return str(PurePosixPath(client.workdir) / PurePosixPath(path))
 
 
-def _pack(away: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Parcel]:
-    """Read all that is to be sent, for its checksums."""
-    every = {file for _, part in away for file in part.files}
+def _plan(others: Sequence[tuple[Host, PartFiles]], report: Report) -> list[Delivery]:
+    """Read all files that are to be sent, for their checksums."""
+    every = {file for _, part in others for file in part.files}
     total = sum(file.stat().st_size for file in every if file.is_file())
     count = _Count(report, CHECKING, total)
     known: dict[Path, SentFile] = {}
-    parcels = []
-    for client, part in away:
+    deliveries = []
+    for client, part in others:
         files = []
         for path in part.files:
             if path not in known:
                 known[path] = sent_file(path, "", count.add)
             file = known[path]
-            remote = place_there(path, client)
+            remote = remote_path(path, client)
             files.append(SentFile(local=path, remote=remote, size=file.size, sha256=file.sha256))
-        folders = tuple(place_there(folder, client) for folder in part.folders)
-        parcels.append(Parcel(client=client, files=tuple(files), folders=folders))
-    return parcels
+        folders = tuple(remote_path(folder, client) for folder in part.folders)
+        deliveries.append(Delivery(client=client, files=tuple(files), folders=folders))
+    return deliveries
 
 
 def _deliver_all(
-    parcels: Sequence[Parcel], hosts: Mapping[int, SshConnection], *, replace: bool, report: Report
+    deliveries: Sequence[Delivery], hosts: Mapping[int, SshConnection], *, replace: bool, report: Report
 ) -> dict[int, str]:
-    """All clients at once; what each delivery came to, by the client's id."""
-    count = _Count(report, COPYING, sum(parcel.size for parcel in parcels))
+    """Send to all clients at once; return the sentence of each, by the client's id."""
+    count = _Count(report, COPYING, sum(delivery.size for delivery in deliveries))
 
-    def one(parcel: Parcel) -> str | JobError:
+    def one(delivery: Delivery) -> str | JobError:
         try:
-            return _deliver_one(parcel, hosts[parcel.client.id], replacing=replace, report=count.add)
+            return _deliver_one(delivery, hosts[delivery.client.id], replacing=replace, report=count.add)
         except JobError as error:
             return error
 
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(parcels)), "poseidon delivery") as pool:
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(deliveries)), "poseidon delivery") as pool:
         try:
-            outcomes = list(pool.map(one, parcels))
-        except BaseException:  # Ctrl-C: nobody waits for what is still on its way
+            outcomes = list(pool.map(one, deliveries))
+        except BaseException:  # Ctrl-C: nothing waits for what is still being sent
             close_all(hosts.values())
             raise
     problems = [str(outcome) for outcome in outcomes if isinstance(outcome, JobError)]
     if problems:
-        raise JobError(format_problems(problems, of=len(parcels)))
-    return {parcel.client.id: str(outcome) for parcel, outcome in zip(parcels, outcomes, strict=True)}
+        raise JobError(format_problems(problems, of=len(deliveries)))
+    return {delivery.client.id: str(outcome) for delivery, outcome in zip(deliveries, outcomes, strict=True)}
 
 
 def _deliver_one(
-    parcel: Parcel, host: SftpConnection, *, replacing: bool, report: Callable[[int], object]
+    delivery: Delivery, host: SftpConnection, *, replacing: bool, report: Callable[[int], object]
 ) -> str:
-    place = place_of(parcel.client)
+    place = client_name(delivery.client)
     done = deliver(
-        parcel.files,
+        delivery.files,
         host,
         name=place,
         python=RemotePython.of(
-            replace(parcel.client, workdir=None), launcher_environment()
-        ).command(),  # it may not be there yet
-        folders=parcel.folders,
+            replace(delivery.client, workdir=None), launcher_environment()
+        ).command(),  # it may not exist yet
+        folders=delivery.folders,
         replace=replacing,
         report=report,
     )
@@ -169,7 +172,7 @@ def _deliver_one(
 
 
 class _Count:
-    """Adds up what several threads have done, for one bar."""
+    """Adds up the progress of several threads, for one bar."""
 
     def __init__(self, report: Report, activity: str, total: int) -> None:
         self._report = report
@@ -179,7 +182,7 @@ class _Count:
         self._lock = threading.Lock()
 
     def add(self, more: int) -> None:
-        """More is done."""
+        """Add to what is done."""
         with self._lock:
             self._done += more
             self._report(self._activity, self._done, self._total)
