@@ -34,8 +34,8 @@ from poseidon.proto.caffe_pb2 import TRAIN, SolverParameter
 from poseidon.proto.definition import NetDefinition, SolverDefinition, read_solver
 from poseidon.proto.overrides import changes
 from poseidon.proto.shipped import pack_solver, portable
+from poseidon.snapshot.caffemodel import check_model
 from poseidon.snapshot.checksums import sums_path
-from poseidon.snapshot.files import require_readable
 from poseidon.snapshot.solverstate import learned_net, read_head, weights_of
 from poseidon.solvers.settings import solver_settings
 
@@ -70,6 +70,7 @@ class TrainingJob(Job):
         for path in request.weights:
             if not path.is_file():
                 raise SnapshotError(f"--weights: there is no file {path}")
+            check_model(path)
         self._snapshot = find_snapshot(request.snapshot) if request.snapshot else None
         self._resumed = read_head(self._snapshot) if self._snapshot else None
         stem = request.solver.stem.removesuffix("_solver")
@@ -94,7 +95,7 @@ class TrainingJob(Job):
                 learned_net(self._resumed, self._snapshot)
                 return
             for path in weight_files(self._solver, ()):
-                require_readable(path, "model")
+                check_model(path)
 
     def _context(self, role: WorkerPlan) -> LayerContext:
         return LayerContext(

@@ -6,22 +6,38 @@ formats that Caffe has written can be read, `.caffemodel.h5` too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
 from numpy.typing import NDArray
 
 from poseidon.errors import SnapshotError
 from poseidon.proto.blob import from_array, only_diff, to_array
 from poseidon.proto.caffe_pb2 import BlobProto, NetParameter
 from poseidon.snapshot import hdf5
-from poseidon.snapshot.files import read_message, write_atomically
+from poseidon.snapshot.files import read_message, require_readable, write_atomically
 
 Array = NDArray[np.float32]
 LayerBlobs = tuple[str, list[Array | None]]
 """The name and the blobs of a layer; None for a shared blob that the file does not repeat (HDF5)."""
 
+
+_LAYERS = frozenset(NetParameter.DESCRIPTOR.fields_by_name[name].number for name in ("layer", "layers"))
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+"""Wire types of protobuf."""
+_FIXED_LENGTHS = {_FIXED64: 8, _FIXED32: 4}
+_WIRE_TYPES = {
+    FieldDescriptor.TYPE_STRING: _BYTES,
+    FieldDescriptor.TYPE_BYTES: _BYTES,
+    FieldDescriptor.TYPE_MESSAGE: _BYTES,
+    FieldDescriptor.TYPE_FLOAT: _FIXED32,
+    FieldDescriptor.TYPE_DOUBLE: _FIXED64,
+}
+"""Those of fields that are no varints."""
 
 NamedBlobs = Iterable[tuple[str, str, Sequence[Array]]]
 """The name, the type and the blobs of every layer, in order."""
@@ -73,6 +89,64 @@ def read_model(path: Path) -> list[LayerBlobs]:
     if not found:
         raise SnapshotError(f"{path} is not a model: it has no layers")
     return [(name, _arrays(path, name, blobs)) for name, blobs in found]
+
+
+def check_model(path: Path) -> None:
+    """Check that a file is a model, by its outermost fields: its blobs are not read.
+
+    Raises:
+        SnapshotError: the file is missing, cut short, or no model; the sentences are those of `read_model`.
+    """
+    require_readable(path, "model")
+    if hdf5.is_hdf5(path):
+        hdf5.check_model(path)
+        return
+    fields = {field.number: field for field in NetParameter.DESCRIPTOR.fields}
+    layers = 0
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while file.tell() < size:
+            tag = _varint(file)
+            number, wire_type = tag >> 3, tag & 7
+            if not number or not _skip(file, wire_type, size) or not _fits(fields.get(number), wire_type):
+                raise SnapshotError(
+                    f"{path} is not a model, or it is cut short: {size} bytes that do not parse as one"
+                )
+            layers += number in _LAYERS
+    if not layers:
+        raise SnapshotError(f"{path} is not a model: it has no layers")
+
+
+def _fits(field: Any, wire_type: int) -> bool:
+    """Tell whether a field may be written so: numbers that repeat are packed, or one by one."""
+    if field is None:
+        return True
+    usual = _WIRE_TYPES.get(field.type, _VARINT)
+    return wire_type == usual or (field.is_repeated and wire_type == _BYTES)
+
+
+def _skip(file: BinaryIO, wire_type: int, size: int) -> bool:
+    """Skip the value of a field. Return whether it is all there."""
+    if wire_type == _VARINT:
+        return _varint(file) >= 0
+    length = _varint(file) if wire_type == _BYTES else _FIXED_LENGTHS.get(wire_type, -1)
+    if not 0 <= length <= size - file.tell():
+        return False
+    file.seek(length, os.SEEK_CUR)
+    return True
+
+
+def _varint(file: BinaryIO) -> int:
+    """Read a number as protobuf writes it; return -1 if there is none."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            return -1
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+    return -1
 
 
 def _arrays(path: Path, layer: str, blobs: Sequence[BlobProto]) -> list[Array | None]:

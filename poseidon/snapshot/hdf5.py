@@ -86,6 +86,17 @@ def read_model(path: Path) -> list[tuple[str, list[Array | None]]]:
         return [(name, _blobs(path, group)) for name, group in _layers(data, "", {data})]
 
 
+def check_model(path: Path) -> None:
+    """Check that a file has the groups of a model.
+
+    Raises:
+        SnapshotError: the file is damaged, or no model.
+    """
+    with _opened(path, "model") as file:
+        if not isinstance(file.get("data"), h5py.Group):
+            raise SnapshotError(f"{path} is not a model: it has no group /data")
+
+
 def write_state(path: Path, state: SolverState) -> None:
     """Write a solver state atomically.
 

@@ -203,3 +203,21 @@ def test_a_job_goes_on_from_the_newest_snapshot_of_another(
         write_state(state_path(folder / "quick", iteration), state)
     (document,) = train(f"--snapshot={word}", lines=()).documents
     assert document.snapshot == str(state_path(folder / "quick", 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("net.prototxt", "net.prototxt is not a model, or it is cut short"),
+        ("old.solverstate", "old.solverstate is not a model, or it is cut short"),
+        ("none.caffemodel", "--weights: there is no file none.caffemodel"),
+    ],
+)
+def test_weights_that_are_no_model_are_one_sentence(
+    solver: Path, tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = RunState(iteration=5, model=str(tmp_path / "old.caffemodel"), histories=())
+    write_state(tmp_path / "old.solverstate", state)
+    assert main(["train", f"--solver={solver}", f"--weights={name}", "--output=out"]) == 1
+    assert capsys.readouterr().err.startswith(f"poseidon train: {message}")
+    assert not (tmp_path / "out").exists()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from poseidon.errors import SnapshotError
 from poseidon.proto.caffe_pb2 import NetParameter
-from poseidon.snapshot.caffemodel import read_model, write_model
+from poseidon.snapshot import hdf5
+from poseidon.snapshot.caffemodel import check_model, read_model, write_model
 
 
 def net() -> NetParameter:
@@ -73,3 +75,62 @@ def test_a_blob_whose_sizes_disagree_is_named(tmp_path: Path) -> None:
     path.write_bytes(message.SerializeToString())
     with pytest.raises(SnapshotError, match="layer 'ip'"):
         read_model(path)
+
+
+def test_every_model_passes_the_check_before_a_job(shared: Path) -> None:
+    files = [
+        *(shared / "golden" / "files").glob("*.caffemodel*"),
+        *(shared / "data" / "models").rglob("*.caffemodel"),
+    ]
+    assert len(files) > 3
+    for path in files:
+        check_model(path)
+
+
+def test_the_check_before_a_job_agrees_with_reading(tmp_path: Path) -> None:
+    """It reads the outermost fields only, and refuses whatever has not the last layer."""
+    path = tmp_path / "m.caffemodel"
+    write_model(path, net(), BLOBS)
+    check_model(path)
+    content = path.read_bytes()
+    boundaries = []
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        try:
+            check_model(path)
+        except SnapshotError as error:
+            assert str(path) in str(error)
+        else:
+            boundaries.append(cut)
+            assert read_model(path)
+    assert len(boundaries) == 1  # between the two layers: a model with the first one
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'name: "net"',
+        b"\x89PNG\r\n\x1a\n" + bytes(50),
+        b"\x08\x05\x12\x01a",
+        b"\xff" * 20,
+        b"\x0a\xff\xff\xff\xff\x7f",
+    ],
+)
+def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match="is not a model"):
+        check_model(path)
+    with pytest.raises(SnapshotError, match="cannot read the model"):
+        check_model(tmp_path / "none")
+
+
+def test_hdf5_is_checked_too(tmp_path: Path) -> None:
+    path = tmp_path / "m.caffemodel.h5"
+    hdf5.write_model(path, BLOBS, owned={"ip.0", "ip.1"})
+    check_model(path)
+    with h5py.File(path, "w") as file:
+        file["iter"] = 5
+    with pytest.raises(SnapshotError, match="is not a model: it has no group /data"):
+        check_model(path)
