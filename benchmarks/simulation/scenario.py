@@ -17,7 +17,7 @@ from benchmarks.testbed.shapes import LayerShape, shares_of_work
 from poseidon.cluster.plan import best_loads
 from poseidon.exchange.base import Trained
 from poseidon.exchange.cost import ELEMENT_BYTES, ExchangeKind, Scheme, Topology, choose
-from poseidon.exchange.pooled import FULL, SMALL
+from poseidon.exchange.pooled import POOL_ELEMENTS, SMALL_TENSOR_ELEMENTS
 from ps_server.protocol.placement import SMALLEST_ELEMENTS, chunk_elements
 
 MIB = 2**20
@@ -208,8 +208,8 @@ def loads(scenario: Scenario) -> list[LayerLoad]:
 
 def _messages(size: int, chunk: int) -> float:
     """Return the number of messages of one tensor; a small one counts as a part of a full pool's message."""
-    small = size <= SMALL * ELEMENT_BYTES
-    return size / min(chunk, FULL * ELEMENT_BYTES) if small else -(-size // chunk)
+    small = size <= SMALL_TENSOR_ELEMENTS * ELEMENT_BYTES
+    return size / min(chunk, POOL_ELEMENTS * ELEMENT_BYTES) if small else -(-size // chunk)
 
 
 def _dense_sizes(layer: LayerShape, by_factors: bool) -> list[int]:

@@ -29,9 +29,8 @@ from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, uno
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
-from poseidon.exchange.observe.exchange_trace import ExchangeTrace
 from poseidon.exchange.observe.observed import ObservedExchange
-from poseidon.exchange.observe.tracing_hooks import TracingHooks, named_layers
+from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.trace import NO_TRACE, Trace, Tracer
 

@@ -17,11 +17,9 @@ from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
 from poseidon.exchange.cost import Choice, ExchangePlan
-from poseidon.exchange.observe.exchange_trace import ExchangeTrace
 from poseidon.exchange.observe.observed import ObservedExchange, Observer
-from poseidon.exchange.observe.tracing_hooks import TracingHooks
-from poseidon.exchange.observe.traffic import Traffic
-from poseidon.exchange.observe.waits import WaitTimes
+from poseidon.exchange.observe.statistics import Traffic, WaitTimes
+from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks
 from poseidon.metrics.job_statistics import TensorStatistics, WorkerStatistics
 from ps_server.trace import NO_TRACE, Trace, Tracer
 
@@ -48,7 +46,7 @@ def open_trace(output: Path, rank: int) -> Tracer:
 def log_plan(plan: ExchangePlan, output: Path) -> None:
     """Write the plan to the job's folder if the disk has room, and log a line about it."""
     path = output / "exchange_plan.txt"
-    LOGGER.info("%s; the scheme of each tensor is in %s", plan.in_words(), path)
+    LOGGER.info("%s; the scheme of each tensor is in %s", plan.summary(), path)
     try:
         path.write_text("\n".join(plan.table()) + "\n")
     except OSError as error:

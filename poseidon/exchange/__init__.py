@@ -1,1 +1,1 @@
-"""How the replicas' gradients meet: one contract, several ways."""
+"""Exchanges: they keep the replicas of a job together. One contract, several schemes."""

@@ -73,13 +73,11 @@ class ExchangeSettings:
         clip: largest L2 norm of all gradients together; None: no limit.
         gradient_scale: multiplies the gradients after the limit (1 / iter_size).
         start_clock: the iteration that the tensors' values stand at; > 0 when a run is resumed.
-        mends: replicas may differ, since they are mended (`ReplicaCheck`): processors need not compute the same bits.
     """
 
     clip: float | None = None
     gradient_scale: float = 1.0
     start_clock: int = 0
-    mends: bool = False
 
 
 History = Sequence[Array]

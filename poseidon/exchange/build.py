@@ -1,15 +1,15 @@
-"""One worker's exchange, from what it is told about its job.
+"""The factory of exchanges: builds the exchange of one worker from its membership of a job.
 
     alone                                    SingleProcessExchange
-    hybrid, ps, svb: by the plan             HybridExchange, or ServerExchange where nothing travels as factors
+    hybrid, ps, svb: by the plan             HybridExchange, or ServerExchange where no tensor travels as factors
     allreduce                                AllReduceExchange
 
-Small tensors share tables on the server: a PooledExchange goes round either of the first two.
+Small tensors share tables on the server: a PooledExchange wraps either of the first two.
 
-Where a machine has several workers, the first of them has that exchange, inside a LeaderExchange, and the others a
-FollowerExchange each.
+Where a host has several workers, local rank 0 has that exchange, inside a LeaderExchange, and each of the others has a
+FollowerExchange.
 
-Law: every worker of a job makes the same plan and the same store, since both follow from what all are told alike.
+Law: every worker of a job makes the same plan and the same store, since both follow from what is equal on all workers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from poseidon.errors import UsageError
-from poseidon.exchange.allreduce import AllReduceExchange, meeting_store
+from poseidon.exchange.allreduce.exchange import AllReduceExchange, rendezvous_store
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.leader import LeaderExchange
-from poseidon.exchange.observe.traffic import CountsTraffic
+from poseidon.exchange.observe.statistics import CountsTraffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions, OnDivergence
-from poseidon.exchange.pooled import PooledExchange, lay_together, pools_of
+from poseidon.exchange.pooled import PooledExchange, pool_tensors, pools_of
 from poseidon.exchange.ps import ServerExchange, store_spec
 from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Client, StoreSpec
@@ -38,28 +38,28 @@ from ps_server.trace import NO_TRACE, Tracer
 TIMEOUT_S = 600.0
 
 Connect = Callable[[], Sequence[str]]
-"""Waits for the shards' addresses and gives them, in shard order."""
+"""Waits for the addresses of the shards and returns them, in shard order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What one worker is told about its job.
+    """The position of one worker in its job.
 
     Args:
-        rank: this worker's machine, 0..workers-1.
-        workers: number of machines with workers: of those who push.
+        rank: of this worker's host, 0..workers-1.
+        workers: number of hosts with workers: of those who push.
         shards: number of shards; 0 for a worker that is alone.
-        host: where this machine is reached by the others; an IPv6 address in brackets.
+        host: the address at which the other hosts reach this one; an IPv6 address in brackets.
         token: the job's secret.
-        keys: own pair, and those of all machines' workers and of the shards; None: all is in clear.
-        homes: for each shard the working client on whose machine it runs, or -1 - j for serving machine j; empty:
-            spread evenly over the working ones.
-        loads: relative load of each shard; empty: all alike.
+        keys: own key pair, and the public keys of all hosts' workers and of the shards; None: no encryption.
+        homes: for each shard the client with workers on whose host it runs, or -1 - j for serving host j; empty: spread
+            evenly over the hosts with workers.
+        loads: relative load of each shard; empty: all equal.
         timeout_s: longest time that any call waits.
-        local_rank: this worker among those of its machine; 0 speaks for all of them.
-        local_workers: workers on each machine.
-        local_address: where the workers of this machine meet (`LocalGroup`).
-        options: what the job asks of its exchange.
+        local_rank: of this worker among those of its host; 0 is the leader.
+        local_workers: workers on each host.
+        local_address: where the leader listens for the followers (`LocalGroup`).
+        options: of the exchange.
     """
 
     rank: int = 0
@@ -82,7 +82,7 @@ class Membership:
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other machine to exchange anything with."""
+        """Whether there is no other host to exchange with."""
         return self.shards == 0 or self.options.kind is ExchangeKind.LOCAL
 
     @property
@@ -92,22 +92,22 @@ class Membership:
 
     @property
     def topology(self) -> Topology:
-        """Who pushes, and who serves how much."""
+        """The clients that push, and the load of each host's shards."""
         homes = self.homes or tuple(shard * self.workers // self.shards for shard in range(self.shards))
         return Topology.of_shards(self.workers, homes, self.loads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """An exchange, not yet opened, with what it was built from.
+    """An exchange that is not yet opened, with its parts.
 
     Attributes:
         exchange: the exchange.
-        plan: the way of each tensor.
-        store: what workers and shards agree on; None for a worker that is alone.
-        tables: the tensors of each table of the store, by their indices.
+        plan: the scheme of each tensor.
+        store: the store that workers and shards agree on; None for a worker that is alone.
+        tables: for each table of the store the indices of its tensors.
         client: this worker's connection to the shards; None for a worker that is alone.
-        traffic: counts what the tensors cost; None where nothing does.
+        traffic: counts the traffic of the tensors; None where nothing counts it.
     """
 
     exchange: Exchange
@@ -119,10 +119,10 @@ class Built:
 
 
 def plan_exchange(tensors: Sequence[Trained], member: Membership) -> ExchangePlan:
-    """The way of each tensor.
+    """Choose the scheme of each tensor.
 
-    Where every tensor would travel as factors, the one that loses least goes to the server: a request
-    of rank 0 (`ShardDelivery`) is in step with training only where training reads from the shards.
+    Where every tensor would travel as factors, the one whose bytes grow least goes to the server: a request of rank 0
+    (`ShardDelivery`) is in step with training only where training reads from the shards.
     """
     options = member.options
     kind = ExchangeKind.LOCAL if member.alone else options.kind
@@ -146,76 +146,128 @@ def build_exchange(
     *,
     trace: Tracer = NO_TRACE,
 ) -> Built:
-    """Make one worker's exchange; connects to the shards, where there are any.
+    """Build the exchange of one worker, and connect to the shards, where there are any.
 
     Args:
         tensors: what to keep together, the same on every worker.
         settings: common to all tensors.
         member: this worker and its job.
-        connect: waits for the shards' addresses.
-        trace: told what is sent and received.
+        connect: waits for the addresses of the shards.
+        trace: where spans of messages go.
 
     Raises:
         TransportError: an address cannot be reached or listened on.
     """
     if member.local_workers > 1:
         return _build_local_group(tensors, settings, member, connect, trace)
-    settings = replace(settings, mends=member.options.on_divergence is OnDivergence.MEND)
     plan = plan_exchange(tensors, member)
-    if member.alone:
-        return Built(exchange=SingleProcessExchange(tensors, settings), plan=plan)
-    by_factors = plan.of(Scheme.FACTORS)
-    pools = _pools(tensors, member, by_factors)
-    laid = lay_together(tensors, pools)
-    copies = [table for table, pool in enumerate(pools) if pool[0] in by_factors]
-    store = _store(laid, settings, member, copies)
-    client = Client(
-        connect(),
-        rank=member.rank,
-        store=store,
-        token=member.token,
-        keys=member.keys,
-        timeout_s=member.timeout_s,
-        bandwidth_mbps=member.options.bandwidth_mbps,
-        trace=trace,
-    )
-    exchange: AllReduceExchange | HybridExchange | PooledExchange | ServerExchange
-    if member.options.kind is ExchangeKind.ALLREDUCE:
-        exchange = AllReduceExchange(
-            client,
-            tensors,
-            settings,
-            rank=member.rank,
-            workers=member.workers,
-            host=member.host.strip("[]"),
-            timeout_s=member.timeout_s,
+    kind = ExchangeKind.LOCAL if member.alone else member.options.kind
+    return _BUILDERS[kind](_Request(tensors, settings, member, connect, trace, plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The arguments of `build_exchange`, and the plan."""
+
+    tensors: Sequence[Trained]
+    settings: ExchangeSettings
+    member: Membership
+    connect: Connect
+    trace: Tracer
+    plan: ExchangePlan
+
+    @property
+    def equal_bits(self) -> bool:
+        """Whether the job ends where the processors of the replicas compute different bits."""
+        return self.member.options.on_divergence is OnDivergence.STOP
+
+    def client(self, store: StoreSpec) -> Client:
+        """Connect to the shards."""
+        return Client(
+            self.connect(),
+            rank=self.member.rank,
+            store=store,
+            token=self.member.token,
+            keys=self.member.keys,
+            timeout_s=self.member.timeout_s,
+            bandwidth_mbps=self.member.options.bandwidth_mbps,
+            trace=self.trace,
         )
-    elif by_factors:
+
+
+def _build_alone(request: _Request) -> Built:
+    return Built(exchange=SingleProcessExchange(request.tensors, request.settings), plan=request.plan)
+
+
+def _build_allreduce(request: _Request) -> Built:
+    member = request.member
+    store = rendezvous_store(request.settings, workers=member.workers, shards=member.shards)
+    client = request.client(store)
+    exchange = AllReduceExchange(
+        client,
+        request.tensors,
+        request.settings,
+        rank=member.rank,
+        workers=member.workers,
+        host=member.host.strip("[]"),
+        equal_bits=request.equal_bits,
+        timeout_s=member.timeout_s,
+    )
+    tables = [(index,) for index in range(len(request.tensors))]
+    return Built(
+        exchange=exchange, plan=request.plan, store=store, tables=tables, client=client, traffic=exchange
+    )
+
+
+def _build_server(request: _Request) -> Built:
+    """Build the exchange through the shards, with factors where the plan has them."""
+    tensors, settings, member = request.tensors, request.settings, request.member
+    by_factors = request.plan.of(Scheme.FACTORS)
+    pools: Sequence[Sequence[int]] = [(index,) for index in range(len(tensors))]
+    if not member.options.rows:  # tables that are to be cut into so many pieces are not shared
+        pools = pools_of(tensors, apart=by_factors)
+    pooled = pool_tensors(tensors, pools)
+    store = store_spec(
+        pooled,
+        settings,
+        workers=member.workers,
+        shards=member.shards,
+        options=member.options,
+        loads=member.loads,
+        by_factors=[table for table, pool in enumerate(pools) if pool[0] in by_factors],
+    )
+    client = request.client(store)
+    exchange: HybridExchange | PooledExchange | ServerExchange
+    if by_factors:
         exchange = HybridExchange(
             client,
-            laid,
+            pooled,
             store,
             settings,
             listen=f"tcp://{member.host}:0",
             token=member.token,
             keys=member.keys,
+            equal_bits=request.equal_bits,
             timeout_s=member.timeout_s,
-            trace=trace,
+            trace=request.trace,
         )
     else:
-        exchange = ServerExchange(client, laid, store, settings)
+        exchange = ServerExchange(client, pooled, store, settings)
     if len(pools) < len(tensors):
-        exchange = PooledExchange(exchange, exchange, tensors, pools, laid)
-    return Built(exchange=exchange, plan=plan, store=store, tables=pools, client=client, traffic=exchange)
+        exchange = PooledExchange(exchange, exchange, tensors, pools, pooled)
+    return Built(
+        exchange=exchange, plan=request.plan, store=store, tables=pools, client=client, traffic=exchange
+    )
 
 
-def _pools(
-    tensors: Sequence[Trained], member: Membership, by_factors: Sequence[int]
-) -> Sequence[Sequence[int]]:
-    """Which tensors share a table: none where the workers use no tables, or tables are to be cut into so many pieces."""
-    if member.options.kind is ExchangeKind.ALLREDUCE or member.options.rows:
-        return [(index,) for index in range(len(tensors))]
-    return pools_of(tensors, apart=by_factors)
+_BUILDERS: dict[ExchangeKind, Callable[[_Request], Built]] = {
+    ExchangeKind.HYBRID: _build_server,
+    ExchangeKind.SERVER: _build_server,
+    ExchangeKind.FACTORS: _build_server,
+    ExchangeKind.ALLREDUCE: _build_allreduce,
+    ExchangeKind.LOCAL: _build_alone,
+}
+"""What builds the exchange of each kind."""
 
 
 def _build_local_group(
@@ -225,32 +277,16 @@ def _build_local_group(
     connect: Connect,
     trace: Tracer,
 ) -> Built:
-    """One worker of a machine with several; factors of all of them leave together."""
+    """Build the exchange of one of several workers of a host. The factors of all of them leave together."""
     group = LocalGroup(
         address=member.local_address,
         rank=member.local_rank,
         workers=member.local_workers,
         timeout_s=member.timeout_s,
     )
-    machine = [replace(t, factor_rows=t.factor_rows * group.workers) for t in tensors]
+    of_host = [replace(t, factor_rows=t.factor_rows * group.workers) for t in tensors]
     one = replace(member, local_rank=0, local_workers=1)
     if group.rank:
-        return Built(exchange=FollowerExchange(tensors, group), plan=plan_exchange(machine, one))
-    built = build_exchange(machine, settings, one, connect, trace=trace)
+        return Built(exchange=FollowerExchange(tensors, group), plan=plan_exchange(of_host, one))
+    built = build_exchange(of_host, settings, one, connect, trace=trace)
     return replace(built, exchange=LeaderExchange(built.exchange, tensors, group))
-
-
-def _store(
-    laid: Sequence[Trained], settings: ExchangeSettings, member: Membership, by_factors: Sequence[int]
-) -> StoreSpec:
-    if member.options.kind is ExchangeKind.ALLREDUCE:
-        return meeting_store(settings, workers=member.workers, shards=member.shards)
-    return store_spec(
-        laid,
-        settings,
-        workers=member.workers,
-        shards=member.shards,
-        options=member.options,
-        loads=member.loads,
-        by_factors=by_factors,
-    )

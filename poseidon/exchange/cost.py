@@ -1,16 +1,16 @@
-"""Which way each tensor takes: bytes per iteration by either, from shapes and the cluster alone.
+"""The cost model: the scheme of each tensor by its bytes in an iteration, from shapes and the cluster alone.
 
-Law: pure and deterministic; every worker that is handed the same shapes and the same cluster makes the same plan.
+Law: pure and deterministic. All workers make the same plan from the same shapes and the same cluster.
 
-Bytes are those that cross the busiest link, sent and received together, in one iteration. Both directions always
-carry the same, so a duplex link is busy for half of them at its rate. A fully-connected weight of N x M elements, K
-rows a pushing client, P1 pushing clients, and a part w of the model on the shards of a working machine, s on those of
-a machine that only serves (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, section 4, for w and s):
+Bytes are those that cross the busiest link in one iteration, sent and received together. Both directions carry as much,
+so a duplex link is busy for half of them at its rate. For a fully-connected weight of N x M elements, K rows in each
+pushing client, P1 pushing clients, and the part w of the model on the shards of a host with workers, s on those of a host
+that only serves (Poseidon, USENIX ATC 2017, section 4; BytePS, OSDI 2020, section 4, for w and s):
 
-    server    working machine  2 M N (1 + w (P1 - 2))      with P2 = P1 = 1/w this is 2 M N (P1 + P2 - 2) / P2
-              serving machine  2 M N P1 s
-    factors   working machine  2 K (P1 - 1) (M + N)
-    all-reduce                 4 M N (P1 - 1) / P1         (a ring)
+    server      host with workers  2 M N (1 + w (P1 - 2))      with P2 = P1 = 1/w this is 2 M N (P1 + P2 - 2) / P2
+                host that serves   2 M N P1 s
+    factors     host with workers  2 K (P1 - 1) (M + N)
+    all-reduce                     4 M N (P1 - 1) / P1         (a ring)
 
 Factors are chosen where they are no more than the server's bytes; every other tensor goes to the server.
 """
@@ -29,12 +29,12 @@ ELEMENT_BYTES = 4
 
 
 class Scheme(Enum):
-    """How one tensor is kept together."""
+    """How one tensor is exchanged."""
 
     SERVER = "ps"
-    """Gradients to the shards, values back."""
+    """Gradients go to the shards, values come back."""
     FACTORS = "svb"
-    """The two factors of the gradient to every other worker."""
+    """The two factors of the gradient go to every other worker."""
     ALLREDUCE = "allreduce"
     """A sum over all workers through torch.distributed."""
     LOCAL = "local"
@@ -42,28 +42,28 @@ class Scheme(Enum):
 
 
 class ExchangeKind(Enum):
-    """What a job asks for, for all its tensors (`--exchange`)."""
+    """The exchange of a job (`--exchange`), which decides the scheme of each tensor."""
 
     HYBRID = "hybrid"
     """The cheaper of server and factors, tensor by tensor."""
     SERVER = "ps"
-    """Everything to the server."""
+    """Every tensor to the server."""
     FACTORS = "svb"
     """Every fully-connected weight as factors, the rest to the server."""
     ALLREDUCE = "allreduce"
-    """Everything by all-reduce; shards only for meetings."""
+    """Every tensor by all-reduce; shard 0 serves the rendezvous and collections."""
     LOCAL = "local"
     """One worker, no network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Who pushes, and what part of the model each machine's shards carry.
+    """The clients that push, and the load of the shards on each host.
 
     Attributes:
         workers: P1, pushing clients; at least 1.
-        worker_loads: for each pushing client the relative load of the shards on its machine; 0: it has none.
-        server_loads: for each machine that only serves, its load on the same scale; above 0.
+        worker_loads: for each pushing client the relative load of the shards on its host; 0: it has none.
+        server_loads: for each host that only serves, its load on the same scale; above 0.
     """
 
     workers: int
@@ -76,31 +76,31 @@ class Topology:
                 f"a cluster of {self.workers} workers has {len(self.worker_loads)} loads; expected one each"
             )
         if min(self.worker_loads) < 0 or min(self.server_loads, default=1) < 1:
-            raise UsageError("a machine's load is below 0, or that of a server below 1")
+            raise UsageError("the load of a host is below 0, or that of a server below 1")
 
     @classmethod
     def colocated(cls, workers: int) -> Topology:
-        """Every machine works and serves, all alike: P2 = P1."""
+        """Return a cluster whose hosts all have workers and equal shards: P2 = P1."""
         return cls(workers=workers, worker_loads=(1,) * workers)
 
     @classmethod
     def dedicated(cls, workers: int, servers: int) -> Topology:
-        """Machines either work or serve; the servers are all alike."""
+        """Return a cluster whose hosts either have workers or serve; all servers have the same load."""
         return cls(workers=workers, worker_loads=(0,) * workers, server_loads=(1,) * servers)
 
     @classmethod
     def of_shards(cls, workers: int, homes: Sequence[int], loads: Sequence[int] = ()) -> Topology:
-        """From shards: where each lives and what it carries.
+        """Return the cluster of these shards.
 
         Args:
             workers: pushing clients.
-            homes: for each shard the pushing client on whose machine it runs; -1 - j for serving machine j.
-            loads: for each shard its relative load; empty: all alike.
+            homes: for each shard the pushing client on whose host it runs; -1 - j for serving host j.
+            loads: for each shard its relative load; empty: all equal.
         """
-        weights = tuple(loads) or (1,) * len(homes)
+        loads = tuple(loads) or (1,) * len(homes)
         own = [0] * workers
         others: dict[int, int] = {}
-        for home, load in zip(homes, weights, strict=True):
+        for home, load in zip(homes, loads, strict=True):
             if home >= 0:
                 own[home] += load
             else:
@@ -109,34 +109,34 @@ class Topology:
 
     @property
     def total_load(self) -> int:
-        """The whole model on the scale of the loads; 0 without any shard."""
+        """The load of the whole model; 0 without shards."""
         return sum(self.worker_loads) + sum(self.server_loads)
 
     @property
     def servers(self) -> int:
-        """P2, machines with shards."""
+        """P2, the number of hosts with shards."""
         return sum(load > 0 for load in self.worker_loads) + len(self.server_loads)
 
 
-def server_bytes(elements: int, topology: Topology, there_and_back: int = 2 * ELEMENT_BYTES) -> int:
-    """Bytes that one tensor brings to the busiest link by way of the server; 0 for a worker that is its own server.
+def server_bytes(elements: int, topology: Topology, element_bytes: int = 2 * ELEMENT_BYTES) -> int:
+    """Return the bytes on the busiest link of one tensor that goes to the server; 0 for a worker that is its own server.
 
     Args:
         elements: of the tensor.
         topology: with at least one shard.
-        there_and_back: bytes of one element's gradient and of its value on the wire.
+        element_bytes: bytes on the wire of the gradient and the value of one element together.
     """
     total = topology.total_load
     working = total + max(topology.worker_loads) * (topology.workers - 2)
     serving = topology.workers * max(topology.server_loads, default=0)
-    return -(-elements * there_and_back * max(working, serving) // total)
+    return -(-elements * element_bytes * max(working, serving) // total)
 
 
 def factor_bytes(rows: int, n: int, m: int, workers: int) -> int:
-    """Bytes that the factors of an n x m gradient bring to each worker's link: 2 K (P1 - 1) (M + N) floats.
+    """Return the bytes on each worker's link of the factors of an n x m gradient: 2 K (P1 - 1) (M + N) floats.
 
     Args:
-        rows: K, rows of both factors that one pushing client has in an iteration.
+        rows: K, rows of both factors that one pushing client sends in an iteration.
         n: the gradient's rows (outputs).
         m: the gradient's columns (inputs).
         workers: P1.
@@ -145,7 +145,7 @@ def factor_bytes(rows: int, n: int, m: int, workers: int) -> int:
 
 
 def allreduce_bytes(elements: int, workers: int) -> int:
-    """Bytes that a ring all-reduce of one tensor brings to each worker's link: 4 elements (P1 - 1) / P1 floats."""
+    """Return the bytes on each worker's link of one tensor's ring all-reduce: 4 elements (P1 - 1) / P1 floats."""
     return -(-4 * elements * (workers - 1) * ELEMENT_BYTES // workers)
 
 
@@ -155,16 +155,16 @@ def _wire_bytes(precision: Precision) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was decided for one tensor.
+    """The scheme of one tensor, and its cost by every scheme.
 
     Attributes:
-        index: its place among the trained tensors.
-        name: for people.
-        shape: its shape.
-        scheme: the way it takes.
-        server_bytes: on the busiest link by way of the server; 0 where there is none.
+        index: of the tensor.
+        name: for messages.
+        shape: of the tensor.
+        scheme: how it is exchanged.
+        server_bytes: on the busiest link through the server; 0 where there is none.
         factor_bytes: on each worker's link as factors; None where its gradient has no factors.
-        allreduce_bytes: on each worker's link by a ring.
+        allreduce_bytes: on each worker's link by a ring all-reduce.
     """
 
     index: int
@@ -177,7 +177,7 @@ class Choice:
 
     @property
     def bytes(self) -> int:
-        """By the way that it takes."""
+        """Bytes on the busiest link by its scheme."""
         if self.scheme is Scheme.FACTORS:
             return self.factor_bytes or 0
         return {Scheme.SERVER: self.server_bytes, Scheme.ALLREDUCE: self.allreduce_bytes}.get(self.scheme, 0)
@@ -185,37 +185,37 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangePlan:
-    """One choice for each trained tensor, in their order."""
+    """The plan of a job: one choice for each trained tensor, in their order."""
 
     choices: tuple[Choice, ...]
 
     def of(self, scheme: Scheme) -> tuple[int, ...]:
-        """The indices of the tensors that go this way."""
+        """Return the indices of the tensors of this scheme."""
         return tuple(choice.index for choice in self.choices if choice.scheme is scheme)
 
     @property
     def bytes(self) -> int:
-        """On the busiest link in an iteration, sent and received, if one machine is the busiest for all tensors."""
+        """Bytes on the busiest link in an iteration, sent and received, if one host is the busiest for all tensors."""
         return sum(choice.bytes for choice in self.choices)
 
     def table(self) -> list[str]:
-        """The plan as aligned lines for people; the last line sums up."""
-        head = ("tensor", "shape", "way", "by ps", "by svb", "by allreduce")
+        """Return the plan as lines of an aligned table; the last line has the total."""
+        head = ("tensor", "shape", "scheme", "by ps", "by svb", "by allreduce")
         rows = [_row(choice) for choice in self.choices]
         ps = sum(choice.server_bytes for choice in self.choices)
         ring = sum(choice.allreduce_bytes for choice in self.choices)
         foot = ("all", "", "", human_bytes(ps), "", human_bytes(ring))
         return [*_aligned([head, *rows, foot]), f"this plan: {self._load()}"]
 
-    def in_words(self) -> str:
-        """The plan in one clause: how many tensors go which way, and their bytes.
+    def summary(self) -> str:
+        """Return the number of tensors of each scheme, and their bytes, for one log line.
 
-        >>> ExchangePlan(choices=()).in_words()
+        >>> ExchangePlan(choices=()).summary()
         'no tensor is exchanged: 0 B an iteration on the busiest link, both directions'
         """
         counts = [(len(self.of(scheme)), scheme.value) for scheme in Scheme]
-        ways = ", ".join(f"{count} by {way}" for count, way in counts if count)
-        return f"{'tensors exchanged: ' + ways if ways else 'no tensor is exchanged'}: {self._load()}"
+        schemes = ", ".join(f"{count} by {scheme}" for count, scheme in counts if count)
+        return f"{'tensors exchanged: ' + schemes if schemes else 'no tensor is exchanged'}: {self._load()}"
 
     def _load(self) -> str:
         return f"{human_bytes(self.bytes)} an iteration on the busiest link, both directions"
@@ -229,21 +229,21 @@ def choose(
     gradients: Precision = Precision.FLOAT32,
     values: Precision = Precision.FLOAT32,
 ) -> ExchangePlan:
-    """Decide the way of every tensor.
+    """Choose the scheme of every tensor.
 
     Args:
         tensors: in the order of the store's tables.
-        kind: what the job asks for.
+        kind: the exchange of the job.
         topology: pushing clients and shards.
-        gradients: on their way to the server; factors are float32.
-        values: on their way back.
+        gradients: precision of the gradients that are sent to the server; factors are float32.
+        values: precision of the values that are sent back.
     """
     choices = []
-    there_and_back = _wire_bytes(gradients) + _wire_bytes(values)
+    element_bytes = _wire_bytes(gradients) + _wire_bytes(values)
     for index, trained in enumerate(tensors):
         shape, elements = tuple(trained.tensor.shape), trained.tensor.numel()
         rows = 0 if trained.statistics or len(shape) != 2 else trained.factor_rows
-        by_server = server_bytes(elements, topology, there_and_back) if topology.total_load else 0
+        by_server = server_bytes(elements, topology, element_bytes) if topology.total_load else 0
         by_factors = factor_bytes(rows, shape[0], shape[1], topology.workers) if rows else None
         choices.append(
             Choice(
@@ -270,7 +270,7 @@ def _scheme(kind: ExchangeKind, topology: Topology, by_server: int, by_factors: 
 
 
 def human_bytes(count: int) -> str:
-    """`205.52 MB`: three to five digits and a decimal unit."""
+    """Return a size with three to five digits and a decimal unit: `205.52 MB`."""
     size, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 999.5:
@@ -292,7 +292,7 @@ def _row(choice: Choice) -> tuple[str, ...]:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names and ways to the left, numbers to the right."""
+    """Align text columns to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

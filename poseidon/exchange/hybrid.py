@@ -1,12 +1,12 @@
 """The hybrid exchange: each tensor goes through the parameter server, or as factors to all other workers.
 
-Laws: the weights are the same whichever scheme a tensor has. What travels as factors has a table on the shards too, a
-copy: it brings the first value to every worker, and `HybridState.histories`, which a snapshot calls, brings it up to date.
+Laws: the weights are the same whichever scheme a tensor has. A tensor that travels as factors has a table on the shards,
+too, a copy: it brings the first value to every worker, and `HybridState.histories`, which a snapshot calls, updates it.
 
-At staleness 0 a worker's pushes wait until its factors have left: both want the one link of its host, and from a push follows
-an addition on a shard, from factors a product on every worker, the longest work that follows from any message. So
-products are made while pushes and values travel. At staleness s > 0 factors of later iterations could hold back pushes that others
-wait for, so both share the link.
+At staleness 0 a worker's pushes wait until its factors have left. Both need the link of its host. A push causes an addition
+on a shard; factors cause a product on every worker, which takes longer than the work for any other message. So
+products are computed while pushes and values travel. At staleness s > 0 factors of later iterations could delay pushes
+that other workers wait for, so both share the link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from poseidon.exchange.base import ExchangeSettings, History, Trained
 from poseidon.exchange.factors.channel import FactorChannel
 from poseidon.exchange.factors.products import Kernel
-from poseidon.exchange.observe.traffic import Traffic
+from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.ps import ServerExchange, ServerState
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from ps_server import Client, Keeping, RemoteProtocolError, StoreSpec
@@ -37,11 +37,12 @@ class HybridExchange:
         tensors: one per table of the store, in the same order; those of `Keeping.COPY` travel as factors.
         store: made by `store_spec`.
         settings: common to all tensors.
-        listen: `tcp://host:port` where this worker hears the others; port 0 takes a free one.
+        listen: `tcp://host:port` where this worker listens for the others; port 0 takes a free one.
         token: the job's secret.
-        keys: own pair, and those of all workers by rank; None: all is in clear.
+        keys: own pair, and those of all workers by rank; None: no encryption.
+        equal_bits: whether the job ends where the processors of the replicas compute different bits.
         timeout_s: longest time that any call waits.
-        trace: told of factors sent, received and applied.
+        trace: where spans of factors that are sent, received and applied go.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class HybridExchange:
         listen: str,
         token: bytes = b"",
         keys: Keyring | None = None,
+        equal_bits: bool = True,
         timeout_s: float = 600.0,
         trace: Tracer = NO_TRACE,
     ) -> None:
         self._client = client
         self._tensors = tensors
-        self._settings = settings
+        self._equal_bits = equal_bits
         self._server = ServerExchange(client, tensors, store, settings)
         self._indices = [i for i, table in enumerate(store.tables) if table.keeping is Keeping.COPY]
         self.by_factors = frozenset(self._indices)
@@ -97,7 +99,7 @@ class HybridExchange:
             self._factors.take_first(of_factors)
 
     def _rendezvous(self) -> tuple[list[str], Kernel]:
-        """Learn where each worker listens, and choose the kernel that all can compute the same bits with."""
+        """Collect the addresses of all workers, and choose a kernel that computes the same bits on all of them."""
         sample = arithmetic_sample([self._tensors[index] for index in self._indices])
         own = json.dumps({"factors": self._factors.peers.address, "arithmetic": sample.to_json()}).encode()
         addresses, samples = [], []
@@ -108,7 +110,7 @@ class HybridExchange:
                 samples.append(Arithmetic.from_json(fields["arithmetic"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise RemoteProtocolError(f"worker {rank} sent no address at the rendezvous") from error
-        return addresses, common_kernel(samples, required=not self._settings.mends)
+        return addresses, common_kernel(samples, required=self._equal_bits)
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
@@ -136,9 +138,9 @@ class HybridExchange:
 
     def finish(self) -> None:
         """See `Exchange`."""
-        limit = self._server.push_rest(self._factors.held_sum_of_squares())
+        limit = self._server.push_remaining(self._factors.held_sum_of_squares())
         self._factors.finish(limit)
-        self._server.tick()
+        self._server.end_iteration()
 
     def settle(self) -> None:
         """See `Exchange`."""
@@ -151,7 +153,7 @@ class HybridExchange:
 
     def close(self) -> None:
         """See `Exchange`."""
-        self._server.close()  # first: who applies factors may be waiting there for a norm
+        self._server.close()  # first: the thread that applies factors may wait there for a norm
         self._factors.close()
 
 
@@ -159,10 +161,10 @@ class HybridState:
     """See `ExchangeState`.
 
     Args:
-        server: of the tensors that go through the shards.
-        factors: of the others.
-        indices: of these others.
-        client: connected to every shard, which keep a copy of what travels as factors.
+        server: the state of the tensors that go through the shards.
+        factors: the channel of the others.
+        indices: of the tensors that travel as factors.
+        client: connected to every shard, which keep a copy of these.
         tensors: all of them.
     """
 

@@ -1,12 +1,14 @@
 """Small tensors share a table.
 
 A table costs a worker and a shard the same work for ten numbers as for ten thousand: a call for its gradient, a message
-there and one back. A net with batch normalization has hundreds of such tensors, which carry less than a hundredth of its
-bytes. Here those of one rule are laid one after the other into pools, and another exchange moves pools.
+to the shard and one back. A net with batch normalization has hundreds of small tensors, with less than a hundredth of its
+bytes. `PooledExchange` concatenates those of one rule into pools, and an inner exchange moves the pools.
 
-Laws: the weights are those of the inner exchange without pools, to the bit, since rules treat elements alike. A pool leaves
-when the gradient of its last tensor has come, and is as urgent as the first of them: its bytes are so few that
-neither is felt.
+Laws:
+
+* The weights are those of the inner exchange without pools, to the bit: a rule treats all elements alike.
+* A pool leaves when the gradient of its last tensor has come. Its priority is that of its first tensor. Its bytes are so
+  few that neither costs measurable time.
 """
 
 from __future__ import annotations
@@ -19,29 +21,31 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.base import Array, Exchange, ExchangeState, History, Trained
-from poseidon.exchange.observe.traffic import CountsTraffic, Traffic
+from poseidon.exchange.observe.statistics import CountsTraffic, Traffic
 
-SMALL = 4 * 1024
-"""Most elements of a tensor that shares a table: 16 KiB."""
-FULL = 16 * 1024
-"""Most elements of a pool: 64 KiB, a quarter of a packet."""
+SMALL_TENSOR_ELEMENTS = 4 * 1024
+"""Largest tensor that shares a table: 16 KiB."""
+POOL_ELEMENTS = 16 * 1024
+"""Largest pool: 64 KiB, a quarter of a packet."""
 
 
 def pools_of(tensors: Sequence[Trained], apart: Collection[int] = ()) -> tuple[tuple[int, ...], ...]:
-    """Which tensors share a table: indices, each once, those of a pool in order, pools in the order of their first.
+    """Return which tensors share a table: the indices of each pool.
+
+    Each index occurs once. Those of a pool are in order, and pools are in the order of their first tensors.
 
     Args:
-        tensors: one table each, if it were not for this.
-        apart: indices of those that share with nobody.
+        tensors: to be pooled.
+        apart: indices of tensors that share no table.
     """
     pools: list[list[int]] = []
     filling: dict[object, list[int]] = {}
     for index, trained in enumerate(tensors):
         size, kind = trained.tensor.numel(), (trained.rule, trained.statistics, trained.tensor.device)
         pool = filling.get(kind)
-        if index in apart or size > SMALL:
+        if index in apart or size > SMALL_TENSOR_ELEMENTS:
             pools.append([index])
-        elif pool is None or size + sum(tensors[i].tensor.numel() for i in pool) > FULL:
+        elif pool is None or size + sum(tensors[i].tensor.numel() for i in pool) > POOL_ELEMENTS:
             filling[kind] = [index]
             pools.append(filling[kind])
         else:
@@ -49,12 +53,12 @@ def pools_of(tensors: Sequence[Trained], apart: Collection[int] = ()) -> tuple[t
     return tuple(map(tuple, pools))
 
 
-def lay_together(tensors: Sequence[Trained], pools: Sequence[Sequence[int]]) -> list[Trained]:
-    """What the inner exchange trains: a flat tensor for each pool, and each tensor that is alone as it is."""
-    return [_together([tensors[index] for index in pool]) for pool in pools]
+def pool_tensors(tensors: Sequence[Trained], pools: Sequence[Sequence[int]]) -> list[Trained]:
+    """Return what the inner exchange trains: a flat tensor for each pool; a tensor that is alone as it is."""
+    return [_concatenated([tensors[index] for index in pool]) for pool in pools]
 
 
-def _together(members: Sequence[Trained]) -> Trained:
+def _concatenated(members: Sequence[Trained]) -> Trained:
     if len(members) == 1:
         return members[0]
     flat = torch.cat([member.tensor.detach().reshape(-1) for member in members])
@@ -67,11 +71,11 @@ class PooledExchange:
     """See `Exchange`.
 
     Args:
-        inner: moves what `lay_together` has made; this exchange closes it.
-        traffic: counts what that costs.
+        inner: the exchange of the pools, made by `pool_tensors`; this exchange closes it.
+        traffic: counts the traffic of the pools.
         tensors: what to keep together.
         pools: made by `pools_of`.
-        laid: made by `lay_together`.
+        pooled: made by `pool_tensors`.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class PooledExchange:
         traffic: CountsTraffic,
         tensors: Sequence[Trained],
         pools: Sequence[Sequence[int]],
-        laid: Sequence[Trained],
+        pooled: Sequence[Trained],
     ) -> None:
         self._inner = inner
         self._traffic = traffic
@@ -88,11 +92,11 @@ class PooledExchange:
         self._pools = pools
         self._table = {index: table for table, pool in enumerate(pools) for index in pool}
         self._shared = {
-            table: _Pool([tensors[index].tensor for index in pool], laid[table])
+            table: _Pool([tensors[index].tensor for index in pool], pooled[table])
             for table, pool in enumerate(pools)
             if len(pool) > 1
         }
-        self._place = {index: place for pool in pools for place, index in enumerate(pool)}
+        self._position = {index: position for pool in pools for position, index in enumerate(pool)}
         self.by_factors = frozenset(i for i, table in self._table.items() if table in inner.by_factors)
         self.state = PooledState(inner.state, tensors, pools)
         self.control = inner.control
@@ -100,11 +104,13 @@ class PooledExchange:
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""
         for pool in self._shared.values():
-            pool.collect()
-        laid = histories and [_laid([histories[index] for index in pool]) for pool in self._pools]
-        self._inner.open(laid, clock)
+            pool.pack()
+        pooled = histories and [
+            _concatenated_history([histories[index] for index in pool]) for pool in self._pools
+        ]
+        self._inner.open(pooled, clock)
         for pool in self._shared.values():
-            pool.spread()
+            pool.unpack()
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
@@ -118,7 +124,7 @@ class PooledExchange:
         pool = self._shared.get(table)
         if pool is None:
             self._inner.begin(table, gradient)
-        elif pool.add(self._place[index], gradient):
+        elif pool.add(self._position[index], gradient):
             self._inner.begin(table, pool.gradient)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
@@ -137,13 +143,13 @@ class PooledExchange:
             self._inner.wait(table)
         elif not pool.is_read:
             self._inner.wait(table)
-            pool.spread()
+            pool.unpack()
 
     def finish(self) -> None:
         """See `Exchange`."""
         for table, pool in self._shared.items():
             if pool.statistics:
-                pool.collect()
+                pool.pack()
             elif pool.complete():
                 self._inner.begin(table, pool.gradient)
         self._inner.finish()
@@ -152,10 +158,10 @@ class PooledExchange:
         """See `Exchange`."""
         self._inner.settle()
         for pool in self._shared.values():
-            pool.spread()
+            pool.unpack()
 
     def traffic(self) -> dict[int, Traffic]:
-        """See `CountsTraffic`; a pool's bytes are its tensors' by their sizes."""
+        """See `CountsTraffic`. The bytes of a pool are divided among its tensors by their sizes."""
         found = {}
         for table, traffic in self._traffic.traffic().items():
             sizes = [self._tensors[index].tensor.numel() for index in self._pools[table]]
@@ -176,8 +182,8 @@ class PooledState:
     """See `ExchangeState`.
 
     Args:
-        inner: of the pools.
-        tensors: the pools' tensors.
+        inner: the state of the pools.
+        tensors: all of them.
         pools: made by `pools_of`.
     """
 
@@ -195,7 +201,7 @@ class PooledState:
         for table, history in enumerate(self._inner.histories()):
             pool = self._pools[table]
             shapes = [tuple(self._tensors[index].tensor.shape) for index in pool]
-            for index, own in zip(pool, _taken_apart(history, shapes), strict=True):
+            for index, own in zip(pool, _split_history(history, shapes), strict=True):
                 found[index] = own
         return found
 
@@ -205,54 +211,54 @@ class PooledState:
 
 
 class _Pool:
-    """Tensors that share a table, their one flat tensor, and the gradients that have come.
+    """Tensors that share a table, their flat tensor, and the gradients that have come.
 
     Args:
         tensors: the module's own.
-        laid: their flat tensor, which the inner exchange moves.
+        pooled: their flat tensor, which the inner exchange moves.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], laid: Trained) -> None:
-        self.statistics = laid.statistics
+    def __init__(self, tensors: Sequence[Tensor], pooled: Trained) -> None:
+        self.statistics = pooled.statistics
         self.is_read = False
         """Whether the tensors have this iteration's values."""
-        self.gradient = torch.zeros_like(laid.tensor)
+        self.gradient = torch.zeros_like(pooled.tensor)
         bounds = list(pairwise(accumulate((t.numel() for t in tensors), initial=0)))
         self._own = [tensor.detach().reshape(-1) for tensor in tensors]
-        self._laid = [laid.tensor[start:stop] for start, stop in bounds]
+        self._pooled = [pooled.tensor[start:stop] for start, stop in bounds]
         self._gradients = [self.gradient[start:stop] for start, stop in bounds]
         self._missing = set(range(len(tensors)))
 
     def start(self) -> None:
-        """A new iteration."""
+        """Begin an iteration."""
         self.is_read = False
         self._missing = set(range(len(self._own)))
 
-    def add(self, place: int, gradient: Tensor) -> bool:
-        """A gradient has come; returns whether it was the last."""
-        self._gradients[place].copy_(gradient.detach().reshape(-1))
-        self._missing.discard(place)
+    def add(self, position: int, gradient: Tensor) -> bool:
+        """Add the gradient of a tensor. Return whether it was the last."""
+        self._gradients[position].copy_(gradient.detach().reshape(-1))
+        self._missing.discard(position)
         return not self._missing
 
     def complete(self) -> bool:
-        """Nothing more will come: what has not is zero. Returns whether some has come and some has not."""
+        """Set the missing gradients of an incomplete pool to zero. Return whether some had come, and some had not."""
         partly = 0 < len(self._missing) < len(self._own)
-        for place in self._missing if partly else ():
-            self._gradients[place].zero_()
+        for position in self._missing if partly else ():
+            self._gradients[position].zero_()
         self._missing.clear()
         return partly
 
-    def collect(self) -> None:
-        """Bring the flat tensor to what the module has made of its own."""
-        torch._foreach_copy_(self._laid, self._own)
+    def pack(self) -> None:
+        """Copy the module's tensors to the flat one."""
+        torch._foreach_copy_(self._pooled, self._own)
 
-    def spread(self) -> None:
-        """Bring the module's tensors to what has come for the flat one."""
-        torch._foreach_copy_(self._own, self._laid)
+    def unpack(self) -> None:
+        """Copy the flat tensor to the module's."""
+        torch._foreach_copy_(self._own, self._pooled)
         self.is_read = True
 
 
-def _laid(histories: Sequence[History]) -> History:
+def _concatenated_history(histories: Sequence[History]) -> History:
     if len(histories) == 1:
         return histories[0]
     return [
@@ -261,7 +267,7 @@ def _laid(histories: Sequence[History]) -> History:
     ]
 
 
-def _taken_apart(history: History, shapes: Sequence[tuple[int, ...]]) -> list[list[Array]]:
+def _split_history(history: History, shapes: Sequence[tuple[int, ...]]) -> list[list[Array]]:
     sizes = [int(np.prod(shape)) for shape in shapes]
     ends = list(accumulate(sizes))[:-1]
     columns = [np.split(array.reshape(-1), ends) for array in history]

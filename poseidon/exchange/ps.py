@@ -1,18 +1,17 @@
-"""The parameter server: gradients go to the shards chunk by chunk, values come back.
+"""The exchange through the parameter server: gradients go to the shards chunk by chunk, values come back.
 
-Staleness 0: the gradient is pushed as it is; the shards average, apply the rule and send the value.
-Staleness > 0: the rule runs here on this worker's own gradient, 1/W of the change is applied to the tensor
-at once (read my writes) and pushed; the shards add. W workers that move 1/W each go as far together as one
-process with the average gradient does.
+Staleness 0: a worker pushes its gradient as it is. The shards average, apply the rule and send the value.
+Staleness > 0: a worker applies the rule to its own gradient, moves the tensor by 1/W of the change at once (read my writes)
+and pushes that; the shards add. W workers that move 1/W each move as far together as one process with the average gradient.
 
-With a limit on the gradients' norm at staleness > 0, changes can only be made once the whole gradient is
-known, so they leave in `finish`.
+With a limit on the gradients' norm at staleness > 0, a change can be computed only once the whole gradient is known, so
+changes leave in `finish`.
 
-Tensors on a GPU have a copy in pinned memory on the host: gradients are copied there on a side stream and pushed from a
-thread of their own, and values are copied back on the compute stream, which never waits for the host.
+Tensors on a GPU have a copy in pinned memory on the host. Gradients are copied there on a side stream and pushed by a
+thread of their own. Values are copied back on the compute stream, which never waits for the host.
 
-Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of how
-far this worker has moved them since it last read them.
+Statistics leave in `finish`: at staleness 0 the values themselves, which the shards average; at staleness > 0 1/W of the
+change that this worker has made since it last read them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from torch import Tensor
 
 from poseidon.exchange.base import Array, ExchangeSettings, History, Trained, WholeGradients
 from poseidon.exchange.control import JobControl, ShardDelivery
-from poseidon.exchange.observe.traffic import Traffic
+from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
-from poseidon.exchange.side_stream import InOrder, SideStream
+from poseidon.exchange.side_stream import SerialExecutor, SideStream
 from ps_server import Client, Keeping, StoreSpec, TableSpec
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
 
@@ -42,16 +41,16 @@ def store_spec(
     loads: Sequence[int] = (),
     by_factors: Collection[int] = (),
 ) -> StoreSpec:
-    """The store that holds these tensors; the same on every worker.
+    """Return the store that holds these tensors; the same on every worker.
 
     Args:
         tensors: one table each, in this order.
         settings: common to all tensors.
         workers: number of workers.
         shards: number of shards.
-        options: what the job asks of its exchange.
-        loads: relative load of each shard; empty: all alike.
-        by_factors: indices of the tensors that the workers exchange as factors; the shards keep a copy of each.
+        options: of the exchange.
+        loads: relative load of each shard; empty: all equal.
+        by_factors: indices of the tensors that workers exchange as factors; the shards keep a copy of each.
     """
     tables = tuple(
         TableSpec(
@@ -109,12 +108,12 @@ class ServerExchange(WholeGradients):
         self._iteration = settings.start_clock
         device = tensors[0].tensor.device if tensors else torch.device("cpu")
         self._side = SideStream(device)
-        self._in_order = InOrder(device, f"pushes-{client.rank}", self._pushing_failed)
+        self._pushes = SerialExecutor(device, f"pushes-{client.rank}", self._push_failed)
         self._broken: Exception | None = None
-        self._slots = [
-            _Slot(trained, table, self._side) for trained, table in zip(tensors, store.tables, strict=True)
+        self._tables = [
+            _Table(trained, spec, self._side) for trained, spec in zip(tensors, store.tables, strict=True)
         ]
-        self.state = ServerState(client, self._slots)
+        self.state = ServerState(client, self._tables)
         self.control = JobControl(ShardDelivery(client), root=client.rank == 0)
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
@@ -123,48 +122,50 @@ class ServerExchange(WholeGradients):
             self._drain()
             self._client.renew(clock)
             self._iteration = clock
-            for slot in self._slots:
-                slot.take_tensor()
-        given = histories or [()] * len(self._slots)
-        for slot, history in zip(self._slots, given, strict=True):
-            slot.set_history(history)
-        for index, slot in enumerate(self._slots):
-            if slot.staleness == 0 and not (slot.statistics or slot.is_copy):
-                self._client.bind(index, slot.value)  # a tensor is the exchange's own from `begin` to `wait`
+            for table in self._tables:
+                table.reload()
+        given = histories or [()] * len(self._tables)
+        for table, history in zip(self._tables, given, strict=True):
+            table.set_history(history)
+        for index, table in enumerate(self._tables):
+            if table.staleness == 0 and not (table.statistics or table.is_copy):
+                self._client.bind(
+                    index, table.value
+                )  # from `begin` to `wait` the tensor belongs to the exchange
         self._client.start(self._initial)
-        for index in range(len(self._slots)):
+        for index in range(len(self._tables)):
             self._read(index, staleness=None)
 
-    def _initial(self, table: int) -> list[Array]:
-        slot = self._slots[table]
-        return [slot.value, *(history.numpy() for history in slot.sent_history)]
+    def _initial(self, index: int) -> list[Array]:
+        table = self._tables[index]
+        return [table.value, *(history.numpy() for history in table.initial_history)]
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         self._iteration = iteration
         self._rate = rate
-        for index, slot in enumerate(self._slots):
-            slot.begun = False
-            if not slot.is_copy:
+        for index, table in enumerate(self._tables):
+            table.begun = False
+            if not table.is_copy:
                 self._client.request(index)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
-        slot, rate, iteration, event = self._slots[index], self._rate, self._iteration, self._side.mark()
-        slot.begun = True
+        table, rate, iteration, event = self._tables[index], self._rate, self._iteration, self._side.mark()
+        table.begun = True
 
         def push() -> None:
             with self._side.after(event):
-                flat = slot.on_host(gradient.detach().reshape(-1))
+                flat = table.to_host(gradient.detach().reshape(-1))
             self._side.finish()
-            if slot.staleness == 0:
+            if table.staleness == 0:
                 self._client.push(index, flat.numpy(), rate=rate)
             elif self._settings.clip is None:
                 self._push_change(index, flat, self._settings.gradient_scale, rate, iteration)
             else:
-                slot.kept = flat
+                table.pending = flat
 
-        self._in_order.call(push)
+        self._pushes.call(push)
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
@@ -172,42 +173,42 @@ class ServerExchange(WholeGradients):
 
     def finish(self) -> None:
         """See `Exchange`."""
-        self.push_rest(0.0)
-        self.tick()
+        self.push_remaining(0.0)
+        self.end_iteration()
 
-    def push_rest(self, outside: float) -> float:
-        """The first half of `finish`: push what has not begun, and what waited for the norm.
+    def push_remaining(self, outside: float) -> float:
+        """Push what has not begun, and what waited for the norm: the first half of `finish`.
 
         Args:
             outside: staleness > 0 with a limit: sum of squares of this worker's gradients that are not sent here.
 
         Returns:
-            What this worker's gradients are multiplied by for the limit, at staleness > 0; 1 at 0.
+            The factor of this worker's gradients that the limit gives, at staleness > 0; 1 at 0.
         """
-        for index, slot in enumerate(self._slots):
-            if slot.is_copy:
+        for index, table in enumerate(self._tables):
+            if table.is_copy:
                 continue
-            if slot.statistics:
-                self._in_order.drain()
-                self._push_moved(index)
-            elif not slot.begun:
-                self.begin(index, torch.zeros(slot.value.size, dtype=torch.float32, device="cpu"))
+            if table.statistics:
+                self._pushes.drain()
+                self._push_statistics(index)
+            elif not table.begun:
+                self.begin(index, torch.zeros(table.value.size, dtype=torch.float32, device="cpu"))
         if self._settings.clip is not None:
-            self._in_order.drain()
+            self._pushes.drain()
         return self._push_limited(outside)
 
-    def tick(self) -> None:
-        """The second half of `finish`: the iteration has ended."""
-        self._in_order.call(self._client.clock)
+    def end_iteration(self) -> None:
+        """End the iteration: the second half of `finish`."""
+        self._pushes.call(self._client.clock)
 
     def settle(self) -> None:
         """See `Exchange`."""
         self._drain()
-        for index, slot in enumerate(self._slots):
-            if not slot.is_copy:
+        for index, table in enumerate(self._tables):
+            if not table.is_copy:
                 self._read(index, staleness=0)
-        if any(slot.staleness for slot in self._slots):
-            # Whoever has read may add to the tables again only once everyone has.
+        if any(table.staleness for table in self._tables):
+            # No worker may add to the tables again before all have read them.
             self._client.barrier()
 
     def traffic(self) -> dict[int, Traffic]:
@@ -219,57 +220,59 @@ class ServerExchange(WholeGradients):
 
     def close(self) -> None:
         """See `Exchange`."""
-        self._in_order.close()
+        self._pushes.close()
         self._client.close()
 
-    # -- within --------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------
 
-    def _pushing_failed(self, error: Exception) -> None:
+    def _push_failed(self, error: Exception) -> None:
         self._broken = error
 
     def _drain(self) -> None:
-        """Everything that was to be pushed has been, and the clock stands where it should."""
-        self._in_order.drain()
+        """Wait until all pushes and clocks have been handed to the client. Raise the error of one that failed."""
+        self._pushes.drain()
         if self._broken is not None:
             raise self._broken
 
     def _read(self, index: int, staleness: int | None) -> None:
         self._drain()
-        slot = self._slots[index]
-        self._client.read(index, slot.value, staleness=staleness)
-        slot.publish()
+        table = self._tables[index]
+        self._client.read(index, table.value, staleness=staleness)
+        table.publish()
 
-    def _push_moved(self, index: int) -> None:
-        slot = self._slots[index]
-        moved = slot.take_moved()
-        if slot.staleness == 0:
+    def _push_statistics(self, index: int) -> None:
+        table = self._tables[index]
+        moved = table.copy_to_host()
+        if table.staleness == 0:
             self._client.push(index, moved)
             return
-        step = (moved - slot.read) / np.float32(self._store.workers)
-        np.add(slot.read, step, out=slot.value)
+        step = (moved - table.last_read) / np.float32(self._store.workers)
+        np.add(table.last_read, step, out=table.value)
         self._client.push(index, step)
 
     def _push_change(self, index: int, gradient: Tensor, scale: float, rate: float, iteration: int) -> None:
-        """Apply the rule to this worker's own gradient, and push the change in memory of its own."""
-        slot = self._slots[index]
-        # A change is held until a value includes it, maybe for many iterations; a gradient's memory may be used again
-        # in the next one (a pool's, the pinned copy of a GPU's, the mean of a machine's workers).
+        """Apply the rule to this worker's own gradient, and push the change in new memory."""
+        table = self._tables[index]
+        # A change is held until a value includes it, maybe for many iterations. The memory of a gradient may be reused in
+        # the next one (of a pool, of the pinned copy of a GPU's, of the mean over a host's workers).
         gradient = gradient * scale if scale != 1.0 else gradient.clone()
-        value = torch.from_numpy(slot.value)
-        step = change(slot.rule, gradient, slot.history, value, rate=rate, step=iteration)
+        value = torch.from_numpy(table.value)
+        step = change(table.rule, gradient, table.history, value, rate=rate, step=iteration)
         step.div_(self._store.workers)
         value.add_(step)
         self._client.push(index, step.numpy())
 
     def _push_limited(self, outside: float) -> float:
-        """Apply the limit to this worker's own gradients and push the changes; returns what they are multiplied by."""
-        kept = [(index, slot.kept) for index, slot in enumerate(self._slots) if slot.kept is not None]
-        total = outside + sum(sum_of_squares(gradient) for _, gradient in kept)
+        """Apply the limit to this worker's own gradients and push the changes. Return the factor."""
+        pending = [
+            (index, table.pending) for index, table in enumerate(self._tables) if table.pending is not None
+        ]
+        total = outside + sum(sum_of_squares(gradient) for _, gradient in pending)
         limit = clip_factor(total, self._settings.clip)
-        for index, gradient in kept:
+        for index, gradient in pending:
             scale = limit * self._settings.gradient_scale
             self._push_change(index, gradient, scale, self._rate, self._iteration)
-            self._slots[index].kept = None
+            self._tables[index].pending = None
         return limit
 
 
@@ -278,99 +281,99 @@ class ServerState:
 
     Args:
         client: connected to every shard.
-        slots: one for each tensor.
+        tables: one for each tensor.
     """
 
-    def __init__(self, client: Client, slots: Sequence[_Slot]) -> None:
+    def __init__(self, client: Client, tables: Sequence[_Table]) -> None:
         self._client = client
-        self._slots = slots
-        self.private = any(slot.staleness > 0 for slot in slots)
+        self._tables = tables
+        self.private = any(table.staleness > 0 for table in tables)
 
     def histories(self) -> list[History]:
         """See `ExchangeState`. A tensor that travels as factors has none here."""
         return [
-            [array.reshape(slot.shape) for array in self._history(index, slot)]
-            for index, slot in enumerate(self._slots)
+            [array.reshape(table.shape) for array in self._history(index, table)]
+            for index, table in enumerate(self._tables)
         ]
 
-    def _history(self, index: int, slot: _Slot) -> Sequence[Array]:
-        if slot.is_copy:
+    def _history(self, index: int, table: _Table) -> Sequence[Array]:
+        if table.is_copy:
             return []
-        if slot.statistics:  # no rule moves them; Caffe's solverstate has zeros there
-            return [np.zeros(slot.value.size, np.float32)] * len(slot.history)
-        if slot.staleness == 0:
+        if table.statistics:  # no rule moves them; Caffe's solverstate has zeros there
+            return [np.zeros(table.value.size, np.float32)] * len(table.history)
+        if table.staleness == 0:
             return self._client.history(index)
-        return [history.numpy().copy() for history in slot.history]
+        return [history.numpy().copy() for history in table.history]
 
     def replicated(self) -> Mapping[str, Tensor]:
         """See `ExchangeState`."""
         return {}
 
 
-class _Slot:
-    """One tensor with what this worker keeps of it.
+class _Table:
+    """The state of one table on this worker.
 
-    `value` is the tensor's own memory on CPU. A GPU tensor has a copy on the host, which `publish` sends to it.
+    `value` is the tensor's own memory on a CPU. A GPU tensor has a copy on the host, which `publish` copies to it.
     """
 
-    def __init__(self, trained: Trained, table: TableSpec, side: SideStream) -> None:
+    def __init__(self, trained: Trained, spec: TableSpec, side: SideStream) -> None:
         self.rule = trained.rule
-        self.staleness = table.staleness
-        self.is_copy = table.keeping is Keeping.COPY
+        self.staleness = spec.staleness
+        self.is_copy = spec.keeping is Keeping.COPY
         self.statistics = trained.statistics
         self.shape = tuple(trained.tensor.shape)
         self._tensor = trained.tensor
-        self._on_host = trained.tensor.device.type == "cpu"
+        self._on_cpu = trained.tensor.device.type == "cpu"
         flat = trained.tensor.detach().reshape(-1)
         self._side = side
         self._gradient: Tensor | None = None
-        self.value: Array = (flat if self._on_host else side.host_buffer(flat.numel()).copy_(flat)).numpy()
-        if self._on_host:
+        self.value: Array = (flat if self._on_cpu else side.host_buffer(flat.numel()).copy_(flat)).numpy()
+        if self._on_cpu:
             assert np.shares_memory(self.value, trained.tensor.detach().numpy())
-        kept_here = table.adds_changes and table.keeping is Keeping.GRADIENTS
+        has_history = spec.adds_changes and spec.keeping is Keeping.GRADIENTS
         self.history = [
-            torch.zeros(self.value.size if kept_here else 0, dtype=torch.float32, device="cpu")
+            torch.zeros(self.value.size if has_history else 0, dtype=torch.float32, device="cpu")
             for _ in range(history_count(trained.rule.kind))
         ]
-        self.sent_history: list[Tensor] = []
+        self.initial_history: list[Tensor] = []
         self.begun = False
-        self.kept: Tensor | None = None
-        self.read: Array = self.value.copy() if self.statistics else self.value
-        """What statistics were when they were last read."""
+        self.pending: Tensor | None = None
+        self.last_read: Array = self.value.copy() if self.statistics else self.value
+        """The values of statistics when they were last read."""
 
-    def take_tensor(self) -> None:
-        """Bring a GPU tensor's copy on the host up to date with it."""
-        if not self._on_host:
-            np.copyto(self.value, self.take_moved())
+    def reload(self) -> None:
+        """Copy a GPU tensor to its copy on the host."""
+        if not self._on_cpu:
+            np.copyto(self.value, self.copy_to_host())
 
     def set_history(self, history: History) -> None:
-        """Go on from this history: here at staleness > 0, on the shards at 0."""
+        """Continue from this history: here at staleness > 0, on the shards at 0."""
         if self.is_copy or self.statistics:
             return
         arrays = [
             torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32).reshape(-1)) for array in history
         ]
         if self.staleness == 0:
-            self.sent_history = arrays
+            self.initial_history = arrays
         else:
             for own, given in zip(self.history, arrays, strict=False):
                 own.copy_(given)
 
-    def on_host(self, gradient: Tensor) -> Tensor:
-        """The gradient in memory that the transport can read; on the current stream."""
+    def to_host(self, gradient: Tensor) -> Tensor:
+        """Return the gradient in host memory; a copy from a GPU runs on the current stream."""
         if gradient.device.type == "cpu":
             return gradient
         if self._gradient is None:
             self._gradient = self._side.host_buffer(gradient.numel())
         return self._gradient.copy_(gradient, non_blocking=True)
 
-    def take_moved(self) -> Array:
-        """A copy of what the module has made of these statistics."""
+    def copy_to_host(self) -> Array:
+        """Return a copy of the module's tensor on the host."""
         return self._tensor.detach().reshape(-1).cpu().numpy().copy()
 
     def publish(self) -> None:
-        """Note what was read of statistics; bring a GPU tensor up to date with its host copy."""
+        """Note the values of statistics; copy the host copy of a GPU tensor to it."""
         if self.statistics:
-            np.copyto(self.read, self.value)
-        if not self._on_host:
+            np.copyto(self.last_read, self.value)
+        if not self._on_cpu:
             self._tensor.detach().reshape(-1).copy_(torch.from_numpy(self.value), non_blocking=True)

@@ -1,14 +1,14 @@
-"""Replicas that stay equal: a common arithmetic is chosen before the first iteration, and weights are compared while training.
+"""Equal replicas: a kernel that all processors have in common, and comparisons of the replicas while they train.
 
 The parameter server sends one value to all workers. Where workers compute values themselves, from factors or after an
-all-reduce, the replicas are equal only if all processors compute the same bits.
+all-reduce, replicas are equal only if all processors compute the same bits.
 
 Laws:
 
 * Before the first iteration each worker computes a fixed example with every kernel (`arithmetic_sample`), and all choose the
-  first kernel whose results are equal everywhere (`common_kernel`).
+  first kernel whose results are equal on all workers (`common_kernel`).
 * `ReplicaCheck.run` compares checksums of every replicated tensor over all workers. All workers compare the same
-  checksums, so all come to the same decision in the same iteration.
+  checksums, so all make the same decision in the same iteration.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ps_server.rules import history_count, update
 
 LOGGER = logging.getLogger(__name__)
 SAMPLE_ROWS, SAMPLE_OUTPUTS, SAMPLE_INPUTS = 300, 40, 2100
-"""More than one block of rows, and more than one tile, of a size that no processor has a shortcut for."""
+"""More than one block of rows, and more than one tile; no size for which a processor has special code."""
 PORTABLE_ROWS, PORTABLE_INPUTS = 16, 300
-"""The portable kernel treats all rows alike, and is slow."""
+"""Fewer: the portable kernel is slow, and treats all rows alike."""
 PIECE_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """What one worker's processor makes of a fixed example.
+    """The results of one worker's processor for a fixed example.
 
     Attributes:
         processor: its name and vector instructions, for messages.
@@ -54,12 +54,12 @@ class Arithmetic:
     products: Mapping[str, str]
 
     def to_json(self) -> dict[str, object]:
-        """As values for `json.dumps`."""
+        """Return values for `json.dumps`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> Arithmetic:
-        """The inverse of `to_json`.
+        """Return what `to_json` has encoded.
 
         Raises:
             TypeError, KeyError, AttributeError: these are not its fields.
@@ -71,7 +71,7 @@ class Arithmetic:
 
 
 def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
-    """Compute the example on this worker's device, with the rules of these tensors; some milliseconds."""
+    """Compute the example on this worker's device, with the rules of these tensors. It takes some milliseconds."""
     device = tensors[0].tensor.device if tensors else torch.device("cpu")
     scratch = Scratch(device)
     u_BN = _numbers(SAMPLE_ROWS, SAMPLE_OUTPUTS).to(device)
@@ -104,21 +104,22 @@ def arithmetic_sample(tensors: Sequence[Trained]) -> Arithmetic:
     )
 
 
-def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
-    """The fastest kernel that gives the same bits on all workers.
+def common_kernel(samples: Sequence[Arithmetic], *, required: bool) -> Kernel:
+    """Return the fastest kernel that computes the same bits on all workers.
 
     Args:
-        said: each worker's, by rank.
-        required: there must be one; otherwise the fastest is taken where there is none, with a warning.
+        samples: of all workers, by rank.
+        required: whether there must be one. If not, and there is none, this logs a warning and returns the fastest that
+            all have.
 
     Raises:
-        JobError: there must be one and there is none.
+        JobError: there must be one, and there is none.
     """
-    groups = _groups([(worker.rules, *sorted(worker.products.items())) for worker in said])
-    unequal = " and ".join(f"{_workers(ranks)} ({said[ranks[0]].processor})" for ranks in groups)
-    if len({worker.rules for worker in said}) == 1:
+    groups = _groups([(worker.rules, *sorted(worker.products.items())) for worker in samples])
+    unequal = " and ".join(f"{_workers(ranks)} ({samples[ranks[0]].processor})" for ranks in groups)
+    if len({worker.rules for worker in samples}) == 1:
         for kernel in Kernel:
-            found = {worker.products.get(kernel.value) for worker in said}
+            found = {worker.products.get(kernel.value) for worker in samples}
             if len(found) == 1 and None not in found:
                 if kernel is Kernel.PORTABLE:
                     LOGGER.warning(
@@ -132,7 +133,7 @@ def common_kernel(said: Sequence[Arithmetic], *, required: bool) -> Kernel:
     if required:
         raise JobError(message)
     LOGGER.warning("%s", message)
-    everyone = all(Kernel.FUSED.value in worker.products for worker in said)
+    everyone = all(Kernel.FUSED.value in worker.products for worker in samples)
     return Kernel.FUSED if everyone else Kernel.PORTABLE
 
 
@@ -140,13 +141,13 @@ NO_CHECK = ExchangeOptions(check_every=0)
 
 
 class ReplicaCheck:
-    """Compares the replicas of a job, and mends those that differ where that is asked for.
+    """Compares the replicas of a job. With `--on_divergence=mend` those that differ get the values of worker 0.
 
     Args:
         options: how often, and what a difference does.
-        state: what all replicas have alike, by name: live tensors.
-        collect: gives the payloads of all workers, by rank; all call it together.
-        rank: this worker.
+        state: returns what is equal on all replicas, by name: live tensors.
+        collect: `JobControl.all_gather`.
+        rank: of this worker.
         start: the iteration at which all replicas were made equal.
     """
 
@@ -166,18 +167,18 @@ class ReplicaCheck:
         self._equal_at = start
 
     def is_due(self, iteration: int) -> bool:
-        """Whether to compare after so many iterations."""
+        """Return whether to compare after so many iterations."""
         every = self._options.check_every
         return every > 0 and iteration % every == 0 and iteration > self._equal_at
 
     def run(self, iteration: int) -> None:
-        """Compare. All workers call it after the same iteration, settled.
+        """Compare the replicas. All workers call it together, after `Exchange.settle`.
 
         Args:
-            iteration: iterations finished.
+            iteration: finished iterations.
 
         Raises:
-            JobError: replicas differ, and are not to be mended; the text names the tensors, the workers and the iterations.
+            JobError: replicas differ, and a difference ends the job; the text names tensors, workers and iterations.
         """
         if not self._options.check_every:
             return
@@ -194,7 +195,7 @@ class ReplicaCheck:
             if self._options.on_divergence is OnDivergence.STOP:
                 raise JobError(f"{message} Resume from an earlier snapshot, or use --on_divergence=mend.")
             for name in unequal:
-                self._spread(state.get(name))
+                self._broadcast(state.get(name))
             if self._rank == 0:
                 LOGGER.warning("%s They now have the values of worker 0.", message)
         self._equal_at = iteration
@@ -209,8 +210,8 @@ class ReplicaCheck:
             f"after iteration {iteration} (equal after iteration {self._equal_at})."
         )
 
-    def _spread(self, tensor: Tensor | None) -> None:
-        """Bring a tensor to worker 0's values; a worker without it takes part in the collection only."""
+    def _broadcast(self, tensor: Tensor | None) -> None:
+        """Copy worker 0's tensor to all workers. A worker without the tensor takes part in the collections only."""
         own = torch.empty(0, dtype=torch.uint8) if tensor is None else _bytes_of(tensor)
         size = int.from_bytes(self._collect(own.numel().to_bytes(8, "big"))[0], "big")
         received = bytearray()
@@ -222,7 +223,7 @@ class ReplicaCheck:
 
 
 def _numbers(rows: int, columns: int) -> Tensor:
-    """Fixed numbers in [-0.5, 0.5), exact in float32: no library's random numbers, which differ between processors."""
+    """Return fixed numbers in [-0.5, 0.5), exact in float32. Random numbers of a library differ between processors."""
     mixed = np.arange(1, rows * columns + 1, dtype=np.uint32) * np.uint32(2654435761)
     return torch.from_numpy((mixed >> 8).astype(np.float32) / np.float32(2**24) - np.float32(0.5)).view(
         rows, columns
@@ -242,21 +243,21 @@ def _checksum(tensor: Tensor) -> str:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """On the host; of a contiguous tensor on the host its own memory."""
+    """Return the bytes of a tensor in host memory: its own memory where it is contiguous and on the host."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _groups(values: Sequence[object]) -> list[list[int]]:
-    """The places of equal values, in the order in which they first come."""
+    """Return the indices of equal values, in the order of their first occurrence."""
     found: list[tuple[object, list[int]]] = []
-    for place, value in enumerate(values):
-        for known, places in found:
+    for index, value in enumerate(values):
+        for known, indices in found:
             if known == value:
-                places.append(place)
+                indices.append(index)
                 break
         else:
-            found.append((value, [place]))
-    return [places for _, places in found]
+            found.append((value, [index]))
+    return [indices for _, indices in found]
 
 
 def _workers(ranks: Sequence[int]) -> str:

@@ -62,7 +62,7 @@ class SideStream:
         return torch.empty(*shape, dtype=torch.float32, device="cpu", pin_memory=self._stream is not None)
 
 
-class InOrder:
+class SerialExecutor:
     """Calls run one after the other: at once on a CPU; for a GPU, whose copies take their time, on a thread of their own.
 
     Args:

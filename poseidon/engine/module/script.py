@@ -37,7 +37,7 @@ from poseidon.engine.snapshot_writer import WrittenSnapshot
 from poseidon.errors import PoseidonError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built
-from poseidon.exchange.observe.tracing_hooks import named_layers
+from poseidon.exchange.observe.tracing import named_layers
 from ps_server import PeerLost, ServerError, StalenessTimeout
 from ps_server.numerics import prepare_process
 from ps_server.trace import NO_TRACE, Tracer

@@ -30,8 +30,8 @@ from poseidon.exchange.factors.products import Kernel, Scratch, factors_sum_of_s
 from poseidon.exchange.factors.progress import Step
 from poseidon.exchange.factors.session import FactorSession, FactorTable
 from poseidon.exchange.factors.weight import FactorWeight
-from poseidon.exchange.observe.traffic import Flights, Traffic
-from poseidon.exchange.side_stream import InOrder, SideStream
+from poseidon.exchange.observe.statistics import Traffic, TransitTimes
+from poseidon.exchange.side_stream import SerialExecutor, SideStream
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
@@ -86,7 +86,7 @@ class FactorChannel:
     ) -> None:
         self._settings = settings
         self._trace = trace
-        self._flights = Flights(len(trained))
+        self._flights = TransitTimes(len(trained))
         self._workers = workers
         self._rank = rank
         self._staleness = staleness
@@ -116,7 +116,7 @@ class FactorChannel:
         self.peers = Peers(
             session, listen=listen, token=token, keys=keys, timeout_s=timeout_s, trace=trace, link=link
         )
-        self._in_order = InOrder(device, f"factors-out-{rank}", self._sending_failed)
+        self._in_order = SerialExecutor(device, f"factors-out-{rank}", self._sending_failed)
         self._rebuilding = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._rebuild, name=f"rebuild-{rank}", daemon=True)

@@ -1,1 +1,1 @@
-"""The workers of one machine: they sum their gradients in shared memory, and one of them speaks for all."""
+"""The workers of one host: they sum their gradients in shared memory, and one of them exchanges with other hosts."""

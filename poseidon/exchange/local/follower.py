@@ -1,4 +1,4 @@
-"""A worker that another one on its machine speaks for (`group.py` has the laws)."""
+"""The exchange of a follower: of a worker whose host exchanges with others through a leader (`group.py` has the laws)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FollowerExchange:
 
     Args:
         tensors: the same on all workers.
-        group: this worker's place.
+        group: the local group of this worker.
     """
 
     def __init__(self, tensors: Sequence[Trained], group: LocalGroup) -> None:
@@ -35,7 +35,7 @@ class FollowerExchange:
         self._monitor = group.new_monitor()
         self._connection = connect(group.address, group.timeout_s)
         try:
-            self._reduction = self._introduce()
+            self._reduction = self._join()
         except ServerError:
             self._connection.close()
             raise
@@ -44,13 +44,13 @@ class FollowerExchange:
         self._round = 0
         self._begun: set[int] = set()
         self._released: set[int] = set()
-        self._delivery = FollowerDelivery(self._tell, self._monitor)
+        self._delivery = FollowerDelivery(self._send, self._monitor)
         self.control = JobControl(self._delivery, root=False)
         self.state = FollowerState(tensors, self._monitor, private=self._private)
         self._thread = threading.Thread(target=self._listen, name=f"local-{group.rank}", daemon=True)
         self._thread.start()
 
-    def _introduce(self) -> Reduction:
+    def _join(self) -> Reduction:
         self._connection.send(Kind.HELLO, Hello.of(self._tensors).pack(), number=self._group.rank)
         message, files = self._connection.receive_files(self._group.timeout_s)
         if message.kind is Kind.FAILED:
@@ -63,11 +63,11 @@ class FollowerExchange:
     # -- the contract --------------------------------------------------------------------------------------
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
-        """See `Exchange`. The leader's histories and clock count."""
+        """See `Exchange`. The leader's histories and clock are used."""
         self._take_all()
 
     def start(self, iteration: int, rate: float) -> None:
-        """See `Exchange`. The leader's rate counts."""
+        """See `Exchange`. The leader's rate is used."""
         self._round += 1
         self._begun.clear()
         self._released.clear()
@@ -84,19 +84,19 @@ class FollowerExchange:
         self.wait(index)
         self._begun.add(index)
         pieces = [factor.detach().cpu().contiguous().numpy().data for factor in (u_KN, v_KM)]
-        self._tell(Kind.FACTORS, *pieces, index=index, number=u_KN.shape[0])
+        self._send(Kind.FACTORS, *pieces, index=index, number=u_KN.shape[0])
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
         if index in self.by_factors and index not in self._released:
             self._released.add(index)
-            self._tell(Kind.RELEASED, index=index)
+            self._send(Kind.RELEASED, index=index)
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
         if self._taken[index] == self._round:
             return
-        self._await_value(index)
+        self._wait_for_value(index)
         self._reduction.receive(index)
         self._taken[index] = self._round
 
@@ -108,7 +108,7 @@ class FollowerExchange:
                 self._contribute(index, trained.tensor.detach().reshape(-1))
             elif index in self.by_factors:
                 if index not in self._begun:
-                    self._tell(Kind.FACTORS, index=index)
+                    self._send(Kind.FACTORS, index=index)
                 self.release(index)
             elif index not in self._begun:
                 self._contribute(index, None)
@@ -128,30 +128,30 @@ class FollowerExchange:
         self._thread.join()
         self._reduction.close()
 
-    # -- within --------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------
 
     def _contribute(self, index: int, part: Tensor | None) -> None:
-        self.wait(index)  # whoever gives a part before it has the value would write over the part before
+        self.wait(index)  # before it has the value, a worker would overwrite its last part
         self._begun.add(index)
         self._reduction.contribute(index, part)
-        self._tell(Kind.PART, index=index)
+        self._send(Kind.PART, index=index)
 
     def _take_all(self) -> None:
-        """Take every value of a round in which nothing begins."""
+        """Take every value of `open` or `settle`, in which no tensor begins."""
         self._round += 1
         for index in range(len(self._tensors)):
             self.wait(index)
-        self._tell(Kind.TAKEN)
+        self._send(Kind.TAKEN)
 
-    def _tell(self, kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
+    def _send(self, kind: Kind, *payload: Buffer, index: int = 0, number: int = 0) -> None:
         try:
             self._connection.send(kind, *payload, index=index, number=number)
         except PeerLost:
-            self._thread.join(self._group.timeout_s)  # it may have said why before it went
+            self._thread.join(self._group.timeout_s)  # the leader may have sent the reason before it left
             self._monitor.check()
             raise
 
-    def _await_value(self, index: int) -> None:
+    def _wait_for_value(self, index: int) -> None:
         self._monitor.wait_for(
             lambda: True if self._published[index] >= self._round else None,
             f"tensor '{self._tensors[index].name}' did not come from the leading worker",
@@ -162,12 +162,12 @@ class FollowerExchange:
             while True:
                 message = self._connection.receive()
                 with self._monitor:
-                    self._hear(message)
+                    self._receive(message)
                     self._monitor.notify()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self._monitor.fail(as_server_error(error, "listening to the leading worker failed"))
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         match message.kind:
             case Kind.VALUE:
                 self._published[message.index] += 1

@@ -1,16 +1,16 @@
-"""Several workers on one machine: they add up among themselves first, and one of them, the leader, speaks for all.
+"""Several workers on one host: they sum among themselves first, and one of them, the leader, exchanges with other hosts.
 
 Laws:
 
-* The leader (local rank 0) holds the inner exchange, whose replicas are machines. It hands in the mean over its
-  machine's workers, so that the mean over machines, each with as many workers, is the mean over all workers.
+* The leader (local rank 0) holds the inner exchange, whose replicas are hosts. It contributes the mean over the workers
+  of its host. Each host has as many workers, so the mean over hosts is the mean over all workers.
 * Parts are added in the order of local ranks: repeated runs have the same bits.
-* The workers of a machine move together: whatever the inner exchange's staleness, a value is published to all of
-  them once, and the next one only after each has contributed to the sum before.
-* Rank of a worker = machine * local workers + local rank, in `gather` too.
+* The workers of a host stay in step: whatever the staleness of the inner exchange, a value is published to all of them
+  once, and the next one only after each has contributed to the sum before.
+* Rank of a worker = rank of its host * local workers + local rank, in collections too.
 
-`leader.py` and `follower.py` are the two sides. How tensors move is a `Reduction` (`reduction.py`): memory that
-the processes share, or a process group (NCCL on GPUs). Messages over the connections (`connection.py`) say when.
+`leader.py` and `follower.py` are the two sides. A `Reduction` (`reduction.py`) moves tensors: in memory that the
+processes share, or by a process group (NCCL on GPUs). Messages over the connections (`connection.py`) say when.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGroup:
-    """One worker's place on its machine.
+    """The local group of one worker: the workers of its host.
 
     Args:
-        address: path of a socket in a folder that only this user can enter; the same for all workers of the machine,
-            and of no other job.
+        address: path of a socket in a folder that only this user can enter; the same for all workers of the host, and
+            of no other job.
         rank: this worker's local rank; 0 leads.
-        workers: number of workers on the machine, the same on every machine.
-        timeout_s: longest time that any call waits for a sibling.
+        workers: number of workers on the host, the same on every host.
+        timeout_s: longest time that any call waits for another worker of the host.
     """
 
     address: str
@@ -51,26 +51,26 @@ class LocalGroup:
 
 
 def pack(payloads: Sequence[bytes]) -> bytes:
-    """Several payloads as one: each behind its length."""
+    """Join payloads into one, each after its length."""
     return b"".join(LENGTH.pack(len(payload)) + payload for payload in payloads)
 
 
 def unpack(packed: bytes | bytearray) -> tuple[bytes, ...]:
-    """Return the payloads that `pack` packed."""
-    found, place = [], 0
-    while place < len(packed):
-        (length,) = LENGTH.unpack_from(packed, place)
-        place += LENGTH.size
-        found.append(bytes(packed[place : place + length]))
-        place += length
+    """Split what `pack` has joined."""
+    found, start = [], 0
+    while start < len(packed):
+        (length,) = LENGTH.unpack_from(packed, start)
+        start += LENGTH.size
+        found.append(bytes(packed[start : start + length]))
+        start += length
     return tuple(found)
 
 
 def pack_signals(signals: Sequence[Signal]) -> bytes:
-    """Signals as bytes."""
+    """Encode signals."""
     return json.dumps([[signal.kind.value, signal.clock] for signal in signals]).encode()
 
 
 def unpack_signals(packed: bytes | bytearray) -> tuple[Signal, ...]:
-    """Return the signals that `pack_signals` packed."""
+    """Decode what `pack_signals` has encoded."""
     return tuple(Signal(SignalKind(kind), clock) for kind, clock in json.loads(packed))

@@ -1,8 +1,8 @@
-"""The worker that speaks for all workers of its machine (`group.py` has the laws).
+"""The exchange of a leader: of the worker that exchanges with other hosts for all workers of its own (`group.py` has the laws).
 
-Threads: the loop's own; one that listens to each other worker; one for collections (`control.py`); and the engine
-(`engine.py`), which calls the inner exchange. Tensors belong to the exchange while the engine waits for them, so
-the leader's loop needs no copy: it waits until the engine has published.
+Threads: the training loop; one that receives from each follower; one for collections (`control.py`); and the leader's
+loop (`leader_loop.py`), which calls the inner exchange. Tensors belong to the exchange while the leader's loop waits for
+them, so the training loop needs no copy: it waits until the leader's loop has published.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from poseidon.exchange.base import Exchange, ExchangeState, History, Trained
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.local.connection import Connection, Kind, Message, accept, refuse, send_all
 from poseidon.exchange.local.control import LeaderDelivery
-from poseidon.exchange.local.engine import Contribution, Engine
 from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.leader_loop import Contribution, LeaderLoop
 from poseidon.exchange.local.reduction import Hello, ReductionKind, default_kind, offer
 from ps_server import PeerLost, ServerError
 from ps_server.errors import as_server_error
@@ -28,9 +28,9 @@ class LeaderExchange:
     """See `Exchange`.
 
     Args:
-        inner: joins the machines; its replicas are machines. This exchange closes it.
+        inner: the exchange between hosts; its replicas are hosts. This exchange closes it.
         tensors: what to keep together, the same on all workers.
-        group: this worker's place.
+        group: the local group of this worker.
         reduction: how tensors move within the host; None: the default for their devices.
     """
 
@@ -47,7 +47,7 @@ class LeaderExchange:
         self._monitor = group.new_monitor()
         self.by_factors = frozenset(i for i in inner.by_factors if not tensors[i].statistics)
         try:
-            self._welcome(group, reduction)
+            self._accept_followers(group, reduction)
         except ServerError:
             inner.close()
             raise
@@ -59,7 +59,7 @@ class LeaderExchange:
         self._delivery = LeaderDelivery(inner.control, self._connections, self._monitor, self._fail)
         self.control = JobControl(self._delivery, root=inner.control.root)
         self.state = LeaderState(inner.state, self._connections)
-        self._engine = Engine(
+        self._loop = LeaderLoop(
             inner,
             tensors,
             by_factors=self.by_factors,
@@ -78,7 +78,7 @@ class LeaderExchange:
         for listener in self._listeners:
             listener.start()
 
-    def _welcome(self, group: LocalGroup, reduction: ReductionKind | None) -> None:
+    def _accept_followers(self, group: LocalGroup, reduction: ReductionKind | None) -> None:
         own = Hello.of(self._tensors)
         devices = [own.device]
 
@@ -108,14 +108,14 @@ class LeaderExchange:
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`."""
-        self._together(lambda: self._inner.open(histories, clock))
+        self._settle(lambda: self._inner.open(histories, clock))
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         self._begun.clear()
         self._released.clear()
         self._round += 1
-        self._engine.iterate(iteration, rate)
+        self._loop.iterate(iteration, rate)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
@@ -128,24 +128,22 @@ class LeaderExchange:
             return
         self.wait(index)
         self._begun.add(index)
-        self._engine.stacks[index].own(u_KN.detach(), v_KM.detach())
-        self._contribute(
-            Contribution(kind=Kind.FACTORS, worker=0, index=index, event=self._engine.side.mark())
-        )
+        self._loop.stacks[index].own(u_KN.detach(), v_KM.detach())
+        self._contribute(Contribution(kind=Kind.FACTORS, worker=0, index=index, ready=self._loop.side.mark()))
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
         if index in self.by_factors and index not in self._released:
             self._released.add(index)
             self._contribute(
-                Contribution(kind=Kind.RELEASED, worker=0, index=index, event=self._engine.side.mark())
+                Contribution(kind=Kind.RELEASED, worker=0, index=index, ready=self._loop.side.mark())
             )
 
     def wait(self, index: int) -> None:
         """See `Exchange`."""
         if self._used[index] == self._round:
             return
-        self._engine.wait(index, self._round)
+        self._loop.wait(index, self._round)
         self._used[index] = self._round
         self._reduction.published(index)
 
@@ -163,13 +161,13 @@ class LeaderExchange:
 
     def settle(self) -> None:
         """See `Exchange`."""
-        self._together(self._inner.settle)
+        self._settle(self._inner.settle)
 
     def close(self) -> None:
         """See `Exchange`."""
         if self._monitor.closed:
             return
-        self._engine.leave()
+        self._loop.close()
         self._delivery.close()
         send_all(self._connections, Kind.LEAVE)
         for connection in self._connections:
@@ -179,22 +177,22 @@ class LeaderExchange:
         self._reduction.close()
         self._inner.close()
 
-    # -- the loop's thread ---------------------------------------------------------------------------------
+    # -- the training loop's thread ------------------------------------------------------------------------
 
     def _begin(self, index: int, part: Tensor) -> None:
         self.wait(index)
         self._begun.add(index)
         self._contribute(
-            Contribution(kind=Kind.PART, worker=0, index=index, part=part, event=self._engine.side.mark())
+            Contribution(kind=Kind.PART, worker=0, index=index, part=part, ready=self._loop.side.mark())
         )
 
     def _contribute(self, contribution: Contribution) -> None:
         self._monitor.check()
-        self._engine.contribute(contribution)
+        self._loop.contribute(contribution)
 
-    def _together(self, step: Callable[[], None]) -> None:
+    def _settle(self, step: Callable[[], None]) -> None:
         self._round += 1
-        self._engine.together(step)
+        self._loop.settle(step)
         for index in range(len(self._tensors)):
             self.wait(index)
 
@@ -212,9 +210,9 @@ class LeaderExchange:
                     worker=worker,
                     index=message.index,
                     rows=message.number,
-                    packed=message.payload,
+                    factors=message.payload,
                 )
-                self._engine.contribute(contribution)
+                self._loop.contribute(contribution)
                 if message.kind is Kind.LEAVE:
                     self._delivery.leave(worker)
                     return
@@ -225,16 +223,16 @@ class LeaderExchange:
     def _fail(self, error: ServerError) -> None:
         with self._monitor:
             first, self._failed = not self._failed, True
-        if first:  # before this worker's loop hears of it, which then closes the connections
+        if first:  # before the training loop of this worker gets the error: it closes the connections then
             send_all(self._connections, Kind.FAILED, str(error).encode())
         self._monitor.fail(error)
 
 
 class LeaderState:
-    """See `ExchangeState`. Private histories are those of the host, so the followers get them, too.
+    """See `ExchangeState`. Private histories are those of the host, so they are sent to the followers, too.
 
     Args:
-        inner: of the exchange between hosts.
+        inner: the state of the exchange between hosts.
         connections: to the followers.
     """
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.buckets import Flight
-from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
+from poseidon.exchange.allreduce.buckets import Waiter
+from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
 
 
 class GroupTensors:
@@ -22,8 +22,8 @@ class GroupTensors:
     Args:
         tensors: flat views of this worker's tensors.
         order: in which parts are reduced; tensors that have no parts are not in it.
-        place: this worker's rank and the group's size; rank 0 is the leader.
-        meeting: the store through which the group is formed.
+        settings: this worker's rank and the group's size; rank 0 is the leader.
+        rendezvous: the store through which the group is formed.
         backend: the library that carries the operations.
     """
 
@@ -32,23 +32,23 @@ class GroupTensors:
         tensors: Sequence[Tensor],
         *,
         order: Sequence[int],
-        place: Place,
-        meeting: MeetingPlace,
+        settings: GroupSettings,
+        rendezvous: Rendezvous,
         backend: Backend,
     ) -> None:
         self._tensors = tensors
         self._order = order
-        self._size = place.size
-        self._parts_group = Group(meeting, "parts", place, backend)
-        self._values_group = Group(meeting, "values", place, backend)
+        self._size = settings.size
+        self._parts_group = ProcessGroup(rendezvous, "parts", settings, backend)
+        self._values_group = ProcessGroup(rendezvous, "values", settings, backend)
         self._contributed: dict[int, Tensor] = {}
         self._next_part = 0
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, Waiter] = {}
         self._whole: set[int] = set()
         self._next_mean = 0
         self._next_value = 0
         self._ahead: set[int] = set()
-        self._publishing: dict[int, Flight] = {}
+        self._publishing: dict[int, Waiter] = {}
 
     def contribute(self, index: int, part: Tensor | None) -> None:
         """See `Reduction`. Parts are reduced in the fixed order, and are overwritten."""

@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Rendezvous
 from poseidon.exchange.base import Trained
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
-from poseidon.exchange.process_group import Backend, MeetingPlace, Place
 
 LOOPBACK = "127.0.0.1"
 
@@ -169,26 +169,30 @@ def offer(
         by_factors: indices of the tensors that travel as factors.
         private_histories: see `ExchangeState.private`.
     """
-    meeting = None if kind is ReductionKind.SHARED_MEMORY else MeetingPlace(_place(group))
+    rendezvous = None if kind is ReductionKind.SHARED_MEMORY else Rendezvous(_group_settings(group))
     welcome = Welcome(
         kind=kind,
-        address=meeting.address if meeting else "",
+        address=rendezvous.address if rendezvous else "",
         by_factors=by_factors,
         private_histories=private_histories,
     )
-    if meeting is None:
+    if rendezvous is None:
         file = new_file()
         return Offer(
             welcome=welcome, files=[file], accepted=lambda: _shared(tensors, group, by_factors, file)
         )
-    return Offer(welcome=welcome, files=[], accepted=lambda: _collective(tensors, group, by_factors, meeting))
+    return Offer(
+        welcome=welcome, files=[], accepted=lambda: _collective(tensors, group, by_factors, rendezvous)
+    )
 
 
 def join(tensors: Sequence[Trained], group: LocalGroup, welcome: Welcome, files: Sequence[int]) -> Reduction:
     """Return a follower's reduction, as the leader's welcome says."""
     if welcome.kind is ReductionKind.SHARED_MEMORY:
         return _shared(tensors, group, welcome.by_factors, files[0])
-    return _collective(tensors, group, welcome.by_factors, MeetingPlace(_place(group), welcome.address))
+    return _collective(
+        tensors, group, welcome.by_factors, Rendezvous(_group_settings(group), welcome.address)
+    )
 
 
 def _shared(
@@ -204,7 +208,7 @@ def _shared(
 
 
 def _collective(
-    tensors: Sequence[Trained], group: LocalGroup, by_factors: AbstractSet[int], meeting: MeetingPlace
+    tensors: Sequence[Trained], group: LocalGroup, by_factors: AbstractSet[int], rendezvous: Rendezvous
 ) -> GroupTensors:
     gradients = [i for i, t in enumerate(tensors) if not t.statistics and i not in by_factors]
     statistics = [i for i, t in enumerate(tensors) if t.statistics]
@@ -212,14 +216,14 @@ def _collective(
     return GroupTensors(
         flat,
         order=[*reversed(gradients), *statistics],
-        place=_place(group),
-        meeting=meeting,
+        settings=_group_settings(group),
+        rendezvous=rendezvous,
         backend=Backend.of(flat[0].device),
     )
 
 
-def _place(group: LocalGroup) -> Place:
-    return Place(rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s)
+def _group_settings(group: LocalGroup) -> GroupSettings:
+    return GroupSettings(rank=group.rank, size=group.workers, host=LOOPBACK, timeout_s=group.timeout_s)
 
 
 def _flat(tensors: Sequence[Trained]) -> list[Tensor]:

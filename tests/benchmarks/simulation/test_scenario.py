@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.simulation.scenario import MIB, Exchange, Scenario, buckets, loads, parts
 from benchmarks.testbed.shapes import LayerShape
-from poseidon.exchange.pooled import FULL
+from poseidon.exchange.pooled import POOL_ELEMENTS
 
 CONV = LayerShape(name="conv", tensors=((64, 3, 3, 3), (64,)), work=300)
 FC = LayerShape(name="fc", tensors=((1000, 2000), (1000,)), work=100, fully_connected=True)
@@ -71,7 +71,7 @@ def test_every_chunk_is_a_message_and_small_tensors_share_one() -> None:
     assert low.messages == pytest.approx(6.912 + 0.256)  # both are small
     assert high.messages == 4  # the bias; the weight goes as factors
     assert loads(replace(TWO, exchange=Exchange.PS, chunk_bytes=1000))[1].messages == 8000 + 4
-    assert loads(replace(TWO, chunk_bytes=MIB))[1].messages == pytest.approx(1000 / FULL)
+    assert loads(replace(TWO, chunk_bytes=MIB))[1].messages == pytest.approx(1000 / POOL_ELEMENTS)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_chunks_are_as_the_store_cuts_them(workers: int, servers: int, largest: 
     layers = (replace(FC, fully_connected=False),)
     (load,) = loads(replace(TWO, exchange=Exchange.PS, layers=layers, workers=workers, servers=servers))
     assert load.chunk_bytes == largest
-    assert load.messages == pytest.approx(-(-8_000_000 // largest) + 4000 / min(largest, 4 * FULL))
+    assert load.messages == pytest.approx(-(-8_000_000 // largest) + 4000 / min(largest, 4 * POOL_ELEMENTS))

@@ -14,7 +14,7 @@ from poseidon.errors import JobError
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built
 from poseidon.exchange.cost import Choice, ExchangePlan, Scheme
-from poseidon.exchange.observe.traffic import Traffic
+from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.single import SingleProcessExchange
 from poseidon.metrics.job_statistics import TensorStatistics, parse_worker
 from ps_server.trace import NO_TRACE

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from poseidon.errors import UsageError
-from poseidon.exchange.allreduce import AllReduceExchange
+from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built, Membership, build_exchange, plan_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme

@@ -190,10 +190,10 @@ def test_no_such_cluster(workers: int, own: tuple[int, ...], others: tuple[int, 
 def test_the_table_for_people() -> None:
     plan = choose(VGG[1:3], ExchangeKind.HYBRID, Topology.colocated(8))
     assert plan.table() == [
-        "tensor        shape       way    by ps    by svb  by allreduce",
-        "conv5_4 bias  512         ps   7.17 kB         -       7.17 kB",
-        "fc6           4096x25088  svb  1.44 GB  52.30 MB       1.44 GB",
-        "all                            1.44 GB                 1.44 GB",
+        "tensor        shape       scheme    by ps    by svb  by allreduce",
+        "conv5_4 bias  512         ps      7.17 kB         -       7.17 kB",
+        "fc6           4096x25088  svb     1.44 GB  52.30 MB       1.44 GB",
+        "all                               1.44 GB                 1.44 GB",
         "this plan: 52.30 MB an iteration on the busiest link, both directions",
     ]
 

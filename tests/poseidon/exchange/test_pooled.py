@@ -12,7 +12,13 @@ import torch
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.options import ExchangeOptions
-from poseidon.exchange.pooled import FULL, SMALL, PooledExchange, lay_together, pools_of
+from poseidon.exchange.pooled import (
+    POOL_ELEMENTS,
+    SMALL_TENSOR_ELEMENTS,
+    PooledExchange,
+    pool_tensors,
+    pools_of,
+)
 from poseidon.exchange.ps import ServerExchange, store_spec
 from ps_server import Client, Consistency, Rule, RuleKind
 from ps_server.protocol.messages import Array
@@ -36,16 +42,16 @@ def over(
 
     def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
         pools = pools_of(tensors, apart)
-        laid = lay_together(tensors, pools)
+        pooled_tensors = pool_tensors(tensors, pools)
         store = store_spec(
-            laid,
+            pooled_tensors,
             settings,
             workers=workers,
             shards=shards,
             options=ExchangeOptions(staleness=staleness, consistency=consistency),
         )
-        inner = ServerExchange(connect(rank, store), laid, store, settings)
-        return PooledExchange(inner, inner, tensors, pools, laid)
+        inner = ServerExchange(connect(rank, store), pooled_tensors, store, settings)
+        return PooledExchange(inner, inner, tensors, pools, pooled_tensors)
 
     return make
 
@@ -62,9 +68,9 @@ def tensor(size: int, *, rate: float = 1.0, statistics: bool = False) -> Trained
 
 def test_only_small_tensors_of_one_rule_share() -> None:
     tensors = [
-        tensor(SMALL + 1),
+        tensor(SMALL_TENSOR_ELEMENTS + 1),
         tensor(10),
-        tensor(SMALL),
+        tensor(SMALL_TENSOR_ELEMENTS),
         tensor(10, rate=2.0),
         tensor(10, statistics=True),
         tensor(20),
@@ -76,19 +82,19 @@ def test_only_small_tensors_of_one_rule_share() -> None:
 
 
 def test_a_full_pool_is_followed_by_another() -> None:
-    count = FULL // SMALL
-    tensors = [tensor(SMALL) for _ in range(2 * count + 1)]
+    count = POOL_ELEMENTS // SMALL_TENSOR_ELEMENTS
+    tensors = [tensor(SMALL_TENSOR_ELEMENTS) for _ in range(2 * count + 1)]
     pools = pools_of(tensors)
     assert [len(pool) for pool in pools] == [count, count, 1]
     assert [index for pool in pools for index in pool] == list(range(len(tensors)))
 
 
-def test_what_is_laid_together_has_the_values_in_order() -> None:
+def test_a_pool_has_the_values_in_order() -> None:
     tensors = [Trained(name="a", tensor=torch.ones(2, 3)), Trained(name="b", tensor=torch.full((2,), 2.0))]
-    (laid,) = lay_together(tensors, [(0, 1)])
-    assert laid.name == "a and 1 more"
-    assert laid.tensor.tolist() == [1, 1, 1, 1, 1, 1, 2, 2]
-    assert lay_together(tensors, [(0,), (1,)]) == tensors
+    (only,) = pool_tensors(tensors, [(0, 1)])
+    assert only.name == "a and 1 more"
+    assert only.tensor.tolist() == [1, 1, 1, 1, 1, 1, 2, 2]
+    assert pool_tensors(tensors, [(0,), (1,)]) == tensors
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from poseidon.exchange.side_stream import InOrder, SideStream
+from poseidon.exchange.side_stream import SerialExecutor, SideStream
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def test_on_a_cpu_nothing_is_marked_and_nothing_waits() -> None:
 
 def test_on_a_cpu_calls_run_at_once_and_raise_where_they_are_made() -> None:
     failures: list[Exception] = []
-    calls = InOrder(CPU, "calls", failures.append)
+    calls = SerialExecutor(CPU, "calls", failures.append)
     done: list[int] = []
     calls.call(lambda: done.append(1))
     assert done == [1]
@@ -42,7 +42,7 @@ def test_on_a_cpu_calls_run_at_once_and_raise_where_they_are_made() -> None:
 @pytest.mark.needs("gpu")
 def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() -> None:
     failures: list[Exception] = []
-    calls = InOrder(torch.device("cuda"), "calls", failures.append)
+    calls = SerialExecutor(torch.device("cuda"), "calls", failures.append)
     done: list[int] = []
     error = ValueError("there")
 

@@ -21,7 +21,7 @@ from poseidon.exchange.single import SingleProcessExchange
 from ps_server import PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
-from tests.poseidon.exchange.test_allreduce import allreduce
+from tests.poseidon.exchange.allreduce.test_exchange import allreduce
 from tests.poseidon.exchange.test_contract import SCENARIOS, server
 from tests.poseidon.exchange.test_statistics import SETTINGS, Counting, body, expected, tensors_of
 from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
@@ -350,6 +350,18 @@ def test_nonsense_from_a_follower_ends_the_waits_of_all_at_once(sent: bytes, rai
 
     with machines(alone, 3) as make:
         run_workers(make, 3, run, tensors=two_tensors)
+
+
+def test_a_part_that_comes_before_the_first_values_are_taken_is_refused() -> None:
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        if isinstance(exchange, FollowerExchange):
+            exchange._connection._stream.sendall(head(Kind.PART.value, 0))
+        with pytest.raises(ServerError, match=r"worker 1 sent an unexpected PART"):
+            exchange.open(None)
+            step(exchange, 0, 1.0)
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
 
 
 def test_an_iteration_that_no_worker_goes_on_with_is_left_without_a_word() -> None:

@@ -6,8 +6,8 @@ import threading
 
 import torch
 
+from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, Rendezvous
 from poseidon.exchange.local.nccl import GroupTensors
-from poseidon.exchange.process_group import Backend, MeetingPlace, Place
 
 ORDER = [2, 0, 1]
 
@@ -20,16 +20,18 @@ def test_parts_come_in_any_order_and_leave_in_one() -> None:
 
     def run(rank: int) -> None:
         try:
-            place = Place(rank=rank, size=2, host="127.0.0.1", timeout_s=20.0)
+            settings = GroupSettings(rank=rank, size=2, host="127.0.0.1", timeout_s=20.0)
             if rank == 0:
-                meeting = MeetingPlace(place)
-                address.append(meeting.address)
+                rendezvous = Rendezvous(settings)
+                address.append(rendezvous.address)
                 opened.set()
             else:
                 opened.wait()
-                meeting = MeetingPlace(place, address[0])
+                rendezvous = Rendezvous(settings, address[0])
             tensors = [torch.full((4,), 10.0 * rank + index) for index in range(3)]
-            group = GroupTensors(tensors, order=ORDER, place=place, meeting=meeting, backend=Backend.GLOO)
+            group = GroupTensors(
+                tensors, order=ORDER, settings=settings, rendezvous=rendezvous, backend=Backend.GLOO
+            )
             for iteration in range(2):
                 _iteration(group, tensors, rank, iteration)
             group.close()

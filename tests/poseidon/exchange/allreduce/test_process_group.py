@@ -8,11 +8,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place, own_host, peers
+from poseidon.exchange.allreduce.process_group import (
+    Backend,
+    GroupSettings,
+    ProcessGroup,
+    Rendezvous,
+    own_host,
+    torch_errors,
+)
 from ps_server import PeerLost
 
 
-def groups(size: int, body: Callable[[Group, int], None]) -> None:
+def groups(size: int, body: Callable[[ProcessGroup, int], None]) -> None:
     """Run `body(group, rank)` on a thread for every member."""
     address: list[str] = []
     opened = threading.Event()
@@ -20,15 +27,15 @@ def groups(size: int, body: Callable[[Group, int], None]) -> None:
 
     def run(rank: int) -> None:
         try:
-            place = Place(rank=rank, size=size, host="127.0.0.1", timeout_s=20.0)
+            settings = GroupSettings(rank=rank, size=size, host="127.0.0.1", timeout_s=20.0)
             if rank == 0:
-                meeting = MeetingPlace(place)
-                address.append(meeting.address)
+                rendezvous = Rendezvous(settings)
+                address.append(rendezvous.address)
                 opened.set()
             else:
                 opened.wait()
-                meeting = MeetingPlace(place, address[0])
-            body(Group(meeting, "test", place), rank)
+                rendezvous = Rendezvous(settings, address[0])
+            body(ProcessGroup(rendezvous, "test", settings), rank)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
@@ -42,7 +49,7 @@ def groups(size: int, body: Callable[[Group, int], None]) -> None:
 
 
 def test_operations_are_those_of_arithmetic() -> None:
-    def body(group: Group, rank: int) -> None:
+    def body(group: ProcessGroup, rank: int) -> None:
         first, second = torch.full((3,), rank + 1.0), torch.full((2,), rank + 2.0)
         waits = [group.sum(first), group.sum(second)]
         for wait in waits:
@@ -59,15 +66,15 @@ def test_operations_are_those_of_arithmetic() -> None:
 def test_what_torch_says_becomes_one_sentence() -> None:
     with (
         pytest.raises(PeerLost, match=r"^could not sum with the other workers: Timed out$"),
-        peers("sum"),
+        torch_errors("sum"),
     ):
         raise RuntimeError("[/some/file.cc:78] Timed out\nand a trace")
 
 
-def test_a_meeting_place_that_is_not_there_is_one_sentence() -> None:
-    place = Place(rank=1, size=2, host="127.0.0.1", timeout_s=0.2)
-    with pytest.raises(PeerLost, match=r"^could not reach the meeting place with the other workers: "):
-        MeetingPlace(place, "127.0.0.1 1")
+def test_a_rendezvous_that_is_not_there_is_one_sentence() -> None:
+    settings = GroupSettings(rank=1, size=2, host="127.0.0.1", timeout_s=0.2)
+    with pytest.raises(PeerLost, match=r"^could not reach the rendezvous with the other workers: "):
+        Rendezvous(settings, "127.0.0.1 1")
 
 
 def test_the_backend_follows_the_device() -> None:

@@ -1,7 +1,7 @@
-"""The thread that speaks for a machine: it alone uses the inner exchange's tensors (`leader.py` says why).
+"""The thread on which a leader calls the exchange between hosts (`leader.py` says why it needs one).
 
-Law: it calls the inner exchange in the order in which a loop of one worker would: start, wait for each tensor and
-publish it, begin each as soon as all parts are here, finish.
+Law: it calls the inner exchange in the order in which the training loop of a single worker would: start, wait for each
+tensor and publish it, begin each as soon as all parts of it have come, finish.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ from ps_server.errors import as_server_error
 from ps_server.monitor import Monitor
 
 LEAVE_S = 2.0
-"""How long it has, when the exchange closes, to end an iteration that the others have not finished yet."""
+"""Longest time, when the exchange closes, to finish an iteration that other workers are still in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """What a worker of the machine hands in.
+    """What one worker of the host contributes.
 
     Args:
         kind: PART, FACTORS, RELEASED, TAKEN or LEAVE.
         worker: its local rank.
-        index: the tensor.
-        rows: of the factors.
-        packed: the factors of another worker; None: the leader's, which are in their stack.
-        part: the leader's part.
-        event: after which the leader's part or factors may be read.
+        index: of the tensor.
+        rows: number of rows of the factors.
+        factors: of a follower, as bytes; None: the leader's, which are in their stack.
+        part: the leader's part of the sum; a follower's is in the reduction.
+        ready: the event after which the leader's part or factors may be read.
     """
 
     kind: Kind
     worker: int
     index: int = 0
     rows: int = 0
-    packed: bytearray | None = None
+    factors: bytearray | None = None
     part: Tensor | None = None
-    event: Event = None
+    ready: Event = None
 
 
-class Engine:
-    """The engine and what it is told.
+class LeaderLoop:
+    """The leader's loop: takes the contributions of all workers of the host, and calls the inner exchange.
 
     Args:
-        inner: joins the machines.
+        inner: the exchange between hosts.
         tensors: what to keep together.
         by_factors: indices of the tensors that travel as factors.
-        connections: of the other workers.
-        control: passes requests on, to the other hosts and to the other workers.
-        reduction: how tensors move within the machine.
+        connections: to the followers, by local rank.
+        control: passes requests on to the other hosts and to the followers.
+        reduction: moves tensors between the workers of the host.
         monitor: guards the state that the threads of this worker share.
-        failed: told why it cannot go on.
+        failed: called with the error that ends the loop.
     """
 
     def __init__(
@@ -96,32 +96,36 @@ class Engine:
             for index, shape in enumerate(trained.tensor.shape for trained in tensors)
             if index in by_factors
         }
-        """Where the leader puts its own factors before it gives them."""
+        """The factors by tensor. The training loop puts the leader's own in before it contributes them."""
         self._own: dict[int, Tensor] = {}
         self._published = [0] * len(tensors)
         self._marks: list[Event] = [None] * len(tensors)
-        self._arrived: deque[Contribution] = deque()
+        self._received: deque[Contribution] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._left: set[int] = set()
         self._settled = 0
-        self._leaving = False
-        self._thread = threading.Thread(target=self._run, name="local-engine", daemon=True)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="local-leader-loop", daemon=True)
         self._thread.start()
 
     # -- calls of other threads ----------------------------------------------------------------------------
 
     def contribute(self, contribution: Contribution) -> None:
-        """Something that a worker hands in."""
+        """Take the contribution of a worker of the host."""
         with self._monitor:
-            self._arrived.append(contribution)
+            self._received.append(contribution)
             self._monitor.notify()
 
     def iterate(self, iteration: int, rate: float) -> None:
-        """Begin an iteration once the last one has ended; returns at once."""
+        """Begin an iteration once the last one has ended; return at once."""
         self._command(lambda: self._iterate(iteration, rate))
 
-    def together(self, step: Callable[[], None]) -> None:
-        """Do `step`, publish what every tensor has become; return once all workers have taken it."""
+    def settle(self, step: Callable[[], None]) -> None:
+        """Run `step`, then publish every tensor. Return once all workers of the host have the values.
+
+        Args:
+            step: `open` or `settle` of the inner exchange.
+        """
         settled = self._settled + 1
         self._command(lambda: self._settle(step))
         self._monitor.wait_for(
@@ -129,17 +133,17 @@ class Engine:
         )
 
     def wait(self, index: int, publication: int) -> None:
-        """Wait until a tensor has been published so many times, and may be used by the current stream."""
+        """Wait until a tensor has been published `publication` times, and the current stream may use it."""
         self._monitor.wait_for(
             lambda: True if self._published[index] >= publication else None,
             f"tensor '{self._tensors[index].name}' did not come",
         )
         self.side.join(self._marks[index])
 
-    def leave(self) -> None:
-        """End what can be ended without the others, and stop."""
+    def close(self) -> None:
+        """Finish what needs no other worker, and stop."""
         with self._monitor:
-            self._leaving = True
+            self._closing = True
             self._monitor.notify()
         self._thread.join(LEAVE_S)
         self._monitor.close()
@@ -162,29 +166,33 @@ class Engine:
             self._failed(as_server_error(error, "the worker that leads its machine failed"))
 
     def _next_command(self) -> Callable[[], None] | None:
-        """Wait for the next command; None: there will be none."""
+        """Wait for the next command. Return None when there will be none."""
 
         def found() -> tuple[Callable[[], None] | None] | None:
             if self._commands:
                 return (self._commands.popleft(),)
-            return (None,) if self._leaving or self._monitor.failure else None
+            return (None,) if self._closing or self._monitor.failure else None
 
         return self._monitor.wait_for(found, "no command came", limited=False)[0]
 
     def _next_contribution(self, owes: Callable[[int], bool]) -> Contribution | None:
-        """Wait for the next contribution; None: there is none, as this worker leaves and its own part is missing."""
+        """Return the next contribution; None where this worker leaves and still owes its own.
+
+        Args:
+            owes: whether a contribution of this local rank is still to come.
+        """
         while True:
             for worker in sorted(self._left):
-                if owes(worker) and not owes(0):  # the leader may be about to leave as well
+                if owes(worker) and not owes(0):  # the leader may be about to close, too
                     raise PeerLost(f"worker {worker} of this machine has left before the end")
             self._monitor.wait_for(
-                lambda: True if self._arrived or (self._leaving and owes(0)) else None,
+                lambda: True if self._received or (self._closing and owes(0)) else None,
                 "not every worker of this machine has finished the iteration",
-                limited=not owes(0),  # the loop of this worker may take its time
+                limited=not owes(0),  # the training loop of this worker may take any time
             )
-            if not self._arrived:
+            if not self._received:
                 return None
-            contribution = self._arrived.popleft()
+            contribution = self._received.popleft()
             if contribution.kind is not Kind.LEAVE:
                 return contribution
             self._left.add(contribution.worker)
@@ -198,7 +206,7 @@ class Engine:
             contribution = self._next_contribution(self._contributions.owes)
             if contribution is None:
                 return
-            with self.side.after(contribution.event):
+            with self.side.after(contribution.ready):
                 self._take(contribution)
         self._inner.finish()
 
@@ -208,7 +216,7 @@ class Engine:
         owing = set(range(1, self._workers))
         while owing:
             contribution = self._next_contribution(owing.__contains__)
-            assert contribution is not None, "the leader takes nothing"
+            assert contribution is not None, "the leader itself owes nothing"
             if contribution.kind is not Kind.TAKEN:
                 raise _unexpected(contribution)
             owing.discard(contribution.worker)
@@ -228,22 +236,22 @@ class Engine:
                 self._monitor.notify()
 
     def _take(self, contribution: Contribution) -> None:
-        index = contribution.index
+        index, worker = contribution.index, contribution.worker
         match contribution.kind:
             case Kind.PART:
                 if contribution.part is not None:
                     self._own[index] = contribution.part
                     self._reduction.contribute(index, contribution.part)
-                if self._contributions.contribute(index, contribution.worker):
+                if self._contributions.contribute(index, worker):
                     for due in self._reduction.due(index):
                         self._begin_inner(due)
             case Kind.FACTORS:
-                if contribution.packed is not None:
-                    self.stacks[index].add(contribution.worker, contribution.rows, contribution.packed)
-                if self._contributions.contribute(index, contribution.worker):
+                if contribution.factors is not None:
+                    self.stacks[index].add(worker, contribution.rows, contribution.factors)
+                if self._contributions.contribute(index, worker):
                     self._begin_inner_factors(index)
             case Kind.RELEASED:
-                if self._contributions.release(index, contribution.worker):
+                if self._contributions.release(index, worker):
                     self._inner.release(index)
             case _:
                 raise _unexpected(contribution)
@@ -253,7 +261,7 @@ class Engine:
         if mean.is_cuda:
             mean.record_stream(torch.cuda.current_stream(mean.device))
         if self._tensors[index].statistics:
-            assert mean.data_ptr() == self._tensors[index].tensor.data_ptr(), "summed where they are"
+            assert mean.data_ptr() == self._tensors[index].tensor.data_ptr(), "statistics are summed in place"
         else:
             self._inner.begin(index, mean.view(self._tensors[index].tensor.shape))
 

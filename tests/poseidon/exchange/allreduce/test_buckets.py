@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from poseidon.exchange.buckets import Buckets, Flight, plan_buckets
+from poseidon.exchange.allreduce.buckets import Buckets, Waiter, plan_buckets
 
 
 def test_the_last_tensors_come_first_and_the_first_bucket_is_small() -> None:
@@ -28,12 +28,12 @@ class Wire:
         self.left: list[list[float]] = []
         self.replicas = replicas
 
-    def __call__(self, buffer: Tensor, landed: Callable[[], None]) -> Flight:
+    def __call__(self, buffer: Tensor, on_done: Callable[[], None]) -> Waiter:
         self.left.append(buffer.tolist())
 
         def arrive() -> None:
             buffer.mul_(self.replicas)
-            landed()
+            on_done()
 
         return arrive
 
@@ -49,7 +49,7 @@ def three(wire: Wire) -> Buckets:
 
 
 def fill(buckets: Buckets, index: int, value: float) -> None:
-    buckets.place(index).fill_(value)
+    buckets.view(index).fill_(value)
     buckets.filled(index)
 
 
@@ -83,7 +83,7 @@ def test_what_does_not_come_is_zero_even_if_it_came_before() -> None:
 
 def test_the_buffers_are_the_same_in_every_iteration() -> None:
     buckets = three(Wire(1))
-    places = [buckets.place(index).data_ptr() for index in (0, 3, 5)]
+    places = [buckets.view(index).data_ptr() for index in (0, 3, 5)]
     buckets.start()
     for index in (5, 3, 0):
         fill(buckets, index, 1.0)

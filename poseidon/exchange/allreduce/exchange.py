@@ -1,4 +1,4 @@
-"""All-reduce: replicas sum their gradients among themselves, and each applies the update rule to the mean.
+"""The all-reduce exchange: replicas sum their gradients, and each applies the update rule to the mean.
 
 Staleness 0 only. Gradients travel in buckets (`buckets.py`) through torch.distributed: gloo on the CPU, NCCL on GPUs. Every
 replica keeps the whole history. The job's shards hold no tables: shard 0 is the rendezvous of the replicas, and carries
@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, Buckets, Waiter
+from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
 from poseidon.exchange.base import ExchangeSettings, History, LocalHistories, Trained, WholeGradients
-from poseidon.exchange.buckets import BUCKET_BYTES, Buckets, Flight
 from poseidon.exchange.control import AllReduceDelivery, JobControl
-from poseidon.exchange.observe.traffic import Traffic
-from poseidon.exchange.process_group import Backend, Group, MeetingPlace, Place
+from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
 from ps_server import Client, StoreSpec
 from ps_server.client import TIMEOUT_S
 from ps_server.rules import clip_factor, sum_of_squares, update
 
 
-def meeting_store(settings: ExchangeSettings, *, workers: int, shards: int) -> StoreSpec:
-    """The store of an all-reduce job: no tables, only a place to meet.
+def rendezvous_store(settings: ExchangeSettings, *, workers: int, shards: int) -> StoreSpec:
+    """Return the store of an all-reduce job: no tables, only the rendezvous.
 
     Args:
         settings: common to all tensors.
@@ -39,13 +39,14 @@ class AllReduceExchange(WholeGradients):
     """See `Exchange`.
 
     Args:
-        client: connected to a store made by `meeting_store`; this exchange closes it.
+        client: connected to a store made by `rendezvous_store`; this exchange closes it.
         tensors: what to keep together.
         settings: common to all tensors.
         rank: this replica's rank.
         workers: number of replicas.
-        host: this machine's address, as the other machines reach it.
-        bucket_bytes: how much travels in one operation.
+        host: the address at which the other hosts reach this one.
+        equal_bits: whether the job ends where the processors of the replicas compute different bits.
+        bucket_bytes: size of one sum.
         timeout_s: longest time that any operation waits.
     """
 
@@ -58,12 +59,14 @@ class AllReduceExchange(WholeGradients):
         rank: int,
         workers: int,
         host: str,
+        equal_bits: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._client = client
         self._settings = settings
-        self._place = Place(rank=rank, size=workers, host=host, timeout_s=timeout_s)
+        self._equal_bits = equal_bits
+        self._group = GroupSettings(rank=rank, size=workers, host=host, timeout_s=timeout_s)
         self._tensors = tensors
         self._flat = [trained.tensor.detach().view(-1) for trained in tensors]
         self._device = self._flat[0].device if self._flat else torch.device("cpu")
@@ -78,43 +81,43 @@ class AllReduceExchange(WholeGradients):
         self._statistics = [i for i, t in enumerate(tensors) if t.statistics]
         self._gradients = self._buckets(self._moved, bucket_bytes)
         self._means = self._buckets(self._statistics, bucket_bytes)
-        self._bulk: Group | None = None
-        self._requests: Group | None = None
+        self._gradient_group: ProcessGroup | None = None
+        self._request_group: ProcessGroup | None = None
 
     def _buckets(self, indices: Sequence[int], bucket_bytes: int) -> Buckets:
         sizes = [(index, self._flat[index].numel()) for index in indices]
         return Buckets(
             sizes,
-            replicas=self._place.size,
+            replicas=self._group.size,
             device=self._device,
             launch=self._launch,
             bucket_bytes=bucket_bytes,
         )
 
-    def _launch(self, buffer: Tensor, landed: Callable[[], None]) -> Flight:
-        assert self._bulk is not None, "the exchange is not open"
-        return self._bulk.sum(buffer, landed)
+    def _launch(self, buffer: Tensor, on_done: Callable[[], None]) -> Waiter:
+        assert self._gradient_group is not None, "the exchange is not open"
+        return self._gradient_group.sum(buffer, on_done)
 
     # -- the contract --------------------------------------------------------------------------------------
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
-        """See `Exchange`. The histories of rank 0 count, and are sent to the others."""
+        """See `Exchange`. Rank 0 broadcasts its histories."""
         resumed = bool(histories)
         if clock is None:
             self._client.start(lambda table: [])
-            resumed = self._meet(resumed=resumed)
+            resumed = self._form_groups(resumed=resumed)
         else:
             self._iteration = clock
         self.state.load(histories)
-        assert self._bulk is not None
+        assert self._gradient_group is not None
         for flat, history in zip(self._flat, self.state.of, strict=True):
             for tensor in [flat, *history] if resumed else [flat]:
-                self._bulk.broadcast(tensor)()
+                self._gradient_group.broadcast(tensor)()
 
-    def _meet(self, *, resumed: bool) -> bool:
-        """Form the groups; returns whether rank 0 goes on from a history."""
-        place = self._place
-        opened = MeetingPlace(place) if place.rank == 0 else None
+    def _form_groups(self, *, resumed: bool) -> bool:
+        """Form the process groups. Return whether rank 0 continues from a history."""
+        group = self._group
+        opened = Rendezvous(group) if group.rank == 0 else None
         payload = {
             "address": opened.address if opened else "",
             "resumed": resumed,
@@ -123,32 +126,30 @@ class AllReduceExchange(WholeGradients):
         everyone = [json.loads(reply) for reply in self.control.all_gather(json.dumps(payload).encode())]
         first = everyone[0]
         samples = [Arithmetic.from_json(fields["arithmetic"]) for fields in everyone]
-        common_kernel(samples, required=not self._settings.mends)
-        meeting = opened or MeetingPlace(place, str(first["address"]))
-        self._bulk = Group(meeting, "bulk", place, Backend.of(self._device))
-        self._requests = Group(meeting, "control", place)
+        common_kernel(samples, required=self._equal_bits)
+        rendezvous = opened or Rendezvous(group, str(first["address"]))
+        self._gradient_group = ProcessGroup(rendezvous, "bulk", group, Backend.of(self._device))
+        self._request_group = ProcessGroup(rendezvous, "control", group)
         return bool(first["resumed"])
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
         self._iteration = iteration
         self._rate = rate
-        assert self._requests is not None, "the exchange is not open"
-        self._delivery.start(self._requests.sum)
+        assert self._request_group is not None, "the exchange is not open"
+        self._delivery.start(self._request_group.sum)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`. The gradient is copied."""
-        self.wait(
-            index
-        )  # does nothing save where a backward pass reaches a tensor that no forward pass waited for
-        self._gradients.place(index).copy_(gradient.detach().reshape(-1))
+        self.wait(index)  # a backward pass may reach a tensor that no forward pass has waited for
+        self._gradients.view(index).copy_(gradient.detach().reshape(-1))
         self._gradients.filled(index)
 
     def begin_factors(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange`."""
         self.wait(index)
-        place_NM = self._gradients.place(index).view(u_KN.shape[1], v_KM.shape[1])
-        torch.mm(u_KN.detach().t(), v_KM.detach(), out=place_NM)
+        gradient_NM = self._gradients.view(index).view(u_KN.shape[1], v_KM.shape[1])
+        torch.mm(u_KN.detach().t(), v_KM.detach(), out=gradient_NM)
         self._gradients.filled(index)
 
     def wait(self, index: int) -> None:
@@ -160,15 +161,15 @@ class AllReduceExchange(WholeGradients):
         if self._tensors[index].statistics:
             flat.copy_(self._means.mean(index))
             return
-        scale = self._factor()
+        scale = self._gradient_factor()
         gradient = self._gradients.mean(index)
         if scale != 1.0:
             gradient.mul_(scale)
         rule, history = self._tensors[index].rule, self.state.of[index]
         update(rule, gradient, history, flat, rate=self._due_rate, step=self._due_step)
 
-    def _factor(self) -> float:
-        """What to multiply the mean gradients by; with a limit on their norm all of them must be here."""
+    def _gradient_factor(self) -> float:
+        """Return the factor of the mean gradients. With a limit on their norm it waits for all of them."""
         if self._scale is None:
             self._scale = self._settings.gradient_scale
             if self._settings.clip is not None:
@@ -180,7 +181,7 @@ class AllReduceExchange(WholeGradients):
         """See `Exchange`."""
         self._gradients.fill_missing()
         for index in self._statistics:
-            self._means.place(index).copy_(self._flat[index])
+            self._means.view(index).copy_(self._flat[index])
             self._means.filled(index)
         self._due = [True] * len(self._tensors)
         self._due_rate, self._due_step = self._rate, self._iteration
@@ -202,4 +203,6 @@ class AllReduceExchange(WholeGradients):
     def close(self) -> None:
         """See `Exchange`."""
         self._client.close()
-        self._bulk = self._requests = None  # whoever still waits for this replica hears that it has gone
+        self._gradient_group = self._request_group = (
+            None  # the others' waits for this replica end with an error
+        )

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.allreduce import AllReduceExchange, meeting_store
+from poseidon.exchange.allreduce.buckets import Waiter
+from poseidon.exchange.allreduce.exchange import AllReduceExchange, rendezvous_store
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.buckets import Flight
 from poseidon.exchange.hooks import Hooks
 from ps_server import LocalProtocolError, PeerLost, Rule, RuleKind, Signal, SignalKind
 from tests.poseidon.exchange.test_contract import SCENARIOS
@@ -35,7 +35,7 @@ def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
     with memory_store(workers, 1) as connect:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-            client = connect(rank, meeting_store(settings, workers=workers, shards=1))
+            client = connect(rank, rendezvous_store(settings, workers=workers, shards=1))
             return AllReduceExchange(
                 client,
                 tensors,
@@ -255,9 +255,9 @@ def test_buckets_leave_while_the_backward_pass_goes_on() -> None:
         launch = exchange._gradients._launch
         if rank == 0:
 
-            def note(buffer: Tensor, landed: Callable[[], None]) -> Flight:
+            def note(buffer: Tensor, on_done: Callable[[], None]) -> Waiter:
                 left.append("bucket")
-                return launch(buffer, landed)
+                return launch(buffer, on_done)
 
             exchange._gradients._launch = note
             net[0].weight.register_hook(lambda _: left.append("backward of the first layer"))

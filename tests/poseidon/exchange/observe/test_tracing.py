@@ -1,10 +1,43 @@
+"""Spans of an exchange's calls and of layers."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from poseidon.exchange.observe.tracing_hooks import TracingHooks, named_layers
+from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.observe.observed import ObservedExchange
+from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
+from poseidon.exchange.single import SingleProcessExchange
+from tests.support.exchange_contract import ITERATIONS, Scenario, train
 from tests.support.tracing import Recorded, nested
+
+
+def test_numbers_stay_and_each_tensor_is_seen_in_each_iteration() -> None:
+    trace, names = Recorded(), list[str]()
+
+    def plain(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        return SingleProcessExchange(tensors, settings)
+
+    def traced(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        names.extend(trained.name for trained in tensors)
+        return ObservedExchange(plain(rank, tensors, settings), [ExchangeTrace(names, trace)])
+
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(train(traced, 1, Scenario())[0], train(plain, 1, Scenario())[0], strict=True)
+    )
+    told = trace.names()
+    for name in names:
+        assert told.count(("wait", name)) == ITERATIONS
+    assert [name for kind, name in told if kind == "iteration"] == [str(i) for i in range(ITERATIONS)]
+    assert told.count(("begin", names[0])) == ITERATIONS
+    assert nested(trace.spans)
+    within = {(inner.kind, inner.name) for inner, outer in trace.inside() if outer.kind == "iteration"}
+    assert {("wait", name) for name in names} <= within
 
 
 class Net(nn.Module):
@@ -30,7 +63,7 @@ class Halves(nn.Module):
         return x[:, :3], x[:, 3:]
 
 
-def train(net: Net, steps: int) -> list[Tensor]:
+def train_net(net: Net, steps: int) -> list[Tensor]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
@@ -47,7 +80,7 @@ def make() -> Net:
 def test_each_layer_has_its_spans_in_order_and_numbers_stay() -> None:
     trace, net = Recorded(), make()
     hooks = TracingHooks(named_layers(net), trace)
-    traced = train(net, 3)
+    traced = train_net(net, 3)
     hooks.close()
     forward = [name for kind, name in trace.names() if kind == "forward"]
     assert forward == ["first", "act", "same", "halves", "left", "right"] * 3
@@ -55,13 +88,13 @@ def test_each_layer_has_its_spans_in_order_and_numbers_stay() -> None:
     # `same` adds nothing to the graph, so it has no backward.
     assert backward == ["right", "left", "halves", "act", "first"] * 3
     assert nested(trace.spans)
-    assert all(torch.equal(a, b) for a, b in zip(traced, train(make(), 3), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(traced, train_net(make(), 3), strict=True))
 
 
 def test_after_close_nothing_is_told() -> None:
     trace, net = Recorded(), make()
     TracingHooks(named_layers(net), trace).close()
-    train(net, 1)
+    train_net(net, 1)
     assert not trace.spans
 
 
@@ -76,7 +109,7 @@ def test_spans_hold_what_other_hooks_of_the_layer_do() -> None:
         top.register_hook(lambda _: trace.mark("begin", "factors"))
 
     net.left.register_forward_hook(tap)
-    train(net, 1)
+    train_net(net, 1)
     hooks.close()
     inside = {(inner.name, outer.kind, outer.name) for inner, outer in trace.inside()}
     assert {

@@ -7,7 +7,7 @@ import pytest
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.observe.observed import Call, ObservedExchange
-from poseidon.exchange.observe.waits import WaitTimes
+from poseidon.exchange.observe.statistics import TransitTimes, WaitTimes
 from poseidon.exchange.single import SingleProcessExchange
 from tests.support.exchange_contract import ITERATIONS, Scenario, train
 
@@ -34,3 +34,34 @@ def test_numbers_stay_and_iterations_are_counted() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(*weights, strict=True))
     assert waits.iterations == ITERATIONS
     assert all(seconds > 0 for seconds in waits.waited_s)
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    s = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+def test_flights_of_a_kind_arrive_in_order_and_may_overlap() -> None:
+    clock = Hand()
+    flights = TransitTimes(2, clock)
+    flights.depart(0)
+    clock.s = 1
+    flights.depart(0)
+    flights.depart(1)
+    clock.s = 3
+    flights.arrive(0)
+    assert flights.total_s(0) == pytest.approx(3)
+    clock.s = 6
+    flights.arrive(0)
+    assert flights.total_s(0) == pytest.approx(8)
+    assert flights.total_s(1) == 0
+
+
+def test_what_never_departed_does_not_arrive() -> None:
+    flights = TransitTimes(1, Hand())
+    flights.arrive(0)
+    assert flights.total_s(0) == 0

@@ -1,7 +1,7 @@
 """Gradients packed into a few buffers, so that a collective operation carries many small tensors at once.
 
-Law: which tensor lies where follows from the tensors' sizes alone, so it is the same on every replica and in every
-run; buckets leave in their order, whatever order the gradients come in; the buffers are allocated once.
+Law: the layout of the buckets follows from the sizes of the tensors alone, so it is the same on every replica and in
+every run. Buckets leave in their order, whatever the order of the gradients. The buffers are allocated once.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.exchange.observe.traffic import Flights, Traffic
+from poseidon.exchange.observe.statistics import Traffic, TransitTimes
 
 BUCKET_BYTES = 25 * 2**20
-"""Large enough that a bucket's latency does not count; torch's DistributedDataParallel has the same."""
+"""Large enough that the latency of a bucket does not count; torch's DistributedDataParallel uses the same size."""
 FIRST_BUCKET_BYTES = 2**20
-"""The first bucket is small, so that the network starts early in the backward pass (as there)."""
+"""The first bucket is small, so that the network starts early in the backward pass (as in DistributedDataParallel)."""
 FLOAT_BYTES = 4
 
-Launch = Callable[[Tensor, Callable[[], None]], "Flight"]
-"""Starts the sum of a buffer over all replicas, and calls back when it is there; returns at once."""
-Flight = Callable[[], None]
-"""Returns once the sum lies in the buffer."""
+Launch = Callable[[Tensor, Callable[[], None]], "Waiter"]
+"""Starts the sum of a buffer over all replicas, and calls back when it is complete; returns at once."""
+Waiter = Callable[[], None]
+"""Waits until the sum is in the buffer."""
 
 
 def plan_buckets(
     sizes: Sequence[int], *, bucket_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
 ) -> list[list[int]]:
-    """Deal tensors into buckets, the last tensor first, because backward passes end with the first.
+    """Assign tensors to buckets, the last tensor first, because backward passes end with the first.
 
     Args:
         sizes: elements of each tensor.
@@ -51,7 +51,7 @@ def plan_buckets(
 
 
 class _Bucket:
-    """One buffer: where its tensors lie, which are still missing, and the sum under way."""
+    """One buffer: the views of its tensors, those that are still missing, and the sum under way."""
 
     def __init__(self, indices: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
         self.indices = tuple(indices)
@@ -60,7 +60,7 @@ class _Bucket:
             zip(indices, self.buffer.split([sizes[i] for i in indices]), strict=True)
         )
         self.missing = set(indices)
-        self.flight: Flight | None = None
+        self.waiter: Waiter | None = None
         self.summed = False
         self.launches = 0
 
@@ -71,7 +71,7 @@ class Buckets:
     Args:
         tensors: index and number of elements of each tensor.
         replicas: W, the number of replicas that sum.
-        device: where the buffers lie.
+        device: of the buffers.
         launch: starts a sum.
         bucket_bytes: see `plan_buckets`.
     """
@@ -93,63 +93,66 @@ class Buckets:
             first_bytes=min(bucket_bytes, FIRST_BUCKET_BYTES),
         )
         sizes = dict(tensors)
-        indices = [[tensors[place][0] for place in bucket] for bucket in plan]
+        indices = [[tensors[position][0] for position in bucket] for bucket in plan]
         self._buckets = [_Bucket(own, _by_index(sizes), device) for own in indices]
         self._of = {index: bucket for bucket in self._buckets for index in bucket.indices}
         self._next = 0
-        self._flights = Flights(max(sizes, default=-1) + 1)
+        self._transit = TransitTimes(max(sizes, default=-1) + 1)
 
     def start(self) -> None:
-        """A new iteration: every tensor is missing."""
+        """Begin an iteration: every tensor is missing."""
         for bucket in self._buckets:
             bucket.missing = set(bucket.indices)
         self._next = 0
 
-    def place(self, index: int) -> Tensor:
-        """Where to write a tensor's part, once its last mean has been used; call `filled` afterwards."""
+    def view(self, index: int) -> Tensor:
+        """Return the memory for a tensor's gradient; call `filled` once it is written.
+
+        It holds the last mean, which must have been used.
+        """
         return self._of[index].views[index]
 
     def filled(self, index: int) -> None:
-        """A tensor's part is written: its bucket leaves if it is whole and all earlier ones have left."""
+        """Note that a tensor's gradient is written. Its bucket leaves once it is complete and all earlier ones have left."""
         bucket = self._of[index]
         bucket.missing.discard(index)
-        self._flights.depart(index)
+        self._transit.depart(index)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             ready = self._buckets[self._next]
             ready.launches += 1
-            ready.flight = self._launch(ready.buffer, self._landing(ready))
+            ready.waiter = self._launch(ready.buffer, self._on_done(ready))
             ready.summed = False
             self._next += 1
 
     def fill_missing(self) -> None:
-        """End of the iteration: tensors that did not come count as zero."""
+        """End the iteration: tensors without a gradient count as zero."""
         for bucket in self._buckets:
             for index in sorted(bucket.missing, reverse=True):
                 bucket.views[index].zero_()
                 self.filled(index)
 
     def traffic(self) -> dict[int, Traffic]:
-        """Of each tensor; bytes are those of a ring, in which each replica sends 2 (W - 1) / W of a buffer."""
+        """Return the traffic of each tensor. Bytes are those of a ring: each replica sends 2 (W - 1) / W of a buffer."""
         found = {}
         for index, bucket in self._of.items():
             size = bucket.views[index].numel() * FLOAT_BYTES * bucket.launches
             moved = 2 * size * (self._replicas - 1) // self._replicas
-            found[index] = Traffic(bytes_out=moved, bytes_in=moved, on_way_s=self._flights.total_s(index))
+            found[index] = Traffic(bytes_out=moved, bytes_in=moved, on_way_s=self._transit.total_s(index))
         return found
 
-    def _landing(self, bucket: _Bucket) -> Callable[[], None]:
-        def landed() -> None:
+    def _on_done(self, bucket: _Bucket) -> Callable[[], None]:
+        def on_done() -> None:
             for index in bucket.indices:
-                self._flights.arrive(index)
+                self._transit.arrive(index)
 
-        return landed
+        return on_done
 
     def mean(self, index: int) -> Tensor:
-        """The tensor's mean over all replicas; waits for its bucket."""
+        """Wait for the bucket of a tensor, and return the tensor's mean over all replicas."""
         bucket = self._of[index]
-        if bucket.flight is not None:
-            bucket.flight()
-            bucket.flight = None
+        if bucket.waiter is not None:
+            bucket.waiter()
+            bucket.waiter = None
         if not bucket.summed:
             bucket.buffer.div_(self._replicas)
             bucket.summed = True

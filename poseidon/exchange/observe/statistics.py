@@ -1,0 +1,83 @@
+"""Statistics of an exchange for each tensor: waits, bytes, and times in transit. They decide nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from poseidon.exchange.observe.observed import Call, Observer
+
+
+class WaitTimes(Observer):
+    """The time of `Exchange.wait` by tensor. It is always measured: two reads of the clock for each wait.
+
+    Args:
+        tensors: number of tensors.
+
+    Attributes:
+        iterations: finished iterations.
+        waited_s: for each tensor the total time of its waits, in seconds.
+    """
+
+    def __init__(self, tensors: int) -> None:
+        self.iterations = 0
+        self.waited_s = [0.0] * tensors
+
+    def after(self, call: Call, index: int, began_ns: int, ended_ns: int) -> None:
+        """See `Observer`."""
+        if call is Call.WAIT:
+            self.waited_s[index] += (ended_ns - began_ns) * 1e-9
+        elif call is Call.FINISH:
+            self.iterations += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """The traffic of one tensor at this worker, since the start.
+
+    Attributes:
+        bytes_out: bytes sent for it.
+        bytes_in: bytes received for it.
+        on_way_s: total time from each gradient's `begin` to the arrival of the value that follows from it.
+    """
+
+    bytes_out: int
+    bytes_in: int
+    on_way_s: float
+
+
+class CountsTraffic(Protocol):
+    """An exchange that counts the traffic of its tensors."""
+
+    def traffic(self) -> Mapping[int, Traffic]:
+        """Return the traffic by the index of the tensor. Any thread may call this."""
+
+
+class TransitTimes:
+    """Times in transit by kind. Those of one kind arrive in the order in which they depart.
+
+    Args:
+        kinds: number of kinds.
+        now: seconds, monotonic.
+    """
+
+    def __init__(self, kinds: int, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._under_way: list[deque[float]] = [deque() for _ in range(kinds)]
+        self._total_s = [0.0] * kinds
+
+    def depart(self, kind: int) -> None:
+        """Note a departure of this kind."""
+        self._under_way[kind].append(self._now())
+
+    def arrive(self, kind: int) -> None:
+        """Note the arrival of the earliest departure of this kind; without one this does nothing."""
+        if self._under_way[kind]:
+            self._total_s[kind] += self._now() - self._under_way[kind].popleft()
+
+    def total_s(self, kind: int) -> float:
+        """Return the total time in transit of all that have arrived."""
+        return self._total_s[kind]
