@@ -9,7 +9,7 @@ from pathlib import Path
 from poseidon.cli.parse_log import read_log
 from poseidon.errors import UsageError
 from poseidon.launch.job_folder import find_training_log
-from poseidon.metrics.curves import CHARTS, KINDS, Against, Panel, curves, draw
+from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
 
 
@@ -22,8 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
         SnapshotError: the file cannot be written.
     """
     kind = arguments.output.suffix.lower().lstrip(".")
-    if kind not in KINDS:
-        raise UsageError(f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(KINDS)}")
+    if kind not in FORMATS:
+        raise UsageError(f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(FORMATS)}")
     panels, against = _panels(arguments)
     found = [find_training_log(word) for word in arguments.logs or [None]]
     logs = [(name, read_log(path)) for name, (_, path) in zip(_short_names(found), found, strict=True)]
@@ -36,9 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _panels(arguments: argparse.Namespace) -> tuple[Sequence[Panel], Against]:
+def _panels(arguments: argparse.Namespace) -> tuple[Sequence[Panel], XAxis]:
     if arguments.chart is None:
-        return (Panel.LOSS, Panel.ACCURACY), Against(arguments.x)
+        return (Panel.LOSS, Panel.ACCURACY), XAxis(arguments.x)
     panel, against = CHARTS[arguments.chart]
     return (panel,), against
 

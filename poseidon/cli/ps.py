@@ -97,9 +97,7 @@ def _row(job: HostJob) -> tuple[str, ...]:
     far = len(record.processes) - near
     living = f"{job.living} of {near}" + (f", {far} on other hosts" if far else "")
     progress = _progress(job)
-    place = (
-        (progress.position(), progress.rate_words(), progress.eta_words()) if progress else ("-", "-", "-")
-    )
+    place = (progress.position(), progress.rate_text(), progress.eta_text()) if progress else ("-", "-", "-")
     return (record.job, started, state, living, *place, printable(record.output))
 
 

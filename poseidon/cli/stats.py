@@ -13,7 +13,7 @@ from pathlib import Path
 
 from poseidon.errors import JobError, UsageError
 from poseidon.launch.job_folder import job_folder
-from poseidon.metrics.curves import KINDS
+from poseidon.metrics.curves import FORMATS
 from poseidon.metrics.job_statistics import FILE_NAME, read_statistics
 from poseidon.metrics.statistics_tables import job_tables
 from poseidon.metrics.trace_iteration import view_iteration
@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _draw(folder: Path, target: Path, rank: int, iteration: int | None) -> None:
     kind = target.suffix.lower().removeprefix(".")
-    if kind not in KINDS:
-        raise UsageError(f"--picture={target}: expected a name that ends in .{', .'.join(KINDS)}")
+    if kind not in FORMATS:
+        raise UsageError(f"--picture={target}: expected a name that ends in .{', .'.join(FORMATS)}")
     source = folder / f"trace_worker_{rank}.json"
     if source not in trace_files(folder):
         raise JobError(f"{folder} holds no trace of worker {rank}")

@@ -27,7 +27,7 @@ from poseidon.metrics.job_statistics import (
     parse_shard,
     parse_worker,
 )
-from poseidon.metrics.progress import JobProgress, Pace
+from poseidon.metrics.progress import JobProgress, ProgressMeter
 
 REMOTE_LOGS = "from_hosts"
 """The folder, in a job's output folder, of the logs that come from other hosts."""
@@ -112,7 +112,7 @@ class StatisticsFile(JobListener):
         self._written_s = float("-inf")
         self._workers: dict[int, WorkerStatistics] = {}
         self._shards: dict[int, ShardStatistics] = {}
-        self._pace, self._progress = Pace(now), JobProgress()
+        self._meter, self._progress = ProgressMeter(now), JobProgress()
         self._unwritten = False
         self._broken = False
 
@@ -121,7 +121,7 @@ class StatisticsFile(JobListener):
         if event.get("event") == "statistics":
             self._keep(name, event)
         if event.get("event") == "progress" and name.role is Role.WORKER and name.index == 0:
-            self._progress = self._pace.hear(event) or self._progress
+            self._progress = self._meter.update(event) or self._progress
             self._unwritten = True
 
     def close(self) -> None:

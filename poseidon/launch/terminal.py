@@ -10,7 +10,7 @@ from typing import TextIO
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
 from poseidon.launch.request import ShownLogs
-from poseidon.metrics.progress import Pace, ProgressLine
+from poseidon.metrics.progress import ProgressLine, ProgressMeter
 
 MOST_REMEMBERED = 10_000
 MOST_SCORES = 8
@@ -45,7 +45,7 @@ class Terminal(JobListener):
         self._printed: set[str] = set()
         self._last_scores: dict[int, str] = {}
         self._loss: float | None = None
-        self._pace, self._clock = Pace(clock), clock
+        self._meter, self._clock = ProgressMeter(clock), clock
         self._interval_s, self._printed_s = interval_s, clock()
 
     def print(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Terminal(JobListener):
             self._keep_scores(event)
         if event.get("event") != "progress":
             return
-        progress = self._pace.hear(event)
+        progress = self._meter.update(event)
         if progress is None:
             return
         self._loss = progress.loss if progress.loss is not None else self._loss
@@ -72,7 +72,7 @@ class Terminal(JobListener):
         now = self._clock()
         if self._interval_s and not self._line.on_terminal and now - self._printed_s >= self._interval_s:
             self._printed_s = now
-            self._line.write(f"progress: {progress.in_words()}")
+            self._line.write(f"progress: {progress.summary()}")
 
     def on_log(self, name: ProcessName, line: str) -> None:
         """See `JobListener`. The same warning is shown once, whichever process it comes from."""

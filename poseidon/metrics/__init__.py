@@ -1,1 +1,1 @@
-"""What training measured, and where it goes: glog lines, the netoutputs file, the progress line."""
+"""Metrics of training and their outputs: glog lines, the netoutputs file, the progress bar, statistics and traces."""

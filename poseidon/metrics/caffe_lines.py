@@ -1,4 +1,4 @@
-"""The log lines of the `caffe` tool's test and time commands, to the letter.
+"""The log lines of the `caffe` tool's test and time commands, with exactly the same text.
 
     Use CPU.
     Running for 100 iterations.
@@ -10,7 +10,7 @@
          conv1	forward: 24.3 ms.
     Average Forward-Backward: 159.66 ms.
 
-Law: pure; values in, lines out. Places in the source are those of tools/caffe.cpp of BVLC Caffe 1.0.
+Law: no I/O; functions from values to lines. The source locations are those of tools/caffe.cpp of BVLC Caffe 1.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from poseidon.metrics.glog_lines import GlogLine, loss_words, number
+from poseidon.metrics.glog_lines import GlogLine, loss_suffix, number
 from poseidon.metrics.record import Output
 
 _TOOL = "caffe.cpp"
@@ -29,11 +29,11 @@ def _line(text: str, line: int) -> GlogLine:
 
 
 def using(device: str, *, gpu_name: str = "") -> tuple[GlogLine, ...]:
-    """Where the net runs.
+    """Return the lines about the device.
 
     Args:
         device: `cpu` or `cuda:<n>`.
-        gpu_name: what the GPU calls itself.
+        gpu_name: the name of the GPU.
     """
     if device == "cpu":
         return (_line("Use CPU.", 284),)
@@ -44,26 +44,26 @@ def using(device: str, *, gpu_name: str = "") -> tuple[GlogLine, ...]:
 
 
 def running(iterations: int) -> GlogLine:
-    """Return the start of a test."""
+    """Return the first line of a test."""
     return _line(f"Running for {iterations} iterations.", 290)
 
 
 def batch_line(batch: int, output: Output) -> GlogLine:
-    """One number of one batch."""
+    """Return the line of an output of a batch."""
     return _line(f"Batch {batch}, {output.name} = {number(output.value)}", 313)
 
 
 def score_lines(loss: float, means: Sequence[Output]) -> tuple[GlogLine, ...]:
-    """Return the end of a test: the mean loss, and the mean of every number."""
+    """Return the last lines of a test: the mean loss and the mean of every output."""
     return (
         _line(f"Loss: {number(loss)}", 318),
-        *(_line(f"{mean.name} = {number(mean.value)}{loss_words(mean)}", 330) for mean in means),
+        *(_line(f"{mean.name} = {number(mean.value)}{loss_suffix(mean)}", 330) for mean in means),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Mean milliseconds of one layer in one pass."""
+    """The mean times of a layer in a pass, in milliseconds."""
 
     name: str
     forward_ms: float
@@ -72,14 +72,14 @@ class LayerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetTime:
-    """Mean milliseconds of a net in one pass.
+    """The mean times of a net in a pass, in milliseconds.
 
     Attributes:
-        layers: in order of the definition.
-        forward_ms: all layers forward.
-        backward_ms: all layers backward.
-        total_ms: the whole measurement, all iterations together.
-        iterations: how many there were.
+        layers: the layers in the order of the definition.
+        forward_ms: the forward pass of all layers.
+        backward_ms: the backward pass of all layers.
+        total_ms: the whole measurement, all iterations.
+        iterations: the number of iterations.
     """
 
     layers: tuple[LayerTime, ...]
@@ -90,27 +90,27 @@ class NetTime:
 
 
 def performing_forward() -> GlogLine:
-    """Before the first pass, which only allocates."""
+    """Return the line before the first pass, which is not measured."""
     return _line("Performing Forward", 360)
 
 
 def performing_backward(initial_loss: float) -> tuple[GlogLine, GlogLine]:
-    """Between the halves of the first pass."""
+    """Return the lines between forward and backward of the first pass."""
     return _line(f"Initial loss: {number(initial_loss)}", 365), _line("Performing Backward", 366)
 
 
 def benchmark_begins(iterations: int) -> tuple[GlogLine, GlogLine]:
-    """Before the first measured iteration."""
+    """Return the lines before the first measured iteration."""
     return _line("*** Benchmark begins ***", 374), _line(f"Testing for {iterations} iterations.", 375)
 
 
 def iteration_time(iteration: int, elapsed_ms: float) -> GlogLine:
-    """One measured iteration, counted from 1."""
+    """Return the line of a measured iteration, counted from 1."""
     return _line(f"Iteration: {iteration} forward-backward time: {number(elapsed_ms)} ms.", 403)
 
 
 def benchmark_ends(times: NetTime) -> tuple[GlogLine, ...]:
-    """Return the table of all layers and the totals."""
+    """Return the lines of all layers and the totals."""
     lines = [_line("Average time per layer: ", 406)]
     for layer in times.layers:
         lines.append(_line(f"{layer.name:>10}\tforward: {number(layer.forward_ms)} ms.", 409))

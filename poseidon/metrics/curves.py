@@ -1,6 +1,6 @@
-"""Curves of training logs, drawn without a screen.
+"""Plots of training logs as image files.
 
-Law: one drawing, one `Figure` of its own; nothing of pyplot's shared state. Chart types are those of Caffe's
+Law: each plot has its own `Figure`; pyplot's global state is not used. The chart types are those of Caffe's
 tools/extra/plot_training_log.py.
 """
 
@@ -20,20 +20,20 @@ from matplotlib.ticker import MaxNLocator
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
 
-class Against(Enum):
-    """What the horizontal axis shows."""
+class XAxis(Enum):
+    """The quantity on the horizontal axis."""
 
     ITERATIONS = "iterations"
-    """Iterations finished."""
+    """Finished iterations."""
     SECONDS = "seconds"
     """Seconds since the start."""
 
 
 class Panel(Enum):
-    """What a panel shows, by the words of Caffe's chart types."""
+    """The quantity in a panel, named as in Caffe's chart types."""
 
     ACCURACY = "accuracy"
-    """Outputs of the test nets that do not weigh in the loss."""
+    """Outputs of the test nets without a loss weight."""
     LOSS = "loss"
     """Losses of train and test nets."""
     TEST_LOSS = "test loss"
@@ -45,33 +45,33 @@ class Panel(Enum):
 
 
 CHARTS = {
-    0: (Panel.ACCURACY, Against.ITERATIONS),
-    1: (Panel.ACCURACY, Against.SECONDS),
-    2: (Panel.TEST_LOSS, Against.ITERATIONS),
-    3: (Panel.TEST_LOSS, Against.SECONDS),
-    4: (Panel.RATE, Against.ITERATIONS),
-    5: (Panel.RATE, Against.SECONDS),
-    6: (Panel.TRAIN_LOSS, Against.ITERATIONS),
-    7: (Panel.TRAIN_LOSS, Against.SECONDS),
+    0: (Panel.ACCURACY, XAxis.ITERATIONS),
+    1: (Panel.ACCURACY, XAxis.SECONDS),
+    2: (Panel.TEST_LOSS, XAxis.ITERATIONS),
+    3: (Panel.TEST_LOSS, XAxis.SECONDS),
+    4: (Panel.RATE, XAxis.ITERATIONS),
+    5: (Panel.RATE, XAxis.SECONDS),
+    6: (Panel.TRAIN_LOSS, XAxis.ITERATIONS),
+    7: (Panel.TRAIN_LOSS, XAxis.SECONDS),
 }
-"""Caffe's numbers of chart types."""
+"""Caffe's chart types."""
 
 INCHES = (9.0, 5.0)
-USUAL = {Panel.ACCURACY: 1.0}
-"""The upper end of a panel's axis where one value alone is shown."""
+TYPICAL_MAX = {Panel.ACCURACY: 1.0}
+"""The upper end of a panel's axis if it has a single value."""
 MARGIN = 0.04
-"""Of an axis, on both sides."""
-KINDS: dict[str, dict[str, Any]] = {
+"""The margin on both sides of an axis, as a fraction of its length."""
+FORMATS: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""Kinds of files, each with what is said in it; no dates, so that the same log gives the same file."""
+"""The file formats with their metadata. Without dates, so that the same log gives the same file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line of a panel; `faint` for the many noisy points of a train net."""
+    """A line of a panel; `faint` for the many noisy points of a train net."""
 
     label: str
     x: tuple[float, ...]
@@ -79,23 +79,23 @@ class Curve:
     faint: bool
 
 
-def curves(name: str, log: TrainingLog, panel: Panel, against: Against) -> list[Curve]:
-    """Return the curves that a log has for a panel.
+def curves(name: str, log: TrainingLog, panel: Panel, x_axis: XAxis) -> list[Curve]:
+    """Return the curves of a log for a panel.
 
     Args:
-        name: of the log, for the legend.
-        log: its tables.
-        panel: what to show.
-        against: what over.
+        name: the name of the log, for the legend.
+        log: the tables of the log.
+        panel: the quantity.
+        x_axis: the horizontal axis.
     """
     if panel is Panel.RATE:
         rows = log.train or log.test
         return (
-            [_curve(f"{name}: rate", rows, [row.rate for row in rows], against, faint=False)] if rows else []
+            [_curve(f"{name}: rate", rows, [row.rate for row in rows], x_axis, faint=False)] if rows else []
         )
     wanted_losses = panel is not Panel.ACCURACY
     found = []
-    for words, rows, panels in (
+    for net, rows, panels in (
         ("train", log.train, (Panel.LOSS, Panel.TRAIN_LOSS)),
         ("test", log.test, (Panel.LOSS, Panel.TEST_LOSS, Panel.ACCURACY)),
     ):
@@ -104,71 +104,70 @@ def curves(name: str, log: TrainingLog, panel: Panel, against: Against) -> list[
             if (output in log.losses) is wanted_losses:
                 having = [row for row in rows if output in row.outputs]
                 values = [row.outputs[output] for row in having]
-                label = f"{name}: {words} {output}"
-                found.append(_curve(label, having, values, against, faint=words == "train"))
+                label = f"{name}: {net} {output}"
+                found.append(_curve(label, having, values, x_axis, faint=net == "train"))
     return found
 
 
-def draw(
-    logs: Sequence[tuple[str, TrainingLog]], panels: Sequence[Panel], against: Against, kind: str
-) -> bytes:
+def draw(logs: Sequence[tuple[str, TrainingLog]], panels: Sequence[Panel], x_axis: XAxis, kind: str) -> bytes:
     """Draw panels side by side.
 
     Args:
-        logs: names and tables.
-        panels: from left to right.
-        against: the horizontal axis of all.
-        kind: one of `KINDS`.
+        logs: the names and tables of the logs.
+        panels: the panels from left to right.
+        x_axis: the horizontal axis of all panels.
+        kind: one of `FORMATS`.
 
     Returns:
-        the content of a file of that kind.
+        the content of a file of that format.
     """
     figure = Figure(figsize=(INCHES[0] * len(panels), INCHES[1]), layout="constrained")
-    shown = [[curve for name, log in logs for curve in curves(name, log, panel, against)] for panel in panels]
+    shown = [[curve for name, log in logs for curve in curves(name, log, panel, x_axis)] for panel in panels]
     width = _extent([x for drawn in shown for curve in drawn for x in curve.x])
-    for place, (panel, drawn) in enumerate(zip(panels, shown, strict=True)):
-        axes = figure.add_subplot(1, len(panels), place + 1)
+    for index, (panel, drawn) in enumerate(zip(panels, shown, strict=True)):
+        axes = figure.add_subplot(1, len(panels), index + 1)
         for curve in drawn:
             style: dict[str, Any] = {"alpha": 0.6} if curve.faint else {}
-            if not curve.faint or len(curve.x) == 1:  # a line of one point is nothing
+            if not curve.faint or len(curve.x) == 1:  # a line through one point is invisible
                 style["marker"] = "."
             axes.plot(curve.x, curve.y, label=curve.label, linewidth=1, **style)
         _scale(
             axes,
             width,
-            _extent([y for curve in drawn for y in curve.y], usual=USUAL.get(panel, 0.0)),
-            whole=against is Against.ITERATIONS,
+            _extent([y for curve in drawn for y in curve.y], typical_max=TYPICAL_MAX.get(panel, 0.0)),
+            whole=x_axis is XAxis.ITERATIONS,
         )
-        axes.set_xlabel(against.value)
+        axes.set_xlabel(x_axis.value)
         axes.set_ylabel(panel.value)
-        axes.set_title(f"{panel.value} over {against.value}")
+        axes.set_title(f"{panel.value} over {x_axis.value}")
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize="small")
     content = io.BytesIO()
-    figure.savefig(content, format=kind, dpi=100, metadata=KINDS[kind])
+    figure.savefig(content, format=kind, dpi=100, metadata=FORMATS[kind])
     return content.getvalue()
 
 
-def _extent(values: Sequence[float], *, usual: float = 0.0) -> tuple[float, float]:
-    """Limits of an axis, with a margin on both sides. Of a single value a range from zero: around the value alone the ticks
-    would differ in digits that mean nothing.
+def _extent(values: Sequence[float], *, typical_max: float = 0.0) -> tuple[float, float]:
+    """Return the limits of an axis, with a margin on both sides.
+
+    The range of a single value starts at zero, because ticks around the value would differ in insignificant digits.
 
     Args:
-        values: that are drawn; those that are not finite have no place on an axis.
-        usual: the upper end of such a range, at least.
+        values: the values, of which those that are not finite are ignored.
+        typical_max: the least upper end of the range of a single value.
     """
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     if low == high:
-        low, high = min(low * 1.25, 0.0), max(high * 1.25, usual, 0.0)
+        low, high = min(low * 1.25, 0.0), max(high * 1.25, typical_max, 0.0)
         high = high if high > low else 1.0
     margin = (high - low) * MARGIN
     return low - margin, high + margin
 
 
 def _scale(axes: Axes, width: tuple[float, float], height: tuple[float, float], *, whole: bool) -> None:
-    """Set the limits, and ticks at whole numbers where an axis counts."""
+    """Set the limits, and integer ticks for iterations."""
     axes.set_xlim(*width)
     axes.set_ylim(*height)
     if whole:
@@ -176,7 +175,7 @@ def _scale(axes: Axes, width: tuple[float, float], height: tuple[float, float], 
 
 
 def _curve(
-    label: str, rows: Sequence[LogRow], values: Sequence[float], against: Against, *, faint: bool
+    label: str, rows: Sequence[LogRow], values: Sequence[float], x_axis: XAxis, *, faint: bool
 ) -> Curve:
-    x = tuple(float(row.iteration) if against is Against.ITERATIONS else row.seconds for row in rows)
+    x = tuple(float(row.iteration) if x_axis is XAxis.ITERATIONS else row.seconds for row in rows)
     return Curve(label=label, x=x, y=tuple(values), faint=faint)

@@ -1,4 +1,4 @@
-"""The lines of Caffe's log, to the letter, so that the parsers written for Caffe read ours.
+"""The lines of Caffe's log, with exactly the same text for the parsers of Caffe's logs.
 
     Solving CIFAR10_quick
     Iteration 0, Testing net (#0)
@@ -8,7 +8,7 @@
         Train net output #0: loss = 1.64066 (* 1 = 1.64066 loss)
     Iteration 100, lr = 0.001
 
-Law: pure; records in, lines out. Numbers look as a C++ stream prints them by default.
+Law: no I/O except in `GlogSink`; functions from records to lines. Numbers are formatted as by a C++ stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NET = "net.cpp"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlogLine:
-    """A line and its place in the source of Poseidon's Caffe, as its users' logs show it."""
+    """A line with its source location in Poseidon's version of Caffe."""
 
     text: str
     file: str
@@ -35,7 +35,7 @@ class GlogLine:
 
 
 def number(value: float) -> str:
-    """Return a number as `std::ostream << value` prints it: six significant digits, no zeros at the end.
+    """Format a number as `std::ostream << value`: six significant digits without trailing zeros.
 
     >>> number(0.00001), number(0.4592), number(1e6), number(123456.0)
     ('1e-05', '0.4592', '1e+06', '123456')
@@ -46,12 +46,12 @@ def number(value: float) -> str:
 
 
 def solving(net: str) -> GlogLine:
-    """Return the line that starts the clock of Caffe's parsers."""
+    """Return the line at the start of training, the time zero of Caffe's parsers."""
     return GlogLine(text=f"Solving {net}", file=_SOLVER, line=160)
 
 
 def train(record: TrainRecord) -> tuple[GlogLine, ...]:
-    """Return a displayed iteration: the loss, each output, the learning rate."""
+    """Return the lines of a displayed iteration: the loss, each output, the learning rate."""
     first = f"Iteration {record.iteration}, loss: {number(record.loss)}, time: {number(record.elapsed_s)}"
     return (
         GlogLine(text=first, file=_SOLVER, line=294),
@@ -66,7 +66,7 @@ def testing(iteration: int, net: int) -> GlogLine:
 
 
 def tested(record: TestRecord) -> tuple[GlogLine, ...]:
-    """Return the lines at the end of a test: the loss if the solver asks for it, and each output."""
+    """Return the lines at the end of a test: the loss with test_compute_loss, and each output."""
     loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
     return (
         *(GlogLine(text=text, file=_SOLVER, line=473) for text in loss),
@@ -75,23 +75,23 @@ def tested(record: TestRecord) -> tuple[GlogLine, ...]:
 
 
 def test_interrupted() -> GlogLine:
-    """Return a test pass that is broken off."""
+    """Return the line of an interrupted test."""
     return GlogLine(text="Test interrupted.", file=_SOLVER, line=457)
 
 
 def last(iteration: int, loss: float, elapsed_s: float) -> GlogLine:
-    """Return the loss after the last iteration."""
+    """Return the line of the loss after the last iteration."""
     text = f"Iteration {iteration}, loss = {number(loss)}, time: {number(elapsed_s)}"
     return GlogLine(text=text, file=_SOLVER, line=228)
 
 
 def done() -> GlogLine:
-    """Return the end of training."""
+    """Return the line at the end of training."""
     return GlogLine(text="Optimization Done.", file=_SOLVER, line=233)
 
 
 def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
-    """Return a snapshot: the files of the model and of the solver's state."""
+    """Return the lines of a snapshot: the files of the model and of the solver state."""
     return (
         GlogLine(text=f"Snapshotting to {model}", file=_SOLVER, line=317),
         GlogLine(text=f"Snapshotting solver state to {state}", file=_SOLVER, line=324),
@@ -99,31 +99,31 @@ def snapshotting(model: str, state: str) -> tuple[GlogLine, GlogLine]:
 
 
 def forward_top(layer: str, blob: str, mean: float) -> GlogLine:
-    """debug_info: the mean absolute value of a top."""
+    """Return the debug_info line of a top: its mean absolute value."""
     text = f"    [Forward] Layer {layer}, top blob {blob} data: {number(mean)}"
     return GlogLine(text=text, file=_NET, line=560)
 
 
 def forward_param(layer: str, blob: str, mean: float) -> GlogLine:
-    """debug_info: the mean absolute value of a learnable blob."""
+    """Return the debug_info line of a learnable blob: its mean absolute value."""
     text = f"    [Forward] Layer {layer}, param blob {blob} data: {number(mean)}"
     return GlogLine(text=text, file=_NET, line=571)
 
 
 def backward_bottom(layer: str, blob: str, mean: float) -> GlogLine:
-    """debug_info: the mean absolute diff of a bottom."""
+    """Return the debug_info line of a bottom: its mean absolute diff."""
     text = f"    [Backward] Layer {layer}, bottom blob {blob} diff: {number(mean)}"
     return GlogLine(text=text, file=_NET, line=587)
 
 
 def backward_param(layer: str, index: int, mean: float) -> GlogLine:
-    """debug_info: the mean absolute diff of a learnable blob."""
+    """Return the debug_info line of a learnable blob: its mean absolute diff."""
     text = f"    [Backward] Layer {layer}, param blob {index} diff: {number(mean)}"
     return GlogLine(text=text, file=_NET, line=598)
 
 
 def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -> GlogLine:
-    """debug_info: the norms of all learnable blobs together."""
+    """Return the debug_info line of the norms over all learnable blobs."""
     text = (
         "    [Backward] All net params (data, diff): "
         f"L1 norm = ({number(data_l1)}, {number(diff_l1)}); L2 norm = ({number(data_l2)}, {number(diff_l2)})"
@@ -134,7 +134,7 @@ def all_params(data_l1: float, data_l2: float, diff_l1: float, diff_l2: float) -
 def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine, ...]:
     return tuple(
         GlogLine(
-            text=f"    {phase} net output #{index}: {output.name} = {number(output.value)}{loss_words(output)}",
+            text=f"    {phase} net output #{index}: {output.name} = {number(output.value)}{loss_suffix(output)}",
             file=_SOLVER,
             line=line,
         )
@@ -142,8 +142,8 @@ def _outputs(phase: str, outputs: Sequence[Output], line: int) -> tuple[GlogLine
     )
 
 
-def loss_words(output: Output) -> str:
-    """What follows the value of an output that weighs in the loss; nothing for the others."""
+def loss_suffix(output: Output) -> str:
+    """Return the text after the value of an output with a loss weight; an empty string for other outputs."""
     if not output.loss_weight:
         return ""
     weighted = output.loss_weight * output.value
@@ -151,31 +151,31 @@ def loss_words(output: Output) -> str:
 
 
 class GlogSink:
-    """Writes records to a logger. The line at the start of a test comes from `begin_test`.
+    """A sink that logs records. `begin_test` logs the line at the start of a test.
 
     Args:
-        logger: one that `poseidon.log.setup` has given the form.
+        logger: a logger configured by `poseidon.log.setup`.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
     def write(self, *lines: GlogLine) -> None:
-        """Log lines as information."""
+        """Log lines at level INFO."""
         for line in lines:
             self._logger.info("%s", line.text, extra=at(line.file, line.line))
 
     def begin_test(self, iteration: int, net: int) -> None:
-        """A test starts."""
+        """Log the start of a test."""
         self.write(testing(iteration, net))
 
     def on_train(self, record: TrainRecord) -> None:
-        """A displayed iteration."""
+        """See `Sink`."""
         self.write(*train(record))
 
     def on_test(self, record: TestRecord) -> None:
-        """A tested net."""
+        """See `Sink`."""
         self.write(*tested(record))
 
     def close(self) -> None:
-        """Nothing is held open here."""
+        """See `Sink`. There is nothing to close."""

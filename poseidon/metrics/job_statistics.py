@@ -1,4 +1,4 @@
-"""What the processes of a job say of themselves (`{"event": "statistics", ...}`), and the file that keeps the last of each.
+"""The statistics that the processes of a job report (`{"event": "statistics", ...}`), and the file of the latest ones.
 
 A worker:   {"iterations": 120, "tensors": [{"name": "conv1.0", "scheme": "ps", "bytes_out": 1, "bytes_in": 1,
              "waited_s": 0.1, "hidden_s": 0.5}, ...], "other_bytes_out": 1, "other_bytes_in": 1}
@@ -7,8 +7,8 @@ A shard:    {"bytes_in": 1, "bytes_out": 1, "messages_in": 1, "messages_out": 1,
              "refused": 0, "dropped": 0}
 The file:   {"job": "...", "workers": {"0": {...}}, "shards": {"0": {...}}, "progress": {"iteration": 120, ...}}
 
-Law: numbers count from the start of a process. `parse_worker` and `parse_shard` are the border: what does not fit is
-None there, as any event that is not understood is a sign of life and no more.
+Law: all numbers count from the start of a process. `parse_worker` and `parse_shard` validate the events; an invalid event
+is None, and counts only as a heartbeat.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FILE_NAME = "statistics.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorStatistics:
-    """One tensor, as seen by one worker.
+    """The statistics of a tensor on a worker.
 
     Attributes:
-        name: the tensor's, `<layer>.<blob>`.
-        scheme: how it travels: `ps`, `svb`, `allreduce` or `local`.
-        bytes_out: sent for it by this worker; None: not counted.
-        bytes_in: received for it.
-        waited_s: how long training has stood still for it.
-        hidden_s: how long it was on its way while training went on; None: not measured.
+        name: the name, `<layer>.<blob>`.
+        scheme: `ps`, `svb`, `allreduce` or `local`.
+        bytes_out: the bytes sent for it by this worker; None: not counted.
+        bytes_in: the bytes received for it.
+        waited_s: the time for which training has waited for it.
+        hidden_s: the communication time overlapped with computation; None: not measured.
     """
 
     name: str
@@ -50,13 +50,13 @@ class TensorStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatistics:
-    """One worker.
+    """The statistics of a worker.
 
     Attributes:
-        iterations: how many it has finished in this run.
-        tensors: in the order of the net.
-        other_bytes_out: sent for no tensor's iterations: joining, first values, clocks, meetings, snapshots.
-        other_bytes_in: likewise.
+        iterations: the number of finished iterations in this run.
+        tensors: the tensors in the order of the net.
+        other_bytes_out: the bytes sent for other purposes: joining, initial values, clocks, collections, snapshots.
+        other_bytes_in: the bytes received for other purposes.
     """
 
     iterations: int
@@ -67,7 +67,7 @@ class WorkerStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatistics:
-    """One shard; see `ps_server.statistics`."""
+    """The statistics of a shard; see `ps_server.statistics`."""
 
     bytes_in: int = 0
     bytes_out: int = 0
@@ -85,13 +85,13 @@ class ShardStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatistics:
-    """The last that each process of a job has said.
+    """The latest statistics of each process of a job.
 
     Attributes:
-        job: its id.
-        workers: by rank.
-        shards: by index.
-        progress: how far it has come, without its loss.
+        job: the id of the job.
+        workers: the workers by rank.
+        shards: the shards by index.
+        progress: the progress, without the loss.
     """
 
     job: str
@@ -100,37 +100,37 @@ class JobStatistics:
     progress: JobProgress = field(default_factory=JobProgress)
 
 
-def parse_worker(said: Mapping[str, object]) -> WorkerStatistics | None:
-    """What a worker's event says, or None."""
+def parse_worker(event: Mapping[str, object]) -> WorkerStatistics | None:
+    """Parse a worker's event; None if it is invalid."""
     try:
-        tensors = tuple(TensorStatistics(**_checked(TensorStatistics, part)) for part in _parts(said))
-        return WorkerStatistics(**{**_checked(WorkerStatistics, said), "tensors": tensors})
+        tensors = tuple(TensorStatistics(**_checked(TensorStatistics, part)) for part in _parts(event))
+        return WorkerStatistics(**{**_checked(WorkerStatistics, event), "tensors": tensors})
     except (ValueError, TypeError):
         return None
 
 
-def parse_shard(said: Mapping[str, object]) -> ShardStatistics | None:
-    """What a shard's event says, or None."""
+def parse_shard(event: Mapping[str, object]) -> ShardStatistics | None:
+    """Parse a shard's event; None if it is invalid."""
     try:
-        return ShardStatistics(**_checked(ShardStatistics, said))
+        return ShardStatistics(**_checked(ShardStatistics, event))
     except (ValueError, TypeError):
         return None
 
 
 def encode_statistics(statistics: JobStatistics) -> str:
-    """Return the file's text."""
+    """Return the text of the file."""
     return json.dumps(asdict(statistics), indent=1) + "\n"
 
 
 def decode_statistics(text: str) -> JobStatistics:
-    """What `encode_statistics` wrote.
+    """Parse the text of the file.
 
     Raises:
-        ValueError: the text is something else.
+        ValueError: the text is not that of such a file.
     """
     document = json.loads(text)
     if not isinstance(document, dict) or not isinstance(document.get("job"), str):
-        raise ValueError("it names no job")
+        raise ValueError("it has no job")
     return JobStatistics(
         job=document["job"],
         workers=_by_number(document.get("workers"), parse_worker),
@@ -140,17 +140,17 @@ def decode_statistics(text: str) -> JobStatistics:
 
 
 def read_statistics(path: Path) -> JobStatistics:
-    """Return the statistics in a file.
+    """Read the statistics in a file.
 
     Raises:
-        JobError: there is no such file, or it holds something else.
+        JobError: the file does not exist or does not hold statistics.
     """
     try:
         return decode_statistics(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise JobError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise JobError(f"{path} holds no statistics of a job: {error}") from error
+        raise JobError(f"{path} does not hold statistics of a job: {error}") from error
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -162,11 +162,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _checked(kind: type, said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are there, each of its type; numbers finite and not below 0."""
+def _checked(kind: type, event: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of a dataclass in an event. Raise ValueError for wrong types and for negative or infinite numbers."""
     found: dict[str, Any] = {}
     for name in fields(kind):
-        value, legal = said.get(name.name, MISSING), _KINDS.get(str(name.type))
+        value, legal = event.get(name.name, MISSING), _KINDS.get(str(name.type))
         if value is MISSING or legal is None:
             continue
         number = isinstance(value, int | float)
@@ -176,10 +176,10 @@ def _checked(kind: type, said: Mapping[str, object]) -> dict[str, Any]:
     return found
 
 
-def _parts(said: Mapping[str, object]) -> list[dict[str, object]]:
-    parts = said.get("tensors")
+def _parts(event: Mapping[str, object]) -> list[dict[str, object]]:
+    parts = event.get("tensors")
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise ValueError("it lists no tensors")
+        raise ValueError("it has no list of tensors")
     return parts
 
 
@@ -188,11 +188,11 @@ T = TypeVar("T")
 
 def _by_number(value: object, parse: Callable[[Mapping[str, object]], T | None]) -> dict[int, T]:
     if not isinstance(value, dict):
-        raise ValueError("it lists no processes")
+        raise ValueError("it has no list of processes")
     found = {}
-    for key, said in value.items():
-        parsed = parse(said) if isinstance(said, dict) else None
+    for key, event in value.items():
+        parsed = parse(event) if isinstance(event, dict) else None
         if parsed is None or not key.isdecimal():
-            raise ValueError(f"what process {key!r:.20} said is not understood")
+            raise ValueError(f"the statistics of process {key!r:.20} are invalid")
         found[int(key)] = parsed
     return dict(sorted(found.items()))

@@ -1,7 +1,7 @@
-"""The logs of a job's processes as one: lines in the order of their times, each after the name of its process.
+"""Merging of the logs of a job's processes by time.
 
-Law: pure. A line without a time (a traceback) stays behind the line before it. Lines of one process never change their
-order, whatever its clock does.
+Law: no I/O. A line without a time (a traceback) stays after the line before it. The lines of a process keep their order,
+even if its clock is set back.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-# Severity, month and day, time: `I1126 20:40:16.731869 `. The year is not said.
+# Severity, month and day, time: `I1126 20:40:16.731869 `. The year is missing.
 _HEAD = re.compile(r"[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ", re.ASCII)
 
 
 def merge_logs(logs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """Yield all lines of all logs.
+    """Yield the lines of all logs by time.
 
     Args:
         logs: the lines of each process, by its name.
 
     Yields:
-        The name and the line.
+        the name of the process and the line.
     """
     streams = [_timed(number, name, lines) for number, (name, lines) in enumerate(logs.items())]
     for _, _, name, line in heapq.merge(*streams, key=lambda entry: entry[:2]):

@@ -1,4 +1,4 @@
-"""`<prefix>.netoutputs`: losses and scores of the whole job, averaged over all workers, as CSV.
+"""`<prefix>.netoutputs`: the losses and outputs of a job, averaged over all workers, as CSV.
 
     Iteration,time,loss,loss,
     0,0.1,2.30245,2.30245,
@@ -7,15 +7,14 @@
     Iteration,time,loss,accuracy,loss,
     0,6.2,2.30268,0.0926,2.30268,
 
-The layout is the original's: every row ends in a comma, an empty line parts the train net from each test
-net. The first `loss` is the total, the columns after it are the outputs by name. Train outputs are
-multiplied by their loss weight, test outputs are not.
+The format is that of the original Poseidon: every row ends with a comma, and an empty line separates the train net and the
+test nets. The first `loss` is the total; the other columns are the outputs by name. Train outputs are multiplied by their
+loss weight, test outputs are not.
 
 Laws:
-* The file is whole at every moment: written beside, then renamed. The original wrote it at a clean end only.
-* Writing takes no more than one part in fifty of the time: rows that come while that is used up are held,
-  and go out with a later row or at `close`.
-* A disk that is full costs no training: it is told once, and rows are held until one can be written.
+* The file is always complete, because it is replaced atomically. The original wrote it only at the end of a job.
+* Writing takes at most one fiftieth of the time. Rows that exceed this are buffered until a later row or `close`.
+* A full disk does not stop training. It is reported once, and rows are buffered until the file can be written.
 """
 
 from __future__ import annotations
@@ -34,35 +33,35 @@ from poseidon.metrics.record import Output, TestRecord, TrainRecord
 
 LOGGER = logging.getLogger("poseidon.metrics.netoutputs")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# After a write that took t seconds, the next waits this many times t.
-_REST = 49.0
+# After a write that took t seconds, the next one is at least this many times t later.
+_PAUSE_FACTOR = 49.0
 
 
 class NetOutputs:
-    """A sink that keeps the file.
+    """A sink that writes the file.
 
     Args:
-        prefix: the file is `<prefix>.netoutputs`, or the prefix itself where that ends in netoutputs; its folder is made, an older file is replaced.
-        goes_on_at: the iteration at which the same job goes on: what an older file has from before it stays.
-        clock: seconds, monotonic.
+        prefix: the file is `<prefix>.netoutputs`, or the prefix itself if it ends in netoutputs. An older file is replaced.
+        resumed_at: the iteration from which the same job resumes; an older file's rows before it are kept.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
-        self, prefix: Path, *, goes_on_at: int = 0, clock: Callable[[], float] = time.monotonic
+        self, prefix: Path, *, resumed_at: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         named = prefix.name.endswith("netoutputs")
         self._path = prefix if named else prefix.with_name(prefix.name + ".netoutputs")
         self._clock = clock
         self._train: list[str] = []
         self._tests: dict[int, list[str]] = {}
-        self._waiting = self._told = False
+        self._waiting = self._reported = False
         self._write_from_s = clock()
-        if goes_on_at:
-            self._take_over(goes_on_at)
+        if resumed_at:
+            self._read_earlier_rows(resumed_at)
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return self._path
 
     def on_train(self, record: TrainRecord) -> None:
@@ -87,7 +86,7 @@ class NetOutputs:
         self._write_if_due()
 
     def close(self) -> None:
-        """Write the rows that wait.
+        """Write buffered rows.
 
         Raises:
             JobError: the file cannot be written.
@@ -95,10 +94,10 @@ class NetOutputs:
         if self._waiting:
             self._write()
 
-    def _take_over(self, before: int) -> None:
-        """Keep the rows of iterations before one; nothing where there is no such file."""
+    def _read_earlier_rows(self, before: int) -> None:
+        """Read the rows of earlier iterations from an existing file."""
         with suppress(OSError, UnicodeDecodeError):
-            # A line end before the whole, so that a section without rows is seen to be empty.
+            # With a leading newline, so that an empty first section is recognized.
             train, *tests = ("\n" + self._path.read_text(encoding="utf-8")).split("\n\n")
             self._train += _rows_before(train, before)
             for net, section in enumerate(tests):
@@ -121,20 +120,20 @@ class NetOutputs:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            sentence = f"cannot write the net outputs {self._path}: {error.strerror or error}"
+            message = f"cannot write the net outputs {self._path}: {error.strerror or error}"
             if error.errno not in _FULL:
-                raise JobError(sentence) from error
-            if not self._told:
-                LOGGER.warning("%s; training goes on, and the next row tries again", sentence)
-            self._told = True
+                raise JobError(message) from error
+            if not self._reported:
+                LOGGER.warning("%s; training goes on, and the next row tries again", message)
+            self._reported = True
             return
         self._waiting = False
         ended_s = self._clock()
-        self._write_from_s = ended_s + _REST * (ended_s - began_s)
+        self._write_from_s = ended_s + _PAUSE_FACTOR * (ended_s - began_s)
 
 
 def _rows_before(section: str, iteration: int) -> list[str]:
-    """Return the header of a section and its rows of earlier iterations; nothing without such rows."""
+    """Return the header of a section and its rows before an iteration; an empty list without such rows."""
     header, *rows = section.strip("\n").split("\n")
     kept = [row for row in rows if row.split(",")[0].isdecimal() and int(row.split(",")[0]) < iteration]
     return [f"{line}\n" for line in (header, *kept)] if kept else []
@@ -149,7 +148,7 @@ def _add(
     *,
     weighted: bool,
 ) -> None:
-    """Append a row to a section, and before the first one its header."""
+    """Append a row to a section, with a header before the first one."""
     if not rows:
         rows.append(_line("Iteration", "time", "loss", *(output.name for output in outputs)))
     values = [

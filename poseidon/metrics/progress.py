@@ -1,9 +1,9 @@
-"""How far a job has come, and the line at the foot of a terminal that shows it.
+"""The progress of a job, and the progress bar on a terminal.
 
     CIFAR10_quick:  42%|####      | 1680/4000 [01:10<01:37, 23.9it/s, 2390 images/s, loss 1.03]
 
-Law: the line exists on a terminal only, and no log line ever runs into it: all that goes to that terminal goes
-through `write`. A terminal that has gone away ends the line, never the job.
+Law: the bar is shown on a terminal only. All other output to that terminal goes through `write`, so that log lines and the
+bar do not mix. If the terminal disappears, the bar ends and the job continues.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 WINDOW_S = 30.0
-"""Rates are those of this time at most, without the tests in it."""
+"""The maximum time over which rates are measured, without tests."""
 _SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
-    """Where a job stands.
+    """The progress of a job.
 
     Attributes:
-        iteration: finished.
-        max_iter: the last one; 0: not known.
-        images: that all workers have read since the job began; 0: not counted.
-        loss: the latest; None: not known.
-        tested: batches of the test under way that worker 0 has scored.
-        to_test: how many it will score; 0: no test is under way.
-        rate: iterations a second, without tests; 0: not measured yet.
-        images_rate: images a second.
+        iteration: the number of finished iterations.
+        max_iter: the number of iterations in all; 0: unknown.
+        images: the number of images that all workers have read since the start; 0: not counted.
+        loss: the latest loss; None: unknown.
+        tested: the number of batches of the current test that worker 0 has scored.
+        to_test: the number of batches that it will score; 0: no test is running.
+        rate: iterations per second, without tests; 0: not measured yet.
+        images_rate: images per second.
     """
 
     iteration: int = 0
@@ -51,41 +51,41 @@ class JobProgress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last iteration, without tests; None: not known."""
+        """The seconds to the last iteration, without tests; None: unknown."""
         if not self.max_iter or not self.rate:
             return None
         return max(0, self.max_iter - self.iteration) / self.rate
 
     def position(self) -> str:
-        """`120 of 4000`, and `, testing 12 of 50` during a test."""
+        """Return `120 of 4000`, with `, testing 12 of 50` during a test."""
         of = f" of {self.max_iter}" if self.max_iter else ""
         test = f", testing {self.tested} of {self.to_test}" if self.to_test else ""
         return f"{self.iteration}{of}{test}"
 
-    def rate_words(self) -> str:
-        """`23.9/s`; `-` where it is not known."""
+    def rate_text(self) -> str:
+        """Return the rate as `23.9/s`; `-` if unknown."""
         return f"{self.rate:.3g}/s" if self.rate else "-"
 
-    def eta_words(self) -> str:
-        """`0:02:42`; `-` where it is not known."""
+    def eta_text(self) -> str:
+        """Return the remaining time as `0:02:42`; `-` if unknown."""
         return "-" if self.eta_s is None else str(timedelta(seconds=round(self.eta_s)))
 
-    def in_words(self) -> str:
-        """Return a line: `iteration 120 of 4000, 23.9/s, 2390 images/s, loss 1.03, 0:02:42 left`."""
-        parts = [f"iteration {self.position()}", *([self.rate_words()] if self.rate else []), *self.details()]
-        return ", ".join([*parts, *([f"{self.eta_words()} left"] if self.eta_s is not None else [])])
+    def summary(self) -> str:
+        """Return `iteration 120 of 4000, 23.9/s, 2390 images/s, loss 1.03, 0:02:42 left`."""
+        parts = [f"iteration {self.position()}", *([self.rate_text()] if self.rate else []), *self.details()]
+        return ", ".join([*parts, *([f"{self.eta_text()} left"] if self.eta_s is not None else [])])
 
     def details(self) -> list[str]:
-        """Images a second and the loss, as far as they are known."""
+        """Return the images per second and the loss, if known."""
         images = [f"{self.images_rate:.4g} images/s"] if self.images_rate else []
         return images + ([f"loss {self.loss:.4g}"] if self.loss is not None else [])
 
 
-class Pace:
-    """Makes progress with rates of what worker 0 says of its loop.
+class ProgressMeter:
+    """A meter of rates from the progress events of worker 0.
 
     Args:
-        clock: seconds, monotonic.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,15 +93,15 @@ class Pace:
         self._samples: deque[tuple[float, int, int]] = deque()
         self._rates = (0.0, 0.0)
 
-    def hear(self, event: Mapping[str, object]) -> JobProgress | None:
-        """What a `progress` event says; None where it makes no sense."""
+    def update(self, event: Mapping[str, object]) -> JobProgress | None:
+        """Return the progress after a `progress` event; None if the event is invalid."""
         numbers = [event.get(name, 0) for name in ("max_iter", "images", "tested", "to_test")]
         iteration, loss = event.get("iteration"), event.get("loss")
         if not isinstance(iteration, int) or not all(isinstance(number, int) for number in numbers):
             return None
         max_iter, images, tested, to_test = (number for number in numbers if isinstance(number, int))
         if to_test:
-            self._samples.clear()  # the time of a test belongs to no iteration
+            self._samples.clear()  # a test's time does not count
         else:
             self._measure(iteration, images)
         rate, images_rate = self._rates
@@ -119,7 +119,7 @@ class Pace:
     def _measure(self, iteration: int, images: int) -> None:
         now, samples = self._clock(), self._samples
         if samples and iteration < samples[-1][1]:
-            samples.clear()  # the job was started again
+            samples.clear()  # the job has restarted
         if not samples or now - samples[-1][0] >= _SAMPLE_S:
             samples.append((now, iteration, images))
         while now - samples[0][0] > WINDOW_S and len(samples) > 2:
@@ -130,16 +130,16 @@ class Pace:
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    """tqdm without its watching thread, which nobody would join."""
+    """tqdm without its monitor thread, which would not be joined."""
 
     monitor_interval = 0
 
 
 class ProgressLine:
-    """The progress of one job.
+    """The progress bar of a job.
 
     Args:
-        title: stands at the left, usually the net's name.
+        title: the text on the left, usually the net's name.
         stream: usually standard error.
     """
 
@@ -147,14 +147,14 @@ class ProgressLine:
         self._title = title
         self._stream = stream
         self.on_terminal = stream.isatty()
-        """Whether there is a line; not once the terminal has gone."""
+        """Whether the bar is shown; False after the terminal has disappeared."""
         self._bar: _Bar | None = None
 
     def update(self, progress: JobProgress) -> None:
-        """Show where training stands; nothing happens off a terminal.
+        """Update the bar; do nothing without a terminal.
 
         Args:
-            progress: its iteration is where a resumed run begins when this is called for the first time.
+            progress: the progress. The iteration of the first call is the start of the bar.
         """
         if not self.on_terminal:
             return
@@ -164,7 +164,7 @@ class ProgressLine:
             self._abandon()
 
     def write(self, line: str) -> None:
-        """Write a line of log above the progress line."""
+        """Write a log line above the bar."""
         try:
             if self._bar is None:
                 self._stream.write(line + "\n")
@@ -177,7 +177,7 @@ class ProgressLine:
             self._abandon()
 
     def close(self) -> None:
-        """Leave the last state standing and end the line. May be called twice."""
+        """End the bar in its last state. A second call does nothing."""
         bar, self._bar = self._bar, None
         self.on_terminal = False
         if bar is not None:
@@ -196,7 +196,7 @@ class ProgressLine:
     def _new_bar(self, iteration: int, max_iter: int) -> _Bar:
         _Bar.set_lock(
             threading.RLock()
-        )  # tqdm's own also locks against other processes, and costs a semaphore
+        )  # tqdm's default also locks against other processes, with a semaphore
         return _Bar(
             desc=self._title,
             initial=iteration,
@@ -207,7 +207,7 @@ class ProgressLine:
         )
 
     def _abandon(self) -> None:
-        """The terminal has gone: what comes now is for the log files alone."""
+        """Stop all output to the terminal, which has disappeared."""
         self.on_terminal = False
         if self._bar is not None:
             self._bar.disable = True
@@ -215,7 +215,7 @@ class ProgressLine:
 
 
 def bar_size(stream: TextIO) -> dict[str, Any]:
-    """Return tqdm's settings of the size: a terminal with 0 columns, as in a container, would show nothing."""
+    """Return tqdm's settings of the size. A terminal of unknown size (in a container) gets 80 x 24, not 0 columns."""
     with suppress(OSError, ValueError):
         if os.get_terminal_size(stream.fileno()).columns == 0:
             return {"ncols": 80, "nrows": 24}

@@ -1,21 +1,22 @@
-"""What was measured, as values.
+"""The records of training and testing, and the interface of sinks that write them.
 
-Law: numbers here are averages over all workers already; a sink formats them and computes nothing.
+Law: the values of a record are averages over all workers. A sink formats them, computes nothing and does not affect training.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One number that a net puts out; a blob of several numbers is several outputs of one name.
+    """A value of a net's output blob. A blob of several values is several outputs of the same name.
 
     Attributes:
-        name: the blob's.
-        value: the number.
-        loss_weight: its weight in the loss; 0 if it is no loss.
+        name: the name of the blob.
+        value: the value.
+        loss_weight: the loss weight; 0 if the blob is not a loss.
     """
 
     name: str
@@ -25,13 +26,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRecord:
-    """Training at one displayed iteration.
+    """The record of a displayed iteration.
 
     Attributes:
-        iteration: finished iterations.
+        iteration: the number of finished iterations.
         loss: the total loss, averaged over the last `average_loss` iterations.
-        elapsed_s: seconds of training since the job began.
-        outputs: of the train net.
+        elapsed_s: the seconds of training since the start of the job.
+        outputs: the outputs of the train net.
         rate: the learning rate of this iteration.
     """
 
@@ -44,20 +45,37 @@ class TrainRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestRecord:
-    """One test net, tested.
+    """The record of a tested net.
 
     Attributes:
         iteration: finished iterations of training.
-        net: which test net, from 0.
-        elapsed_s: seconds of training since the job began.
-        outputs: of the test net, averaged over its iterations.
-        loss: the total loss if the solver asks for it (`test_compute_loss`), else None.
+        net: the index of the test net, from 0.
+        elapsed_s: the seconds of training since the start of the job.
+        outputs: the outputs of the test net, averaged over its iterations.
+        loss: the total loss with `test_compute_loss`, else None.
     """
 
-    __test__ = False  # not a test, whatever pytest makes of its name
+    __test__ = False  # pytest would take the class for a test
 
     iteration: int
     net: int
     elapsed_s: float
     outputs: tuple[Output, ...]
     loss: float | None = None
+
+
+class Sink(Protocol):
+    """An output for records.
+
+    The training loop calls `on_train` and `on_test` in the order of iterations; they must be fast. No call follows `close`
+    except a second `close`.
+    """
+
+    def on_train(self, record: TrainRecord) -> None:
+        """Write the record of a displayed iteration."""
+
+    def on_test(self, record: TestRecord) -> None:
+        """Write the record of a tested net."""
+
+    def close(self) -> None:
+        """Write buffered records and close the output."""

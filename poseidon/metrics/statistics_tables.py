@@ -1,10 +1,9 @@
-"""Statistics of a job as tables for people.
+"""Tables of a job's statistics.
 
-Law: pure. Bytes are per iteration and client: those of all workers together, by the number of workers that send for
-themselves. Times are milliseconds per iteration, the mean over the workers. `hidden` is the part of the time on the
-way during which training went on: hidden / (hidden + waited).
-Of a shard: its load as a part of the mean; its queue now and at its longest; bytes of the values and histories that it
-keeps, and the most memory its process has had.
+Law: no I/O. Bytes are per iteration and client: the sum over all workers divided by the number of workers that communicate.
+Times are milliseconds per iteration, the mean over the workers. `hidden` is the fraction of communication that overlaps
+with computation: hidden / (hidden + waited). A shard's columns are its load relative to the mean, its current and longest
+queue, the bytes of its values and histories, and the peak memory of its process.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ UNKNOWN = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRow:
-    """One tensor, per iteration.
+    """A row of the table of tensors, per iteration.
 
     Attributes:
-        name: the tensor's.
-        scheme: how it travels.
-        bytes_out: of a client; None: not counted.
-        bytes_in: of a client.
-        waited_s: mean over the workers.
-        hidden_s: mean over the workers; None: not measured.
+        name: the name of the tensor.
+        scheme: the scheme of its exchange.
+        bytes_out: the bytes sent per client; None: not counted.
+        bytes_in: the bytes received per client.
+        waited_s: the mean over the workers.
+        hidden_s: the mean over the workers; None: not measured.
     """
 
     name: str
@@ -52,7 +51,7 @@ class TensorRow:
 
 
 def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
-    """Return each tensor over all workers, in the order of the net; none before the first iteration has ended."""
+    """Return a row for each tensor in the order of the net; an empty list before the end of the first iteration."""
     running = [worker for worker in workers if worker.iterations and worker.tensors]
     rows = []
     for index, tensor in enumerate(running[0].tensors if running else ()):
@@ -74,11 +73,11 @@ def tensor_rows(workers: Sequence[WorkerStatistics]) -> list[TensorRow]:
 
 
 def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> list[str]:
-    """Return the table of tensors, with their sum; a line each.
+    """Return the lines of the table of tensors with a total.
 
     Args:
-        rows: of `tensor_rows`.
-        largest: show only so many, those with the most bytes; None: all.
+        rows: the rows of `tensor_rows`.
+        largest: show only this many tensors, those with the most bytes; None: all.
     """
     if not rows:
         return ["no iteration has ended yet"]
@@ -86,13 +85,13 @@ def tensor_table(rows: Sequence[TensorRow], *, largest: int | None = None) -> li
     if largest is not None and largest < len(rows):
         chosen = sorted(rows, key=lambda row: -((row.bytes_out or 0) + (row.bytes_in or 0)))[:largest]
         shown = [row for row in rows if row in chosen]
-    left = len(rows) - len(shown)
-    total = _total(rows, f"all {len(rows)}" if left else "total")
+    hidden_rows = len(rows) - len(shown)
+    total = _total(rows, f"all {len(rows)}" if hidden_rows else "total")
     return _lines([TENSOR_HEAD, *(_cells(row) for row in [*shown, total])], left=2)
 
 
 def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
-    """Return the table of shards, a line each; empty without any."""
+    """Return the lines of the table of shards; an empty list without shards."""
     if not shards:
         return []
     mean = sum(shard.bytes_in + shard.bytes_out for _, shard in shards) / len(shards)
@@ -115,7 +114,7 @@ def shard_table(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
 
 
 def job_tables(statistics: JobStatistics) -> list[str]:
-    """Return all that `poseidon stats` prints of a job."""
+    """Return the lines that `poseidon stats` prints."""
     workers = list(statistics.workers.values())
     iterations = max((worker.iterations for worker in workers), default=0)
     lines = [
@@ -125,15 +124,17 @@ def job_tables(statistics: JobStatistics) -> list[str]:
     lines += ["", "per iteration, a client:", *tensor_table(tensor_rows(workers))]
     others = [worker.other_bytes_out + worker.other_bytes_in for worker in workers]
     if any(others):
-        lines.append(f"beside these {sum(others):,} bytes in all: joining, clocks, meetings, snapshots")
+        lines.append(
+            f"other traffic: {sum(others):,} bytes in all, for joining, clocks, collections and snapshots"
+        )
     table = shard_table(list(statistics.shards.items()))
     if not table:
         return lines
-    return [*lines, "", "since the start, a shard:", *table, *turned_away(list(statistics.shards.items()))]
+    return [*lines, "", "since the start, a shard:", *table, *rejections(list(statistics.shards.items()))]
 
 
-def turned_away(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
-    """Return a line for each shard that did not listen to somebody."""
+def rejections(shards: Sequence[tuple[int, ShardStatistics]]) -> list[str]:
+    """Return a line for each shard that has refused connections or dropped messages."""
     return [
         f"shard {index} refused {_counted(shard.refused, 'connection')} and dropped "
         f"{_counted(shard.dropped, 'message')}"
@@ -151,17 +152,17 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _total(rows: Sequence[TensorRow], name: str) -> TensorRow:
-    def together(values: Sequence[float | None]) -> float | None:
+    def total(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
 
     return TensorRow(
         name=name,
         scheme="",
-        bytes_out=together([row.bytes_out for row in rows]),
-        bytes_in=together([row.bytes_in for row in rows]),
+        bytes_out=total([row.bytes_out for row in rows]),
+        bytes_in=total([row.bytes_in for row in rows]),
         waited_s=sum(row.waited_s for row in rows),
-        hidden_s=together([row.hidden_s for row in rows]),
+        hidden_s=total([row.hidden_s for row in rows]),
     )
 
 
@@ -172,14 +173,14 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
     hidden, share = UNKNOWN, UNKNOWN
     if row.hidden_s is not None:
         hidden = f"{1000 * row.hidden_s:.2f}"
-        on_the_way = row.hidden_s + row.waited_s
-        share = f"{100 * row.hidden_s / on_the_way:.0f} %" if on_the_way else UNKNOWN
+        communication_s = row.hidden_s + row.waited_s
+        share = f"{100 * row.hidden_s / communication_s:.0f} %" if communication_s else UNKNOWN
     waited = f"{1000 * row.waited_s:.2f}"
     return (row.name, row.scheme, count(row.bytes_out), count(row.bytes_in), waited, hidden, share)
 
 
 def _lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Columns as wide as their widest cell: the first `left` of them words, the others numbers."""
+    """Align columns; the first `left` to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(

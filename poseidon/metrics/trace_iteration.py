@@ -1,7 +1,7 @@
-"""One iteration out of a worker's trace: what was done when, and how long each tensor was on its way.
+"""One iteration of a worker's trace: its activities, and the communication of each tensor.
 
-Law: pure. An iteration is shown from the beginning of its span to the end of the next one's, for what it sends comes back
-while the next one runs. Times are milliseconds from its beginning.
+Law: no I/O. The view of an iteration lasts until the end of the next one, because the answers to its messages arrive during
+the next one. Times are milliseconds from its start.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from poseidon.errors import JobError
 from poseidon.metrics.trace_merge import Event
 
 COMPUTE = 1
-"""The row of the training loop's thread."""
+"""The row of the training thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Something that was done.
+    """An activity.
 
     Attributes:
-        row: of the process.
+        row: the row (thread) of the process.
         kind: `forward`, `send`, ...
-        name: a layer, a tensor, ...
-        begin_ms: from the iteration's beginning.
-        end_ms: likewise.
+        name: the layer, the tensor, ...
+        begin_ms: the start, from the start of the iteration.
+        end_ms: the end.
     """
 
     row: int
@@ -37,15 +37,15 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One tensor's way in the iteration.
+class Transfer:
+    """The communication of a tensor in the iteration.
 
     Attributes:
-        name: the tensor's.
-        begin_ms: its gradient leaves.
-        arrival_ms: the value that follows from it is there: its last chunk has come, or its last factors are applied.
-        waited_ms: how long the next iteration stood still for it.
-        used_ms: that wait's end.
+        name: the name of the tensor.
+        begin_ms: when its gradient is sent.
+        arrival_ms: when the resulting value is available: its last chunk has been received, or its last factors applied.
+        waited_ms: how long the next iteration waited for it.
+        used_ms: the end of that wait.
     """
 
     name: str
@@ -57,34 +57,34 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationView:
-    """One iteration of one worker.
+    """An iteration of a worker.
 
     Attributes:
-        iteration: its number.
-        length_ms: its own.
+        iteration: the number of the iteration.
+        length_ms: the duration of the iteration.
         until_ms: the end of the next one.
-        bars: all that the worker did between the beginning and `until_ms`, clipped to it, by beginning.
-        ways: by the order in which the tensors are used.
-        rows: the rows' names.
+        bars: the activities from the start to `until_ms`, clipped, by start.
+        transfers: the communication of the tensors, in the order of their use.
+        rows: the names of the rows.
     """
 
     iteration: int
     length_ms: float
     until_ms: float
     bars: tuple[Bar, ...]
-    ways: tuple[Way, ...]
+    transfers: tuple[Transfer, ...]
     rows: dict[int, str]
 
 
 def view_iteration(events: Iterable[Event], iteration: int | None = None) -> IterationView:
-    """Look at one iteration.
+    """Extract an iteration from a trace.
 
     Args:
-        events: a worker's trace.
-        iteration: its number; None: the one in the middle.
+        events: the trace of a worker.
+        iteration: the number of the iteration; None: the middle one.
 
     Raises:
-        JobError: the trace has no such iteration with another one after it.
+        JobError: the trace does not have this iteration and the next one.
     """
     known = list(events)
     spans = [event for event in known if event.get("ph") == "X"]
@@ -94,7 +94,7 @@ def view_iteration(events: Iterable[Event], iteration: int | None = None) -> Ite
     if not whole or (iteration is not None and iteration not in whole):
         found = f"{whole[0]} to {whole[-1]}" if whole else "none"
         wanted = "an iteration" if iteration is None else f"iteration {iteration}"
-        raise JobError(f"the trace does not hold {wanted} and the next; it holds {found}")
+        raise JobError(f"the trace does not have {wanted} and the next one; it has {found}")
     chosen = whole[len(whole) // 2] if iteration is None else iteration
     start, own_end = _times(named[f"iteration {chosen}"])
     until = _times(named[f"iteration {chosen + 1}"])[1]
@@ -105,14 +105,14 @@ def view_iteration(events: Iterable[Event], iteration: int | None = None) -> Ite
         length_ms=(own_end - start) / 1000,
         until_ms=(until - start) / 1000,
         bars=tuple(bars),
-        ways=tuple(_ways(bars, (own_end - start) / 1000)),
+        transfers=tuple(_transfers(bars, (own_end - start) / 1000)),
         rows=_row_names(known),
     )
 
 
-def _ways(bars: list[Bar], own_end_ms: float) -> list[Way]:
-    """Of all tensors that began in the iteration and were waited for in the next."""
-    ways = []
+def _transfers(bars: list[Bar], own_end_ms: float) -> list[Transfer]:
+    """Return the communication of all tensors that began in the iteration and were used in the next one."""
+    transfers = []
     begins = {bar.name: bar for bar in bars if bar.kind == "begin" and bar.begin_ms < own_end_ms}
     waits = [bar for bar in bars if bar.kind == "wait" and bar.begin_ms >= own_end_ms]
     arrivals = [bar for bar in bars if bar.row != COMPUTE and bar.kind in ("receive", "apply")]
@@ -120,21 +120,21 @@ def _ways(bars: list[Bar], own_end_ms: float) -> list[Way]:
         begin = begins.pop(wait.name, None)
         if begin is None:
             continue
-        came = [
+        arrived = [
             bar.end_ms
             for bar in arrivals
             if bar.name == wait.name and begin.begin_ms < bar.end_ms <= wait.end_ms
         ]
-        ways.append(
-            Way(
+        transfers.append(
+            Transfer(
                 name=wait.name,
                 begin_ms=begin.begin_ms,
-                arrival_ms=max(came, default=wait.end_ms),
+                arrival_ms=max(arrived, default=wait.end_ms),
                 waited_ms=wait.end_ms - wait.begin_ms,
                 used_ms=wait.end_ms,
             )
         )
-    return ways
+    return transfers
 
 
 def _bar(span: Event, start: float, until: float) -> Bar | None:
@@ -152,10 +152,10 @@ def _bar(span: Event, start: float, until: float) -> Bar | None:
 
 
 def _times(span: Event) -> tuple[float, float]:
-    begin, lasted = span.get("ts"), span.get("dur")
-    if not isinstance(begin, int | float) or not isinstance(lasted, int | float):
-        raise JobError("a span of the trace has no time")
-    return float(begin), float(begin + lasted)
+    begin, duration = span.get("ts"), span.get("dur")
+    if not isinstance(begin, int | float) or not isinstance(duration, int | float):
+        raise JobError("an event of the trace has no time")
+    return float(begin), float(begin + duration)
 
 
 def _number(name: str) -> int | None:

@@ -1,8 +1,8 @@
-"""Many processes' traces as one file, which Perfetto and chrome://tracing open.
+"""Merging of the traces of a job's processes into one file for Perfetto and chrome://tracing.
 
-Law: reads what `ps_server.trace` writes, an event a line, also where the process was killed and the end is missing: a
-line that is not whole is left out. In the merged file times count from the earliest event, and the files' processes
-get numbers of their own, since two machines may have given one number twice.
+Law: the input is that of `ps_server.trace`, an event a line. The end of a killed process's trace may be missing; incomplete
+lines are skipped. In the merged file times count from the earliest event, and processes are renumbered, because hosts may
+use the same process ids.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Event = dict[str, object]
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """Return the traces of a job, workers first, each kind by number.
+    """Return the trace files of a job, workers first, by number.
 
     Raises:
-        JobError: the folder holds none.
+        JobError: the folder has no traces.
     """
     found = []
     for kind in ("worker", "shard"):
@@ -31,7 +31,7 @@ def trace_files(folder: Path) -> list[Path]:
             (path for path in stems if stems[path].isdecimal()), key=lambda path: int(stems[path])
         )
     if not found:
-        raise JobError(f"{folder} holds no traces; expected those of a job that was started with --trace")
+        raise JobError(f"{folder} has no traces; expected those of a job with --trace")
     return found
 
 
@@ -39,7 +39,7 @@ def read_trace(path: Path) -> Iterator[Event]:
     """Yield the events of a file.
 
     Raises:
-        JobError: it cannot be read, or holds no trace.
+        JobError: the file cannot be read or is not a trace.
     """
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
@@ -54,14 +54,14 @@ def read_trace(path: Path) -> Iterator[Event]:
 
 
 def merge(paths: Sequence[Path], write: Callable[[str], object]) -> int:
-    """Write one trace of many; returns the number of events.
+    """Merge traces. Return the number of events.
 
     Args:
-        paths: the files, in the order in which the viewer shall show them.
-        write: takes the text, piece by piece.
+        paths: the files, in the order of display.
+        write: called with each part of the text.
 
     Raises:
-        JobError: a file cannot be read, or holds no trace.
+        JobError: a file cannot be read or is not a trace.
     """
     earliest = min((time for path in paths for time in _times(path)), default=0.0)
     count = 0

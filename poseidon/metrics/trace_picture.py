@@ -1,4 +1,4 @@
-"""One iteration of a worker as a picture: what was done when, above how long each tensor was on its way."""
+"""A chart of one iteration of a worker: its activities, and below them the communication of each tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from poseidon.metrics.curves import KINDS
+from poseidon.metrics.curves import FORMATS
 from poseidon.metrics.trace_iteration import COMPUTE, Bar, IterationView
 
 COLORS = {
@@ -22,24 +22,24 @@ COLORS = {
     "apply": "#cc79a7",
 }
 OTHERS = "#bbbbbb"
-ON_THE_WAY = "#8fc9b5"
+OVERLAPPED = "#8fc9b5"
 MOST_TENSORS = 40
-"""Of more, those are shown that were waited for longest, then those that were on their way longest."""
-_UNSHOWN = ("begin", "finish", "gather")
-"""Of the training thread these only hide what is below them."""
+"""With more tensors, those with the longest waits are shown, then those with the longest communication."""
+_HIDDEN_FORMATS = ("begin", "finish", "gather")
+"""Activities of the training thread that would hide others."""
 
 
 def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> bytes:
-    """Return the picture.
+    """Draw the chart.
 
     Args:
         view: the iteration.
-        title: of the picture.
-        kind: one of `KINDS`.
+        title: the title of the chart.
+        kind: one of `FORMATS`.
     """
-    ways = sorted(view.ways, key=lambda way: (-round(way.waited_ms), way.begin_ms - way.arrival_ms))
-    ways = ways[:MOST_TENSORS]
-    shown = [way for way in view.ways if way in ways]
+    longest = sorted(view.transfers, key=lambda one: (-round(one.waited_ms), one.begin_ms - one.arrival_ms))
+    longest = longest[:MOST_TENSORS]
+    shown = [transfer for transfer in view.transfers if transfer in longest]
     rows = sorted({bar.row for bar in view.bars})
     height = 1.6 + 0.42 * len(rows) + 0.2 * len(shown)
     with matplotlib.rc_context({"svg.hashsalt": "poseidon", "svg.fonttype": "none", "font.size": 8}):
@@ -47,50 +47,52 @@ def draw_iteration(view: IterationView, *, title: str, kind: str = "svg") -> byt
         heights = [0.42 * len(rows) + 0.3, 0.2 * max(len(shown), 1) + 0.3]
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=heights)
         _draw_rows(above, view, rows)
-        _draw_ways(below, view, [way.name for way in shown])
+        _draw_transfers(below, view, [transfer.name for transfer in shown])
         above.set_title(title, fontsize=9)
         below.set_xlabel("milliseconds from the beginning of the iteration")
         below.set_xlim(0, view.until_ms)
-        handles = [Patch(color=color, label=name) for name, color in COLORS.items() if name not in _UNSHOWN]
-        handles.append(Patch(color=ON_THE_WAY, label="on its way while training goes on"))
+        handles = [
+            Patch(color=color, label=name) for name, color in COLORS.items() if name not in _HIDDEN_FORMATS
+        ]
+        handles.append(Patch(color=OVERLAPPED, label="communication while training goes on"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
         out = io.BytesIO()
-        figure.savefig(out, format=kind, metadata=KINDS[kind])
+        figure.savefig(out, format=kind, metadata=FORMATS[kind])
     return out.getvalue()
 
 
 def _draw_rows(axis: Axes, view: IterationView, rows: list[int]) -> None:
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         for bar in view.bars:
-            if bar.row == row and not (row == COMPUTE and bar.kind in _UNSHOWN):
-                _draw_bar(axis, place, bar)
+            if bar.row == row and not (row == COMPUTE and bar.kind in _HIDDEN_FORMATS):
+                _draw_bar(axis, position, bar)
     axis.set_yticks(range(len(rows)), [view.rows.get(row, str(row)) for row in rows])
     axis.invert_yaxis()
     axis.axvline(view.length_ms, color="#555555", linewidth=0.7, linestyle=":")
     axis.tick_params(axis="y", length=0)
 
 
-def _draw_bar(axis: Axes, place: int, bar: Bar) -> None:
-    thin = bar.kind == "wait"  # it lies within a layer's
+def _draw_bar(axis: Axes, position: int, bar: Bar) -> None:
+    thin = bar.kind == "wait"  # inside the bar of a layer
     height, lift = (0.4, 0.2) if thin else (0.8, 0.4)
     axis.broken_barh(
         [(bar.begin_ms, bar.end_ms - bar.begin_ms)],
-        (place - lift, height),
+        (position - lift, height),
         facecolors=COLORS.get(bar.kind, OTHERS),
         linewidth=0,
         zorder=3 if thin else 2,
     )
 
 
-def _draw_ways(axis: Axes, view: IterationView, names: list[str]) -> None:
-    by_name = {way.name: way for way in view.ways}
-    for place, name in enumerate(names):
-        way = by_name[name]
-        way_ms = way.arrival_ms - way.begin_ms
-        axis.broken_barh([(way.begin_ms, way_ms)], (place - 0.35, 0.7), facecolors=ON_THE_WAY)
+def _draw_transfers(axis: Axes, view: IterationView, names: list[str]) -> None:
+    by_name = {transfer.name: transfer for transfer in view.transfers}
+    for position, name in enumerate(names):
+        transfer = by_name[name]
+        duration_ms = transfer.arrival_ms - transfer.begin_ms
+        axis.broken_barh([(transfer.begin_ms, duration_ms)], (position - 0.35, 0.7), facecolors=OVERLAPPED)
         axis.broken_barh(
-            [(way.used_ms - way.waited_ms, way.waited_ms)],
-            (place - 0.35, 0.7),
+            [(transfer.used_ms - transfer.waited_ms, transfer.waited_ms)],
+            (position - 0.35, 0.7),
             facecolors=COLORS["wait"],
             zorder=3,
         )

@@ -1,7 +1,7 @@
-"""A training log as tables: what Caffe's tools/extra/parse_log.py reads from it, of Caffe's logs of any year and ours.
+"""Parsing of training logs to tables, as by Caffe's tools/extra/parse_log.py, for logs of Caffe and Poseidon.
 
-Law: pure; lines in, tables out. A row is what one net put out at one iteration; a line that glog did not write is passed
-over, as are all before the first iteration.
+Law: no I/O. A row has the outputs of a net at an iteration. Lines without a glog header and lines before the first
+iteration are ignored.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ COLUMNS = ("NumIters", "Seconds", "LearningRate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """One net's outputs at one iteration.
+    """The outputs of a net at an iteration.
 
     Attributes:
-        iteration: iterations finished.
-        seconds: since the line `Solving ...`.
-        rate: the learning rate last heard of; NaN before the first.
-        outputs: value by name; of several numbers of one name, the last.
+        iteration: the number of finished iterations.
+        seconds: the seconds since the line `Solving ...`.
+        rate: the latest learning rate; NaN before the first.
+        outputs: the values by name; the last of several values of the same name.
     """
 
     iteration: int
@@ -46,9 +46,9 @@ class TrainingLog:
     """The tables of a log.
 
     Attributes:
-        train: rows of the train net.
-        test: rows of the test nets.
-        losses: outputs that weigh in the loss; the others are scores.
+        train: the rows of the train net.
+        test: the rows of the test nets.
+        losses: the names of outputs with a loss weight.
     """
 
     train: tuple[LogRow, ...]
@@ -57,11 +57,11 @@ class TrainingLog:
 
 
 def parse_log(lines: Iterable[str], year: int) -> TrainingLog:
-    """Read a log.
+    """Parse a log.
 
     Args:
-        lines: its lines.
-        year: when it began; glog writes none.
+        lines: the lines of the log.
+        year: the year of its start, which glog does not write.
     """
     reader = _Reader(year)
     for line in lines:
@@ -70,7 +70,7 @@ def parse_log(lines: Iterable[str], year: int) -> TrainingLog:
 
 
 class _Reader:
-    """Where reading stands."""
+    """The state of the parser."""
 
     def __init__(self, year: int) -> None:
         self._year = year
@@ -111,7 +111,7 @@ class _Reader:
             return None
         month, day, hour, minute, second = (int(part) for part in found.groups()[:5])
         if self._last is not None and month < self._last.month:
-            self._year += 1  # the log goes on into January
+            self._year += 1  # the log continues in January
         try:
             time = datetime(self._year, month, day, hour, minute, second, int(found[6].ljust(6, "0")))
         except ValueError:
@@ -122,7 +122,7 @@ class _Reader:
     def _output(self, found: re.Match[str], seconds: float) -> None:
         net, number, name = found[1], int(found[2]), found[3]
         rows = self._rows[net]
-        # Output 0 begins a row: of the next iteration, or of the next test net at this one.
+        # Output 0 begins a row, of the next iteration or of the next test net.
         if not rows or number == 0 or rows[-1].iteration != self._iteration:
             assert self._iteration is not None
             rows.append(LogRow(iteration=self._iteration, seconds=seconds, rate=self._rate))
@@ -132,14 +132,14 @@ class _Reader:
 
 
 def _with_first_rate(rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
-    """Return the first row comes before the first word of a rate; it takes the second row's, as in Caffe's tool."""
+    """Set the rate of the first row, which precedes the first rate in the log, to that of the second, as in Caffe's tool."""
     if len(rows) > 1 and math.isnan(rows[0].rate):
         return (replace(rows[0], rate=rows[1].rate), *rows[1:])
     return tuple(rows)
 
 
 def as_csv(rows: Sequence[LogRow], *, delimiter: str = ",") -> str:
-    """Return a table in the form of Caffe's tool: NumIters, Seconds, LearningRate, then the outputs."""
+    """Return a table in the format of Caffe's tool: NumIters, Seconds, LearningRate, then the outputs."""
     names = list(dict.fromkeys(name for row in rows for name in row.outputs))
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter)

@@ -28,8 +28,7 @@ from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.replicas import NO_CHECK, ReplicaCheck
 from poseidon.metrics.glog_lines import GlogLine, GlogSink, done, last, solving, test_interrupted
-from poseidon.metrics.record import TrainRecord
-from poseidon.metrics.sinks import Sink
+from poseidon.metrics.record import Sink, TrainRecord
 from ps_server import Collection, SignalKind
 
 

@@ -40,8 +40,7 @@ from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.metrics.glog_lines import GlogSink, number
 from poseidon.metrics.netoutputs import NetOutputs
-from poseidon.metrics.record import TestRecord, TrainRecord
-from poseidon.metrics.sinks import Sink
+from poseidon.metrics.record import Sink, TestRecord, TrainRecord
 from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
 from poseidon.proto.shipped import unpack_solver
@@ -277,7 +276,7 @@ class Worker:
         sinks: list[Sink] = [ScoreReporter(self._launcher)]
         if document.net_outputs and document.rank == 0:
             sinks.append(
-                NetOutputs(Path(document.net_outputs), goes_on_at=start.iteration if document.goes_on else 0)
+                NetOutputs(Path(document.net_outputs), resumed_at=start.iteration if document.goes_on else 0)
             )
         trainer = Trainer(
             replica,

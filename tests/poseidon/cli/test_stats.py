@@ -116,7 +116,7 @@ def test_an_iteration_becomes_a_picture(capsys: pytest.CaptureFixture[str]) -> N
     ("flags", "code", "words"),
     [
         (["--picture=p.gif"], 2, "expected a name that ends in .png"),
-        (["--picture=p.svg", "--iteration=7"], 1, "it holds 0 to 1"),
+        (["--picture=p.svg", "--iteration=7"], 1, "it has 0 to 1"),
         (["--picture=nowhere/p.svg"], 1, "cannot write nowhere/p.svg"),
     ],
 )
@@ -140,15 +140,15 @@ def write_nonsense() -> None:
         ([], "no job is running, and output/ holds none"),
         (["lenet-9"], "'lenet-9' is neither a running job, nor a folder, nor a job in output/"),
         (["../x"], "'../x' is neither"),
-        (["nonsense"], "holds no statistics of a job"),
+        (["nonsense"], "does not hold statistics of a job"),
         (["home"], "home holds no statistics.json"),
-        (["home", "--trace=all.json"], "home holds no traces"),
+        (["home", "--trace=all.json"], "home has no traces"),
         (["nonsense", "--trace=all.json"], "is not a trace"),
         (["nonsense", "--trace=nowhere/all.json"], "cannot write nowhere/all.json"),
         (["nonsense", "--trace=nonsense/trace_worker_0.json"], "is one of the job's own traces"),
         (["nonsense", "--picture=a.svg"], "is not a trace"),
         (["nonsense", "--picture=a.svg", "--rank=3"], "holds no trace of worker 3"),
-        (["home", "--picture=a.svg"], "home holds no traces"),
+        (["home", "--picture=a.svg"], "home has no traces"),
     ],
 )
 def test_what_it_cannot_show(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

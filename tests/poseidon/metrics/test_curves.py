@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from poseidon.metrics.curves import KINDS, Against, Panel, _extent, curves, draw
+from poseidon.metrics.curves import FORMATS, Panel, XAxis, _extent, curves, draw
 from poseidon.metrics.training_log import LogRow, TrainingLog
 
 LOG = TrainingLog(
@@ -34,13 +34,13 @@ LOG = TrainingLog(
     ],
 )
 def test_curves(panel: Panel, expected: dict[str, tuple[float, ...]]) -> None:
-    assert {curve.label: curve.y for curve in curves("n", LOG, panel, Against.ITERATIONS)} == expected
+    assert {curve.label: curve.y for curve in curves("n", LOG, panel, XAxis.ITERATIONS)} == expected
 
 
 def test_axes() -> None:
-    (curve,) = curves("n", LOG, Panel.ACCURACY, Against.ITERATIONS)
+    (curve,) = curves("n", LOG, Panel.ACCURACY, XAxis.ITERATIONS)
     assert curve.x == (0, 30)
-    (curve,) = curves("n", LOG, Panel.ACCURACY, Against.SECONDS)
+    (curve,) = curves("n", LOG, Panel.ACCURACY, XAxis.SECONDS)
     assert curve.x == (0, 1.5)
 
 
@@ -58,17 +58,17 @@ def test_axes() -> None:
 )
 def test_limits_of_an_axis(values: tuple[float, ...], usual: float, expected: tuple[float, float]) -> None:
     """One value alone is shown from zero on."""
-    assert _extent(values, usual=usual) == pytest.approx(expected)
+    assert _extent(values, typical_max=usual) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")], ids=KINDS.keys()
+    ("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")], ids=FORMATS.keys()
 )
 def test_drawings(kind: str, start: bytes) -> None:
-    content = draw([("one", LOG), ("two", LOG)], [Panel.LOSS, Panel.ACCURACY], Against.SECONDS, kind)
+    content = draw([("one", LOG), ("two", LOG)], [Panel.LOSS, Panel.ACCURACY], XAxis.SECONDS, kind)
     assert content.startswith(start)
     if kind == "png":
         assert content == draw(
-            [("one", LOG), ("two", LOG)], [Panel.LOSS, Panel.ACCURACY], Against.SECONDS, kind
+            [("one", LOG), ("two", LOG)], [Panel.LOSS, Panel.ACCURACY], XAxis.SECONDS, kind
         )
     assert "matplotlib.pyplot" not in sys.modules

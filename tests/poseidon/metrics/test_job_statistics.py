@@ -74,11 +74,11 @@ def test_what_a_shard_cannot_mean(said: dict[str, object]) -> None:
     ("text", "words"),
     [
         ("", "Expecting value"),
-        ("[]", "names no job"),
-        ('{"job": "a"}', "lists no processes"),
+        ("[]", "it has no job"),
+        ('{"job": "a"}', "no list of processes"),
         ('{"job": "a", "workers": {}, "shards": {"x": {}}}', "process 'x'"),
         ('{"job": "a", "workers": {"0": 3}, "shards": {}}', "process '0'"),
-        ("[" * 100_000, "holds no statistics"),
+        ("[" * 100_000, "does not hold statistics"),
     ],
 )
 def test_a_file_that_holds_something_else(text: str, words: str, tmp_path: Path) -> None:

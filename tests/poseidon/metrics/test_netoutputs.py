@@ -152,7 +152,7 @@ def write_rows(sink: NetOutputs, *, trains: bool, begin: int, end: int) -> None:
 def test_a_job_that_goes_on_keeps_what_it_does_not_repeat(tmp_path: Path, trains: bool) -> None:
     write_rows(NetOutputs(tmp_path / "whole"), trains=trains, begin=0, end=60)
     write_rows(NetOutputs(tmp_path / "parted"), trains=trains, begin=0, end=40)
-    write_rows(NetOutputs(tmp_path / "parted", goes_on_at=30), trains=trains, begin=30, end=60)
+    write_rows(NetOutputs(tmp_path / "parted", resumed_at=30), trains=trains, begin=30, end=60)
     assert (tmp_path / "parted.netoutputs").read_bytes() == (tmp_path / "whole.netoutputs").read_bytes()
 
 
@@ -161,5 +161,5 @@ def test_what_cannot_be_kept_is_replaced(tmp_path: Path, content: bytes | None) 
     if content is not None:
         (tmp_path / "a.netoutputs").write_bytes(content)
     write_rows(NetOutputs(tmp_path / "b"), trains=True, begin=30, end=60)
-    write_rows(NetOutputs(tmp_path / "a", goes_on_at=1), trains=True, begin=30, end=60)
+    write_rows(NetOutputs(tmp_path / "a", resumed_at=1), trains=True, begin=30, end=60)
     assert (tmp_path / "a.netoutputs").read_bytes() == (tmp_path / "b.netoutputs").read_bytes()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from poseidon.metrics.progress import JobProgress, Pace, ProgressLine
+from poseidon.metrics.progress import JobProgress, ProgressLine, ProgressMeter
 
 
 class Terminal(io.StringIO):
@@ -96,37 +96,37 @@ def said(iteration: int, **more: object) -> dict[str, object]:
 
 def test_rates_leave_out_tests_and_begin_anew_after_a_restart() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    assert pace.hear(said(0)) == JobProgress(max_iter=100)
+    meter = ProgressMeter(clock)
+    assert meter.update(said(0)) == JobProgress(max_iter=100)
     clock.now = 2.0
-    found = pace.hear(said(20, loss=1.5))
+    found = meter.update(said(20, loss=1.5))
     assert found == JobProgress(
         iteration=20, max_iter=100, images=200, loss=1.5, rate=10.0, images_rate=100.0
     )
-    assert found.in_words() == "iteration 20 of 100, 10/s, 100 images/s, loss 1.5, 0:00:08 left"
-    found = pace.hear(said(20, tested=3, to_test=50))
+    assert found.summary() == "iteration 20 of 100, 10/s, 100 images/s, loss 1.5, 0:00:08 left"
+    found = meter.update(said(20, tested=3, to_test=50))
     assert found is not None
     assert found.position() == "20 of 100, testing 3 of 50"
     for clock.now, iteration, rate in ((60.0, 20, 10.0), (62.0, 30, 5.0), (63.0, 10, 5.0), (64.0, 12, 2.0)):
-        found = pace.hear(said(iteration))
+        found = meter.update(said(iteration))
         assert found is not None
         assert (found.iteration, found.rate, found.to_test) == (iteration, rate, 0)
 
 
 def test_a_script_has_no_end_and_no_images() -> None:
     clock = Clock()
-    pace = Pace(clock)
-    pace.hear({"event": "progress", "iteration": 0})
+    meter = ProgressMeter(clock)
+    meter.update({"event": "progress", "iteration": 0})
     clock.now = 10.0
-    found = pace.hear({"event": "progress", "iteration": 5})
+    found = meter.update({"event": "progress", "iteration": 5})
     assert found is not None
-    assert found.in_words() == "iteration 5, 0.5/s"
-    assert (found.eta_words(), JobProgress().rate_words()) == ("-", "-")
+    assert found.summary() == "iteration 5, 0.5/s"
+    assert (found.eta_text(), JobProgress().rate_text()) == ("-", "-")
 
 
 @pytest.mark.parametrize("event", [{}, {"iteration": "x"}, {"iteration": 1, "max_iter": 0.5}])
 def test_what_makes_no_sense_is_passed_over(event: dict[str, object]) -> None:
-    assert Pace().hear(event) is None
+    assert ProgressMeter().update(event) is None
 
 
 @pytest.mark.parametrize("on_stderr", [False, True])

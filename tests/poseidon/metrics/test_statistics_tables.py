@@ -10,10 +10,10 @@ from poseidon.metrics.job_statistics import (
 )
 from poseidon.metrics.statistics_tables import (
     job_tables,
+    rejections,
     shard_table,
     tensor_rows,
     tensor_table,
-    turned_away,
 )
 
 
@@ -91,16 +91,16 @@ def test_shards_are_compared_with_their_mean() -> None:
     assert "-" in shard_table([(0, ShardStatistics())])[1].split()
 
 
-def test_who_was_turned_away_is_said() -> None:
+def test_who_was_rejections_is_said() -> None:
     shards = [(0, ShardStatistics()), (1, ShardStatistics(refused=3, dropped=1))]
-    assert turned_away(shards) == ["shard 1 refused 3 connections and dropped 1 message"]
-    assert job_tables(JobStatistics(job="j", shards=dict(shards)))[-1] == turned_away(shards)[0]
+    assert rejections(shards) == ["shard 1 refused 3 connections and dropped 1 message"]
+    assert job_tables(JobStatistics(job="j", shards=dict(shards)))[-1] == rejections(shards)[0]
 
 
 def test_a_whole_job() -> None:
     job = JobStatistics(job="lenet-1", workers=dict(enumerate(TWO)), shards={0: ShardStatistics(bytes_in=1)})
     lines = job_tables(job)
     assert lines[0] == "job lenet-1: 2 workers, 20 iterations, 1 shard"
-    assert "beside these 11 bytes in all: joining, clocks, meetings, snapshots" in lines
+    assert "other traffic: 11 bytes in all, for joining, clocks, collections and snapshots" in lines
     assert lines[-2].startswith("shard")
     assert job_tables(JobStatistics(job="lenet-1"))[-1] == "no iteration has ended yet"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from poseidon.errors import JobError
-from poseidon.metrics.trace_iteration import Way, view_iteration
+from poseidon.metrics.trace_iteration import Transfer, view_iteration
 from poseidon.metrics.trace_merge import Event
 
 COMPUTE, SEND, RECEIVE, REBUILD = 1, 2, 3, 7
@@ -48,9 +48,9 @@ def events(iterations: int = 4) -> list[Event]:
 def test_ways_end_with_the_last_piece_and_waits_are_those_of_the_next_iteration() -> None:
     view = view_iteration(events(), 1)
     assert (view.iteration, view.length_ms, view.until_ms) == (1, 99.0, 199.0)
-    assert view.ways == (
-        Way(name="a.0", begin_ms=90.0, arrival_ms=110.0, waited_ms=10.0, used_ms=111.0),
-        Way(name="b.0", begin_ms=60.0, arrival_ms=81.0, waited_ms=0.5, used_ms=120.5),
+    assert view.transfers == (
+        Transfer(name="a.0", begin_ms=90.0, arrival_ms=110.0, waited_ms=10.0, used_ms=111.0),
+        Transfer(name="b.0", begin_ms=60.0, arrival_ms=81.0, waited_ms=0.5, used_ms=120.5),
     )
     assert view.rows == {COMPUTE: "compute"}
 
@@ -72,9 +72,9 @@ def test_without_a_number_the_one_in_the_middle() -> None:
 @pytest.mark.parametrize(
     ("count", "wanted", "words"),
     [
-        (0, None, "an iteration and the next; it holds none"),
-        (1, None, "it holds none"),
-        (4, 3, "iteration 3 and the next; it holds 0 to 2"),
+        (0, None, "an iteration and the next one; it has none"),
+        (1, None, "it has none"),
+        (4, 3, "iteration 3 and the next one; it has 0 to 2"),
         (4, -1, "iteration -1"),
     ],
 )

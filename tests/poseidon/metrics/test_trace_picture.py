@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from poseidon.metrics.trace_iteration import Bar, IterationView, Way
+from poseidon.metrics.trace_iteration import Bar, IterationView, Transfer
 from poseidon.metrics.trace_picture import MOST_TENSORS, draw_iteration
 
 
@@ -11,14 +11,14 @@ def view(tensors: int) -> IterationView:
         Bar(row=2, kind="send", name="t0", begin_ms=4, end_ms=6),
     )
     ways = tuple(
-        Way(name=f"t{i}", begin_ms=5, arrival_ms=6 + i, waited_ms=1, used_ms=20) for i in range(tensors)
+        Transfer(name=f"t{i}", begin_ms=5, arrival_ms=6 + i, waited_ms=1, used_ms=20) for i in range(tensors)
     )
     return IterationView(
         iteration=3,
         length_ms=10,
         until_ms=20,
         bars=bars,
-        ways=ways,
+        transfers=ways,
         rows={1: "compute", 2: "send"},
     )
 

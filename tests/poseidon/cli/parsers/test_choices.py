@@ -13,7 +13,7 @@ from poseidon.cluster.supervision.state import SignalEffect
 from poseidon.data.databases.kinds import Backend
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest, LauncherKind, OnNan, ShownLogs
-from poseidon.metrics.curves import CHARTS, Against
+from poseidon.metrics.curves import CHARTS, XAxis
 from poseidon.proto.caffe_pb2 import Phase
 from poseidon.pycaffe.draw import RANKDIRS
 from ps_server import Consistency, Precision
@@ -30,7 +30,7 @@ from ps_server import Consistency, Precision
         (jobs.EFFECTS, SignalEffect),
         (jobs.SHOWN, ShownLogs),
         (jobs.ON_NAN, OnNan),
-        (nets.AXES, Against),
+        (nets.AXES, XAxis),
     ],
 )
 def test_members(written: tuple[str, ...], kind: type[Enum]) -> None:
