@@ -97,7 +97,7 @@ def test_cifar10_refuses_a_solver_before_it_prepares_data(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--max_iter=-1",), "--set max_iter=-1: max_iter: expected 0 or more, found -1"),
+        (("--max_iter=-1",), "--max_iter=-1: max_iter: expected 0 or more, found -1"),
         (("--set=lr=1",), "--set lr=1: unknown field 'lr' in SolverParameter; did you mean 'base_lr'?"),
         (
             ("--backend=leveldb", "--set", "net=n.prototxt"),

@@ -18,6 +18,8 @@ from poseidon.proto.names import nearest_field
 from poseidon.proto.text import parse
 from poseidon.proto.values import is_quoted, listing
 
+OWN_FLAGS = frozenset({"max_iter", "display", "test_interval", "solver_mode"})
+"""Fields that have a flag of their own, which errors about them name."""
 TRAIN_NET_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 _ALTERNATIVES = (TRAIN_NET_FIELDS, ("type", "solver_type"))
 """Groups of fields with the same meaning: a setting for one of them clears the others."""
@@ -49,6 +51,12 @@ def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter
     return changed
 
 
+def spelled(setting: str) -> str:
+    """Return a setting as it stands on a command line: `--max_iter=5`, `--set base_lr=0.1`."""
+    name, equals, _ = setting.partition("=")
+    return f"--{setting}" if equals and name.strip() in OWN_FLAGS else f"--set {setting}"
+
+
 def field_of(setting: str) -> str:
     """Return the top-level field that a setting changes."""
     return setting.partition("=")[0].partition(".")[0].strip()
@@ -74,7 +82,7 @@ def changes(before: SolverParameter, after: SolverParameter, settings: Iterable[
 def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParameter]:
     """Return the path of a setting, its field, and a solver with only this field set."""
     name, equals, text = (part.strip() for part in setting.partition("="))
-    source = f"--set {setting}"
+    source = spelled(setting)
     if not equals or not name:
         raise DefinitionError("expected FIELD=VALUE, such as base_lr=0.1", source=source)
     path = tuple(name.split("."))

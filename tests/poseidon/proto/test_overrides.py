@@ -71,12 +71,12 @@ def test_one_train_net_and_one_type_take_the_place_of_the_others() -> None:
         ("learning_rate=5", r"did you mean 'base_lr'\?"),
         (
             "max_iter=many",
-            "--set max_iter=many: max_iter in SolverParameter: expected an integer, found 'many'",
+            "--max_iter=many: max_iter in SolverParameter: expected an integer, found 'many'",
         ),
         ("max_iter=5 base_lr: 9", "expected one value for max_iter"),
-        ("solver_mode=CPUs", "--set solver_mode=CPUs: .* did you mean 'CPU'"),
+        ("solver_mode=CPUs", "--solver_mode=CPUs: .* did you mean 'CPU'"),
         ("max_iter", "--set max_iter: expected FIELD=VALUE, such as base_lr=0.1"),
-        ("max_iter=", "--set max_iter=: no value for max_iter"),
+        ("max_iter=", "--max_iter=: no value for max_iter"),
         ("=5", "expected FIELD=VALUE"),
         ("max_iter.x=5", "'max_iter' has no fields that can be set"),
         ("test_state.level=5", "'test_state' has no fields that can be set"),
@@ -112,8 +112,7 @@ def test_a_definition_names_the_flag_where_its_value_is_wrong(tmp_path: Path) ->
     path.write_text(FILE)
     solver = read_solver(path).with_settings(["max_iter=-1"])
     assert (
-        str(solver.error("max_iter", "expected 0 or more"))
-        == "--set max_iter=-1: max_iter: expected 0 or more"
+        str(solver.error("max_iter", "expected 0 or more")) == "--max_iter=-1: max_iter: expected 0 or more"
     )
     assert str(solver.error("base_lr", "wrong")) == f"{path}:1: base_lr: wrong"
 

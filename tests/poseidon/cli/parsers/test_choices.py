@@ -6,6 +6,7 @@ from enum import Enum
 
 import pytest
 
+from poseidon.cli.main import COMMANDS
 from poseidon.cli.parsers import jobs, nets
 from poseidon.cli.requests import KIND_OF_SVB
 from poseidon.cluster.supervision.restarts import RETURN_TIMEOUT_S
@@ -15,6 +16,7 @@ from poseidon.exchange.cost import ExchangeKind
 from poseidon.launch.request import Encrypt, JobRequest, LauncherKind, OnNan, ShownLogs
 from poseidon.metrics.curves import CHARTS, XAxis
 from poseidon.proto.caffe_pb2 import Phase
+from poseidon.proto.overrides import OWN_FLAGS
 from poseidon.pycaffe.draw import RANKDIRS
 from ps_server import Consistency, Precision
 
@@ -35,6 +37,15 @@ from ps_server import Consistency, Precision
 )
 def test_members(written: tuple[str, ...], kind: type[Enum]) -> None:
     assert set(written) == {member.value for member in kind}
+
+
+def test_fields_of_the_solver_with_flags_of_their_own() -> None:
+    """Errors about them name these flags."""
+    settings = (action for action in COMMANDS["train"].parser().flags() if action.dest == "settings")
+    assert {action.option_strings[0] for action in settings} == {
+        "--set",
+        *(f"--{name}" for name in OWN_FLAGS),
+    }
 
 
 def test_the_rest() -> None:
