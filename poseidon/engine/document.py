@@ -100,8 +100,25 @@ class WorkerDocument:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Flags of `poseidon train` that act in the workers, by the names of the flags.
+
+    A field here is a field of the launcher's request and of the worker's document. What lies between copies all of them.
+
+    Attributes:
+        snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
+    """
+
+    snapshot_keep: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """Return the options by name."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(TrainingOptions)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDocument(WorkerDocument):
+class JobDocument(WorkerDocument, TrainingOptions):
     """The configuration of a worker of `poseidon train`.
 
     Attributes:
@@ -117,7 +134,6 @@ class JobDocument(WorkerDocument):
         stages: of the train net, beyond those of the solver.
         imports: Python modules to import before any net is read: they register layers.
         goes_on: the job is restarted: its net outputs up to the snapshot stay.
-        snapshot_keep: how many snapshots of the run stay on disk, the newest; 0: all.
         stop_at_nan: a loss or weights that are not finite end the job; otherwise they are a warning.
     """
 
@@ -132,7 +148,6 @@ class JobDocument(WorkerDocument):
     stages: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     goes_on: bool = False
-    snapshot_keep: int = 0
     stop_at_nan: bool = True
 
 
@@ -182,9 +197,13 @@ def read_document_of(kind: type[Document], line: str | bytes) -> Document:
     if isinstance(value.get("exchange"), dict):
         value["exchange"] = ExchangeOptions.from_json(value["exchange"])
     for name, content in value.items():
-        expected: type = {"int": int, "str": str, "bool": bool, "ExchangeOptions": ExchangeOptions}.get(
-            str(known[name].type), list
-        )
+        expected: type = {
+            "int": int,
+            "float": float,
+            "str": str,
+            "bool": bool,
+            "ExchangeOptions": ExchangeOptions,
+        }.get(str(known[name].type), list)
         if type(content) is not expected:
             raise UsageError(f"the job document's {name} is {content!r:.60}; expected {expected.__name__}")
     for name, entry in known.items():

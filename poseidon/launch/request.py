@@ -1,8 +1,8 @@
 """What a user asks of a job, as frozen values.
 
 Law: each field has the name of its flag, so that `poseidon.cli.requests` reads all of them alike: a new flag of `train` is
-a flag in `poseidon/cli/parsers/jobs.py`, a field here, and the place where it acts. A field whose value is not that of the
-flag names the function that converts it. Ranges are checked here, once.
+a flag in `poseidon/cli/parsers/jobs.py`, a field here (or, if it acts in the workers, in `TrainingOptions`), and the place
+where it acts. A field whose value is not that of the flag names the function that converts it. Ranges are checked here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from poseidon.cluster.supervision.restarts import RestartSettings
 from poseidon.cluster.supervision.state import SignalEffect, SupervisionSettings
+from poseidon.engine.document import TrainingOptions
 from poseidon.errors import UsageError
 from poseidon.exchange.options import DEFAULT_OPTIONS, ExchangeOptions
 from poseidon.layers.user_modules import module_names
@@ -179,8 +180,8 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRequest(JobRequest):
-    """What `poseidon train` is asked for.
+class TrainRequest(JobRequest, TrainingOptions):
+    """What `poseidon train` is asked for, with the options of `TrainingOptions`, which act in the workers.
 
     Attributes:
         solver: the solver definition.
@@ -189,7 +190,6 @@ class TrainRequest(JobRequest):
         stage: stages of the train net, beyond the solver's.
         imports: Python modules that register layers.
         settings: fields of the solver that replace the file's.
-        snapshot_keep: snapshots that stay, the newest; 0: all.
         net_outputs: prefix of the file of averaged losses and scores; empty: in the job's folder.
         on_nan: what a loss or weights that are not finite do.
     """
@@ -200,7 +200,6 @@ class TrainRequest(JobRequest):
     stage: tuple[str, ...] = field(default=(), metadata=_by(_parts))
     imports: tuple[str, ...] = field(default=(), metadata=_by(module_names))
     settings: tuple[str, ...] = field(default=(), metadata=_by(_tuple))
-    snapshot_keep: int = 0
     net_outputs: str = ""
     on_nan: OnNan = field(default=OnNan.STOP, metadata=_by(OnNan))
 

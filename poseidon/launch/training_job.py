@@ -181,6 +181,7 @@ class TrainingJob(Job):
         request, host, launcher = self.request, role.host, start.launcher
         return JobDocument(
             **self.worker_document(role, start).to_fields(),
+            **request.options(),
             solver=str(request.solver.absolute()),
             definitions=self._packed,
             settings=request.settings,
@@ -192,7 +193,6 @@ class TrainingJob(Job):
             stages=request.stage,
             imports=request.imports,
             goes_on=start.attempt > 0,
-            snapshot_keep=request.snapshot_keep,
             stop_at_nan=request.on_nan is OnNan.STOP,
         )
 

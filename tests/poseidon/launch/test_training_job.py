@@ -1,12 +1,16 @@
-"""What definitions will have other hosts open: each source once, by the rule of the layers."""
+"""A training job: the files that other hosts open, and the way of an option to the workers."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import poseidon
 from poseidon.cluster.host_checks import NeededFile
+from poseidon.engine.document import JobDocument, TrainingOptions, read_document
+from poseidon.launch.request import TrainRequest
 from poseidon.launch.training_job import needed_files, written_prefixes
 from poseidon.proto.definition import SolverDefinition, read_solver
 
@@ -55,3 +59,18 @@ def test_where_snapshots_go(solver: SolverDefinition) -> None:
     assert written_prefixes(solver) == (("s/x", "."),)
     solver.param.ClearField("snapshot_prefix")
     assert written_prefixes(solver) == ()
+
+
+def test_an_option_of_the_workers_is_named_by_the_parser_and_by_one_class_alone() -> None:
+    """As CONTRIBUTING.md says: what lies between the flag and the worker copies all options."""
+    root = Path(poseidon.__file__).parent
+    for option in TrainingOptions().options():
+        naming = {
+            str(path.relative_to(root))
+            for path in root.rglob("*.py")
+            if re.search(rf"(?<!--)\b{option}\b", path.read_text(encoding="utf-8"))
+        }
+        assert naming - {"engine/solver/worker.py"} == {"cli/parsers/jobs.py", "engine/document.py"}
+        request = TrainRequest(**{option: 7})
+        document = JobDocument(output="out", token="ab", solver="s", **request.options())
+        assert getattr(read_document(document.to_json()), option) == 7
