@@ -27,7 +27,7 @@ from tests.support.ssh_hosts import SshHosts
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; returns 0 when every run ended as it must."""
+    """Run the command. Return 0 if every run ended as expected."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -38,9 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--hosts", action="store_true", help="on hosts with a network and a file tree each; needs root"
     )
     parser.add_argument("--iterations", type=int, default=700, help="iterations of each job (700)")
-    parser.add_argument(
-        "--folder", type=Path, help="keeps data, logs and results there; later calls add theirs"
-    )
+    parser.add_argument("--folder", type=Path, help="folder of data, logs and results; later calls add to it")
     flags = parser.parse_args(arguments)
     if flags.folder:
         return run(flags, flags.folder)
@@ -49,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(flags: argparse.Namespace, folder: Path) -> int:
-    """Make the runs, add them to those of the folder, and print the table of all."""
+    """Make the runs, add them to those in the folder, and print the table of all."""
     folder = folder.absolute()
     if not flags.hosts:
         return disturb(flags, folder, LocalHarness(folder, flags.clients, flags.iterations))
@@ -61,7 +59,7 @@ def run(flags: argparse.Namespace, folder: Path) -> int:
 
 
 def disturb(flags: argparse.Namespace, folder: Path, harness: Harness) -> int:
-    """Disturb the jobs of a harness; returns 0 when every run of the folder ended as it must."""
+    """Inject faults into the jobs of a harness. Return 0 if every run in the folder ended as expected."""
     folder.mkdir(parents=True, exist_ok=True)
     print(f"undisturbed: {harness.undisturbed():.1f} s", file=sys.stderr, flush=True)
     results = folder / "runs.jsonl"

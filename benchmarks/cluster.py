@@ -43,7 +43,7 @@ from benchmarks.testbed.point_overlap import measure_overlap
 from benchmarks.testbed.point_paper import measure_paper
 from benchmarks.testbed.point_speed import Comparison, compare
 from benchmarks.testbed.shapes import NETS, layers_of
-from benchmarks.testbed.tables import Table, rate_words, write_json
+from benchmarks.testbed.tables import Table, rate_text, write_json
 from benchmarks.testbed.timeline import measure_links
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 from poseidon.errors import PoseidonError
@@ -103,7 +103,7 @@ def run_speed(flags: argparse.Namespace, report: Report) -> list[Table]:
             Comparison(
                 title=f"{flags.net}, batch {flags.batch}, {flags.hosts} hosts"
                 f"{f' and {flags.servers} that only serve' if flags.servers else ''}, "
-                f"compute {flags.compute:g} ms, {rate_words(rate)}",
+                f"compute {flags.compute:g} ms, {rate_text(rate)}",
                 training=net,
                 workers=flags.hosts,
                 rate_mbit=rate,

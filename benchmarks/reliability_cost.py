@@ -76,11 +76,11 @@ snapshot: %d snapshot_prefix: "snap" snapshot_after_train: false max_iter: %d
 
 
 WARM = 6
-"""Iterations that do not count; an even number, so that those that do begin with one that is bare."""
+"""Iterations that are not counted; an even number, so that the first one counted is without the watchdog."""
 
 
-class Way(Enum):
-    """How a block is trained."""
+class Block(Enum):
+    """The additions to a block."""
 
     BEATING = "heartbeats"  # the watchdog in every other iteration, and the thread that sends it
     ALL = "heartbeats and a snapshot"  # and one snapshot, in the background
@@ -106,9 +106,9 @@ class EveryOther(ObservedExchange):
         (super() if iteration % 2 else self._bare).start(iteration, rate)
 
 
-def block_s(folder: Path, way: Way, iterations: int) -> list[float]:
-    """Train a block; returns each iteration's seconds from an even one on, the first ones and the wait for the disk left out."""
-    interval = iterations // 2 if way is Way.ALL else 0
+def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
+    """Train a block; Return the seconds of each iteration after the warm-up, without the wait for the disk."""
+    interval = iterations // 2 if block is Block.ALL else 0
     path = folder / "solver.prototxt"
     path.write_text(SOLVER % (interval, iterations - 1), encoding="ascii")
     solver = read_solver(path)
@@ -150,29 +150,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--blocks", type=int, default=8, help="of each way (8)")
+    parser.add_argument("--blocks", type=int, default=8, help="of each kind (8)")
     parser.add_argument("--iterations", type=int, default=60, help="of a block (60)")
     flags = parser.parse_args(arguments)
     environment = {**os.environ, **child_environment(threads=1)}
     if environment != dict(os.environ):
         os.execve(sys.executable, [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]], environment)
     torch.set_num_threads(1)
-    blocks: dict[Way, list[list[float]]] = {way: [] for way in Way}
+    blocks: dict[Block, list[list[float]]] = {block: [] for block in Block}
     with tempfile.TemporaryDirectory(prefix="poseidon-cost-") as name:
         folder = Path(name)
         (folder / "net.prototxt").write_text(NET, encoding="ascii")
         write_pictures(folder / "train_lmdb", 0, RECORDS)
-        block_s(folder, Way.BEATING, flags.iterations)
+        block_s(folder, Block.BEATING, flags.iterations)
         for _ in range(flags.blocks):
-            for way in Way:
-                blocks[way].append(block_s(folder, way, flags.iterations))
+            for block in Block:
+                blocks[block].append(block_s(folder, block, flags.iterations))
         size = sum(path.stat().st_size for path in folder.glob("snap_iter_*"))
-    usual = blocks[Way.BEATING]
+    usual = blocks[Block.BEATING]
     bare_s = statistics.median(chain(*(block[::2] for block in usual)))
     # Each iteration that has the watchdog beside the bare one before it.
     pairs = chain(*(zip(block[::2], block[1::2], strict=False) for block in usual))
     beats_s = statistics.median(after - before for before, after in pairs)
-    snapshot_s = statistics.median(map(_beyond_median, blocks[Way.ALL])) - statistics.median(
+    snapshot_s = statistics.median(map(_beyond_median, blocks[Block.ALL])) - statistics.median(
         map(_beyond_median, usual)
     )
     print(f"an iteration: {bare_s * 1e3:.2f} ms; a snapshot: {size / 2**20:.0f} MiB, weights and history")

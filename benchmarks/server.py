@@ -83,7 +83,7 @@ class Child:
         return json.loads(line)
 
     def send(self, word: str) -> None:
-        """One line for the child."""
+        """Send one line to the child."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
@@ -139,17 +139,17 @@ def children(layout: Layout, megabytes: int, kind: str, flags: Sequence[str]) ->
 # -- the children ------------------------------------------------------------------------------------------
 
 
-def say(**fields: object) -> None:
+def report(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
 def serve_rounds(run: Callable[[], None]) -> None:
     """Run one round per line of standard input."""
-    say(ready=True)
+    report(ready=True)
     for _ in sys.stdin:
         begun = time.perf_counter()
         run()
-        say(seconds=time.perf_counter() - begun)
+        report(seconds=time.perf_counter() - begun)
 
 
 def echo() -> None:
@@ -159,7 +159,7 @@ def echo() -> None:
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.bind("tcp://127.0.0.1:*")
-    say(address=socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0"))
+    report(address=socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0"))
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)

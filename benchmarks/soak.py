@@ -42,7 +42,7 @@ ENDLESS = 100_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Life:
-    """One process, from its start to its end."""
+    """The memory of one process, from its start to its end."""
 
     name: str
     began_s: float
@@ -53,12 +53,12 @@ class Life:
 
 @dataclass(slots=True)
 class Lives:
-    """All processes of a job so far, by pid and time of creation."""
+    """The memory of all processes of a job so far, by pid and time of creation."""
 
     found: dict[tuple[int, float], Life] = field(default_factory=dict)
 
     def look(self, harness: Harness, job: str, now: float) -> None:
-        """Note everybody's memory."""
+        """Note the memory of every process."""
         alive = [(process, _name(words)) for process, words in harness.processes(job)]
         alive += [(process, "launcher") for process in harness.launchers(job)]
         for process, name in alive:
@@ -70,7 +70,7 @@ class Lives:
                     life.warm_bytes = life.last_bytes
 
     def table(self) -> list[str]:
-        """Markdown; lives that ended before they were warm are left out."""
+        """Return a table in Markdown, without processes that ended before they had warmed up."""
         lines = ["| process | lasted | RSS when warm | RSS at the end | |", "|---|---|---|---|---|"]
         for life in self.found.values():
             if life.lasted_s > 2 * WARM_S:
@@ -88,7 +88,7 @@ def _name(words: list[str]) -> str:
 
 
 def soak(harness: Harness, *, seconds: float, kill_every_s: float, seed: int) -> list[str]:
-    """Train for a time; returns the lines of the report."""
+    """Train for a time. Return the lines of the report."""
     harness.max_restarts = 10_000
     job, dice, lives = f"soak-{os.getpid()}", random.Random(seed), Lives()
     launcher = harness.start(job)

@@ -1,1 +1,1 @@
-"""Jobs to which something happens at a random moment, and how they end."""
+"""Fault injection: jobs with a fault at a random moment, and their outcomes."""

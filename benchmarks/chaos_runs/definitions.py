@@ -1,4 +1,4 @@
-"""A small net, its solver, and its data: procedural pictures whose brightness tells their label."""
+"""A small net, its solver, and its data: procedural images whose brightness gives their label."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ display: 10 average_loss: 10 snapshot: 100 snapshot_prefix: "%s" max_iter: %d
 
 
 def write_job(folder: Path, iterations: int, *, source: str, prefix: str, shared: bool) -> Path:
-    """Write the definitions; with shared data, the data too.
+    """Write the definitions and, if the data is shared, the data.
 
     Returns:
-        The solver.
+        The path of the solver.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "net.prototxt").write_text(NET % (source, str(shared).lower()), encoding="ascii")
@@ -47,7 +47,7 @@ def write_job(folder: Path, iterations: int, *, source: str, prefix: str, shared
 
 
 def write_pictures(path: Path, begin: int, end: int) -> None:
-    """Write a database of the pictures `begin` to `end`."""
+    """Write a database of the images `begin` to `end`."""
     writer = open_writer(path, Backend.LMDB)
     for number in range(begin, end):
         noise = np.random.default_rng(number).integers(0, 64, (3, 12, 12))

@@ -1,6 +1,6 @@
-"""What happens to a job, and when: drawn from a seed, so that a run can be made again.
+"""Faults and their moments, drawn from a seed, so that a run can be repeated.
 
-Law: pure. A fault is drawn without a look at the job.
+Law: pure. A fault does not depend on the job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What happens."""
+    """The kind of a fault."""
 
     WORKER = "kill -9 a worker"
     SHARD = "kill -9 a shard"
@@ -38,10 +38,10 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: what happens.
-        client: to which client.
-        after: when, as a part of the iterations; below `STARTING` while the job starts.
-        delay_s: how long after that.
+        kind: the kind of the fault.
+        client: the client that it hits.
+        after: the moment, as a part of the iterations; below `STARTING` while the job starts.
+        delay_s: delay after that moment.
     """
 
     kind: Kind
@@ -55,8 +55,8 @@ def draw(seed: int, kinds: tuple[Kind, ...], clients: int) -> Fault:
 
     Args:
         seed: 0, 1, ...
-        kinds: to choose from.
-        clients: how many there are.
+        kinds: the kinds to choose from.
+        clients: number of clients.
     """
     dice = random.Random(seed)
     return Fault(

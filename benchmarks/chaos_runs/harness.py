@@ -1,6 +1,6 @@
-"""A job and the hand that disturbs it, wherever it runs.
+"""A harness that runs a job and injects faults, on this host or on others.
 
-Law: a run ends with the job's last process, and with all that was broken mended.
+Law: a run ends with the job's last process, and with every fault undone.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 400.0
 GONE_S = 90.0
 START_S = 8.0
-"""About how long a job takes to start."""
+"""Approximate time that a job takes to start."""
 
 
 class Harness(ABC):
-    """See the module's head.
+    """Runs a job and injects faults.
 
     Args:
-        folder: of the data, the snapshots and the logs.
-        clients: how many.
-        iterations: of a run.
+        folder: folder of the data, the snapshots and the logs.
+        clients: number of clients.
+        iterations: iterations of a run.
     """
 
     kinds: tuple[Kind, ...]
-    """What may happen here."""
+    """The kinds of faults that this harness can inject."""
 
     def __init__(self, folder: Path, clients: int, iterations: int) -> None:
         self.clients = clients
@@ -47,11 +47,11 @@ class Harness(ABC):
 
     @abstractmethod
     def start(self, job: str) -> subprocess.Popen[str]:
-        """Start the command; what it says comes on its standard error."""
+        """Start the command. It logs to its standard error."""
 
     @abstractmethod
     def strike(self, job: str, launcher: subprocess.Popen[str], fault: Fault) -> int:
-        """Let a fault happen; returns how many of the job's processes it found where it struck."""
+        """Inject a fault. Return the number of the job's processes that it hit."""
 
     @abstractmethod
     def processes(self, job: str) -> list[tuple[psutil.Process, list[str]]]:
@@ -59,7 +59,7 @@ class Harness(ABC):
 
     @abstractmethod
     def launchers(self, job: str) -> list[psutil.Process]:
-        """Return the launcher of a job, if it runs."""
+        """Return the launchers of a job that run."""
 
     @abstractmethod
     def snapshots(self) -> Path:
@@ -67,10 +67,10 @@ class Harness(ABC):
 
     @abstractmethod
     def mend(self) -> None:
-        """Undo what a fault has done to the world."""
+        """Undo the effects of a fault outside the job."""
 
     def undisturbed(self) -> float:
-        """Run the job once, to know its weights; what an earlier call in this folder found holds. Returns its seconds."""
+        """Run the job once without a fault, for its weights, unless an earlier call in this folder did. Return its seconds."""
         weights, seconds = self.folder / "expected.caffemodel", self.folder / "expected.seconds"
         if not seconds.exists():
             began_s = time.monotonic()
@@ -83,7 +83,7 @@ class Harness(ABC):
         return float(seconds.read_text())
 
     def run(self, seed: int, fault: Fault | None) -> Ended:
-        """Run the job and let a fault happen to it."""
+        """Run the job and inject a fault."""
         for path in self.snapshots().glob("snap_*"):
             path.unlink()
         job = f"chaos-{os.getpid()}-{seed + 1}"
@@ -121,7 +121,7 @@ class Harness(ABC):
         )
 
     def _await_moment(self, launcher: subprocess.Popen[str], lines: list[str], fault: Fault) -> None:
-        """Until the job has come as far as the fault says, or has ended."""
+        """Wait until the job has reached the moment of the fault, or has ended."""
         if fault.after < STARTING:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 launcher.wait(fault.after / STARTING * START_S)
@@ -131,7 +131,7 @@ class Harness(ABC):
         time.sleep(fault.delay_s)
 
     def _left(self, job: str, limit_s: float) -> int:
-        """How many processes of a job outlive its end by more than a time."""
+        """Return the number of processes of a job that run longer than a limit after its end."""
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s and self.processes(job):
             time.sleep(0.2)
@@ -160,6 +160,6 @@ def is_meant(kind: Kind, words: list[str]) -> bool:
 
 
 def number_of(words: list[str]) -> int:
-    """With one worker and one shard a client, the client."""
+    """Return the number of a process: with one worker and one shard a client, its client."""
     mark = "--shard" if "--shard" in words else "--rank"
     return int(words[words.index(mark) + 1])

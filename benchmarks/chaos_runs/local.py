@@ -1,4 +1,4 @@
-"""A job of several clients on this machine."""
+"""A harness for a job of several clients on this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a disturbed job has ended, and the table of them all."""
+"""The outcome of a job with a fault, and the table of all outcomes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _RESTARTS = re.compile(r"after (\d+) restarts?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """One run.
+    """The outcome of one run.
 
     Attributes:
-        seed: of its fault.
-        fault: what happened.
-        hit: how many of the job's processes it found where it struck.
-        at_s: when it happened, after the start of the command.
-        took_s: from the fault to the end of the command; of a killed launcher, to that of its job's last process.
+        seed: seed of its fault.
+        fault: the fault.
+        hit: number of the job's processes that it hit.
+        at_s: time of the fault, after the start of the command.
+        took_s: time from the fault to the end of the command; if the launcher was killed, to the end of the job's last process.
         status: exit status of the command.
         last: its last line.
-        traceback: whether it showed one.
-        same_bits: whether the weights are those of the undisturbed run; None: there are none.
-        left: processes of the job that are left on any host.
+        traceback: True if it printed one.
+        same_bits: True if the weights are those of the run without a fault; None: there are none.
+        left: number of processes of the job that are left on any host.
     """
 
     seed: int
@@ -43,20 +43,20 @@ class Ended:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Number of restarts."""
         found = _RESTARTS.search(self.last)
         return int(found[1]) if found else 0
 
     @property
     def good(self) -> bool:
-        """It ended with the right weights, or with a sentence; and left nothing."""
+        """True if it ended with the right weights, or with one sentence, and left nothing."""
         if self.left or self.traceback:
             return False
         return self.same_bits is True if self.status == 0 else bool(self.last) or self.status < 0
 
     @property
     def words(self) -> str:
-        """The end, for the table."""
+        """The outcome as text, for the table."""
         if self.status == 0:
             repeated = _REPEATED.search(self.last)
             again = f", {repeated[1]} iterations repeated" if repeated else ""
@@ -82,7 +82,7 @@ def read_lines(text: str) -> list[Ended]:
 
 
 def table(runs: Sequence[Ended]) -> list[str]:
-    """Markdown, a row a run."""
+    """Return a table in Markdown, a row for each run."""
     lines = [
         "| run | fault | client | at | processes hit | end | weights | left |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""A job on hosts that have nothing in common but the network, started from a desk over SSH."""
+"""A harness for a job on hosts with only the network in common, started over SSH."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 
 _AGENT = "poseidon.cluster.agent"
 DOWN_S = 5.0
-"""How long a host without power stays down."""
+"""Time that a host without power stays down."""
 
 
 class RemoteHarness(Harness):
     """See `Harness`.
 
     Args:
-        folder: where the hosts keep their files.
-        hosts: one for each client, and the desk.
-        iterations: of a run.
+        folder: folder of the hosts' files.
+        hosts: one for each client, and the launcher's.
+        iterations: iterations of a run.
     """
 
     kinds = FAR
@@ -82,7 +82,7 @@ class RemoteHarness(Harness):
             hit = len(self._on(host, job))
             host.crash()
             time.sleep(DOWN_S)
-            host.start()  # by this thread: a host goes down with the thread that started it
+            host.start()  # by this thread: a host ends with the thread that started it
             return hit
         return self._kill(job, fault)
 

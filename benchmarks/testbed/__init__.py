@@ -1,1 +1,1 @@
-"""Hosts on one machine for measurements, and what runs on them; `benchmarks/cluster.py` is the command."""
+"""A testbed for measurements: hosts as namespaces on one machine, and jobs on them (`benchmarks/cluster.py`)."""

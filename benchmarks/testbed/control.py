@@ -1,6 +1,6 @@
-"""How the measuring process tells the workers on the hosts to run a round, and hears what it took.
+"""Control of a measurement: the measuring process requests rounds from the workers on the hosts, and receives their times.
 
-A Unix socket: it is a file, so network namespaces do not part it, and it puts no byte on the links. Each line is a JSON
+It uses a Unix socket, which works across network namespaces and sends no byte over the links. Each line is a JSON
 object: `{"rank": 0}` from a worker that is ready, `{"iterations": 7}` to it, `{"seconds": [...], ...}` back.
 
 Law: every wait has a limit; a worker that sends nothing in time, or is gone, is one `TestbedError`.
@@ -24,14 +24,14 @@ from typing import IO, Any
 from benchmarks.testbed.errors import TestbedError
 
 HIGHEST_PRIORITY = -20
-"""Of Linux' nice levels; below zero is root's to give."""
+"""A nice level of Linux; only root may go below zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round of iterations took one worker.
+    """The times of one worker in one round of iterations.
 
-    An iteration ends when the caller goes on; what its process still does for it then counts in the next one.
+    An iteration ends when the call returns; later work of its process counts in the next one.
 
     Attributes:
         seconds: of each iteration.
@@ -48,8 +48,8 @@ class Workers:
     """The measuring side: the workers of one job.
 
     Args:
-        path: of the socket, a file that does not exist yet.
-        count: how many workers there are.
+        path: path of the socket, which does not exist yet.
+        count: number of workers.
     """
 
     def __init__(self, path: Path, count: int) -> None:
@@ -63,11 +63,11 @@ class Workers:
         """Wait until all workers are ready.
 
         Args:
-            timeout_s: how long.
-            alive: raises when one of them has died.
+            timeout_s: longest time to wait.
+            alive: raises an error when a worker has ended.
 
         Raises:
-            TestbedError: they are not.
+            TestbedError: they are not ready in time.
         """
         self._socket.settimeout(0.5)
         end_s = time.monotonic() + timeout_s
@@ -87,10 +87,10 @@ class Workers:
             peer.close()  # the line keeps it open
 
     def round(self, iterations: int) -> list[Round]:
-        """Have all workers run so many iterations together; what they took, by rank.
+        """Run iterations on all workers together. Return their times, by rank.
 
         Raises:
-            TestbedError: a worker did not end it.
+            TestbedError: a worker did not finish the round.
         """
         for line in self._lines.values():
             line.write(json.dumps({"iterations": iterations}) + "\n")
@@ -99,7 +99,7 @@ class Workers:
         return [Round(**{name: tuple(values) for name, values in answer.items()}) for answer in answers]
 
     def close(self) -> None:
-        """Let the workers go: they end when they read no more."""
+        """Close the connections, which ends the workers."""
         for line in self._lines.values():
             line.close()
         self._lines.clear()
@@ -114,18 +114,18 @@ class Workers:
         self.close()
 
 
-def obey(
+def serve_rounds(
     path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None], *, steady: bool = False
 ) -> None:
-    """Run the rounds that the measuring process asks for, until it is gone.
+    """Run the rounds that the measuring process requests, until it is gone.
 
     Args:
         path: of its socket.
         rank: this worker.
         iterate: one iteration.
-        barrier: returns once all workers are there.
-        steady: the calling thread goes first, from the second round on: a thread that it started would go first, too,
-            and all are there after the first.
+        barrier: returns once all workers have called it.
+        steady: the calling thread gets priority from the second round on. Threads that it starts later would inherit it;
+            after the first round all have started.
     """
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(path))
@@ -135,14 +135,14 @@ def obey(
                 barrier()
                 _write(line, _timed(iterate, int(json.loads(command)["iterations"])))
                 if steady:
-                    go_first()
+                    raise_priority()
 
 
-def go_first() -> None:
-    """Let the calling thread run before any other of this machine.
+def raise_priority() -> None:
+    """Give the calling thread priority over all others of this machine.
 
-    It sleeps in place of an accelerator, whose work would take no longer when its host's processors are busy; here the
-    hosts share a few processors, and without this a layer's time would grow by the wait for one.
+    It sleeps in place of an accelerator, whose work takes no longer when its host's processors are busy. Here the hosts share
+    a few processors, and without the priority a layer's time would grow by the wait for a processor.
     """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), HIGHEST_PRIORITY)
 

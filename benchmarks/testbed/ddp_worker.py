@@ -2,8 +2,8 @@
 
     python -m benchmarks.testbed.ddp_worker --settings FILE --rank 0
 
-Law: what a user of torch would write, and nothing that slows it down: gradients are views of the buckets, the
-optimizer is torch's own with its defaults.
+Law: the code that a user of torch would write, without anything that slows it down: gradients are views of the buckets,
+and the optimizer is torch's with its defaults.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.testbed.control import obey
+from benchmarks.testbed.control import serve_rounds
 from benchmarks.testbed.emulated import EmulatedNet
 from benchmarks.testbed.worker_settings import DdpSettings, TrainingSettings, read_settings
 
@@ -23,11 +23,11 @@ RENDEZVOUS_PORT = 29400
 
 
 class DdpTraining:
-    """One replica and its iteration.
+    """A replica and its iteration.
 
     Args:
-        training: what to train.
-        how: the buckets; None: a process alone, without DDP.
+        training: the training.
+        how: the buckets; None: a single process without DDP.
     """
 
     def __init__(self, training: TrainingSettings, how: DdpSettings | None) -> None:
@@ -45,14 +45,14 @@ class DdpTraining:
         )
 
     def iterate(self) -> None:
-        """Forward, backward, update."""
+        """Run one iteration: forward, backward, update."""
         self._optimizer.zero_grad()
         self._net().sum().backward()
         self._optimizer.step()
 
 
 def main() -> None:
-    """Join the others, and run the rounds that are asked for."""
+    """Join the other workers, and run the requested rounds."""
     parser = argparse.ArgumentParser(description="A worker of torch's DistributedDataParallel.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
@@ -63,7 +63,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if settings.workers == 1:
         alone = DdpTraining(settings.training, None)
-        obey(settings.control, flags.rank, alone.iterate, lambda: None, steady=steady)
+        serve_rounds(settings.control, flags.rank, alone.iterate, lambda: None, steady=steady)
         return
     port = RENDEZVOUS_PORT + int(
         settings.how.bucket_mb or 0
@@ -75,7 +75,7 @@ def main() -> None:
         world_size=settings.workers,
     )
     training = DdpTraining(settings.training, settings.how)
-    obey(settings.control, flags.rank, training.iterate, distributed.barrier, steady=steady)
+    serve_rounds(settings.control, flags.rank, training.iterate, distributed.barrier, steady=steady)
 
 
 if __name__ == "__main__":

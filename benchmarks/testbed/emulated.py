@@ -3,13 +3,13 @@
     net = EmulatedNet(layers_of("alexnet"), batch=32, compute_s=0.05)
     net().sum().backward()
 
-Each layer sleeps for its share of the compute time, a third of it forward, two thirds backward, and hands on memory
+Each layer sleeps for its share of the compute time, a third of it forward, two thirds backward, and returns memory
 that it holds. The parameters have the real shapes, gradients the real sizes; a fully-connected layer is an `nn.Linear`
 whose input and output gradient have the real number of rows. The values mean nothing.
 
 Law: a backward pass computes nothing and allocates nothing of a parameter's size. Gradients are views of one constant
-buffer; whoever keeps the replicas together must only read them. The net under it cannot report who does: the same classes
-serve every system that is measured.
+buffer, which the exchange must only read. The net does not know which exchange it has: the same classes serve every
+system that is measured.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from benchmarks.testbed.shapes import LayerShape, Shape, shares_of_work
 FORWARD_PART = 1 / 3
 VALUE = 0.01
 GRADIENT = 1e-6
-"""What every element of every gradient is."""
+"""The value of every element of every gradient."""
 
 
 class Pace:
-    """The accelerator's clock: work is done one piece after the other, each taking its time.
+    """The clock of an emulated accelerator: pieces of work run one after the other, each for its time.
 
-    A piece begins when the one before it ends, however late the sleep before it came back: that is this machine's
-    doing, whose few processors stand for many hosts. Before a piece of a forward pass the caller may have waited for
-    others, for new weights or for the others' gradients; where it was away for longer than `slack_s` it did, and the
-    accelerator stood still until then. Within a backward pass nobody waits for anything: what keeps the caller away is
-    this machine again, as its other hosts' threads do, and a real accelerator has its work queued.
+    A piece begins when the one before it ends, even if the sleep returned late: the few processors of this machine emulate
+    many hosts. Before a piece of a forward pass the caller may have waited for new weights or for other workers' gradients.
+    If it was away for longer than `slack_s` it has waited, and the accelerator was idle until then. Within a backward pass
+    there is nothing to wait for: a delay of the caller comes from this machine, and a real accelerator has its work queued.
 
     Args:
         slack_s: see above.
-        now: the time of day in seconds.
-        sleep: waits for so many seconds.
+        now: returns the time in seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -59,11 +58,11 @@ class Pace:
         self._done_s = self._returned_s = -math.inf
 
     def spend(self, work_s: float, *, after_wait: bool) -> None:
-        """Return when a piece of work is done.
+        """Return when a piece of work has finished.
 
         Args:
-            work_s: its length.
-            after_wait: whether the caller may have waited for others since the last piece.
+            work_s: its duration.
+            after_wait: True if the caller may have waited for other workers since the last piece.
         """
         now = self._now()
         if after_wait and now - self._returned_s > self._slack_s:
@@ -76,14 +75,14 @@ class Pace:
 
 
 class Gradients:
-    """One buffer that is every tensor's gradient; it grows to the largest that is asked for."""
+    """One buffer for the gradients of all tensors; it grows to the largest."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     @property
     def elements(self) -> int:
-        """Of the largest gradient so far."""
+        """Number of elements of the largest gradient so far."""
         return self._memory.numel()
 
     def of(self, shape: Shape) -> Tensor:
@@ -128,9 +127,9 @@ class EmulatedLayer(nn.Module):
 
     Args:
         shape: its tensors.
-        output: what it hands on.
+        output: its output.
         pace: the accelerator's clock.
-        gradients: where its gradients lie.
+        gradients: the buffer of its gradients.
         work_s: its part of the compute time.
     """
 
@@ -144,23 +143,23 @@ class EmulatedLayer(nn.Module):
             self.register_parameter(f"blob{index}", nn.Parameter(torch.full(size, VALUE)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Spend the time."""
+        """Spend the layer's time."""
         return _work(x, self)
 
 
 class EmulatedLinear(nn.Linear):
-    """A fully-connected layer: its weight's gradient is skipped when nobody wants it dense.
+    """A fully-connected layer: its weight's gradient is skipped if it is not needed as a dense tensor.
 
     Args:
         shape: its weight (outputs x inputs) and bias.
-        output: what it hands on, rows x outputs.
+        output: its output, rows x outputs.
         pace: the accelerator's clock.
-        gradients: where its gradients lie.
+        gradients: the buffer of its gradients.
         work_s: its part of the compute time.
     """
 
     offers_factors = True
-    """Poseidon's word for: my weight's gradient is u^T v of my output's gradient and my input."""
+    """Declares to Poseidon that the weight's gradient is u^T v of the output's gradient and the input."""
 
     def __init__(
         self, shape: LayerShape, output: Tensor, pace: Pace, gradients: Gradients, work_s: float
@@ -171,12 +170,12 @@ class EmulatedLinear(nn.Linear):
         self.forward_s, self.backward_s = work_s * FORWARD_PART, work_s * (1 - FORWARD_PART)
 
     def reset_parameters(self) -> None:
-        """Constant: random numbers for a hundred million elements take seconds."""
+        """Set constants: random numbers for a hundred million elements take seconds."""
         for parameter in self.parameters():
             nn.init.constant_(parameter, VALUE)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Spend the time."""
+        """Spend the layer's time."""
         return _work(x, self)
 
 
@@ -199,21 +198,21 @@ class EmulatedNet(nn.Module):
         token = torch.full((1,), VALUE)
         for index, (shape, share) in enumerate(zip(layers, shares_of_work(layers), strict=True)):
             following = layers[index + 1] if index + 1 < len(layers) else None
-            output = _handed_on(shape, following, batch, token)
+            output = _output_of(shape, following, batch, token)
             kind = EmulatedLinear if shape.fully_connected else EmulatedLayer
             self.layers.append(kind(shape, output, pace, gradients, compute_s * share))
         first = layers[0]
         self.input = torch.full((batch, first.tensors[0][1]), VALUE) if first.fully_connected else token
 
     def forward(self) -> Tensor:
-        """One forward pass over a batch that does not matter; gives the last layer's output."""
+        """Run one forward pass over any batch. Return the last layer's output."""
         x = self.input
         for layer in self.layers:
             x = layer(x)
         return x
 
 
-def _handed_on(shape: LayerShape, following: LayerShape | None, batch: int, token: Tensor) -> Tensor:
+def _output_of(shape: LayerShape, following: LayerShape | None, batch: int, token: Tensor) -> Tensor:
     """Return the output of a layer: the input of the following one, or one number."""
     if following is not None and following.fully_connected:
         return torch.full((batch, following.tensors[0][1]), VALUE)

@@ -1,4 +1,4 @@
-"""What can go wrong in a measurement, besides what it measures.
+"""The error of a measurement.
 
 PoseidonError
 └── TestbedError    no hosts can be made, or a process on one of them failed
@@ -10,6 +10,6 @@ from poseidon.errors import PoseidonError
 
 
 class TestbedError(PoseidonError):
-    """One sentence: what cannot be done, and why."""
+    """A measurement cannot be made; the text says why in one sentence."""
 
     __test__ = False  # not a case for pytest

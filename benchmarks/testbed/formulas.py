@@ -1,7 +1,7 @@
-"""How many bytes an iteration must move over each host's link in each direction, by Poseidon's formulas.
+"""The bytes of an iteration over each host's link in each direction, by Poseidon's formulas.
 
-Law: pure, and independent of what measures or moves them; only which tensor goes which way is taken from the plan that
-the job itself makes. M model bytes, P workers, S hosts that only serve, K rows, a weight of N x M:
+Law: pure, and independent of the measurement and of the exchange; only the scheme of each tensor comes from the job's own
+plan. M model bytes, P workers, S hosts that only serve, K rows, a weight of N x M:
 
     server, all work and serve     2 M (P - 1) / P        pushes to the other shards, and values to the other workers
     server, hosts that only serve  worker M, server M P / S
@@ -32,8 +32,8 @@ class LinkBytes:
     """Bytes of an iteration in one direction; the other direction carries as many.
 
     Attributes:
-        worker: over the link of a host that works.
-        server: over the link of a host that only serves; 0 where there is none.
+        worker: over the link of a host with a worker.
+        server: over the link of a host that only serves; 0 if there is none.
     """
 
     worker: float
@@ -41,7 +41,7 @@ class LinkBytes:
 
     @property
     def busiest(self) -> float:
-        """Over the link that carries most."""
+        """Bytes over the busiest link."""
         return max(self.worker, self.server)
 
 
@@ -70,12 +70,12 @@ def expected(training: TrainingSettings, how: DdpSettings | PoseidonSettings, wo
 
 
 def ring(model_bytes: float, workers: int) -> float:
-    """2 M (P - 1) / P."""
+    """Return 2 M (P - 1) / P."""
     return 2 * model_bytes * (workers - 1) / workers
 
 
 def by_factors(shape: Sequence[int], rows: int, workers: int) -> float:
-    """K (P - 1) (M + N), in bytes."""
+    """Return K (P - 1) (M + N), in bytes."""
     return rows * (workers - 1) * sum(shape) * ELEMENT_BYTES
 
 

@@ -4,7 +4,7 @@
         clients = [machinefile.Host(id=host.index, address=host.address, port=9000) for host in hosts]
         run_job(plan_job(clients, ...), make_spec, HostLauncher(hosts), ...)
 
-Law: a process gets what `LocalLauncher` gives it; only its network is its host's.
+Law: processes start as with `LocalLauncher`, except that they have their host's network.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     with Hosts(4, rate_mbit=250) as hosts:
         subprocess.run([*hosts[0].enter, "ping", "-c1", hosts[1].address])
 
-Law: the hosts are removed whichever way the block is left: an exception, SIGINT, SIGTERM, the interpreter's end. Only
-SIGKILL leaves them behind; `remove_leftovers` finds those.
+Law: the hosts are removed however the block ends: with an exception, SIGINT, SIGTERM, the interpreter's end. Only SIGKILL
+leaves them behind; `remove_leftovers` finds those.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.testbed.names import SUBNET, GroupName, address, check_count, le
 LOOK_S = 0.1
 CALM_LOOKS = 4
 CALM_BYTES = 20_000
-"""So little between two looks is no training: a heartbeat, an ARP request."""
+"""Bytes between two readings that are not training: a heartbeat, an ARP request."""
 
 _GROUPS = itertools.count()
 
@@ -63,7 +63,7 @@ class Host:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """What to put before a command to run it there."""
+        """The prefix of a command that runs on this host."""
         return links.enter(self.name)
 
     def traffic(self) -> Traffic:
@@ -73,10 +73,10 @@ class Host:
 
 
 class Hosts(Sequence[Host]):
-    """See the module's head.
+    """Hosts on this machine. See the module's docstring.
 
     Args:
-        count: how many, 1..99.
+        count: number of hosts, 1..99.
         rate_mbit: of each link in each direction, Mbit/s; None: as fast as the machine.
         subnet: the first three numbers of the hosts' addresses.
 
@@ -138,7 +138,7 @@ class Hosts(Sequence[Host]):
         """Return the same, once the links are silent and everything in transfer has arrived.
 
         Args:
-            limit_s: how long to wait for that at most.
+            limit_s: longest time to wait.
         """
         end_s = time.monotonic() + limit_s
         last, calm = self.traffic(), 0

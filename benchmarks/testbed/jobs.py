@@ -1,7 +1,7 @@
 """A job on hosts that runs iterations on request: DDP's or ours.
 
-Law: a job that waits for its next round leaves links and processors alone, so that several jobs may live on the same
-hosts and be measured by turns.
+Law: a job that waits for its next round uses neither links nor processors, so several jobs may share the hosts and be
+measured by turns.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from benchmarks.testbed.worker_settings import (
 )
 
 LIMIT_S = 300.0
-"""How long the processes may take to import torch and to meet, all on few cores; also the limit of one round."""
+"""Limit of the start, in which all processes import torch and connect on few cores; also of one round."""
 FIRST_PORT = 9000
 
 _PORTS = itertools.count(FIRST_PORT, 10)
 
 
 class HostJob:
-    """One worker on each host, or on the first of them.
+    """A job with one worker on each host, or on the first of them.
 
     Args:
-        hosts: where.
-        training: what to train.
-        how: by which system.
-        limit_s: how long the start or a round may take.
+        hosts: the hosts.
+        training: the training.
+        how: the system.
+        limit_s: limit of the start and of a round.
 
     Raises:
         TestbedError: on entering or in a round: too few hosts, or a process failed.
@@ -71,7 +71,7 @@ class HostJob:
 
     @property
     def name(self) -> str:
-        """For people: the system and what sets it apart."""
+        """The name of the job in tables."""
         if isinstance(self._how, DdpSettings):
             size = self._how.bucket_mb
             if len(self._hosts) == 1:
@@ -102,7 +102,7 @@ class HostJob:
         self._stack.__exit__(kind, error, where)
 
     def round(self, iterations: int) -> list[Round]:
-        """Run iterations on all workers; what they took, by rank.
+        """Run iterations on all workers. Return their times, by rank.
 
         Raises:
             TestbedError: a process failed.
@@ -110,7 +110,7 @@ class HostJob:
         try:
             return self._workers.round(iterations)
         except TestbedError:
-            self._processes.check()  # its words say more
+            self._processes.check()  # its error says more
             raise
 
     def shard_times(self) -> list[CpuTime]:
@@ -119,7 +119,7 @@ class HostJob:
 
     @property
     def shard_bytes(self) -> list[int]:
-        """What each shard has received and sent since its start; known once the job has been left."""
+        """Return the bytes that each shard has received and sent since its start; after the job has ended."""
         return self._shard_bytes
 
     def _let_go(
@@ -127,7 +127,7 @@ class HostJob:
     ) -> None:
         self._workers.close()
         if kind is not None:
-            return  # what was broken off is ended, in the middle of a round, and not waited for
+            return  # an interrupted round is ended without waiting
         self._processes.await_end()
         for name in self._shards:
             done = [line for line in self._processes.output(name) if '"done"' in line]
@@ -137,7 +137,9 @@ class HostJob:
 
     def _settings(self, folder: Path) -> WorkerSettings:
         shards, homes = [], []
-        if isinstance(self._how, PoseidonSettings) and len(self._hosts) > 1:  # alone it needs no server
+        if (
+            isinstance(self._how, PoseidonSettings) and len(self._hosts) > 1
+        ):  # a single worker needs no server
             port = next(_PORTS)
             for place, host in enumerate(self._serving):
                 for channel in range(self._how.shards):

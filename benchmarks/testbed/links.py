@@ -19,22 +19,22 @@ from benchmarks.testbed.errors import TestbedError
 LIMIT_S = 30.0
 SYSTEM = Path("/sys/class/net")
 INTERFACE = "eth0"
-"""What every host calls its link."""
+"""Name of every host's link."""
 SECOND = "eth1"
-"""And the one of a second network."""
+"""Name of the link to a second network."""
 MTU_BYTES = 9000
 """Jumbo frames: with 1500 the headers alone take 4.4 % of the rate."""
 BURST_BYTES = 80_000
-"""More than the largest packet that TCP hands down whole (64 KiB), and little beside what an iteration moves."""
+"""More than the largest packet of TCP (64 KiB), and little compared with an iteration's bytes."""
 CONGESTION_CONTROL = "reno"
-"""Whatever the machine's is: some have BBR, which is slow to take the rate that another connection leaves. Linux's usual
-cubic behaves as Reno at the round trips of a local network, and a namespace may not always choose it."""
+"""Instead of the machine's default: some have BBR, which is slow to use the rate that another connection leaves. Linux's
+usual cubic behaves as Reno at the round trips of a local network, and a namespace may not always choose it."""
 QUEUE_S = 0.05
 LEAST_QUEUE_BYTES = 1 << 20
 
 
 def check_tools() -> None:
-    """Whether hosts can be made here.
+    """Check that hosts can be made here.
 
     Raises:
         TestbedError: not root, or a command is missing.
@@ -91,12 +91,12 @@ def connect(addresses: Mapping[str, str]) -> None:
 
 
 def cut(name: str) -> None:
-    """Pull a host's cable: nothing comes or goes, and neither end is notified."""
+    """Cut a host's link: no packet passes, and neither end is notified."""
     _run("ip", "link", "set", name, "nomaster")
 
 
 def mend(name: str, bridge: str) -> None:
-    """Put the cable back."""
+    """Restore the link."""
     _run("ip", "link", "set", name, "master", bridge)
 
 

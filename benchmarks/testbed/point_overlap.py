@@ -1,4 +1,4 @@
-"""How much of the wire time hides behind computation, where they are of like length; with and without wait-free."""
+"""Overlap of communication and computation where both take about as long; with and without wait-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, measure
 from benchmarks.testbed.memory import check_memory
 from benchmarks.testbed.point_speed import bound_s
-from benchmarks.testbed.tables import Table, rate_words
+from benchmarks.testbed.tables import Table, rate_text
 from benchmarks.testbed.worker_settings import PoseidonSettings, TrainingSettings
 
 HEAD = (
@@ -74,12 +74,12 @@ def measure_overlap(
                 "not_wait_free_s": bound_to_end.seconds,
             }
         )
-    title = f"Overlap: {how.exchange} on {hosts_count} hosts at {rate_words(rate_mbit)}"
+    title = f"Overlap: {how.exchange} on {hosts_count} hosts at {rate_text(rate_mbit)}"
     return Table(title=title, head=HEAD, rows=tuple(rows), reading=READING, facts=tuple(facts))
 
 
 def _traced(how: PoseidonSettings, ratio: float) -> PoseidonSettings:
-    """With a folder of this ratio's own, where traces are wanted."""
+    """Return the settings with a trace folder for this ratio, if traces are requested."""
     if how.trace is None:
         return how
     folder = how.trace.absolute() / f"ratio_{ratio:g}"

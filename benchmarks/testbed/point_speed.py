@@ -1,4 +1,4 @@
-"""Ours and DDP by turns on the same hosts: an iteration's time, bytes, and where the processors' time goes."""
+"""Poseidon and DDP by turns on the same hosts: time, bytes and processor time of an iteration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.testbed.hosts import Hosts
 from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.measurement import Effort, Measured, measure
 from benchmarks.testbed.memory import check_memory
-from benchmarks.testbed.tables import Table, megabytes, rate_words
+from benchmarks.testbed.tables import Table, megabytes, rate_text
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 
 HEAD = (
@@ -39,16 +39,16 @@ SCREENING = Effort(rounds=1, iterations=2, warm=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What to compare on which links.
+    """One comparison.
 
     Attributes:
         title: of the table.
         training: the net, its batch and its compute time.
         workers: hosts that work.
         rate_mbit: of the links; None: unshaped.
-        ours: Poseidon's ways, each against DDP.
-        buckets_mb: DDP's bucket sizes beside its default; the best is compared.
-        effort: how much to measure.
+        ours: Poseidon's exchanges, each compared with DDP.
+        buckets_mb: DDP's bucket sizes besides its default; the best is compared.
+        effort: the number of rounds and iterations.
     """
 
     title: str
@@ -90,7 +90,7 @@ def _by_turns(
     training, workers = comparison.training, comparison.workers
     first = HostJob(hosts[: workers + how.servers], training, how)
     second = HostJob(hosts[:workers], training, other)
-    report(f"{first.name} and {second.name} by turns, {rate_words(comparison.rate_mbit)}")
+    report(f"{first.name} and {second.name} by turns, {rate_text(comparison.rate_mbit)}")
     with first, second:
         measured = measure(hosts, [first, second], comparison.effort, report)
     return list(zip(measured, [expected(training, each, workers) for each in (how, other)], strict=True))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.testbed.poseidon_worker --settings FILE --rank 0
 
-Law: the module is trained as any user's is, by `poseidon.distribute`; only the worker's place in its job comes from the
-measurement, in place of `poseidon run`.
+Law: the module is trained with `poseidon.distribute`, as a user's. Only the worker's context comes from the measurement
+instead of `poseidon run`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import poseidon
-from benchmarks.testbed.control import obey
+from benchmarks.testbed.control import serve_rounds
 from benchmarks.testbed.emulated import EmulatedNet
 from benchmarks.testbed.worker_settings import (
     PoseidonSettings,
@@ -36,10 +36,10 @@ from ps_server.trace import NO_TRACE, Trace, Tracer
 
 
 class PoseidonTraining:
-    """One replica and its iteration.
+    """A replica and its iteration.
 
     Args:
-        training: what to train.
+        training: the training.
     """
 
     def __init__(self, training: TrainingSettings) -> None:
@@ -48,17 +48,17 @@ class PoseidonTraining:
         self._group = poseidon.distribute(self._net, rule, example=())
 
     def iterate(self) -> None:
-        """Forward, backward; the update is the exchange's business."""
+        """Run one iteration: forward and backward; the exchange applies the update."""
         self._net().sum().backward()
         self._group.step()
 
     def barrier(self) -> None:
-        """Return once all workers are there."""
+        """Return once all workers have called it."""
         self._group.mean(0.0)
 
 
 def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext:
-    """Return the worker's place in its job."""
+    """Return the context of a worker in its job."""
     assert isinstance(settings.how, PoseidonSettings)
     return WorkerContext(
         worker=ThisWorker(rank=rank, size=settings.workers),
@@ -81,12 +81,12 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
 
 
 class Traced:
-    """An exchange whose calls, and a module whose layers, are seen in a trace.
+    """An exchange and a module in a trace.
 
     Args:
         built: the exchange.
         module: the module.
-        trace: records what was done when.
+        trace: records the calls and layers.
     """
 
     def __init__(self, built: Built, module: nn.Module, trace: Tracer) -> None:
@@ -110,7 +110,7 @@ def log_plan(built: Built, exchange: Exchange) -> None:
 
 
 def open_trace(settings: WorkerSettings, rank: int) -> Tracer:
-    """Where this worker's spans go."""
+    """Open the trace of this worker, if there is one."""
     assert isinstance(settings.how, PoseidonSettings)
     folder = settings.how.trace
     if folder is None:
@@ -119,7 +119,7 @@ def open_trace(settings: WorkerSettings, rank: int) -> Tracer:
 
 
 def main() -> None:
-    """Join the others, and run the rounds that are asked for."""
+    """Join the other workers, and run the requested rounds."""
     parser = argparse.ArgumentParser(description="A worker of Poseidon.")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
@@ -131,7 +131,9 @@ def main() -> None:
         running_in(context(settings, flags.rank, trace)),
     ):
         replica = PoseidonTraining(settings.training)
-        obey(settings.control, flags.rank, replica.iterate, replica.barrier, steady=settings.training.steady)
+        serve_rounds(
+            settings.control, flags.rank, replica.iterate, replica.barrier, steady=settings.training.steady
+        )
 
 
 if __name__ == "__main__":

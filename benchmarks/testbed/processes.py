@@ -1,6 +1,6 @@
 """Processes on hosts: started in their namespaces, watched, and ended.
 
-Law: none outlives `Processes`. Each leads a session of its own and is ended with all that it started, by its id.
+Law: no process outlives `Processes`. Each leads a session of its own and is killed with all that it started, by its id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAST_WORDS = 12
 END_S = 10.0
 ON_HOST = {"GLOO_SOCKET_IFNAME": INTERFACE}
-"""What processes on a host get besides: where gloo meets the others."""
+"""Further environment of processes on a host: the interface of gloo."""
 
 
 def environment() -> dict[str, str]:
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuTime:
-    """What a process has used of the processor."""
+    """Processor time of a process."""
 
     user_s: float
     system_s: float
@@ -51,7 +51,7 @@ class Processes:
     """Some processes, each with its output in a file.
 
     Args:
-        folder: where the files go.
+        folder: folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class Processes:
         Args:
             name: of its file of output, and in errors.
             argv: the program and its arguments.
-            host: where; None: outside of all hosts.
+            host: the host; None: outside all hosts.
 
         Raises:
             TestbedError: it cannot be started.
@@ -91,10 +91,10 @@ class Processes:
             raise TestbedError(f"cannot start {name}: {error}") from error
 
     def check(self) -> None:
-        """Whether all still run, or have ended well.
+        """Check that all still run, or have ended with status 0.
 
         Raises:
-            TestbedError: one has failed; with its last words.
+            TestbedError: one has failed; the text has its last lines.
         """
         for name, process in self._running.items():
             status = process.poll()

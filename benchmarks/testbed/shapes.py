@@ -1,7 +1,7 @@
-"""The shapes of the nets that measurements imitate, read from their definitions.
+"""The shapes of the nets that measurements emulate, read from their definitions.
 
-Law: shapes and amounts of work only; what carries a gradient is here, what does not (BatchNorm's statistics) is not.
-Layers stand in forward order; a net that branches is a chain here, which changes neither its bytes nor its work.
+Law: shapes and amounts of work only, of tensors with a gradient; BatchNorm's statistics are left out. Layers are in forward
+order. A net with branches is a chain here, which changes neither its bytes nor its work.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """What a measurement needs to know of one layer.
+    """The shape of one layer.
 
     Attributes:
         name: as in the definition.
-        tensors: shapes of what is trained, the weight first.
+        tensors: shapes of its trained tensors, the weight first.
         work: multiplications of one image's forward pass.
         fully_connected: its weight (outputs x inputs) has factors.
     """
@@ -43,7 +43,7 @@ class LayerShape:
 
     @property
     def elements(self) -> int:
-        """How many numbers are trained."""
+        """Number of trained values."""
         return sum(math.prod(shape) for shape in self.tensors)
 
 
@@ -57,18 +57,18 @@ def layers_of(net: str) -> tuple[LayerShape, ...]:
 
 
 def elements(layers: Sequence[LayerShape]) -> int:
-    """How many numbers a net trains."""
+    """Return the number of trained values of a net."""
     return sum(layer.elements for layer in layers)
 
 
 def shares_of_work(layers: Sequence[LayerShape]) -> list[float]:
-    """Each layer's part of a net's compute time."""
+    """Return each layer's part of a net's compute time."""
     total = sum(layer.work for layer in layers)
     return [layer.work / total for layer in layers]
 
 
 def to_json(layers: Sequence[LayerShape]) -> str:
-    """One line, for a worker."""
+    """Return one line of text, for a worker."""
     return json.dumps([asdict(layer) for layer in layers])
 
 
@@ -81,9 +81,9 @@ def from_json(text: str) -> tuple[LayerShape, ...]:
 
 
 def divided(layers: Sequence[LayerShape], by: float) -> tuple[LayerShape, ...]:
-    """Layers of `1/by` of the size: the sides of each weight shrink by its root, the work stays.
+    """Return layers of `1/by` of the size: the sides of each weight shrink by its root, the work stays.
 
-    The three channels of a picture stay too, which is why the first layer shrinks less. With `1/sqrt(by)` of the rows,
+    The three channels of an image stay too, which is why the first layer shrinks less. With `1/sqrt(by)` of the rows,
     factors shrink by the same `by` as weights.
     """
     root = math.sqrt(by)
@@ -110,7 +110,7 @@ def read_layers(definition: str) -> tuple[LayerShape, ...]:
             kind = layer.param.type
             if (
                 kind == "Scale"
-            ):  # part of its convolution: a layer of its own would cost more time than it stands for
+            ):  # part of its convolution: a layer of its own would cost more time than it represents
                 found[-1] = replace(found[-1], tensors=(*found[-1].tensors, *tensors))
             elif tensors and kind not in WITHOUT_GRADIENT:
                 work = math.prod(tensors[0]) * math.prod(shapes[layer.param.top[0]][2:])
@@ -130,7 +130,7 @@ def _as_convolution(layer: LayerShape) -> LayerShape:
 
 
 def _resnet50() -> tuple[LayerShape, ...]:
-    """ResNet-50 with its last layer as a 1x1 convolution, so that nothing in it has factors."""
+    """Return ResNet-50 with its last layer as a 1x1 convolution, so that no weight has factors."""
     return tuple(_as_convolution(layer) for layer in read_layers("resnet/resnet50_deploy.prototxt"))
 
 
@@ -153,4 +153,4 @@ NETS: dict[str, Callable[[], tuple[LayerShape, ...]]] = {
     "vgg19-22k": _vgg19_22k,
     "vgg19-22k/40": lambda: divided(_vgg19_22k(), PAPER_SCALE),
 }
-"""Every net that a measurement can imitate, by the name that the command line takes."""
+"""The nets that a measurement can emulate, by their names on the command line."""

@@ -14,13 +14,13 @@ WIDTH = 110
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One result.
+    """A table of results.
 
     Attributes:
         title: one line.
         head: the columns.
         rows: as many cells each.
-        reading: how to read it, sentences.
+        reading: sentences on how to read it.
         facts: the same in numbers, for programs.
     """
 
@@ -36,7 +36,7 @@ class Table:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines: the first column to the left, the others to the right."""
+    """Return rows as lines: the first column aligned left, the others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -50,21 +50,21 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def megabytes(count: float) -> str:
-    """`24.41`: millions of bytes."""
+    """Return millions of bytes, as `24.41`."""
     return f"{count / 1e6:.2f}"
 
 
 def percent(part: float) -> str:
-    """`+0.4%`: how far something is from what it should be."""
+    """Return a deviation, as `+0.4%`."""
     return f"{part:+.1%}"
 
 
-def rate_words(rate_mbit: float | None) -> str:
-    """`250 Mbit/s`."""
+def rate_text(rate_mbit: float | None) -> str:
+    """Return a rate, as `250 Mbit/s`."""
     return "unshaped" if rate_mbit is None else f"{rate_mbit:g} Mbit/s"
 
 
 def write_json(tables: Sequence[Table], path: Path) -> None:
-    """All results, for programs."""
+    """Write all results as JSON."""
     plain = [{key: value for key, value in asdict(table).items() if key != "rows"} for table in tables]
     path.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")

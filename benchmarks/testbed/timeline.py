@@ -1,4 +1,4 @@
-"""How busy each host's link is over time, in the middle of training: where an iteration leaves links idle."""
+"""The load of each host's link over time, during training: where an iteration leaves links idle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from benchmarks.testbed.hosts import Hosts, Traffic
 from benchmarks.testbed.jobs import HostJob
 from benchmarks.testbed.memory import check_memory
-from benchmarks.testbed.tables import Table, rate_words
+from benchmarks.testbed.tables import Table, rate_text
 from benchmarks.testbed.worker_settings import DdpSettings, PoseidonSettings, TrainingSettings
 
 READING = (
@@ -21,10 +21,10 @@ READING = (
 
 
 class Sampler:
-    """Looks at the links at even intervals until it is closed.
+    """Samples the links at even intervals until it is closed.
 
     Args:
-        hosts: whose links.
+        hosts: the hosts of the links.
         every_s: the interval.
     """
 
@@ -38,12 +38,12 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._over.set()
         self._thread.join()
 
     def busy(self, rate_mbit: float) -> list[tuple[float, list[float], list[float]]]:
-        """For each interval its end in seconds, and each host's sending and receiving as parts of the rate."""
+        """Return for each interval its end in seconds, and the parts of the rate that each host sent and received."""
         return [
             busy_between(old, new, began_s, ended_s, self._times_s[0], rate_mbit)
             for old, new, began_s, ended_s in zip(
@@ -63,7 +63,7 @@ class Sampler:
 def busy_between(
     old: list[Traffic], new: list[Traffic], began_s: float, ended_s: float, zero_s: float, rate_mbit: float
 ) -> tuple[float, list[float], list[float]]:
-    """One interval of `Sampler.busy`."""
+    """Return one interval of `Sampler.busy`."""
     possible = (ended_s - began_s) * rate_mbit * 1e6 / 8
     moved = [after.since(before) for before, after in zip(old, new, strict=True)]
     sent = [each.sent_bytes / possible for each in moved]
@@ -99,7 +99,7 @@ def measure_links(
         name = job.name
     seconds = statistics.fmean(done[0].seconds)
     return Table(
-        title=f"Links of {name} on {workers + servers} hosts at {rate_words(rate_mbit)}, {seconds:.3f} s an iteration",
+        title=f"Links of {name} on {workers + servers} hosts at {rate_text(rate_mbit)}, {seconds:.3f} s an iteration",
         head=(
             "until s",
             *(f"s{host}" for host in range(len(hosts))),

@@ -11,7 +11,7 @@ from benchmarks.testbed.shapes import LayerShape, from_json, to_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """What to train, the same for every system that is measured.
+    """The training, the same for every system that is measured.
 
     Attributes:
         layers: the net.
@@ -20,7 +20,7 @@ class TrainingSettings:
         rate: learning rate.
         momentum: of SGD.
         weight_decay: of SGD.
-        steady: the thread that stands for the accelerator runs before all others, see `control.go_first`.
+        steady: the thread that emulates the accelerator has priority, see `control.raise_priority`.
     """
 
     layers: tuple[LayerShape, ...]
@@ -34,7 +34,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpSettings:
-    """How DDP does it; on one host it is left out, and that is one process.
+    """The settings of DDP; on one host there is one process without it.
 
     Attributes:
         bucket_mb: its bucket_cap_mb; None: its default.
@@ -45,13 +45,13 @@ class DdpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoseidonSettings:
-    """How Poseidon does it.
+    """The settings of Poseidon.
 
     Attributes:
         exchange: `hybrid`, `ps`, `svb` or `allreduce`.
         wait_free: gradients leave during the backward pass; False: after it, for contrast.
-        servers: so many hosts beside those of the workers only serve; 0: every host works and serves.
-        shards: on each host that serves.
+        servers: number of further hosts that only serve; 0: every host works and serves.
+        shards: shards on each host that serves.
         trace: a folder for a trace of every worker and shard; None: none.
     """
 
@@ -67,8 +67,8 @@ class WorkerSettings:
     """The settings of one worker, without its rank.
 
     Attributes:
-        training: what to train.
-        how: by which system.
+        training: the training.
+        how: the system.
         control: the measuring process's socket.
         hosts: addresses of the workers' hosts, by rank.
         shards: addresses of the shards, `tcp://host:port` (Poseidon only).
@@ -86,12 +86,12 @@ class WorkerSettings:
 
     @property
     def workers(self) -> int:
-        """How many there are."""
+        """Number of workers."""
         return len(self.hosts)
 
 
 def write_settings(settings: WorkerSettings, path: Path) -> None:
-    """For `read_settings`."""
+    """Write a file for `read_settings`."""
     training, how = settings.training, settings.how
     plain = {
         "training": {**_fields(training), "layers": to_json(training.layers)},

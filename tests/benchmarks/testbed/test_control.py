@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.testbed.control import HIGHEST_PRIORITY, Workers, obey
+from benchmarks.testbed.control import HIGHEST_PRIORITY, Workers, serve_rounds
 from benchmarks.testbed.errors import TestbedError
 
 LIMIT_S = 20.0
@@ -24,7 +24,9 @@ def nothing() -> None:
 def worker(
     path: Path, rank: int, iterate: Callable[[], None], barrier: Callable[[], None], *, steady: bool = False
 ) -> Iterator[None]:
-    thread = threading.Thread(target=obey, args=(path, rank, iterate, barrier), kwargs={"steady": steady})
+    thread = threading.Thread(
+        target=serve_rounds, args=(path, rank, iterate, barrier), kwargs={"steady": steady}
+    )
     thread.start()
     yield
     thread.join(LIMIT_S)
@@ -79,7 +81,7 @@ def test_a_worker_that_goes_in_a_round_is_named(tmp_path: Path) -> None:
 
     def run() -> None:
         with pytest.raises(Gone):
-            obey(path, 0, go, nothing)
+            serve_rounds(path, 0, go, nothing)
 
     thread = threading.Thread(target=run)
     with Workers(path, 1) as workers:

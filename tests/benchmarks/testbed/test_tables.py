@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.testbed.tables import Table, megabytes, percent, rate_words, write_json
+from benchmarks.testbed.tables import Table, megabytes, percent, rate_text, write_json
 
 TABLE = Table(
     title="Speed",
@@ -38,5 +38,5 @@ def test_programs_get_the_numbers(tmp_path: Path) -> None:
 def test_words_for_numbers() -> None:
     assert megabytes(24_409_999) == "24.41"
     assert percent(-0.004) == "-0.4%"
-    assert rate_words(None) == "unshaped"
-    assert rate_words(250.0) == "250 Mbit/s"
+    assert rate_text(None) == "unshaped"
+    assert rate_text(250.0) == "250 Mbit/s"
