@@ -72,5 +72,5 @@ def test_an_option_of_the_workers_is_named_by_the_parser_and_by_one_class_alone(
         }
         assert naming - {"engine/solver/worker.py"} == {"cli/parsers/jobs.py", "engine/document.py"}
         request = TrainRequest(**{option: 7})
-        document = JobDocument(output="out", token="ab", solver="s", **request.options())
+        document = JobDocument(job="j", output="out", token="ab", solver="s", **request.options())
         assert getattr(read_document(document.to_json()), option) == 7
