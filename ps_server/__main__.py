@@ -36,14 +36,14 @@ from ps_server.transport.zmq_sockets import ZmqServerTransport
 
 ALIVE_S = 2.0
 SHARDS_BELOW = 100_000
-"""In a trace the shards stand below all workers."""
+"""In a trace the shards are below all workers."""
 ORPHAN_IDLE_S = 20.0
-"""A shard whose launcher has gone stays while workers speak to it: they are writing their last snapshot."""
+"""A shard whose launcher has gone stays while workers send messages: they are writing their last snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a shard is told at its start."""
+    """The options of one shard."""
 
     shard: int
     workers: int
@@ -55,14 +55,14 @@ class Options:
 
 
 def parse(arguments: list[str]) -> Options:
-    """Read flags, and the launcher's line where there is one."""
+    """Parse the arguments, and read the launcher's line where there is one."""
     parser = argparse.ArgumentParser(
         prog="python -m ps_server",
         description="Run one shard of a parameter server until all workers have left.",
         epilog="Workers connect with ps_server.Client; README.md of this package has a complete example.",
     )
     parser.add_argument("--listen", metavar="ADDRESS", help="tcp://host:port; port 0 takes a free port")
-    parser.add_argument("--workers", type=int, help="number of workers that will come")
+    parser.add_argument("--workers", type=int, help="number of workers that will join")
     parser.add_argument("--shard", type=int, default=0, help="this shard's number, from 0 (default 0)")
     parser.add_argument("--token-file", type=Path, help="file with the secret that workers must show")
     parser.add_argument(
@@ -118,7 +118,7 @@ def _is_loopback(address: str) -> bool:
 
 
 class Reporter:
-    """Tells the launcher, as JSON lines, what happens; keeps it informed that the shard lives."""
+    """Reports events and heartbeats to the launcher, as JSON lines."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,13 +126,13 @@ class Reporter:
         self._thread: threading.Thread | None = None
         self._server: Server | None = None
 
-    def tell(self, event: str, **fields: object) -> None:
+    def report(self, event: str, **fields: object) -> None:
         """Write one event."""
-        with self._lock, contextlib.suppress(OSError):  # a launcher that has gone hears nothing
+        with self._lock, contextlib.suppress(OSError):  # the launcher has gone
             print(json.dumps({"event": event, **fields}), flush=True)
 
-    def keep_alive(self, server: Server) -> None:
-        """Tell statistics, a sign of life too, every few seconds until `close`."""
+    def start_heartbeat(self, server: Server) -> None:
+        """Report statistics, which are heartbeats too, every few seconds until `close`."""
         self._server = server
         self._thread = threading.Thread(target=self._beat, name="ps-alive", daemon=True)
         self._thread.start()
@@ -142,26 +142,26 @@ class Reporter:
         turns = -1
         try:
             while not self._over.wait(ALIVE_S):
-                if self._server.turns != turns:  # a shard that hangs shows no life
+                if self._server.turns != turns:  # a shard that hangs sends no heartbeat
                     turns = self._server.turns
-                    self.tell_statistics()
+                    self.report_statistics()
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
             self._server.fail(as_server_error(error, "reporting to the launcher failed"))
 
-    def tell_statistics(self) -> None:
-        """Tell what the shard has done so far."""
+    def report_statistics(self) -> None:
+        """Report what the shard has done so far."""
         if self._server is not None:
-            self.tell("statistics", **self._server.statistics().as_fields())
+            self.report("statistics", **self._server.statistics().as_fields())
 
     def close(self) -> None:
-        """Stop telling."""
+        """Stop the heartbeat."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
 
-def _obey_launcher(server: Server) -> None:
-    """Stop when the launcher says so; when it is gone (its end of the pipe closes), once the workers fall silent."""
+def _follow_launcher(server: Server) -> None:
+    """Stop at the launcher's command; when it has gone (its end of the pipe closes), once the workers send nothing."""
     try:
         for line in sys.stdin:
             if _is_stop(line):
@@ -196,20 +196,24 @@ def main(arguments: list[str] | None = None) -> int:
         shard = Shard(options.shard, options.workers, options.token)
         with contextlib.closing(_trace(options)) as trace:
             server = Server(shard, ZmqServerTransport(options.address, options.keys), trace=trace)
-            if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:  # else somebody else takes it for us
+            if (
+                signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
+            ):  # else another process handles it for this one
                 signal.signal(signal.SIGTERM, lambda *_: server.stop())
-            reporter.tell("listening", address=server.address)
+            reporter.report("listening", address=server.address)
             if options.supervised:
-                threading.Thread(target=_obey_launcher, args=(server,), name="ps-stdin", daemon=True).start()
-                reporter.keep_alive(server)
-            gc.freeze()  # what was imported is there to stay: nobody need look through it again and again
+                threading.Thread(
+                    target=_follow_launcher, args=(server,), name="ps-stdin", daemon=True
+                ).start()
+                reporter.start_heartbeat(server)
+            gc.freeze()  # imported modules stay: the collector need not traverse them again
             server.serve()
         reporter.close()
-        reporter.tell_statistics()
-        reporter.tell("done", **asdict(shard.counts))
+        reporter.report_statistics()
+        reporter.report("done", **asdict(shard.counts))
     except (ServerError, OSError) as error:
         reporter.close()
-        reporter.tell("error", message=str(error), exit_code=1)
+        reporter.report("error", message=str(error), exit_code=1)
         print(f"ps_server: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,7 +1,7 @@
 """A worker's handle on the store: blocking reads, pushes that return at once.
 
-One thread owns the sockets and moves messages between transport and `Session`; calls take the session's
-lock for as long as it takes to look something up. All methods are safe to call from any thread.
+One thread owns the sockets and moves messages between transport and `Session`. Calls hold the client's monitor for as long as a
+look-up takes. All methods are safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ps_server.protocol.settings import StoreSpec
 from ps_server.protocol.wire import decode
 from ps_server.shared_memory import WorkerSharedMemory
 from ps_server.statistics import ClientStatistics
-from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
+from ps_server.trace import NO_TRACE, Tracer, Track, trace_message
 from ps_server.transport.base import ClientTransport
 from ps_server.transport.zmq_sockets import ZmqClientTransport
 
@@ -61,13 +61,13 @@ class Client:
         rank: this worker's rank, 0..W-1.
         store: the store, the same on every worker.
         token: the job's secret.
-        keys: own pair, and whom to expect at the shards' addresses; None: all is in clear.
+        keys: own pair, and the public keys to expect at the shards' addresses; None: all is in clear.
         timeout_s: longest time that any call waits.
-        trace: told of each message sent and received; closed by whoever made it.
+        trace: records each message sent and received; its owner closes it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
-        share_memory: whether large arrays reach shards of this machine in memory in place of a socket (`shared_memory.py`).
+        share_memory: whether large arrays reach shards of this host in memory in place of a socket (`shared_memory.py`).
         bandwidth_mbps: under `SSPAggr`: Mb/s for changes that the bound does not need yet; they wait, added up, and
-            what matters most leaves first (`bandwidth.py`). None: all leave at once.
+            the most important leave first (`bandwidth.py`). None: all leave at once.
 
     Example::
 
@@ -96,7 +96,7 @@ class Client:
     ) -> None:
         log = None if bandwidth_mbps is None else ChangeLog(bandwidth_mbps, time.monotonic())
         self._session = Session(rank, store, token, log=log)
-        self._keeps_back = log is not None
+        self._holds_back = log is not None
         self._trace = trace
         self._meter = ClientMeter(store)
         self._names = [table.name for table in store.tables]
@@ -108,7 +108,7 @@ class Client:
         self._queues = [Schedule(prioritized=prioritized) for _ in range(store.shards)]
         self._link = LinkPriority()
         self._offered = False
-        self._asked_before: tuple[SignalKind, ...] = ()
+        self._pending: tuple[SignalKind, ...] = ()
         self._thread = threading.Thread(target=self._pump, name=f"ps-client-{rank}", daemon=True)
         self._thread.start()
 
@@ -121,29 +121,29 @@ class Client:
             initial: called by rank 0 only: table id -> [first value] or [first value, *history].
 
         Raises:
-            StalenessTimeout: a shard or another worker did not come in time.
+            StalenessTimeout: a shard or another worker did not join in time.
             RemoteProtocolError: a shard refused the store: the workers' definitions differ.
         """
         self._do(lambda: [*self._session.start(initial), *self._offer_memory()])
         for table in range(len(self._session.store.tables)):
             self._until_fresh(table, None)
-        for kind in self._asked_before:
+        for kind in self._pending:
             self.signal(kind)
-        self._asked_before = ()
+        self._pending = ()
 
     def renew(self, start_clock: int) -> None:
         """Let the store begin anew at another clock: `bind` and `start` follow, as at first. All workers call it together.
 
-        Before the first push only. What rank 0 has asked for (`signal`) it asks anew once the store has started.
+        Before the first push only. Rank 0 sends its signals so far again once the store has started.
 
         Args:
-            start_clock: the iteration that the new first values stand at.
+            start_clock: the iteration that the new first values belong to.
         """
-        self.barrier()  # from here on no value of the old store is on its way to anybody
+        self.barrier()  # from here on no value of the old store is on its way
         with self._monitor:
             self._monitor.check()
             kinds = [signal.kind for signal in self._session.signals.all]
-            self._asked_before = tuple(kinds) if self.rank == 0 else ()
+            self._pending = tuple(kinds) if self.rank == 0 else ()
             self._session = self._session.renewed(start_clock)
             self._offered = True
 
@@ -172,13 +172,13 @@ class Client:
         self._meter.pushed(table)
         payload = self._session.on_the_wire(table, array)
         self._do(lambda: self._session.push(table, payload, rate))
-        if self._keeps_back:
+        if self._holds_back:
             self._transport.wake()
 
     def yield_link(self, link: LinkPriority) -> None:
         """Let pushes to shards of other hosts wait while another sender has taken this host's link.
 
-        What may not overtake them waits, too; `close` waits for nothing.
+        Messages that may not overtake them wait, too; `close` waits for nothing.
         """
         self._link = link
         link.when_free(self._wake)
@@ -220,14 +220,14 @@ class Client:
                 add(view, change)
 
     def history(self, table: int) -> list[Array]:
-        """The history that the shards keep for a table of staleness 0."""
+        """Return the history that the shards keep for a table of staleness 0."""
         self._do(lambda: self._session.ask_history(table))
         return self._monitor.wait_for(
             lambda: self._session.history(table), f"the history of table {table} did not come"
         )
 
     def store_copy(self, table: int, array: Array) -> None:
-        """Rank 0: bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns at once."""
+        """Bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock; returns at once. Rank 0."""
         self._do(lambda: self._session.store_copy(table, array))
 
     def fetch_copy(self, table: int, out: Array) -> None:
@@ -236,11 +236,11 @@ class Client:
         self.read(table, out)
 
     def add_norm(self, clock: int, squares: float) -> None:
-        """Rank 0: the sum of squares of iteration `clock`'s gradients outside the store; returns at once."""
+        """Add the sum of squares of iteration `clock`'s gradients outside the store; returns at once. Rank 0."""
         self._do(lambda: self._session.add_norm(clock, squares))
 
     def total_norm(self, clock: int) -> float:
-        """The sum of squares over all gradients of iteration `clock`, in the store and outside it."""
+        """Wait for the sum of squares over all gradients of iteration `clock`, in the store and outside it, and return it."""
         return self._monitor.wait_for(
             lambda: self._session.norm.take_total(clock),
             f"the gradients' norm of iteration {clock} did not come",
@@ -248,7 +248,7 @@ class Client:
 
     def gather(self, payload: bytes = b"") -> Collection:
         """Contribute to the next collection. Every worker must take part in each, in the same order."""
-        tag = self._tell(lambda: self._session.gather(payload))
+        tag = self._call(lambda: self._session.gather(payload))
         found: tuple[bytes, ...] | None = None
 
         def poll() -> tuple[bytes, ...] | None:
@@ -261,7 +261,7 @@ class Client:
         return Collection(poll, lambda: self.wait(poll))
 
     def wait(self, poll: Callable[[], T | None]) -> T:
-        """Wait until `poll` gives something. It is called under this client's lock, and must not block.
+        """Wait until `poll` returns something else than None. It is called under this client's monitor, and must not block.
 
         Raises:
             StalenessTimeout: it did not in time.
@@ -273,12 +273,12 @@ class Client:
         self.gather().result()
 
     def signal(self, kind: SignalKind) -> Signal:
-        """Rank 0: ask all workers to do `kind` after the iteration that the returned signal names."""
-        return self._tell(lambda: self._session.signal(kind))
+        """Make all workers do `kind` after the iteration that the returned signal names. Rank 0."""
+        return self._call(lambda: self._session.signal(kind))
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """What rank 0 has asked for so far."""
+        """The signals of rank 0 so far."""
         with self._monitor:
             self._monitor.check()
             return tuple(self._session.signals.all)
@@ -294,11 +294,11 @@ class Client:
         return self._session.clock
 
     def statistics(self) -> ClientStatistics:
-        """What has been sent and waited for so far."""
+        """Return what has been sent and waited for so far."""
         return self._meter.statistics(self._session.clock)
 
     def close(self, *, leave: bool = True) -> None:
-        """Say goodbye, send what is queued, and disconnect; whoever still waits hears that. Safe to call twice."""
+        """Leave the job, send what is queued, and disconnect; every wait ends with an error. Safe to call twice."""
         with self._monitor:
             if self._monitor.closed:
                 return
@@ -312,7 +312,7 @@ class Client:
 
     # -- within --------------------------------------------------------------------------------------------
 
-    def _tell(self, call: Callable[[], tuple[T, list[Addressed]]]) -> T:
+    def _call(self, call: Callable[[], tuple[T, list[Addressed]]]) -> T:
         with self._monitor:
             self._monitor.check()
             result, outgoing = call()
@@ -322,7 +322,7 @@ class Client:
         return result
 
     def _do(self, call: Callable[[], list[Addressed]]) -> None:
-        self._tell(lambda: (None, call()))
+        self._call(lambda: (None, call()))
 
     def _until_fresh(self, table: int, staleness: int | None) -> None:
         session = self._session
@@ -363,8 +363,8 @@ class Client:
             )
 
     def _release(self) -> float:
-        """Queue what the budget allows of what is kept back; returns the seconds until it allows more."""
-        if not self._keeps_back:
+        """Queue what the budget allows of the changes that are held back; returns the seconds until it allows more."""
+        if not self._holds_back:
             return POLL_S
         with self._monitor:
             self._add(self._session.release(time.monotonic()))
@@ -399,7 +399,7 @@ class Client:
             (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
             self._meter.sent(message, frames)
-            self._tell_trace(Track.SEND, shard, message, began_ns)
+            self._record(Track.SEND, shard, message, began_ns)
         return taken
 
     def _receive(self, timeout_s: float) -> None:
@@ -419,7 +419,7 @@ class Client:
                         self._add(self._session.receive(shard, message))
                 self._monitor.notify()
             for message, _ in received:
-                self._tell_trace(Track.RECEIVE, shard, message, began_ns)
+                self._record(Track.RECEIVE, shard, message, began_ns)
 
-    def _tell_trace(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
-        tell_message(self._trace, track, message, self._names, began_ns, shard=shard)
+    def _record(self, track: Track, shard: int, message: Message, began_ns: int) -> None:
+        trace_message(self._trace, track, message, self._names, began_ns, shard=shard)

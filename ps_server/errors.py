@@ -1,4 +1,4 @@
-"""What can go wrong with a parameter server, as a tree.
+"""The errors of a parameter server, as a tree.
 
 ServerError
 ├── LocalProtocolError    the caller broke the contract of this API: mend the calling code

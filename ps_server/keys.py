@@ -1,6 +1,6 @@
-"""The keys of a job: who each process is, whom it admits, and whom it expects at an address.
+"""The keys of a job: the key pair of each process, and the public keys that it admits and expects.
 
-Law: each process has a pair of its own and the public halves of those that it speaks with, nothing else. Secrets are in
+Law: each process has a pair of its own and the public halves of its peers, nothing else. Secrets are in
 no `repr`, travel on standard input or in files that only their owner can read, and are of one job.
 """
 
@@ -27,8 +27,8 @@ class KeyPair:
     """A Curve25519 pair, both halves in Z85.
 
     Args:
-        public: says who one is.
-        secret: proves it.
+        public: identifies the process.
+        secret: proves that identity.
     """
 
     public: str
@@ -41,19 +41,19 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> KeyPair:
-        """A fresh pair."""
+        """Make a pair."""
         public, secret = zmq.curve_keypair()
         return cls(public=public.decode(), secret=secret.decode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyring:
-    """What one process needs to prove who it is, and to know the others.
+    """What one process needs to authenticate itself and its peers.
 
     Args:
         own: its pair.
-        admit: public keys of the workers, by rank: whoever listens admits these and nobody else.
-        expect: public keys of the shards, by index: whoever connects expects these there.
+        admit: public keys of the workers, by rank: a process that listens admits these and no others.
+        expect: public keys of the shards, by index: a process that connects expects these.
     """
 
     own: KeyPair
@@ -67,7 +67,7 @@ class Keyring:
             raise SpecError("two workers have the same public key; expected one for each")
 
     def to_json(self) -> str:
-        """One line that `from_json` reads. It holds the secret."""
+        """Return one line that `from_json` reads. It holds the secret."""
         return json.dumps(
             {
                 "public": self.own.public,
@@ -79,7 +79,7 @@ class Keyring:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Keyring:
-        """The inverse of `to_json`.
+        """Read what `to_json` made.
 
         Raises:
             SpecError: the text is something else; it is not quoted.
@@ -97,7 +97,7 @@ class Keyring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKeys:
-    """A pair for every process of a job that speaks with others.
+    """A pair for every worker and shard of a job.
 
     Args:
         workers: by rank.
@@ -109,19 +109,19 @@ class JobKeys:
 
     @classmethod
     def new(cls, *, workers: int, shards: int) -> JobKeys:
-        """Fresh pairs for so many workers and shards."""
+        """Make pairs for so many workers and shards."""
         return cls(
             workers=tuple(KeyPair.new() for _ in range(workers)),
             shards=tuple(KeyPair.new() for _ in range(shards)),
         )
 
     def of_worker(self, rank: int) -> Keyring:
-        """What a worker is told."""
+        """Return a worker's keyring."""
         expect = tuple(pair.public for pair in self.shards)
         return Keyring(own=self.workers[rank], admit=self._admitted, expect=expect)
 
     def of_shard(self, index: int) -> Keyring:
-        """What a shard is told."""
+        """Return a shard's keyring."""
         return Keyring(own=self.shards[index], admit=self._admitted)
 
     @property
@@ -130,7 +130,7 @@ class JobKeys:
 
 
 def check_public(key: str) -> None:
-    """Refuse what is no public key.
+    """Raise an error where a text is no public key.
 
     Raises:
         SpecError: it is none.
@@ -140,7 +140,7 @@ def check_public(key: str) -> None:
 
 
 def read_keyring(path: Path) -> Keyring:
-    """The keyring in a file that only its owner can read.
+    """Read the keyring in a file that only its owner can read.
 
     Raises:
         SpecError: others can read it, or it holds something else.

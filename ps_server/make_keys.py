@@ -1,6 +1,6 @@
 """`python -m ps_server.make_keys FOLDER --workers W --shards P`: a file of keys for each process of a job started by hand.
 
-`shard_0.keys`, `worker_0.keys`, ...: each goes to its own machine, over a line that nobody can read, and nowhere else.
+`shard_0.keys`, `worker_0.keys`, ...: copy each to its own machine only, over an encrypted connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m ps_server.make_keys", description="Make the keys of one job."
     )
     parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="made if it is not there; others cannot enter it"
+        "folder", type=Path, metavar="FOLDER", help="made if it does not exist; other users cannot enter it"
     )
     parser.add_argument("--workers", type=int, required=True, help="number of workers")
     parser.add_argument("--shards", type=int, default=1, help="number of shards (default 1)")

@@ -1,4 +1,4 @@
-"""Counters beside the message path: what `Client.statistics` and `Server.statistics` are made of.
+"""Counters of the message path, for `Client.statistics` and `Server.statistics`.
 
 Laws:
 * A meter costs a few additions a message and decides nothing.
@@ -19,7 +19,7 @@ from ps_server.statistics import ClientStatistics, ShardStatistics, TableStatist
 
 
 class ClientMeter:
-    """Of one client.
+    """The counters of one client.
 
     Args:
         store: names the tables.
@@ -31,7 +31,7 @@ class ClientMeter:
         self._start_clock = store.start_clock
         count = len(self._names)
         self._now = now
-        self._out = [0] * (count + 1)  # the last place: what belongs to no table's iterations
+        self._out = [0] * (count + 1)  # the last place: messages of no table's iterations
         self._in = [0] * (count + 1)
         self._waited_s = [0.0] * count
         self._on_the_way_s = [0.0] * count
@@ -39,11 +39,11 @@ class ClientMeter:
         self._came_s = [0.0] * count
 
     def sent(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
-        """A message has been handed to the network."""
+        """Count a message that is handed to the network."""
         self._out[self._place(message)] += payload_bytes(frames)
 
     def received(self, message: object, frames: Sequence[bytes | bytearray | memoryview]) -> None:
-        """A message has come."""
+        """Count a message that has come."""
         place = self._place(message)
         if place >= 0 and self._left_s[place] is None:
             place = -1  # a first value follows from no push
@@ -52,20 +52,20 @@ class ClientMeter:
             self._came_s[place] = self._now()
 
     def pushed(self, table: int) -> None:
-        """A table begins its way."""
+        """Note that a table is pushed."""
         self._on_the_way_s[table] = self._so_far(table)
         self._left_s[table] = self._now()
 
     def waited(self, table: int, began_s: float) -> None:
-        """A reader of a table has stood still since `began_s`, by this meter's clock."""
+        """Count the time that a read of a table has blocked, since `began_s` by this meter's clock."""
         self._waited_s[table] += self._now() - began_s
 
     def now(self) -> float:
-        """The time, to hand to `waited` later."""
+        """Return the time, for `waited` later."""
         return self._now()
 
     def statistics(self, clock: int) -> ClientStatistics:
-        """All of it.
+        """Return all counters.
 
         Args:
             clock: the client's present clock.
@@ -99,7 +99,7 @@ class ClientMeter:
 
 
 class ServerMeter:
-    """Of one shard.
+    """The counters of one shard.
 
     Args:
         now: seconds, monotonic.
@@ -114,30 +114,30 @@ class ServerMeter:
         self._since_s: float | None = None
 
     def begin(self, queue: int) -> None:
-        """So many messages have come and are handled now."""
+        """Note that so many messages have come and are handled now."""
         self._since_s = self._now()
         self._queue = queue
         self._longest_queue = max(self._longest_queue, queue)
 
     def received(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
-        """One of them is being handled."""
+        """Count one of them, which is handled now."""
         self._queue -= 1
         self._messages_in += 1
         self._bytes_in += payload_bytes(frames)
 
     def sent(self, frames: Sequence[bytes | bytearray | memoryview]) -> None:
-        """A message has been handed to the network."""
+        """Count a message that is handed to the network."""
         self._messages_out += 1
         self._bytes_out += payload_bytes(frames)
 
     def end(self) -> None:
-        """All that had come is handled."""
+        """Note that all of them are handled."""
         if self._since_s is not None:
             self._busy_s += self._now() - self._since_s
             self._since_s = None
 
     def statistics(self, *, updates: int, memory_bytes: int, refused: int, dropped: int) -> ShardStatistics:
-        """All of it, with what the shard itself knows."""
+        """Return all counters, with those of the shard itself."""
         return ShardStatistics(
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
@@ -155,5 +155,5 @@ class ServerMeter:
 
 
 def payload_bytes(frames: Sequence[bytes | bytearray | memoryview]) -> int:
-    """Bytes of a message's frames."""
+    """Return the bytes of a message's frames."""
     return sum([frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames])

@@ -11,7 +11,7 @@ each thread, too. A thread has it from the one that starts it, also the threads 
 ahead; one that is there already does not get it.
 
 Law: every process of a job is started with `environment`, and every thread that computes calls `prepare_thread` first, for
-processes that somebody else has started.
+processes that another program has started.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Computation:
 
     @classmethod
     def here(cls, device: torch.device) -> Computation:
-        """That of the calling process on this device."""
+        """Return that of the calling process on this device."""
         name = processor_name(device)
         return cls(threads=torch.get_num_threads(), processor=name, torch_version=str(torch.__version__))
 
@@ -49,11 +49,11 @@ class Computation:
 
 
 def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables to start a process with.
+    """Return the environment variables to start a process with.
 
     Args:
         threads: number of threads of each library, in each thread of the process; at least 1.
-        inherited: the user's variables, which have the last word on how threads wait and which code MKL takes.
+        inherited: the user's variables, which override how threads wait and which code MKL takes.
 
     Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on, a waiting thread that spins
     costs more than one that must be woken. MKL takes the same code for all alignments and numbers of threads where it has such
@@ -81,7 +81,7 @@ def prepare_thread() -> None:
 
 
 def processor_name(device: torch.device) -> str:
-    """The model of a device; of a CPU with the vector instructions that torch uses, as in `AMD EPYC, AVX512`."""
+    """Return the model of a device; of a CPU with the vector instructions that torch uses, as in `AMD EPYC, AVX512`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     model = "unknown processor"

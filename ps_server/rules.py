@@ -21,7 +21,7 @@ History = Sequence[Tensor]
 
 
 def history_count(kind: RuleKind) -> int:
-    """Number of history tensors, each the size of the value, that a rule keeps (Caffe's solverstate)."""
+    """Return the number of history tensors, each the size of the value, that a rule keeps (Caffe's solverstate)."""
     if kind is RuleKind.MEAN:
         return 0
     return 2 if kind in (RuleKind.ADADELTA, RuleKind.ADAM) else 1
@@ -125,13 +125,13 @@ _RULES: dict[RuleKind, Callable[[Rule, Tensor, History, float, int], Tensor]] = 
 
 
 def sum_of_squares(gradient: Tensor) -> float:
-    """The sum of squared elements in float64, so that the norm does not depend on how tables are cut."""
+    """Return the sum of squared elements in float64, so that the norm does not depend on how tables are cut."""
     norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
     return norm * norm
 
 
 def clip_factor(total: float, clip: float | None) -> float:
-    """What to multiply gradients by so that their joint norm is at most `clip` (Caffe's ClipGradients).
+    """Return what to multiply gradients by so that their joint norm is at most `clip` (Caffe's ClipGradients).
 
     Args:
         total: sum of squares over all gradients.

@@ -17,12 +17,12 @@ from ps_server.protocol.shard import Shard
 from ps_server.protocol.wire import Buffer, decode
 from ps_server.shared_memory import ShardSharedMemory
 from ps_server.statistics import ShardStatistics
-from ps_server.trace import NO_TRACE, Tracer, Track, tell_message
+from ps_server.trace import NO_TRACE, Tracer, Track, trace_message
 from ps_server.transport.base import Frames, ServerTransport
 
 POLL_S = 0.5
-MAX_GREETING_BYTES = 1024
-"""Longest first message of a peer; what is longer is not even looked at."""
+MAX_FIRST_BYTES = 1024
+"""Longest first message of a peer; a longer one is not decoded."""
 LINGER_S = 2.0
 """How long `serve` goes on trying to send what is queued."""
 
@@ -34,7 +34,7 @@ class Server:
         shard: the state machine.
         transport: where its peers are. The server owns it and closes it.
         prioritized: whether what the next forward pass needs first leaves first (`schedule.py`).
-        trace: told of each message received, acted upon and sent; closed by whoever made it.
+        trace: records each message received, acted upon and sent; its owner closes it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Server:
         self._idle_limit_s: float | None = None
         self._failure: ServerError | None = None
         self.turns = 0
-        """How often `serve` has looked for messages: what does not grow hangs."""
+        """How often `serve` has received: a shard whose number does not grow hangs."""
 
     @property
     def address(self) -> str:
@@ -71,7 +71,7 @@ class Server:
         Raises:
             ServerError: what `fail` was given.
         """
-        heard_s = time.monotonic()
+        received_s = time.monotonic()
         try:
             while not (self.shard.finished or self._stopping.is_set()):
                 batch = self._transport.receive(POLL_S)
@@ -80,8 +80,8 @@ class Server:
                 if self.shard.all_here:
                     self._transport.admit_no_more()
                 now = time.monotonic()
-                heard_s = now if batch else heard_s
-                if self._idle_limit_s is not None and self._is_left_alone(now - heard_s):
+                received_s = now if batch else received_s
+                if self._idle_limit_s is not None and self._is_idle(now - received_s):
                     return
             self._send_rest()
         finally:
@@ -89,7 +89,7 @@ class Server:
         if self._failure is not None:
             raise self._failure
 
-    def _is_left_alone(self, silent_s: float) -> bool:
+    def _is_idle(self, silent_s: float) -> bool:
         assert self._idle_limit_s is not None
         return silent_s > self._idle_limit_s or not self._transport.connections
 
@@ -106,21 +106,21 @@ class Server:
             self._trace.count("queue", messages=0)
 
     def _answer(self, peer: bytes, frames: Frames) -> bool:
-        """Act upon a packet; of somebody unknown look at the rest only if the first message makes it known.
+        """Act upon a packet; of an unknown peer decode the rest only if the first message is a legal `Hello`.
 
-        Returns whether that gave something to send.
+        Returns whether there is something to send.
         """
         if self.shard.knows(peer):
             return self._act(peer, frames)
-        if not frames or memoryview(frames[0]).nbytes > MAX_GREETING_BYTES:
-            return self._add(self.shard.refuse(peer, "a stranger does not greet"))
+        if not frames or memoryview(frames[0]).nbytes > MAX_FIRST_BYTES:
+            return self._add(self.shard.refuse(peer, "the first message is too long"))
         answered = self._act(peer, frames[:1])
         if len(frames) > 1 and self.shard.knows(peer):
             answered |= self._act(peer, frames[1:])
         return answered
 
     def _act(self, peer: bytes, frames: Frames) -> bool:
-        """Act upon messages, or refuse all of them; returns whether that gave something to send."""
+        """Act upon messages, or refuse all of them; returns whether there is something to send."""
         began_ns = self._trace.now()
         try:
             received = decode(self._shared_memory.receive(peer, frames))
@@ -131,11 +131,11 @@ class Server:
             self._meter.received(parts)
             if isinstance(message, Create):
                 self._names = tuple(table.name for table in message.store.tables)
-            tell_message(self._trace, Track.RECEIVE, message, self._names, began_ns)
+            trace_message(self._trace, Track.RECEIVE, message, self._names, began_ns)
             began_ns, updates = self._trace.now(), self.shard.counts.updates
             answered |= self._add(self._outgoing(peer, message))
             track = Track.SUM if self.shard.counts.updates == updates else Track.APPLY
-            tell_message(self._trace, track, message, self._names, began_ns)
+            trace_message(self._trace, track, message, self._names, began_ns)
             began_ns = self._trace.now()
         return answered
 
@@ -161,7 +161,7 @@ class Server:
         return bool(outgoing)
 
     def _send_waiting(self, blocked: set[bytes]) -> None:
-        """Send as much as the transport takes; note in `blocked`, and leave alone, the peers for whom it takes no more."""
+        """Send as much as the transport takes; note in `blocked`, and skip, the peers for which it takes no more."""
         for peer, queue in self._queues.items():
             while queue and peer not in blocked:
                 if self._transport.blocks(peer) or not self._send_packet(peer, queue):
@@ -176,11 +176,11 @@ class Server:
         (queue.sent if taken else queue.put_back)(packet)
         for message, frames in parts if taken else ():
             self._meter.sent(frames)
-            tell_message(self._trace, Track.SEND, message, self._names, began_ns)
+            trace_message(self._trace, Track.SEND, message, self._names, began_ns)
         return taken
 
     def _send_rest(self) -> None:
-        """Give what is still queued a moment to leave."""
+        """Send what is still queued, for up to `LINGER_S`."""
         deadline = time.monotonic() + LINGER_S
         self._send_waiting(set())
         while any(self._queues.values()) and time.monotonic() < deadline:
@@ -188,7 +188,7 @@ class Server:
             self._send_waiting(set())
 
     def statistics(self) -> ShardStatistics:
-        """What this shard has done so far. Any thread may call it."""
+        """Return what this shard has done so far. Any thread may call it."""
         counts = self.shard.counts
         return self._meter.statistics(
             updates=counts.updates,
@@ -198,7 +198,7 @@ class Server:
         )
 
     def stop_when_idle(self, limit_s: float) -> None:
-        """Make `serve` return once nobody is connected, or has said anything for `limit_s` seconds. Any thread may."""
+        """Make `serve` return once no peer is connected, or none has sent anything for `limit_s` seconds. Any thread may call it."""
         self._idle_limit_s = limit_s
 
     def fail(self, error: ServerError) -> None:

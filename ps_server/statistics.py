@@ -1,7 +1,7 @@
-"""What a client and a shard have done so far, as numbers: what `Client.statistics` and `Server.statistics` give.
+"""The statistics of a client and of a shard: what `Client.statistics` and `Server.statistics` return.
 
 Law: all numbers count from the start of the process and only grow, save for those of this moment (`queue`,
-`memory_bytes`); what happened in a while is the difference of two reports.
+`memory_bytes`); the numbers of an interval are the difference of two reports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TableStatistics:
         bytes_out: of its pushes, message heads included.
         bytes_in: of the values that follow from them, message heads included.
         waited_s: how long reads of it have blocked.
-        hidden_s: how long its gradients and values were on their way while nobody waited for them: from a push to the
+        hidden_s: how long its gradients and values were on their way while no read waited for them: from a push to the
             arrival of the last piece of the value that follows from it, less what `waited_s` has of that time.
     """
 
@@ -37,7 +37,7 @@ class ClientStatistics:
     Attributes:
         iterations: its clock, less the clock it started with.
         tables: by table id.
-        other_bytes_out: what no iteration makes necessary: joining, first values, clocks, meetings, snapshots.
+        other_bytes_out: of messages that belong to no table's iterations: joining, first values, clocks, collections, snapshots.
         other_bytes_in: likewise.
     """
 
@@ -47,7 +47,7 @@ class ClientStatistics:
     other_bytes_in: int = 0
 
     def as_fields(self) -> Mapping[str, object]:
-        """For a JSON document."""
+        """Return the fields for a JSON document."""
         return asdict(self)
 
 
@@ -62,11 +62,11 @@ class ShardStatistics:
         messages_out: messages sent.
         queue: messages received and not handled yet, at this moment.
         longest_queue: the most there have been.
-        updates: chunks whose value has moved on.
+        updates: chunks that have a new value.
         busy_s: time not spent waiting for messages.
         memory_bytes: of the chunks with their histories, at this moment.
         peak_bytes: the most memory that the process has held.
-        refused: connections that have not proved to be of this job.
+        refused: connections that were not authenticated.
         dropped: messages that were not legal, and changed nothing.
     """
 
@@ -84,5 +84,5 @@ class ShardStatistics:
     dropped: int = 0
 
     def as_fields(self) -> Mapping[str, object]:
-        """For a JSON document."""
+        """Return the fields for a JSON document."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""What a process did when: spans and counters in the trace-event format that Perfetto and chrome://tracing open.
+"""Traces: spans and counters of a process in the trace-event format that Perfetto and chrome://tracing open.
 
     [
     {"ph": "M", "name": "process_name", "pid": 7, "args": {"name": "worker 0"}},
@@ -8,10 +8,10 @@
 
 Laws:
 * Recording costs one tuple; a thread of the trace's own writes them, each second, in pieces that end with a whole
-  event. The list's end is written by `close` alone, and the format lets it be missing: what a killed process leaves
+  event. The list's end is written by `close` alone, and the format lets it be missing: the file of a killed process
   can be read.
-* Both what waits to be written and what is written are bounded; what is more than that is counted and dropped.
-* Times are those of this machine's clock since 1970, moved on by its monotonic clock, so that the traces of all its
+* Both the events that wait to be written and those of the file are bounded; more are counted and dropped.
+* Times are those of this machine's clock since 1970, advanced by its monotonic clock, so that the traces of all its
   processes lie on one axis. Begin and end are rounded alike, so spans that were nested stay nested.
 """
 
@@ -34,7 +34,7 @@ MOST_WAITING = 200_000
 MOST_EVENTS = 2_000_000
 """Events of a file: some 250 MB, about what a viewer takes in."""
 MOST_NAMES = 20_000
-"""Names whose text is kept: those of layers and tables come again, those of iterations do not."""
+"""Names whose text is kept: those of layers and tables recur, those of iterations do not."""
 _QUARTER_NS = 250
 """Microseconds since 1970 have 51 bits before the point; a double keeps two more behind it."""
 
@@ -53,16 +53,16 @@ class Track(Enum):
     APPLY = 5
     """A shard moving values on."""
     FACTORS = 6
-    """Factors being handed to, and taken from, the line to the other workers."""
+    """Factors being handed to, and taken from, the connections to the other workers."""
     REBUILD = 7
     """Gradients being rebuilt from factors, and applied."""
 
 
 class Tracer(Protocol):
-    """What is told what happened. Any thread may call it."""
+    """Records what happens. Any thread may call it."""
 
     def now(self) -> int:
-        """The time in nanoseconds, to hand to `span` later."""
+        """Return the time in nanoseconds, for `span` later."""
 
     def span(
         self,
@@ -73,7 +73,7 @@ class Tracer(Protocol):
         ended_ns: int | None = None,
         **facts: int | float | str,
     ) -> None:
-        """Something has ended.
+        """Record something that has ended.
 
         Args:
             track: the row it is shown in; it must lie within or apart from every other span there.
@@ -85,7 +85,7 @@ class Tracer(Protocol):
         """
 
     def count(self, name: str, **values: int | float) -> None:
-        """From now on a counter has these values."""
+        """Record that a counter has these values from now on."""
 
     def close(self) -> None:
         """Write what is left. Safe to call twice."""
@@ -224,16 +224,16 @@ class Trace:
             self._file.flush()
 
 
-def tell_message(
+def trace_message(
     trace: Tracer, track: Track, message: object, tables: Sequence[str], began_ns: int, **facts: int
 ) -> None:
-    """A message was sent, received or acted upon, from `began_ns` until now.
+    """Record that a message was sent, received or acted upon, from `began_ns` until now.
 
     Args:
-        trace: told of it.
-        track: says which.
+        trace: records it.
+        track: which of the three.
         message: named by its table, or by its type where it has none.
-        tables: the tables' names, by id; empty while nobody knows them.
+        tables: the tables' names, by id; empty while they are not known.
         began_ns: `now` at the beginning.
         facts: shown when the span is selected.
     """
@@ -251,7 +251,7 @@ def tell_message(
 
 
 def describe_process(pid: int, name: str, order: int) -> list[dict[str, object]]:
-    """The metadata events that name a process and its rows."""
+    """Return the metadata events that name a process and its rows."""
     events: list[dict[str, object]] = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": order}},
@@ -264,7 +264,7 @@ def describe_process(pid: int, name: str, order: int) -> list[dict[str, object]]
 
 
 class _Lines:
-    """Makes the text of events, of which a job has some million: what comes again is encoded once.
+    """Makes the text of events, of which a job has some million: recurring text is encoded once.
 
     Args:
         pid: of the process.
@@ -277,7 +277,7 @@ class _Lines:
         self._heads: dict[tuple[str, str, Track], str] = {}
 
     def make(self, event: _Span | _Count) -> str:
-        """One event as JSON."""
+        """Return one event as JSON."""
         if len(event) == 3:
             name, at_ns, values = event
             at = self._quarters(at_ns) / 4

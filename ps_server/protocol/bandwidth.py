@@ -1,12 +1,12 @@
-"""What a worker keeps back under `SSPAggr`, and when it may leave. Pure: whoever asks says what time it is.
+"""The changes that a worker holds back under `SSPAggr`, and when they may leave. Pure: the caller passes the time.
 
 A worker adds up its changes of a chunk, and sends the sum as one push that covers several iterations (managed
 communication: Wei et al., SoCC 2015). Laws:
 
-* The budget: over any time T, what leaves early is at most rate x T + `BURST_S` x rate + one chunk. What the staleness
-  bound makes leave (`due`) leaves in any case, and is paid for out of what would have left early later.
-* The order: of what may leave early, that goes first which matters most: |change| / |value| by their L2 norms.
-* Nothing is lost or sent twice: `take` gives all that was added since the last `take` of a chunk.
+* The budget: in any time T at most rate x T + `BURST_S` x rate + one chunk leave early. Changes that the staleness bound
+  needs (`due`) leave in any case, and count for the budget.
+* The order: of the changes that may leave early the most important leave first: |change| / |value| by their L2 norms.
+* Nothing is lost or sent twice: `take` returns all that was added since the last `take` of a chunk.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Budget:
         self._at_s = now_s
 
     def spend(self, size_bytes: int) -> None:
-        """So many bytes leave, affordable or not."""
+        """Count bytes that leave, whether the budget allows them or not."""
         self._saved -= size_bytes
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until something may leave; 0 when it may leave now."""
+        """Return the seconds until something may leave; 0 when it may leave now."""
         if now_s > self._at_s:
             earned = (now_s - self._at_s) * self._rate
             self._saved = min(self._saved + earned, self._rate * BURST_S)
@@ -81,7 +81,7 @@ class _Entry:
 
 
 class ChangeLog:
-    """The changes that one worker keeps back.
+    """The changes that one worker holds back.
 
     Args:
         megabits_per_s: the budget.
@@ -97,7 +97,7 @@ class ChangeLog:
         return len(self._entries)
 
     def add(self, key: Key, iteration: int, array: Array) -> None:
-        """This worker's change of a chunk in an iteration. The array is held and not written to."""
+        """Add this worker's change of a chunk in an iteration. The array is held and not written to."""
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = _Entry(iteration, 1, array, _squares(array))
@@ -107,22 +107,22 @@ class ChangeLog:
         entry.squares = _squares(entry.array)
 
     def value(self, key: Key, array: Array) -> None:
-        """A chunk has this value now: what its changes are compared with."""
+        """Note the present value of a chunk, which its changes are compared with."""
         self._values[key] = _squares(array)
 
     def peek(self, key: Key) -> Array | None:
-        """The changes of a chunk that are kept back, added up."""
+        """Return the changes of a chunk that are held back, added up."""
         entry = self._entries.get(key)
         return None if entry is None else entry.array
 
     def due(self, table: int, before: int) -> list[Key]:
-        """The chunks of a table that hold changes of iterations before `before`."""
+        """Return the chunks of a table with changes of iterations before `before`."""
         return [key for key, entry in self._entries.items() if key[0] == table and entry.first < before]
 
     def affordable(self, now_s: float) -> Iterator[Key]:
-        """What may leave now, most important first. Each must be taken before the next is asked for."""
+        """Yield the chunks that may leave now, most important first. Take each before the next."""
         if self._budget.wait_s(now_s) > 0:
-            return  # this is asked at every message: put nothing in order for it
+            return  # called at every message: do not sort for nothing
         by_importance = sorted(self._entries, key=self._importance, reverse=True)
         for key in by_importance:
             if self._budget.wait_s(now_s) > 0:
@@ -130,13 +130,13 @@ class ChangeLog:
             yield key
 
     def take(self, key: Key) -> Withheld:
-        """The changes of a chunk leave."""
+        """Take the changes of a chunk, which leave now."""
         entry = self._entries.pop(key)
         self._budget.spend(entry.array.nbytes)
         return Withheld(entry.first, entry.iterations, entry.array)
 
     def wait_s(self, now_s: float) -> float | None:
-        """Seconds until something more may leave; None when nothing is kept back."""
+        """Return the seconds until something more may leave; None when nothing is held back."""
         return self._budget.wait_s(now_s) if self._entries else None
 
     def _importance(self, key: Key) -> float:

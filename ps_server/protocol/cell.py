@@ -1,7 +1,7 @@
-"""One chunk on its shard: its value, its history, and what has come of the present iteration.
+"""One chunk on its shard: its value, its history, and the gradients of the present iteration.
 
-Law: memory is taken when the chunk is made and when its first value comes; what an iteration needs beside that is the
-memory that its messages came in.
+Law: memory is taken when the chunk is made and when its first value comes; an iteration needs no more than the memory that its
+messages came in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EMPTY = torch.empty(0)
 
 
 class Cell:
-    """One chunk: its value, history, and what has come of the present iteration."""
+    """One chunk: its value, its history, and the gradients of the present iteration."""
 
     __slots__ = (
         "adds_changes",
@@ -68,7 +68,7 @@ class Cell:
         self.complete = False
         self.rate = 0.0
         self.stale: set[int] = set()  # workers that lack a change of another worker
-        self.eager = set(range(workers))  # workers that may be sent one value before the slowest clock moves
+        self.eager = set(range(workers))  # workers that may get one value before the slowest clock moves
         self.waiting: list[tuple[int, int]] = []
 
     @property
@@ -76,7 +76,7 @@ class Cell:
         return f"table '{self.spec.name}' chunk {self.chunk.index}"
 
     def check_size(self, array: m.Payload) -> None:
-        """Refuse an array of another size.
+        """Raise an error where an array has another size.
 
         Raises:
             RemoteProtocolError: it is of another size.
@@ -95,7 +95,7 @@ class Cell:
                 total.div_(len(self.own))
 
     def update(self, scale: float) -> None:
-        """Apply the rule to the sum times `scale`, tile by tile: what one operation leaves in the cache the next finds."""
+        """Apply the rule to the sum times `scale`, tile by tile: a tile stays in the cache for all operations."""
         assert self.value is not None
         for gradient, value, *history in self._tiles(self.sum, self.value, *self.history):
             if scale != 1.0:
@@ -109,5 +109,5 @@ class Cell:
 
 
 def own_tensor(array: m.Payload) -> Tensor:
-    """A float32 tensor to write to, where possible over the array: nobody else has memory that a message came in."""
+    """Return a float32 tensor to write to, where possible over the array: the memory of a message has no other user."""
     return as_tensor(array).float()

@@ -1,4 +1,4 @@
-"""What a worker knows of one chunk, and what a reader gets of it.
+"""A worker's copy of one chunk: its clock, the worker's own pushes, and what a reader gets of it.
 
 Law: own pushes are counted from the store's first clock: `own` <= `sent` <= `pushed`. Those between `own` and `sent` are
 held, because a value that does not include them may still come.
@@ -16,7 +16,7 @@ from ps_server.protocol.settings import Precision, StoreSpec, TableSpec
 
 
 class Piece(NamedTuple):
-    """What a reader must do to elements `start:stop` of its copy: take `value`, then add `changes`."""
+    """A reader's update of elements `start:stop`: set them to `value`, then add `changes`."""
 
     start: int
     stop: int
@@ -25,14 +25,14 @@ class Piece(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A push that has left: so many of this worker's changes."""
+    """A push that has left, with the changes of so many iterations."""
 
     array: m.Payload
     iterations: int
 
 
 class ChunkCopy:
-    """What this worker knows of one chunk."""
+    """One chunk on one worker."""
 
     __slots__ = ("asked", "chunk", "clock", "held", "own", "pushed", "sent", "unread")
 
@@ -44,10 +44,10 @@ class ChunkCopy:
         self.sent = clock  # own pushes that have left
         self.unread: m.Payload | None = None
         self.held: deque[Held] = deque()  # own pushes number own, own + 1, ..., sent - 1
-        self.asked = -1  # the highest clock asked for
+        self.asked = -1  # the highest clock of a `Get`
 
     def includes(self, own: int) -> bool:
-        """Whether a value may come that includes so many own pushes: those that have left, each wholly or not at all."""
+        """Return whether a value may include so many own pushes: pushes that have left, each as a whole."""
         at = self.own
         pushes = iter(self.held)
         while at < own and (push := next(pushes, None)) is not None:
@@ -56,7 +56,7 @@ class ChunkCopy:
 
 
 def feedback_for(store: StoreSpec, table: TableSpec) -> Feedback | None:
-    """What rounds a table's pushes; None where they are sent as they are."""
+    """Return what rounds a table's pushes; None where they are sent as they are."""
     precision = of_pushes(store, table)
     if precision is Precision.FLOAT32:
         return None

@@ -12,12 +12,12 @@ from ps_server.errors import LocalProtocolError, RemoteProtocolError
 
 
 def needed_clock(clock: int, staleness: int) -> int:
-    """The clock that a value must have reached before a worker at `clock` may read it."""
+    """Return the clock that a value must have reached before a worker at `clock` may read it."""
     return clock - staleness
 
 
 class VectorClock:
-    """How many iterations each worker has finished."""
+    """The number of iterations that each worker has finished."""
 
     __slots__ = ("_clocks",)
 
@@ -31,11 +31,11 @@ class VectorClock:
 
     @property
     def slowest(self) -> int:
-        """The iterations that every worker has finished."""
+        """The number of iterations that every worker has finished."""
         return min(self._clocks)
 
     def tick(self, worker: int, clock: int) -> bool:
-        """Worker `worker` has now finished `clock` iterations, one more than before.
+        """Note that a worker has finished `clock` iterations, one more than before.
 
         Returns:
             Whether the slowest clock moved.
@@ -45,7 +45,7 @@ class VectorClock:
         """
         if clock != self._clocks[worker] + 1:
             raise RemoteProtocolError(
-                f"worker {worker} says clock {clock}; expected {self._clocks[worker] + 1}"
+                f"worker {worker} sent clock {clock}; expected {self._clocks[worker] + 1}"
             )
         before = self.slowest
         self._clocks[worker] = clock

@@ -1,4 +1,4 @@
-"""The workers that one shard serves: how far each has come, and what it may send.
+"""The workers of one shard: the stage of each, and the messages that it may send.
 
     stranger --Hello--> known --Create--> joined --Leave--> left
 
@@ -28,7 +28,7 @@ class Outgoing(NamedTuple):
 
 
 class Stage(Enum):
-    """How far a peer has come."""
+    """The stages of a peer."""
 
     STRANGER = "stranger"
     """Has sent no `Hello`."""
@@ -49,21 +49,21 @@ LEGAL: dict[Stage, dict[type, Stage]] = {
     },
     Stage.LEFT: {},
 }
-"""For each stage the messages that are legal, and the stage after each. `Share` is for the server (`server.py`)."""
+"""For each stage the messages that are legal, and the stage after each. `server.py` handles `MemoryOffer`."""
 
 
 class Members:
     """See the module's docstring.
 
     Args:
-        workers: number of workers that will come.
+        workers: number of workers that will join.
         token: the job's secret, which every `Hello` must carry.
     """
 
     def __init__(self, workers: int, token: bytes) -> None:
         self.workers = workers
         self.peers: dict[int, bytes] = {}
-        """The transport name of each rank that has come."""
+        """The transport name of each rank that has joined."""
         self.ranks: dict[bytes, int] = {}
         self.left: list[int] = []
         """Ranks that have left, in that order."""
@@ -73,12 +73,12 @@ class Members:
 
     @property
     def all_here(self) -> bool:
-        """Whether every worker has come: no other peer may join."""
+        """Whether every worker has joined: no other peer may."""
         return len(self.peers) == self.workers
 
     @property
     def finished(self) -> bool:
-        """Whether every worker has come and left."""
+        """Whether every worker has joined and left."""
         return self.all_here and len(self.left) == self.workers
 
     def next_stage(self, sender: bytes, message: m.Message) -> Stage:
@@ -110,12 +110,12 @@ class Members:
         if not 0 <= hello.worker < self.workers:
             raise RemoteProtocolError(f"worker {hello.worker} is not one of {self.workers}")
         if hello.worker in self.peers:
-            raise RemoteProtocolError(f"worker {hello.worker} is already here")
+            raise RemoteProtocolError(f"worker {hello.worker} has joined already")
         self.peers[hello.worker] = sender
         self.ranks[sender] = hello.worker
 
     def fault(self, sender: bytes, reason: str) -> list[Outgoing]:
-        """Answer an illegal message: of a known peer, and not without end."""
+        """Answer an illegal message of a known peer, up to `MAX_ANSWERED_FAULTS` times."""
         rank = self.ranks.get(sender)
         if rank is None or self._faults[rank] >= MAX_ANSWERED_FAULTS:
             return []
@@ -127,11 +127,11 @@ class Members:
         return Outgoing(self.peers[rank], message)
 
     def to_all(self, message: m.ToWorker, *, but: int | None = None) -> Iterator[Outgoing]:
-        """Address a message to every worker that has come, save one."""
+        """Address a message to every worker that has joined, save one."""
         return (Outgoing(peer, message) for rank, peer in self.peers.items() if rank != but)
 
     def missing_for(self, rank: int, is_behind: Callable[[int, int], bool]) -> int | None:
-        """Return a worker that has left, and that another one would wait for in vain; None where there is none.
+        """Return a worker that has left although another one needs more of it; None where there is none.
 
         Args:
             rank: of the worker that goes on.

@@ -1,10 +1,10 @@
 """The messages between a worker's session and a shard: frozen values, no behaviour.
 
-A worker speaks in this order:
+A worker sends them in this order:
 
     Hello -> Create [-> Initial, rank 0 only] -> { Push, Clock, Get, ... } -> Leave
 
-and a shard answers `Welcome`, then `Value`s as the consistency model says. Anything illegal is answered
+and a shard answers `Welcome`, then `Value`s as the consistency model says. An illegal message is answered
 with `Fault` and changes no state. Arrays are flat float32; `wire` carries them as raw frames.
 """
 
@@ -26,7 +26,7 @@ Payload = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
 @unique
 class SignalKind(Enum):
-    """What rank 0 asks of every worker, at an iteration that all of them reach together."""
+    """The requests of rank 0 to every worker, for an iteration that all of them reach together."""
 
     STOP = 1
     """Stop after that iteration, with a snapshot."""
@@ -36,7 +36,7 @@ class SignalKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Worker -> shard: who I am. `token` is the job's secret; empty where none is used."""
+    """Worker -> shard: the worker's rank. `token` is the job's secret; empty where none is used."""
 
     worker: int
     token: bytes
@@ -44,7 +44,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Shard -> worker: you are known; `shard` is my index."""
+    """Shard -> worker: the worker has joined; `shard` is the shard's index."""
 
     shard: int
 
@@ -103,7 +103,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Rank 0 -> shard: what a chunk of a table that is a copy has become after `clock` iterations."""
+    """Rank 0 -> shard: the value of a chunk of a copied table after `clock` iterations."""
 
     table: int
     chunk: int
@@ -113,7 +113,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Worker -> shard: I have finished `clock` iterations, and have sent all their pushes; counted without a gap."""
+    """Worker -> shard: the worker has finished `clock` iterations and sent all their pushes; counted without a gap."""
 
     clock: int
 
@@ -131,8 +131,8 @@ class Get:
 class Value:
     """Shard -> worker: a chunk with every update of the first `clock` iterations (and maybe later ones).
 
-    `own` of the receiver's own pushes are in it. An array of 16 bits is what the value has changed by since the one
-    before, which had one clock less.
+    It includes `own` of the receiver's own pushes. An array of 16 bits is the change since the value before, which had one
+    clock less.
     """
 
     table: int
@@ -144,14 +144,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Shard -> worker: every chunk of staleness > 0 that I have not sent anew is good for `clock` too."""
+    """Shard -> worker: every chunk of staleness > 0 that was not sent again is valid for `clock`, too."""
 
     clock: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartialNorm:
-    """Shard -> rank 0: sums of squares of my chunks' average gradients of iteration `clock`.
+    """Shard -> rank 0: sums of squares of the average gradients of the shard's chunks in iteration `clock`.
 
     `sums` is (table, chunk, sum) in that order.
     """
@@ -191,7 +191,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Worker -> shard 0: my part of collection `tag` (0, 1, 2, ...)."""
+    """Worker -> shard 0: the worker's contribution to collection `tag` (0, 1, 2, ...)."""
 
     tag: int
     payload: bytes
@@ -199,7 +199,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Shard 0 -> every worker: all workers' parts of collection `tag`, by rank."""
+    """Shard 0 -> every worker: all contributions to collection `tag`, by rank."""
 
     tag: int
     payloads: tuple[bytes, ...]
@@ -215,19 +215,19 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Worker -> shard: I have finished; forget me."""
+    """Worker -> shard: the worker has finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Shard -> worker: your message was refused, for this reason."""
+    """Shard -> worker: a message was refused, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Shard -> worker: a worker has left after fewer iterations, or meetings, than this one has begun."""
+    """Shard -> worker: a worker has left after fewer iterations, or collections, than the receiver has begun."""
 
     worker: int
     iterations: int
@@ -265,7 +265,7 @@ Message = ToShard | ToWorker
 
 
 def payload_bytes(message: Message) -> int:
-    """The bytes of a message's arrays or payloads: all but its header."""
+    """Return the bytes of a message's arrays or payloads: all but its header."""
     match message:
         case Push() | Value() | Store():
             return message.array.nbytes

@@ -1,9 +1,9 @@
-"""Which chunk lives on which shard: a pure function of sizes, so that no two parties can disagree.
+"""The placement of chunks on shards: a pure function of sizes, so that workers and shards compute the same.
 
-Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its share.
+Law: with at least `CHUNKS_FOR_BALANCE` chunks a shard, no shard carries more than `BALANCE` times its part of the elements.
 Chunks are dealt largest first to the lightest shard (Graham's LPT rule, 1969); where that would break the law, the
-largest ones are halved and dealt again. With fewer chunks the same is done as far as it is worth it, save to tables
-whose rows were given. Tables that are copies move no bytes in training; they are dealt by themselves.
+largest ones are halved and dealt again. With fewer chunks the same is done where it is worth its messages, save for tables
+whose rows are given. Tables that are copies move no bytes in training; they are dealt by themselves.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def _deal_evenly(
 
 
 def chunk_elements(elements: int, shards: int) -> int:
-    """Elements of a chunk of tables whose rows are not given: a power of two, 256 KiB to 2 MiB of float32.
+    """Return the elements of a chunk of tables whose rows are not given: a power of two, 256 KiB to 2 MiB of float32.
 
-    A shard can send a chunk's new value only when the last worker's gradient of it has come, so its link stands idle for
-    about a chunk of every worker at the beginning of an iteration, and the workers' at the end. Some tens of chunks a
+    A shard can send a chunk's new value only when the last worker's gradient of it has come, so its link is idle for
+    about a chunk of every worker at the beginning of an iteration, and the workers' links at the end. Some tens of chunks a
     shard make that little; more would only be more messages.
     """
     step = CHUNK_ELEMENTS
@@ -141,7 +141,7 @@ def _halve(piece: Piece, largest: int, spec: TableSpec, few: bool) -> list[Piece
 
 
 def _deal(pieces: Sequence[Piece], weights: Sequence[int]) -> list[int]:
-    """The shard of each piece: largest first, each to the shard that is least full for its share."""
+    """Return the shard of each piece: largest first, each to the shard that is least full for its weight."""
     order = sorted(range(len(pieces)), key=lambda i: (pieces[i][1] - pieces[i][2], i))
     lightest = [(Fraction(0), shard) for shard in range(len(weights))]
     homes = [0] * len(pieces)
@@ -156,5 +156,5 @@ def _balanced(pieces: Sequence[Piece], homes: Sequence[int], weights: Sequence[i
     load = [0] * len(weights)
     for (_, start, stop), shard in zip(pieces, homes, strict=True):
         load[shard] += stop - start
-    fullest = max(part / share for part, share in zip(load, weights, strict=True))
+    fullest = max(part / weight for part, weight in zip(load, weights, strict=True))
     return fullest * sum(weights) <= BALANCE * sum(load)

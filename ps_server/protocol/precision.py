@@ -1,18 +1,18 @@
-"""Sixteen bits on the wire, float32 everywhere else, and nothing lost on the way but time.
+"""Sixteen bits on the wire, float32 everywhere else, with error feedback.
 
 Laws, where a store's precision is float16 or bfloat16:
 
-* Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding left over, and adds that to what it
+* Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and adds that to what it
   sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). So after any number of
   iterations the shards have received the sum of what was pushed, but for one rounding.
-* Values of staleness 0 (`Value`): the first is float32. After it the shard sends what the value has changed by since the
-  last one, rounded, and adds the same rounded number to a copy that it keeps of what the workers have. The next change
+* Values of staleness 0 (`Value`): the first is float32. After it the shard sends the change since the last value, rounded, and adds the same rounded numbers to its copy of
+  the workers' value. The next change
   is taken from that copy, which is the same feedback: the workers' value never drifts from the shard's, is as close to
   it as one rounding of one change, not of the value, and has the same bits on every worker.
-* In float32 stay: first values and history, values of staleness > 0 (each worker meets them at another moment), values
-  that are asked for (`SSP`: changes that nobody asked for would be missed), changes that are kept back and added up
+* In float32 stay: first values and history, values of staleness > 0 (each worker gets them at another moment), values
+  that are sent on request (`SSP`: changes between two requests would be missed), changes that are held back and added up
   (`SSPAggr`), averaged tables, and copies.
-* float16 ends at 65,504: what is larger is sent as that, and the rest with what comes next.
+* float16 ends at 65,504: a larger number is sent as that, and the rest with the next push.
 
 On the wire and in messages a bfloat16 array is numpy's uint16, as numpy has no such type.
 """
@@ -42,33 +42,33 @@ _TORCH_TYPES = {
 
 
 def pushed_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
-    """How gradients or changes cross the wire; changes that are added up before they leave need all their digits."""
+    """Return the precision of gradients or changes on the wire; changes that are added up first need all their digits."""
     added_up = staleness > 0 and consistency is Consistency.SSP_AGGR
     return Precision.FLOAT32 if added_up else precision
 
 
 def sent_in(precision: Precision, consistency: Consistency, staleness: int) -> Precision:
-    """How values cross the wire, after the first: as changes of the last ones unless this is float32."""
+    """Return the precision of values on the wire, after the first: they are changes of the last ones unless it is float32."""
     changes = staleness == 0 and consistency is not Consistency.SSP
     return precision if changes else Precision.FLOAT32
 
 
 def of_pushes(store: StoreSpec, table: TableSpec) -> Precision:
-    """How a table's gradients or changes cross the wire."""
+    """Return the precision of a table's gradients or changes on the wire."""
     if table.keeping is not Keeping.GRADIENTS:
         return Precision.FLOAT32
     return pushed_in(store.precision, store.consistency, table.staleness)
 
 
 def of_values(store: StoreSpec, table: TableSpec) -> Precision:
-    """How a table's values cross the wire, after the first: as changes unless this is float32."""
+    """Return the precision of a table's values on the wire, after the first: they are changes unless it is float32."""
     if not table.follows_gradients:
         return Precision.FLOAT32
     return sent_in(store.precision, store.consistency, table.staleness)
 
 
 def as_tensor(array: Payload) -> Tensor:
-    """A tensor of the type that an array has on the wire, over its memory; over a copy where that is read-only.
+    """Return a tensor of the type that an array has on the wire, over its memory; over a copy where that is read-only.
 
     torch warns about read-only memory. Arrays that came through a socket are writable.
     """
@@ -80,14 +80,14 @@ def as_tensor(array: Payload) -> Tensor:
 
 
 def as_array(tensor: Tensor) -> Payload:
-    """The other way round."""
+    """Return the array of a tensor: the inverse of `as_tensor`."""
     if tensor.dtype == torch.bfloat16:
         return np.asarray(tensor.view(torch.int16).numpy().view(np.uint16))
     return np.asarray(tensor.numpy())
 
 
 def empty(size: int, precision: Precision) -> Tensor:
-    """Memory for so many numbers as they cross the wire."""
+    """Return memory for so many numbers of the wire's type."""
     return torch.empty(size, dtype=_TORCH_TYPES[precision])
 
 
@@ -104,12 +104,12 @@ def round_into(out: Tensor, exact: Tensor) -> None:
 
 
 class Feedback:
-    """Rounds one table's pushes, and carries on what rounding leaves over.
+    """Rounds one table's pushes, and adds what rounding has lost to the next one.
 
     Args:
         size: elements of the table.
         precision: of the wire; not FLOAT32.
-        reuse: whether the memory of one push may be used for the next: nobody holds it then any more.
+        reuse: whether the memory of one push may be used for the next: it has no other user by then.
     """
 
     __slots__ = ("_left", "_precision", "_rounded")
@@ -120,7 +120,7 @@ class Feedback:
         self._rounded = empty(size, precision) if reuse else None
 
     def round(self, array: Array) -> Payload:
-        """What to send in place of `array`."""
+        """Return what to send in place of `array`."""
         rounded = self._rounded if self._rounded is not None else empty(array.size, self._precision)
         tiles = (tensor.split(TILE) for tensor in (torch.from_numpy(array), self._left, rounded))
         for exact, left, out in zip(*tiles, strict=True):
@@ -131,7 +131,7 @@ class Feedback:
 
 
 class Replica:
-    """What the workers have of one chunk, on the shard; makes the changes that bring it on.
+    """The workers' value of one chunk, on the shard; makes the changes that update it.
 
     Args:
         value: the first value, which the workers get in float32.
@@ -146,7 +146,7 @@ class Replica:
         """The last change, as it is sent; its memory is used for the next."""
 
     def follow(self, value: Tensor) -> None:
-        """Make the change towards `value`, and take it."""
+        """Make the change towards `value`, and apply it."""
         tiles = (tensor.split(TILE) for tensor in (value, self.value, self.change))
         for exact, own, change in zip(*tiles, strict=True):
             round_into(change, exact - own)

@@ -1,11 +1,11 @@
-"""In which order the messages for one peer leave. A pure queue: messages in, packets of messages out.
+"""The queue of messages for one peer. A pure priority queue: messages in, packets of messages out.
 
 Laws:
 
-* What the next forward pass needs first leaves first: of the arrays that wait, the one with the lowest table id, then
-  the lowest chunk. A table's id is its place in the forward order. An array that comes late overtakes what waits.
+* Arrays that the next forward pass needs first leave first: of the queued arrays the one with the lowest table id, then
+  the lowest chunk. A table's id is its place in the forward order. An array that is added late overtakes others.
 * `Order` says what may overtake what; two messages of the same urgency keep their order.
-* A value that still waits is replaced by a newer one of the same chunk: the receiver has no use for the older.
+* A queued value is replaced by a newer one of the same chunk: the receiver has no use for the older.
 * Nothing is lost: every message but a replaced one is taken exactly once, unless it was put back.
 
 A packet is one or more messages that travel together: small ones share the cost of a message on the wire, and no
@@ -26,11 +26,11 @@ class Order(Enum):
     """What a message may overtake."""
 
     AT_ONCE = "at once"
-    """Everything but others of its kind: small, and somebody waits for it."""
+    """Everything but others of its kind: small, and a receiver waits for it."""
     BY_URGENCY = "by urgency"
     """Arrays that are less urgent, but nothing that leaves in turn."""
     IN_TURN = "in turn"
-    """Nothing; and nothing overtakes it: it speaks of what was sent before it."""
+    """Nothing; and nothing overtakes it: it is about the messages sent before it."""
 
 
 ORDERS: dict[type, Order] = {
@@ -38,8 +38,8 @@ ORDERS: dict[type, Order] = {
     m.Store: Order.BY_URGENCY,
     m.Value: Order.BY_URGENCY,
     m.History: Order.BY_URGENCY,
-    m.Clock: Order.IN_TURN,  # "I have sent all their pushes"
-    m.Fresh: Order.IN_TURN,  # "every chunk that I have not sent anew"
+    m.Clock: Order.IN_TURN,  # all pushes of these iterations are sent
+    m.Fresh: Order.IN_TURN,  # valid for every chunk that was not sent again
     m.Leave: Order.IN_TURN,
 }
 """All others leave at once. Of these `Signal` must: before the pushes, and so before the values, of a later clock."""
@@ -47,7 +47,7 @@ ORDERS: dict[type, Order] = {
 PACKET_BYTES = 256 * 1024
 """Small against a chunk, so that packets delay nothing; large against what a message costs by itself."""
 _AFTER_STORES = (m.Get, m.Gather)
-"""A worker that stores a copy and then meets the others, or asks for it, means the copy that it stored."""
+"""A worker that stores a copy and then contributes to a collection, or reads the copy, means the copy that it stored."""
 _FIRST_EPOCH = 0
 _AT_ONCE_EPOCH = -1
 _LAST = 2**62
@@ -56,10 +56,10 @@ Key = tuple[int, int, int, int]
 
 
 class Waiting:
-    """A message with its place: (epoch, table, chunk, number). In-turn messages end an epoch.
+    """A queued message with its place: (epoch, table, chunk, number). In-turn messages end an epoch.
 
     Attributes:
-        frames: what the message is on the wire; empty until one of its senders has made that.
+        frames: the encoded message; empty until one of its senders has encoded it.
     """
 
     __slots__ = ("frames", "key", "message")
@@ -70,7 +70,7 @@ class Waiting:
         self.frames = frames
 
     def on_the_wire(self) -> list[Buffer]:
-        """The message's frames, made once for all that share them."""
+        """Return the message's frames, made once for all that share them."""
         if not self.frames:
             self.frames.extend(encode(self.message))
         return self.frames
@@ -80,7 +80,7 @@ class Waiting:
 
 
 class Schedule:
-    """The messages that wait for one peer.
+    """The queued messages for one peer.
 
     Args:
         prioritized: False keeps the order of arrival throughout.
@@ -92,17 +92,17 @@ class Schedule:
         self._values: dict[tuple[int, int], Waiting] = {}
         self._epoch = _FIRST_EPOCH
         self._number = 0
-        self._stores = 0  # Stores that have not left, and what waits for them
+        self._stores = 0  # Stores that have not left, and messages that wait for them
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, message: m.Message, frames: list[Buffer] | None = None) -> None:
-        """A message to be sent.
+        """Add a message.
 
         Args:
-            message: what is to be sent.
-            frames: of a message for several peers, the same list for all, empty until the first of them is sent it.
+            message: the message.
+            frames: of a message for several peers, the same list for all, empty until it is sent to the first of them.
         """
         frames = [] if frames is None else frames
         if isinstance(message, m.Value):
@@ -119,11 +119,11 @@ class Schedule:
         heapq.heappush(self._heap, waiting)
 
     def take(self, most_bytes: int, *, pushes: bool = True) -> list[Waiting]:
-        """The next packet, empty when nothing waits; afterwards call `sent` or `put_back`.
+        """Take the next packet, empty when nothing is queued; afterwards call `sent` or `put_back`.
 
         Args:
             most_bytes: of a packet of more than one message.
-            pushes: False: pushes wait, and what may not overtake them.
+            pushes: False: pushes wait, and messages that may not overtake them.
         """
         packet: list[Waiting] = []
         left = most_bytes
@@ -138,11 +138,11 @@ class Schedule:
         return packet
 
     def sent(self, packet: Sequence[Waiting]) -> None:
-        """A packet is on its way."""
+        """Note that a packet is sent."""
         self._stores -= sum(_concerns_stores(waiting) for waiting in packet)
 
     def put_back(self, packet: Sequence[Waiting]) -> None:
-        """A packet could not be sent: its messages wait again where they were."""
+        """Queue the messages of a packet again, where they were: it could not be sent."""
         for waiting in packet:
             if isinstance(waiting.message, m.Value):
                 self._values[waiting.message.table, waiting.message.chunk] = waiting
@@ -164,7 +164,7 @@ class Schedule:
 
 
 def _concerns_stores(waiting: Waiting) -> bool:
-    """Whether it is a Store, or waits for one."""
+    """Return whether a message is a Store, or waits for one."""
     if isinstance(waiting.message, m.Store):
         return True
     return isinstance(waiting.message, _AFTER_STORES) and waiting.key[0] != _AT_ONCE_EPOCH

@@ -1,4 +1,4 @@
-"""What a store is made of: tables, their update rules, the consistency model. Frozen and checked once.
+"""The settings of a store: tables, their update rules, the consistency model. Frozen and checked once.
 
 Law: every worker sends the same `StoreSpec` to every shard, and everything that both sides must agree on
 (placement, rules, staleness) is computed from it by pure functions.
@@ -21,32 +21,32 @@ MAX_TABLE_ELEMENTS = 2**40
 
 
 class Consistency(Enum):
-    """How fresh values reach the workers (Bösen's names)."""
+    """The consistency models (Bösen's names)."""
 
     SSP = "SSP"
-    """A worker asks for what it is about to read; the shard answers when the bound holds."""
+    """A worker requests what it is about to read; the shard answers when the bound holds."""
     SSP_PUSH = "SSPPush"
     """The shard sends every changed chunk to every worker as soon as the slowest clock moves."""
     SSP_AGGR = "SSPAggr"
-    """As SSPPush, but workers with a bandwidth budget keep back, added up, what the bound does not need yet."""
+    """As SSPPush, but workers with a bandwidth budget hold back, added up, changes that the bound does not need yet."""
 
 
 class Keeping(Enum):
-    """What a table's next value is made of."""
+    """What the shards keep of a table, and what its next value is made of."""
 
     GRADIENTS = "gradients"
     """The rule and the workers' average gradient (staleness 0), or the workers' own changes (staleness > 0)."""
     AVERAGE = "average"
-    """At staleness 0 each worker pushes the value it has come to by itself, and their average is the next value."""
+    """At staleness 0 each worker pushes a value of its own, and their average is the next value."""
     COPY = "copy"
-    """Nothing here: the workers move it among themselves, and rank 0 stores what it has become (`Store`)."""
+    """A copy: the workers exchange the table among themselves, and rank 0 stores its value (`Store`)."""
 
 
 class Precision(Enum):
-    """How gradients and values cross the wire; sums and values are kept in float32 everywhere."""
+    """The precision of gradients and values on the wire; sums and values are float32 everywhere."""
 
     FLOAT32 = "float32"
-    """As they are."""
+    """Not rounded."""
     FLOAT16 = "float16"
     """Half as many bytes; what rounding loses is carried into the next iteration (error feedback)."""
     BFLOAT16 = "bfloat16"
@@ -69,7 +69,7 @@ class RuleKind(Enum):
     ADAM = "Adam"
     """First and second moments with bias correction."""
     MEAN = "Mean"
-    """No rule of Caffe's: the value becomes the mean gradient, for optimizers that run on the workers."""
+    """Not a rule of Caffe: the value becomes the mean gradient, for optimizers that run on the workers."""
 
 
 class Regularization(Enum):
@@ -120,7 +120,7 @@ class TableSpec:
     """One parameter tensor, flat.
 
     Args:
-        name: for messages to people; need not be unique.
+        name: for error messages; need not be unique.
         size: number of float32 elements; > 0.
         staleness: the bound s >= 0 of its reads. 0: the shard applies the rule to the workers' average
             gradient. > 0: each worker applies the rule and the shard adds the changes.
@@ -174,7 +174,7 @@ class StoreSpec:
         start_clock: the clock of the initial values; > 0 when a run is resumed.
         loads: relative load that each shard is to carry, one whole number > 0 a shard; empty: all alike.
         outside_norm: gradients that the workers apply among themselves count for `clip` too: rank 0 adds their sum of
-            squares, and every worker learns the whole (`Client.add_norm`, `Client.total_norm`).
+            squares, and every worker gets the total (`Client.add_norm`, `Client.total_norm`).
         precision: of gradients and values on the wire.
     """
 

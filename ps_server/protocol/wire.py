@@ -91,7 +91,7 @@ def decode(frames: Sequence[Buffer]) -> list[Received]:
         header = _header(frames[at])
         end = at + 1 + header[2]
         if end > len(frames):
-            raise RemoteProtocolError(f"a header speaks of {header[2]} frames; {len(frames) - at - 1} came")
+            raise RemoteProtocolError(f"a header announces {header[2]} frames; {len(frames) - at - 1} came")
         messages.append(Received(_message(header, frames[at + 1 : end]), frames[at:end]))
         at = end
     return messages
@@ -107,10 +107,10 @@ def _header(frame: Buffer) -> Header:
     if not isinstance(header, list) or len(header) < 3 or header[0] != PROTOCOL_VERSION:
         version = header[0] if isinstance(header, list) and header else header
         raise RemoteProtocolError(
-            f"the peer speaks version {version!r:.40} of the protocol; expected {PROTOCOL_VERSION}"
+            f"the peer uses version {version!r:.40} of the protocol; expected {PROTOCOL_VERSION}"
         )
     if type(header[2]) is not int or not 0 <= header[2] < MAX_FRAMES:
-        raise RemoteProtocolError(f"a header speaks of {header[2]!r:.40} frames")
+        raise RemoteProtocolError(f"a header announces {header[2]!r:.40} frames")
     return header
 
 
@@ -127,7 +127,7 @@ def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
 
 
 class _Fields:
-    """Takes a header's fields one by one, each checked; `end` refuses what is left over."""
+    """Takes a header's fields one by one, each checked; `end` refuses fields that are left."""
 
     def __init__(self, fields: Header, frames: Sequence[Buffer]) -> None:
         self._fields = fields
@@ -144,11 +144,11 @@ class _Fields:
         return value
 
     def leading(self, kinds: tuple[type, ...]) -> Header:
-        """The first so many fields, of these types; ranges are the caller's to check."""
+        """Return the next fields, of these types; the caller checks their ranges."""
         values = self._fields[: len(kinds)]
         if tuple(map(type, values)) != kinds:
             for kind in kinds:
-                self._take(kind)  # says which
+                self._take(kind)  # names the field
         self._next = len(kinds)
         return values
 

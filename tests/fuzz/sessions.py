@@ -410,7 +410,7 @@ def at_a_line_of_factors(messages: int, random: Random) -> Report:
     memory, refused, half = Memory(), 0, -(-messages // 2)
     peers = Peers(FactorSession(0, WORKERS, FACTORS), listen="tcp://127.0.0.1:0", token=TOKEN)
     try:
-        peers._take_in(peer(1), [bytes(f) for f in encode_factors(Join(1, TOKEN))])
+        peers._handle(peer(1), [bytes(f) for f in encode_factors(Join(1, TOKEN))])
         for number in range(2 * half):
             name = random.choice((peer(1), b"stranger %d" % random.randrange(1 << 60)))
             refused += _told_by_a_peer(peers, name, hostile.packet())
@@ -425,7 +425,7 @@ def _told_by_a_peer(peers: Peers, name: bytes, packet: Packet) -> int:
     """Whether it was refused: 1 or 0."""
     before = fingerprint((peers.session, peers._ranks))
     try:
-        peers._take_in(name, packet)
+        peers._handle(name, packet)
     except RemoteProtocolError:
         assert fingerprint((peers.session, peers._ranks)) == before
         return 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.__main__ import Reporter, _obey_launcher, main, parse
+from ps_server.__main__ import Reporter, _follow_launcher, main, parse
 from ps_server.errors import PeerLost, ServerError, SpecError
 from ps_server.protocol.shard import Shard
 from ps_server.server import Server
@@ -100,7 +100,7 @@ def server() -> Server:
 
 def test_commands_that_cannot_be_read_end_the_shard(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
     monkeypatch.setattr("sys.stdin", Unreadable())
-    thread = threading.Thread(target=_obey_launcher, args=(server,))
+    thread = threading.Thread(target=_follow_launcher, args=(server,))
     thread.start()
     with pytest.raises(ServerError, match=r"^reading the launcher's commands failed: UnicodeDecodeError"):
         server.serve()
@@ -115,7 +115,7 @@ def test_statistics_that_cannot_be_had_end_the_shard(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ps_server.__main__.ALIVE_S", 0.0)
     server.turns = 1
     reporter = Reporter()
-    reporter.keep_alive(server)
+    reporter.start_heartbeat(server)
     with pytest.raises(PeerLost, match=r"^reporting to the launcher failed: KeyError"):
         server.serve()
     reporter.close()

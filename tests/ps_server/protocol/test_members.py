@@ -22,7 +22,7 @@ def joined(workers: int = 2) -> Members:
     [
         (m.Hello(1, b"other"), "the token is not this job's"),
         (m.Hello(2, TOKEN), "worker 2 is not one of 2"),
-        (m.Hello(0, TOKEN), "worker 0 is already here"),
+        (m.Hello(0, TOKEN), "worker 0 has joined already"),
     ],
 )
 def test_who_cannot_join(hello: m.Hello, reason: str) -> None:
