@@ -24,7 +24,7 @@ check: setup
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
 
 proto: setup
-	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. poseidon/proto/caffe.proto
+	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. poseidon/proto/caffe.proto poseidon/caffe2/proto/*.proto
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,1 +1,19 @@
-"""Caffe2's Python interface on torch: nets of operators over named blobs, and data-parallel training."""
+"""Caffe2's Python API on torch: nets of operators over blobs, built by calls and run from a NetDef.
+
+    from poseidon.caffe2 import core, workspace
+
+    net = core.Net("example")
+    net.ConstantFill([], "x", shape=[2, 3], value=1.0)
+    net.Relu("x", "y")
+    workspace.RunNetOnce(net)
+    workspace.FetchBlob("y")
+
+- `proto`: the messages; `scope`, `core`: how nets are built; `workspace`: blobs and runs.
+- `operators`: one small function each; `operators.registry` is the contract.
+- `runtime`: how a NetDef is compiled and run.
+- `stores`, `rendezvous`: how the processes of a job meet.
+"""
+
+from poseidon.caffe2.alias import install as install_alias
+
+__all__ = ["install_alias"]

@@ -1,0 +1,109 @@
+"""The builder API: scopes, devices, blobs, operators, nets, gradients, plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poseidon.caffe2 import workspace
+from poseidon.caffe2.core.blobs import (
+    BlobReference,
+    GradientSlice,
+    ScopedBlobReference,
+    ScopedName,
+    _get_blob_ref,
+    _RectifyInputOutput,
+    output_to_list,
+)
+from poseidon.caffe2.core.cloning import DEFAULT_REMAP_FUNCS
+from poseidon.caffe2.core.devices import DataType, DeviceOption, IsGPUDeviceType, device_option_equal
+from poseidon.caffe2.core.gradients import IR, GetIndexFromGradientList, GradientRegistry, OpSSA
+from poseidon.caffe2.core.net import Net
+from poseidon.caffe2.core.operators import (
+    CreateOperator,
+    IsOperator,
+    IsOperatorWithEngine,
+    RefreshRegisteredOperators,
+)
+from poseidon.caffe2.core.plan import (
+    ExecutionStep,
+    Plan,
+    add_nets_in_order,
+    execution_step,
+    get_net_name,
+    scoped_execution_step,
+    to_execution_step,
+)
+from poseidon.caffe2.core.ssa import (
+    get_op_ids_in_path,
+    get_output_producers,
+    get_ssa,
+    get_undefined_blobs,
+    recurrent_network_op_remap,
+    remap_proto,
+)
+from poseidon.caffe2.scope import (
+    CurrentDeviceScope,
+    CurrentNameScope,
+    DeviceScope,
+    EmptyDeviceScope,
+    EmptyNameScope,
+    NameScope,
+)
+
+__all__ = [
+    "DEFAULT_REMAP_FUNCS",
+    "IR",
+    "BlobReference",
+    "CreateOperator",
+    "CurrentDeviceScope",
+    "CurrentNameScope",
+    "DataType",
+    "DeviceOption",
+    "DeviceScope",
+    "EmptyDeviceScope",
+    "EmptyNameScope",
+    "ExecutionStep",
+    "GetGlobalInitArgs",
+    "GetIndexFromGradientList",
+    "GlobalInit",
+    "GradientRegistry",
+    "GradientSlice",
+    "IsGPUDeviceType",
+    "IsOperator",
+    "IsOperatorWithEngine",
+    "NameScope",
+    "Net",
+    "OpSSA",
+    "Plan",
+    "RefreshRegisteredOperators",
+    "ScopedBlobReference",
+    "ScopedName",
+    "_RectifyInputOutput",
+    "_get_blob_ref",
+    "add_nets_in_order",
+    "device_option_equal",
+    "execution_step",
+    "get_net_name",
+    "get_op_ids_in_path",
+    "get_output_producers",
+    "get_ssa",
+    "get_undefined_blobs",
+    "output_to_list",
+    "recurrent_network_op_remap",
+    "remap_proto",
+    "scoped_execution_step",
+    "to_execution_step",
+]
+
+_global_init_args: list[Sequence[str]] = []
+
+
+def GlobalInit(args: Sequence[str]) -> None:
+    """Take Caffe2's command line flags; see `workspace.GlobalInit`."""
+    _global_init_args.append(list(args[1:]))
+    workspace.GlobalInit(args)
+
+
+def GetGlobalInitArgs() -> list[str]:
+    """Return the flags of the last `GlobalInit`, without the program's name."""
+    return list(_global_init_args[-1]) if _global_init_args else []

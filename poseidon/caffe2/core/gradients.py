@@ -1,0 +1,451 @@
+"""The backward pass of a list of operators: who makes the gradient of which version of a blob, and their sums."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
+from poseidon.caffe2.core.devices import device_option_equal
+from poseidon.caffe2.core.operators import CreateOperator
+from poseidon.caffe2.operators import registry
+from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
+from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
+
+
+class OpSSA(NamedTuple):
+    """An operator, and the version of each blob that it reads and of each that it makes."""
+
+    op: OperatorDef
+    in_versions: dict[str, int]
+    out_versions: dict[str, int]
+
+
+@dataclass(slots=True)
+class GradientSource:
+    """What makes one share of the gradient of a version of a blob.
+
+    Attributes:
+        gradient: a name, or a GradientSlice.
+        makers: the operators that make it (of indices and values where it is sparse), None where it passes through.
+        places: the index of it among the outputs of each maker.
+        device: the device option of the operator that asks for it.
+        local: all gradient operators of the same forward operator; some may work on the gradient in place.
+    """
+
+    gradient: Any
+    makers: tuple[OperatorDef | None, ...]
+    places: tuple[int, ...]
+    device: DeviceOption
+    local: list[OperatorDef] = field(default_factory=list)
+
+    def rename(self, part: int, count: int) -> str:
+        """Give what is made a name of its own, so that it can be summed; return that name."""
+        maker, place = self.makers[part], self.places[part]
+        assert maker is not None
+        old = maker.output[place]
+        new = f"_{old}_autosplit_{count}"
+        if sum(name == old for name in maker.output) == 1:
+            earlier = False
+            for operator in self.local:
+                # The gradient of the output may have the same name, where the forward operator works in place.
+                if earlier:
+                    _replace(operator.input, old, new)
+                earlier = earlier or old in operator.output
+                _replace(operator.output, old, new)
+        maker.output[place] = new
+        return new
+
+
+def _replace(names: Any, old: str, new: str) -> None:
+    for index, name in enumerate(names):
+        if name == old:
+            names[index] = new
+
+
+def GetIndexFromGradientList(g_list: Sequence[Any], name: str) -> int | None:
+    """Return the index of the gradient that is, or has a part, of this name; None where there is none."""
+    for index, gradient in enumerate(g_list):
+        if isinstance(gradient, GradientSlice):
+            if name in (str(gradient.indices), str(gradient.values)):
+                return index
+        elif gradient is not None and str(gradient) == name:
+            return index
+    return None
+
+
+class IR:
+    """Operators in order, with versions of the blobs: what is needed to build the backward pass.
+
+    A blob that is written again gets a new version. `frontier` is the version that each blob has after the last operator;
+    `input_usages[name][version]` are the indices of the operators that read a version; `gradient_generators[name][version]`
+    are the sources of its gradient that were found so far.
+    """
+
+    IS_AUTO_GEN_SUM_OPS_TAG = "is_auto_gen_sum_ops"
+    ONLY_KEEP_IS_AUTO_GEN_SUM_OPS_TAG = "only_keep_is_auto_gen_sum_ops"
+
+    def __init__(self, operators: Iterable[OperatorDef]) -> None:
+        self.ssa: list[OpSSA] = []
+        self.input_usages: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self.frontier: defaultdict[str, int] = defaultdict(int)
+        self.gradient_frontier: dict[str, int] = {}
+        self.gradient_generators: defaultdict[str, defaultdict[int, list[GradientSource]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self.out_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(list)
+        self.in_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(list)
+        for operator in operators:
+            self.Play(operator)
+
+    def Play(self, op: OperatorDef) -> None:
+        """Add an operator: it reads the present versions and makes new ones."""
+        in_versions = {}
+        for name in op.input:
+            in_versions[name] = self.frontier[name]
+            self.input_usages[name][self.frontier[name]].append(len(self.ssa))
+            self.in_version_history[name].append((op, self.frontier[name]))
+        out_versions = {}
+        for name in op.output:
+            if name in self.frontier:
+                self.frontier[name] += 1
+            out_versions[name] = self.frontier[name]
+            self.out_version_history[name].append((op, self.frontier[name]))
+        self.ssa.append(OpSSA(op, in_versions, out_versions))
+
+    def GetBackwardPass(
+        self, ys: Sequence[Any] | Mapping[Any, Any]
+    ) -> tuple[list[OperatorDef], dict[Any, Any]]:
+        """Return the gradient operators, and the gradient of each blob that has one.
+
+        Args:
+            ys: the blobs to differentiate: a list, or a dict to their gradients (None: it is made, all ones).
+
+        Raises:
+            TypeError: `ys` is neither.
+            RuntimeError: a gradient needs a version of a blob that was overwritten, or cannot be summed.
+            Exception: an operator is not differentiable.
+        """
+        if isinstance(ys, list):
+            ys = dict.fromkeys(ys)
+        elif not isinstance(ys, dict):
+            raise TypeError("ys should either be a list or a dict.")
+        for y in map(str, ys):
+            self.gradient_frontier[y] = self.frontier[y]
+            self.input_usages[y][self.frontier[y]].append(len(self.ssa))
+        gradients, operators = self._first_gradients(ys)
+        for index in reversed(range(len(self.ssa))):
+            found, made = self._differentiate(index, gradients)
+            gradients.update(found)
+            operators += made
+            sums, summed = self.DoGradientAccumulation(index)
+            gradients.update(summed)
+            operators += sums
+        return operators, {
+            BlobReference(name): _referred(gradient)
+            for name, gradient in gradients.items()
+            if gradient is not None
+        }
+
+    def _first_gradients(self, ys: Mapping[Any, Any]) -> tuple[dict[str, Any], list[OperatorDef]]:
+        gradients: dict[str, Any] = {}
+        operators: list[OperatorDef] = []
+        for y, gradient in ys.items():
+            maker = None
+            if gradient is None:
+                maker = CreateOperator(
+                    "ConstantFill",
+                    [BlobReference(str(y))],
+                    [BlobReference(f"{y}_autogen_grad")],
+                    value=1.0,
+                )
+                operators.append(maker)
+                gradient = maker.output[0]
+            if isinstance(gradient, GradientSlice):
+                gradient = GradientSlice(str(gradient.indices), str(gradient.values))
+                makers: tuple[OperatorDef | None, ...] = (None, None)
+            else:
+                gradient, makers = str(gradient), (maker,)
+            gradients[str(y)] = gradient
+            device = maker.device_option if maker is not None else DeviceOption()
+            source = GradientSource(gradient, makers, (0,) * len(makers), device)
+            self.gradient_generators[str(y)][self.frontier[str(y)]].append(source)
+        return gradients, operators
+
+    def _differentiate(
+        self, index: int, gradients: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[OperatorDef]]:
+        """Return what one operator adds to the gradients of its inputs, and the operators that make it."""
+        forward = self.ssa[index].op
+        given = [gradients.get(name) for name in forward.output]
+        if all(gradient is None for gradient in given) and forward.type != "ZeroGradient":
+            return {}, []
+        operators, of_inputs = GradientRegistry.GetGradientForOp(forward, given)
+        self.BuildGradientGenerators(index, operators, given, of_inputs)
+        found = {}
+        for name, gradient in zip(forward.input, of_inputs, strict=False):
+            # None replaces a gradient only where the blob is overwritten by this operator: its older version has none.
+            if gradient is not None or name not in gradients or name in forward.output:
+                found[name] = gradient
+        return found, operators
+
+    def BuildGradientGenerators(
+        self,
+        fwd_op_idx: int,
+        gradient_ops: Sequence[OperatorDef],
+        g_output: Sequence[Any],
+        g_input: Sequence[Any],
+    ) -> None:
+        """Note which gradient operator makes the gradient of which version of the forward operator's inputs."""
+        forward, in_versions, _ = self.ssa[fwd_op_idx]
+        made: dict[str, list[tuple[OperatorDef, int]]] = {}
+        for operator in gradient_ops:
+            for name in operator.input:
+                self.CheckGradientOperatorInput(name, g_output, fwd_op_idx, made)
+            for place, name in enumerate(operator.output):
+                # What an operator writes again replaces what an earlier one of the same gradient wrote.
+                earlier = [part for part in made.get(name, []) if part[0] is operator]
+                made[name] = [*earlier, (operator, place)]
+        for index, gradient in enumerate(g_input):
+            if gradient is None:
+                continue
+            name, version = forward.input[index], in_versions[forward.input[index]]
+            self.gradient_frontier[name] = version
+            generators = self.gradient_generators[name][version]
+            for source in _sources(gradient, made, forward.device_option):
+                if not any(_is_same(source, known) for known in generators):
+                    source.local = list(gradient_ops)
+                    generators.append(source)
+
+    def CheckGradientOperatorInput(
+        self, grad_op_input: str, g_output: Sequence[Any], fwd_op_idx: int, locally_generated_blobs: Any
+    ) -> None:
+        """Raise RuntimeError when a gradient operator reads a blob that has another version by now, or that nobody made."""
+        forward, in_versions, out_versions = self.ssa[fwd_op_idx]
+        for versions in (out_versions, in_versions):
+            if grad_op_input in versions:
+                expected, now = versions[grad_op_input], self.frontier[grad_op_input]
+                if expected != now:
+                    raise RuntimeError(
+                        f'Gradient name "{grad_op_input}" is expected to correspond to version {expected} of the blob '
+                        f"that {forward.type} used, but its version is {now} now: it is overwritten later on."
+                    )
+                return
+        index = GetIndexFromGradientList(g_output, grad_op_input)
+        if index is not None:
+            name = forward.output[index]
+            expected, current = out_versions[name], self.gradient_frontier.get(name)
+            if expected != current:
+                raise RuntimeError(
+                    f'Gradient name "{grad_op_input}" is expected to correspond to version {expected} of "{name}", '
+                    f"but currently the version is {current}."
+                )
+        elif grad_op_input not in locally_generated_blobs:
+            raise RuntimeError(
+                f'Blob name "{grad_op_input}" not in the scope of operator: {forward}\n'
+                "and is not generated by any of the local gradient operators."
+            )
+
+    def DoGradientAccumulation(self, fwd_op_idx: int) -> tuple[list[OperatorDef], dict[str, Any]]:
+        """Return operators that sum the gradients of blobs of which this operator is the first user, and the sums.
+
+        Raises:
+            RuntimeError: dense and sparse gradients, or gradients on several devices, come together.
+        """
+        forward, in_versions, _ = self.ssa[fwd_op_idx]
+        operators: list[OperatorDef] = []
+        sums: dict[str, Any] = {}
+        for name in dict.fromkeys(forward.input):
+            usage = self.input_usages[name][in_versions[name]]
+            if len(usage) <= 1 or fwd_op_idx != usage[0]:
+                continue
+            sources = self.gradient_generators[name][in_versions[name]]
+            try:
+                if not _must_sum(sources):
+                    continue
+            except RuntimeError as error:
+                raise RuntimeError(f"Gradients for param ''{name}'' failed to verify: {error}") from error
+            made, sums[name] = _make_sum(sources, name)
+            operators.extend(made)
+        return operators, sums
+
+
+def _sources(
+    gradient: Any, made: Mapping[str, list[tuple[OperatorDef, int]]], device: DeviceOption
+) -> list[GradientSource]:
+    """Return the sources of a gradient of an input: the operators that make it, or none where it passes through."""
+    if isinstance(gradient, GradientSlice):
+        parts = [made.get(str(part), [(None, 0)])[-1] for part in gradient]
+        device = next((maker.device_option for maker, _ in parts if maker is not None), device)
+        makers = tuple(maker for maker, _ in parts)
+        return [GradientSource(gradient, makers, tuple(place for _, place in parts), device)]
+    found = made.get(str(gradient), [])
+    if not found:
+        return [GradientSource(str(gradient), (None,), (0,), device)]
+    return [GradientSource(str(gradient), (maker,), (place,), maker.device_option) for maker, place in found]
+
+
+def _is_same(source: GradientSource, known: GradientSource) -> bool:
+    """Return whether two sources are the same output of the same operator; what passes through is never the same."""
+    return (
+        source.makers[0] is not None
+        and all(a is b for a, b in zip(source.makers, known.makers, strict=False))
+        and source.places == known.places
+    )
+
+
+def _must_sum(sources: Sequence[GradientSource]) -> bool:
+    if len({isinstance(source.gradient, GradientSlice) for source in sources}) > 1:
+        raise RuntimeError(
+            "Automatic aggregation of a mix of sparse and dense gradients is not supported yet"
+        )
+    if len(sources) < 2:
+        return False
+    first = sources[0].device
+    if not all(device_option_equal(first, source.device) for source in sources[1:]):
+        raise RuntimeError("Unexpected behavior: not all grad ops have the same device option.")
+    return True
+
+
+def _make_sum(sources: Sequence[GradientSource], name: str) -> tuple[list[OperatorDef], Any]:
+    """Return the operators that sum the sources of a blob's gradient, and the name of the sum."""
+    base = _base_name(sources, name)
+    total: Any = base
+    if isinstance(sources[0].gradient, GradientSlice):
+        operators, total = _concatenate(sources, base)
+    else:
+        operators = _add(sources, base)
+    for operator in operators:
+        operator.device_option.CopyFrom(sources[0].device)
+        operator.device_option.extra_info.append(f"{IR.IS_AUTO_GEN_SUM_OPS_TAG}:1")
+    return operators, total
+
+
+def _base_name(sources: Sequence[GradientSource], name: str) -> str:
+    for source in sources:
+        suffixes = ("_indices", "_values") if isinstance(source.gradient, GradientSlice) else ("",)
+        for maker, place, suffix in zip(source.makers, source.places, suffixes, strict=True):
+            if maker is not None:
+                return maker.output[place].removesuffix(suffix)
+    return f"{name}_grad"
+
+
+def _add(sources: Sequence[GradientSource], base: str) -> list[OperatorDef]:
+    names: list[str] = []
+    splits = 0
+    first = True
+    for source in sources:
+        if source.makers[0] is None:
+            names.append(_checked(str(source.gradient), base))
+        elif first:
+            first = False
+            names.append(source.makers[0].output[source.places[0]])
+        else:
+            names.append(source.rename(0, splits))
+            splits += 1
+    if base in names:
+        # A Sum in place must have its output as the first input.
+        place = names.index(base)
+        names[0], names[place] = names[place], names[0]
+    return [CreateOperator("Sum", [BlobReference(n) for n in names], BlobReference(base))]
+
+
+def _concatenate(sources: Sequence[GradientSource], base: str) -> tuple[list[OperatorDef], GradientSlice]:
+    operators, outputs = [], []
+    for part, suffix in enumerate(("indices", "values")):
+        names: list[str] = []
+        splits = 0
+        for source in sources:
+            if source.makers[part] is None:
+                names.append(_checked(str(source.gradient[part]), base))
+            else:
+                names.append(source.rename(part, splits))
+                splits += 1
+        made = [f"{base}_{suffix}_concat", f"{base}_{suffix}_concat_split"]
+        blobs = [BlobReference(n) for n in names], [BlobReference(n) for n in made]
+        operators.append(CreateOperator("Concat", *blobs, axis=0))
+        outputs.append(made[0])
+    return operators, GradientSlice(*outputs)
+
+
+def _checked(gradient: str, base: str) -> str:
+    if gradient == base:
+        raise RuntimeError(
+            f"The gradient {gradient} passes through an operator, and is the name of the sum too."
+        )
+    return gradient
+
+
+def _referred(gradient: Any) -> Any:
+    if isinstance(gradient, GradientSlice):
+        return GradientSlice(*(BlobReference(str(part)) for part in gradient))
+    return BlobReference(gradient)
+
+
+class GradientRegistry:
+    """The gradients of operators: those registered in Python, then those of the operators themselves."""
+
+    gradient_registry_: dict[str, Callable[[OperatorDef, Sequence[Any]], tuple[Any, Sequence[Any]]]] = {}  # noqa: RUF012
+
+    @classmethod
+    def RegisterGradient(cls, op_type: str) -> Callable[[Any], Any]:
+        """Register a function `(op, g_output) -> (operators, g_input)` as the gradient of an operator."""
+
+        def register(function: Any) -> Any:
+            cls.gradient_registry_[op_type] = function
+            return function
+
+        return register
+
+    @classmethod
+    def _GetGradientForOpCC(
+        cls, op_def: OperatorDef, g_output: Sequence[Any]
+    ) -> tuple[list[OperatorDef], list[Any]]:
+        """Return what the rule of the operator itself gives."""
+        rule = registry.find(op_def.type).gradient
+        if rule is None:
+            raise NotImplementedError(f"the operator {op_def.type} has no gradient")
+        maker = GradientMaker(op_def, [_plain(gradient) for gradient in g_output])
+        rule(maker)
+        return maker.operators, [
+            GradientSlice(gradient.indices, gradient.values) if isinstance(gradient, Sparse) else gradient
+            for gradient in maker.gradients
+        ]
+
+    @classmethod
+    def GetGradientForOp(
+        cls, op: OperatorDef, g_output: Sequence[Any]
+    ) -> tuple[list[OperatorDef], list[Any]]:
+        """Return the gradient operators of an operator, and the gradients of its inputs.
+
+        Raises:
+            Exception: it is not differentiable, or lacks the gradient of an output.
+        """
+        try:
+            own = cls.gradient_registry_.get(op.type)
+            operators, of_inputs = own(op, g_output) if own else cls._GetGradientForOpCC(op, g_output)
+        except Exception as error:
+            reason = error.args[0] if error.args else error
+            raise Exception(
+                f"Exception when creating gradient for [{op.type}]:{reason}.\nOp:\n{op}"
+            ) from error
+        if operators is None:
+            return [], list(of_inputs)
+        return operators if isinstance(operators, list) else [operators], list(of_inputs)
+
+    @classmethod
+    def GetBackwardPass(
+        cls, operators: Iterable[OperatorDef], ys: Any, ys_generate_gradient: bool = False
+    ) -> tuple[list[OperatorDef], dict[Any, Any]]:
+        """Return the gradient operators for a list of operators, and the gradient of each blob; see `IR`."""
+        return IR(operators).GetBackwardPass(ys)
+
+
+def _plain(gradient: Any) -> Any:
+    if isinstance(gradient, GradientSlice):
+        return Sparse(str(gradient.indices), str(gradient.values))
+    return None if gradient is None else str(gradient)

@@ -1,0 +1,360 @@
+"""A net under construction: operators in order, names of blobs, external inputs and outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from poseidon.caffe2 import workspace
+from poseidon.caffe2.core.blobs import (
+    BlobReference,
+    ScopedBlobReference,
+    ScopedName,
+    _get_blob_ref,
+    _RectifyInputOutput,
+    unknown_operator,
+)
+from poseidon.caffe2.core.cloning import NetCopies
+from poseidon.caffe2.core.gradients import GradientRegistry
+from poseidon.caffe2.core.operators import CreateOperator, IsOperator
+from poseidon.caffe2.core.tracebacks import caller_of_operator
+from poseidon.caffe2.operators import registry
+from poseidon.caffe2.proto import caffe2_pb2
+
+
+class Net(NetCopies):
+    """A net that is built by calls: `net.Relu(x, y)` adds an operator and returns a reference to its output.
+
+    Each net has a name of its own in the process: a second `Net("train")` is `train_1`.
+    """
+
+    _net_names_used: ClassVar[set[str]] = set()
+    operator_registry_: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init__(self, name_or_proto: Any, inplace: bool = False) -> None:
+        """Make an empty net, or one from a NetDef.
+
+        Args:
+            name_or_proto: a name, or a NetDef.
+            inplace: whether the NetDef itself is used, not a copy.
+        """
+        self._InvalidateLookupTables()
+        self._input_record: Any = None
+        self._output_record: Any = None
+        self._external_input_map: set[str] = set()
+        self._op_outputs: set[str] = set()
+        self._registered_blob_names: set[str] = set()
+        self._next_name_index = 0
+        self._attr_dict: dict[str, list[Any]] = {}
+        if isinstance(name_or_proto, caffe2_pb2.NetDef):
+            self._net = name_or_proto if inplace else caffe2_pb2.NetDef()
+            if not inplace:
+                self._net.CopyFrom(name_or_proto)
+            self._external_input_map.update(self._net.external_input)
+            prefix = f"{self._net.name}_blob_"
+            for op in self._net.op:
+                self._op_outputs.update(op.output)
+                numbers = [name[len(prefix) :] for name in op.output if name.startswith(prefix)]
+                self._next_name_index = max(
+                    [self._next_name_index, *(int(n) + 1 for n in numbers if n.isdigit())]
+                )
+            name = self._net.name
+        else:
+            self._net = caffe2_pb2.NetDef()
+            name = name_or_proto or "untitled"
+        self._net.name = Net._get_next_net_name(name)
+        workspace.operator_tracebacks.pop(self._net.name, None)
+
+    @classmethod
+    def current_prefix(cls) -> str:
+        """Return the prefix that a net builder around gives; there is none here."""
+        return ""
+
+    @staticmethod
+    def _reset_used_names() -> None:
+        Net._net_names_used = set()
+
+    @staticmethod
+    def _get_next_net_name(basename: str) -> str:
+        name = basename = "/".join(part for part in (Net.current_prefix(), basename) if part)
+        index = 0
+        while name in Net._net_names_used:
+            index += 1
+            name = f"{basename}_{index}"
+        Net._net_names_used.add(name)
+        return name
+
+    def Name(self) -> str:
+        """Return the net's name."""
+        return self._net.name
+
+    def __str__(self) -> str:
+        return self.Name()
+
+    def Proto(self) -> Any:
+        """Return the NetDef itself; what is changed in it is changed in the net."""
+        self._InvalidateLookupTables()
+        return self._net
+
+    def PopulateProtoWithFileName(self) -> None:
+        """Name each operator after the file and line that made it."""
+        tracebacks = workspace.operator_tracebacks.get(self.Name())
+        for index, op in enumerate(self.Proto().op):
+            if tracebacks and index in tracebacks:
+                op.name = ":".join(map(str, tracebacks[index][0][:2]))
+
+    # Lookup tables.
+
+    def _InvalidateLookupTables(self) -> None:
+        self._recreate_lookup_tables = True
+
+    def _RecreateLookupTables(self) -> None:
+        self._op_outputs = {name for op in self._net.op for name in op.output}
+        self._external_input_map = set(self._net.external_input)
+        self._recreate_lookup_tables = False
+
+    def _refresh(self) -> None:
+        if self._recreate_lookup_tables:
+            self._RecreateLookupTables()
+
+    def _CheckLookupTables(self) -> None:
+        """Raise AssertionError when the tables differ from the NetDef."""
+        outputs = {name for op in self._net.op for name in op.output}
+        external = set(self._net.external_input)
+        assert self._recreate_lookup_tables or outputs == self._op_outputs
+        assert self._recreate_lookup_tables or external == self._external_input_map
+
+    # Names and external blobs.
+
+    def BlobIsDefined(self, blob: Any) -> bool:
+        """Return whether an operator of the net makes a blob, or it is an external input."""
+        self._refresh()
+        return str(blob) in self._op_outputs or str(blob) in self._external_input_map
+
+    def UsesBlob(self, blob: Any) -> bool:
+        """Return whether an operator reads a blob, or it is an external input."""
+        name = str(blob)
+        return any(name in op.input for op in self._net.op) or name in self._net.external_input
+
+    def UsedBlobNames(self) -> set[str]:
+        """Return the names of all blobs of the net."""
+        names = {name for op in self._net.op for name in (*op.input, *op.output)}
+        return names.union(self._net.external_input, self._net.external_output)
+
+    def GetBlobRef(self, blob_name: str) -> BlobReference:
+        """Return a reference to a blob of the net.
+
+        Raises:
+            AssertionError: the net has no such blob.
+        """
+        assert self.BlobIsDefined(blob_name), f"{blob_name} is not a blob of net {self.Name()}"
+        return BlobReference(blob_name, self)
+
+    def NextBlob(self, prefix: str = "unnamed") -> BlobReference:
+        """Return a reference that neither the net nor an earlier call used: the prefix, or `<prefix>_<n>`."""
+        name, index = prefix, 0
+        while name in self._registered_blob_names or self.BlobIsDefined(name):
+            name = f"{prefix}_{index}"
+            index += 1
+        self._registered_blob_names.add(name)
+        return BlobReference(name, self)
+
+    def NextScopedBlob(self, prefix: str = "unnamed") -> BlobReference:
+        """Return what `NextBlob` gives for the prefix in the current scope."""
+        return self.NextBlob(ScopedName(prefix))
+
+    def NextName(self, prefix: str | None = None, output_id: int | None = None) -> str:
+        """Return a name for an output that was given none.
+
+        Args:
+            prefix: the operator's type; by default `blob` and a number.
+            output_id: the index of the output, where there are several.
+        """
+        if not prefix:
+            self._next_name_index += 1
+            return f"{self.Name()}_blob_{self._next_name_index - 1}"
+        suffix = "" if output_id is None else f":{output_id}"
+        name, index = f"{self.Name()}/{prefix}{suffix}", 2
+        while self.BlobIsDefined(ScopedName(name)):
+            name = f"{self.Name()}/{prefix}_{index}{suffix}"
+            index += 1
+        return name
+
+    def AddExternalInput(self, *inputs: Any) -> Any:
+        """Declare blobs that the net reads and does not make.
+
+        Raises:
+            ValueError: one is declared already.
+        """
+        assert inputs
+        self._refresh()
+        refs = [_get_blob_ref(blob) for blob in inputs]
+        for ref in refs:
+            if ref in self._external_input_map:
+                raise ValueError(f"Net already contained an input named {ref}")
+            self._net.external_input.append(str(ref))
+            self._external_input_map.add(str(ref))
+        made = tuple(BlobReference(str(ref), self) for ref in refs)
+        return made[0] if len(made) == 1 else made
+
+    def AddScopedExternalInputs(self, *inputs: str) -> Any:
+        """Declare external inputs in the current scope."""
+        return self.AddExternalInput(*[ScopedBlobReference(blob) for blob in inputs])
+
+    def AddExternalOutput(self, *outputs: Any) -> None:
+        """Declare outputs that are read outside.
+
+        Raises:
+            AssertionError: one is no BlobReference, or not a blob of the net.
+        """
+        for blob in outputs:
+            assert isinstance(blob, BlobReference)
+            assert self.BlobIsDefined(blob), f"{blob} is not defined in net {self.Proto()}"
+            self.Proto().external_output.append(str(blob))
+
+    def AddScopedExternalOutputs(self, *outputs: str) -> None:
+        """Declare external outputs in the current scope."""
+        self.AddExternalOutput(*[ScopedBlobReference(blob) for blob in outputs])
+
+    @property
+    def external_inputs(self) -> list[BlobReference]:
+        """References to the external inputs."""
+        return [_get_blob_ref(name) for name in self._net.external_input]
+
+    @property
+    def external_outputs(self) -> list[BlobReference]:
+        """References to the external outputs."""
+        return [_get_blob_ref(name) for name in self._net.external_output]
+
+    def RemoveExternalInput(self, blob: Any) -> None:
+        """Take a blob out of the external inputs."""
+        self._net.external_input.remove(str(blob))
+        self._InvalidateLookupTables()
+
+    # Operators.
+
+    def __getattr__(self, op_type: str) -> Any:
+        if op_type.startswith("_"):
+            raise AttributeError(f"Attribute {op_type} not found.")
+        if not IsOperator(op_type):
+            raise AttributeError(unknown_operator(op_type))
+        return lambda *args, **kwargs: self._CreateAndAddToSelf(op_type, *args, **kwargs)
+
+    def __dir__(self) -> Iterable[str]:
+        return sorted({*super().__dir__(), *registry.registered()})
+
+    def _CreateAndAddToSelf(self, op_type: str, inputs: Any, outputs: Any = None, **kwargs: Any) -> Any:
+        """Add an operator; return a reference to its output, or a tuple of them."""
+        inputs = _RectifyInputOutput(inputs)
+        for blob in inputs:
+            if not self.BlobIsDefined(blob):
+                assert blob.Net() != self
+                self.AddExternalInput(blob)
+        if outputs is None:
+            outputs = self.NextName(prefix=op_type)
+        elif type(outputs) is int:
+            # Several anonymous outputs.
+            outputs = [self.NextName(prefix=op_type, output_id=index) for index in range(outputs)]
+        outputs = _RectifyInputOutput(outputs, net=self)
+        op = CreateOperator(op_type, inputs, outputs, **kwargs)
+        self._ExtendOps([op])
+        workspace.operator_tracebacks[self.Name()][len(self._net.op) - 1] = caller_of_operator()
+        if not op.output:
+            return None
+        made = tuple(BlobReference(name, self) for name in op.output)
+        return made[0] if len(made) == 1 else made
+
+    def _ExtendOps(self, new_ops: Iterable[caffe2_pb2.OperatorDef]) -> None:
+        ops = list(new_ops)
+        self._net.op.extend(ops)
+        for op in ops:
+            self._op_outputs.update(op.output)
+
+    def AddOperators(self, operators: Iterable[caffe2_pb2.OperatorDef]) -> None:
+        """Append ready operators."""
+        self._ExtendOps(operators)
+
+    def AddGradientOperators(self, ys: Any, skip: int = 0) -> dict[Any, Any]:
+        """Append the gradient operators of the net.
+
+        Args:
+            ys: the blobs to differentiate: a list, or a dict to their gradients.
+            skip: how many operators at the start have no part in it.
+
+        Returns:
+            the gradient of each blob: a BlobReference, or a GradientSlice.
+        """
+        operators, gradients = GradientRegistry.GetBackwardPass(self._net.op[skip:], ys)
+        self._ExtendOps(operators)
+        return gradients
+
+    def AppendNet(self, net: Any, device_option: Any = None) -> Net:
+        """Append the operators of another net, and its external inputs that this one does not make.
+
+        Args:
+            net: a Net or its proto's owner.
+            device_option: the device for the appended operators, in place of their own.
+        """
+        assert isinstance(net, Net)
+        for blob in net.Proto().external_input:
+            if blob not in self.external_inputs and blob not in self._outputs():
+                self.Proto().external_input.append(blob)
+        known = set(self.Proto().external_output)
+        self.Proto().external_output.extend(name for name in net.Proto().external_output if name not in known)
+        ops = net.Proto().op
+        if device_option is not None:
+            ops = [copy.deepcopy(op) for op in ops]
+            for op in ops:
+                op.device_option.CopyFrom(device_option)
+        self._ExtendOps(ops)
+        return self
+
+    def _outputs(self) -> set[str]:
+        return {name for op in self._net.op for name in op.output}
+
+    def RunAllOnGPU(self, gpu_id: int = 0, use_cudnn: bool = False) -> None:
+        """Place the net on a GPU."""
+        self._RunAllOnGPU(gpu_id, use_cudnn)
+
+    def RunAllOnMKL(self) -> None:
+        """Place the net on MKL's devices, which do not exist any more."""
+        self.Proto().device_option.CopyFrom(caffe2_pb2.DeviceOption(device_type=2))
+
+    def _RunAllOnGPU(self, gpu_id: int = 0, use_cudnn: bool = False) -> None:
+        option = caffe2_pb2.DeviceOption(device_type=workspace.GpuDeviceType, device_id=gpu_id)
+        self._net.device_option.CopyFrom(option)
+        if use_cudnn:
+            for op in self._net.op:
+                op.engine = "CUDNN"
+
+    # Attributes of the net, records.
+
+    def AddAttribute(self, name: str, value: Any) -> None:
+        """Append a value to an attribute, which survives in clones."""
+        self._attr_dict.setdefault(name, []).append(value)
+
+    def get_attributes(self, name: str) -> list[Any]:
+        """Return the values of an attribute."""
+        return self._attr_dict.get(name, [])
+
+    def input_record(self) -> Any:
+        """Return the record of the net's inputs, None where it has none."""
+        return self._input_record
+
+    def output_record(self) -> Any:
+        """Return the record of the net's outputs, None where it has none."""
+        return self._output_record
+
+    def DeduplicateGradientSlices(self, g: Any, aggregator: str = "sum") -> Any:
+        """Return a sparse gradient with each index once; the values of one index are summed, or averaged.
+
+        Raises:
+            ValueError: the aggregator is neither `sum` nor `mean`.
+        """
+        if aggregator.lower() not in ("sum", "mean"):
+            raise ValueError(f"{aggregator} is not supported")
+        unique, remap = self.Unique([g.indices], 2)
+        kind = "UnsortedSegmentSum" if aggregator.lower() == "sum" else "UnsortedSegmentMean"
+        summed = getattr(self, kind)([g.values, remap])
+        return type(g)(indices=unique, values=summed)

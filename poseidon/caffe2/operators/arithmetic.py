@@ -1,0 +1,157 @@
+"""Sums, products and their like, with NumPy's broadcasting or Caffe2's older one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import operator
+
+
+def aligned(a: Tensor, b: Tensor, broadcast: bool, axis: int, axis_str: str, order: str) -> Tensor:
+    """Return `b` in a shape that broadcasts to that of `a`.
+
+    Args:
+        a, b: the operands.
+        broadcast: whether Caffe2's older rule holds: the shape of `b` is a part of that of `a`. It begins at `axis`, or
+            is its end. Without it NumPy's rule holds.
+        axis: where the part begins; -1 where it is the end.
+        axis_str: the axis as a letter of `order` (`C` of `NCHW`), "" where `axis` says it.
+    """
+    if broadcast and axis_str:
+        axis = order.index(axis_str)
+    if broadcast and axis >= 0:
+        return b.reshape(b.shape + (1,) * (a.dim() - axis - b.dim()))
+    return b
+
+
+def summed_to(gradient: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient summed over the axes along which `like` was broadcast."""
+    return gradient.sum_to_size(like.shape) if gradient.shape != like.shape else gradient
+
+
+@operator("Add", gradient="AddGradient(GO0, I0, I1) -> GI0, GI1")
+def add(
+    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+) -> Tensor:
+    """Return a + b."""
+    return a + aligned(a, b, broadcast, axis, axis_str, order)
+
+
+@operator("AddGradient")
+def add_gradient(
+    dy: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `Add`."""
+    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    return summed_to(dy, a), summed_to(dy, fitted).reshape(b.shape)
+
+
+@operator("Sub", gradient="SubGradient(GO0, I0, I1) -> GI0, GI1")
+def sub(
+    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+) -> Tensor:
+    """Return a - b."""
+    return a - aligned(a, b, broadcast, axis, axis_str, order)
+
+
+@operator("SubGradient")
+def sub_gradient(
+    dy: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `Sub`."""
+    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    return summed_to(dy, a), -summed_to(dy, fitted).reshape(b.shape)
+
+
+@operator("Mul", gradient="MulGradient(GO0, I0, I1) -> GI0, GI1")
+def mul(
+    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+) -> Tensor:
+    """Return a * b."""
+    return a * aligned(a, b, broadcast, axis, axis_str, order)
+
+
+@operator("MulGradient")
+def mul_gradient(
+    dy: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `Mul`."""
+    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    return summed_to(dy * fitted, a), summed_to(dy * a, fitted).reshape(b.shape)
+
+
+@operator("Div", gradient="DivGradient(GO0, I0, I1, O0) -> GI0, GI1")
+def div(
+    a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+) -> Tensor:
+    """Return a / b; integers are divided as C does."""
+    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    return a / fitted if a.is_floating_point() else torch.div(a, fitted, rounding_mode="trunc")
+
+
+@operator("DivGradient")
+def div_gradient(
+    dy: Tensor,
+    a: Tensor,
+    b: Tensor,
+    y: Tensor,
+    *,
+    broadcast: bool = False,
+    axis: int = -1,
+    axis_str: str = "",
+    order: str = "NCHW",
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `Div`."""
+    fitted = aligned(a, b, broadcast, axis, axis_str, order)
+    return summed_to(dy / fitted, a), -summed_to(dy * y / fitted, fitted).reshape(b.shape)
+
+
+def _sum_rule(maker: GradientMaker) -> None:
+    for index in range(len(maker.forward.input)):
+        maker.dense(index, maker.GO(0))
+
+
+@operator("Sum", gradient=_sum_rule)
+def sum_(x: Tensor, *others: Tensor) -> Tensor:
+    """Return the sum of all inputs."""
+    if not others:
+        return x.clone()
+    total = x + others[0]
+    for other in others[1:]:
+        total.add_(other)
+    return total
+
+
+@operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0")
+def copy(x: Tensor) -> Tensor:
+    """Return a copy of x."""
+    return x.clone()
+
+
+@operator("CopyOnDeviceLike")
+def copy_on_device_like(x: Tensor, like: Tensor) -> Tensor:
+    """Return a copy of x on the device of another tensor."""
+    return x.to(like.device, copy=True)

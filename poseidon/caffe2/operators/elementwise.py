@@ -1,0 +1,105 @@
+"""Functions of single elements: activations and their gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
+
+
+@operator("Relu", gradient="ReluGradient(O0, GO0) -> GI0")
+def relu(x: Tensor) -> Tensor:
+    """Return max(x, 0)."""
+    return torch.relu(x)
+
+
+@operator("ReluGradient")
+def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `Relu`."""
+    return torch.where(y > 0, dy, 0)
+
+
+@operator("Sigmoid", gradient="SigmoidGradient(O0, GO0) -> GI0")
+def sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + exp(-x))."""
+    return torch.sigmoid(x)
+
+
+@operator("SigmoidGradient")
+def sigmoid_gradient(y: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `Sigmoid`."""
+    return dy * y * (1 - y)
+
+
+@operator("Tanh", gradient="TanhGradient(O0, GO0) -> GI0")
+def tanh(x: Tensor) -> Tensor:
+    """Return tanh(x)."""
+    return torch.tanh(x)
+
+
+@operator("TanhGradient")
+def tanh_gradient(y: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `Tanh`."""
+    return dy * (1 - y * y)
+
+
+@operator("LeakyRelu", gradient="LeakyReluGradient(O0, GO0) -> GI0")
+def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    """Return x, or alpha * x where it is negative."""
+    return functional.leaky_relu(x, alpha)
+
+
+@operator("LeakyReluGradient")
+def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
+    """Return the gradient of `LeakyRelu`."""
+    return torch.where(y > 0, dy, alpha * dy)
+
+
+@operator("Exp", gradient="Mul(O0, GO0) -> GI0")
+def exp(x: Tensor) -> Tensor:
+    """Return e^x."""
+    return torch.exp(x)
+
+
+@operator("Log", gradient="Div(GO0, I0) -> GI0")
+def log(x: Tensor) -> Tensor:
+    """Return the natural logarithm."""
+    return torch.log(x)
+
+
+@operator("Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0}; Mul(GO0, I0) -> GI0")
+def sqr(x: Tensor) -> Tensor:
+    """Return x * x."""
+    return x * x
+
+
+@operator("Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5}; Div(GI0, O0) -> GI0")
+def sqrt(x: Tensor) -> Tensor:
+    """Return the square root."""
+    return torch.sqrt(x)
+
+
+@operator("Negative", gradient="Negative(GO0) -> GI0")
+def negative(x: Tensor) -> Tensor:
+    """Return -x."""
+    return -x
+
+
+@operator("Scale", gradient="Scale(GO0) -> GI0")
+def scale(x: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Return scale * x."""
+    return x * scale
+
+
+@operator("StopGradient", gradient=NO_GRADIENT)
+def stop_gradient(x: Tensor) -> Tensor:
+    """Return x; no gradient flows back."""
+    return x.clone()
+
+
+@operator("Sign")
+def sign(x: Tensor) -> Tensor:
+    """Return -1, 0 or 1."""
+    return torch.sign(x)

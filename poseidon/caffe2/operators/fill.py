@@ -1,0 +1,170 @@
+"""Fillers: constants, given values and random values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
+from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
+from poseidon.caffe2.runtime.data_types import TORCH_OF
+
+FLOAT, STRING = TensorProto.FLOAT, TensorProto.STRING
+
+
+def filled_shape(
+    inputs: Sequence[Tensor], shape: Sequence[int], extra_shape: Sequence[int], input_as_shape: bool
+) -> list[int]:
+    """Return the shape that a filler makes.
+
+    Args:
+        inputs: at most the first counts: its shape, or its values where `input_as_shape` is set.
+        shape: where there is no input.
+        extra_shape: appended to the input's.
+
+    Raises:
+        ValueError: an input and a shape are both given.
+    """
+    if not inputs:
+        return list(shape)
+    if shape:
+        raise ValueError("a filler has either an input or the argument shape")
+    return [*(inputs[0].tolist() if input_as_shape else inputs[0].shape), *extra_shape]
+
+
+@operator("ConstantFill", gradient=NO_GRADIENT)
+def constant_fill(
+    *inputs: Tensor,
+    context: Context,
+    shape: list[int] = [],  # noqa: B006 (it is not changed)
+    extra_shape: list[int] = [],  # noqa: B006
+    input_as_shape: bool = False,
+    dtype: int = FLOAT,
+    value: Argument | None = None,
+) -> Any:
+    """Return a tensor of one value; a string where `dtype` is STRING."""
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    if dtype == STRING:
+        return np.full(size, b"" if value is None else value.s, dtype=object)
+    number = 0 if value is None else value.f if value.HasField("f") else value.i
+    return torch.full(size, number, dtype=TORCH_OF[dtype], device=context.device)
+
+
+def _given(kind: str, dtype: torch.dtype | None) -> None:
+    field = {torch.float32: "floats", torch.float64: "floats", None: "strings"}.get(dtype, "ints")
+
+    @operator(f"GivenTensor{kind}Fill", gradient=NO_GRADIENT)
+    def given_tensor_fill(
+        *inputs: Tensor,
+        context: Context,
+        shape: list[int] = [],  # noqa: B006
+        extra_shape: list[int] = [],  # noqa: B006
+        input_as_shape: bool = False,
+    ) -> Any:
+        """Return the values of the argument `values`."""
+        size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+        argument = next(argument for argument in context.definition.arg if argument.name == "values")
+        values = list(getattr(argument, field)) or list(argument.ints)
+        if dtype is None:
+            strings = np.empty(len(values), dtype=object)
+            strings[:] = values
+            return strings.reshape(size)
+        return torch.tensor(values, dtype=dtype, device=context.device).reshape(size)
+
+
+for _kind, _dtype in {
+    "": torch.float32,
+    "Double": torch.float64,
+    "Bool": torch.bool,
+    "Int16": torch.int16,
+    "Int": torch.int32,
+    "Int64": torch.int64,
+    "String": None,
+}.items():
+    _given(_kind, _dtype)
+
+
+@operator("UniformFill", gradient=NO_GRADIENT)
+def uniform_fill(
+    *inputs: Tensor,
+    context: Context,
+    shape: list[int] = [],  # noqa: B006
+    extra_shape: list[int] = [],  # noqa: B006
+    input_as_shape: bool = False,
+    min_: float = 0.0,
+    max_: float = 1.0,
+) -> Tensor:
+    """Return values uniform between `min` and `max`; further inputs replace these."""
+    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape)
+    if len(inputs) == 3:
+        min_, max_ = inputs[1].item(), inputs[2].item()
+    return _empty(size, context).uniform_(min_, max_, generator=context.generator)
+
+
+@operator("UniformIntFill", gradient=NO_GRADIENT)
+def uniform_int_fill(
+    *inputs: Tensor,
+    context: Context,
+    shape: list[int] = [],  # noqa: B006
+    extra_shape: list[int] = [],  # noqa: B006
+    input_as_shape: bool = False,
+    min_: int = 0,
+    max_: int = 1,
+) -> Tensor:
+    """Return integers uniform between `min` and `max`, both included; further inputs replace these."""
+    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape)
+    if len(inputs) == 3:
+        min_, max_ = int(inputs[1].item()), int(inputs[2].item())
+    made = torch.empty(size, dtype=torch.int32, device=context.device)
+    return made.random_(min_, max_ + 1, generator=context.generator)
+
+
+@operator("GaussianFill", gradient=NO_GRADIENT)
+def gaussian_fill(
+    *inputs: Tensor,
+    context: Context,
+    shape: list[int] = [],  # noqa: B006
+    extra_shape: list[int] = [],  # noqa: B006
+    input_as_shape: bool = False,
+    mean: float = 0.0,
+    std: float = 1.0,
+) -> Tensor:
+    """Return values of a normal distribution."""
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    return _empty(size, context).normal_(mean, std, generator=context.generator)
+
+
+@operator("XavierFill", gradient=NO_GRADIENT)
+def xavier_fill(
+    *inputs: Tensor,
+    context: Context,
+    shape: list[int] = [],  # noqa: B006
+    extra_shape: list[int] = [],  # noqa: B006
+    input_as_shape: bool = False,
+) -> Tensor:
+    """Return values uniform within sqrt(3 / fan_in), fan_in the size divided by the first dimension."""
+    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape), context)
+    limit = math.sqrt(3 / (made.numel() / made.shape[0]))
+    return made.uniform_(-limit, limit, generator=context.generator)
+
+
+@operator("MSRAFill", gradient=NO_GRADIENT)
+def msra_fill(
+    *inputs: Tensor,
+    context: Context,
+    shape: list[int] = [],  # noqa: B006
+    extra_shape: list[int] = [],  # noqa: B006
+    input_as_shape: bool = False,
+) -> Tensor:
+    """Return normal values of spread sqrt(2 / fan_out), fan_out the size divided by the second dimension."""
+    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape), context)
+    return made.normal_(0, math.sqrt(2 / (made.numel() / made.shape[1])), generator=context.generator)
+
+
+def _empty(size: Sequence[int], context: Context) -> Tensor:
+    return torch.empty(list(size), device=context.device)

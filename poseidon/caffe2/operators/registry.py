@@ -1,0 +1,299 @@
+"""The contract of an operator: one small function over tensors, with the gradient that Caffe2 gives it.
+
+    @operator("LeakyRelu", gradient="LeakyReluGradient(O0, GO0) -> GI0")
+    def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
+        return functional.leaky_relu(x, alpha)
+
+    @operator("LeakyReluGradient")
+    def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
+        return torch.where(y > 0, dy, alpha * dy)
+
+To add one: write the function in a module of this package (all modules are imported) and a test beside the others.
+
+**The signature is the schema.**
+* Positional parameters are the inputs, in order. A default (`None`) makes an input optional; `*xs` takes any number.
+* Keyword-only parameters are the operator's arguments, converted to the annotated type: `int`, `float`, `bool`, `str`,
+  `bytes`, `list[int]`, `list[float]`, `list[str]`, `list[bytes]`, `NetDef`, `TensorProto`, `Argument` (the message
+  itself), each or `| None`. One without a default is required. A trailing underscore is dropped (`min_` is `min`). Arguments that the function does not name are
+  ignored, as Caffe2 ignores them (`order`, `use_cudnn`, ...): name what matters.
+* A keyword-only parameter annotated `Context` gets the `Context`: device, number of outputs, random generator,
+  definition, workspace.
+* The return annotation gives the outputs: `Tensor` is one, `tuple[Tensor, Tensor]` up to two, `tuple[Tensor, ...]` or a
+  list any number, `None` none. An operator may be given fewer output names than it returns values. `outputs=(1, 3)`
+  declares the legal numbers where the annotation does not.
+* A class takes the place of the function where an operator keeps state between runs: `__init__` has the arguments (and
+  the `Context`), `__call__` the inputs and the return annotation.
+
+**Values.** A blob holds a `torch.Tensor` (on its device), a numpy array of `bytes` objects (Caffe2's tensor of strings),
+`bytes` (a plain string) or any other object (readers, stores, mutexes). Use torch functions that work on each device and,
+where the shape of the result depends on shapes only, on meta tensors: shape inference runs the function on these.
+
+**In place.** The name of an output may be that of an input; the blob is then bound to the new tensor. A function must not
+write to its inputs, except where Caffe2 demands the same blob (updates of parameters, counters, Scatter...): there it
+writes to the input and returns it. An output may be a view of an input.
+
+**Gradients** are rules that make the gradient operators. `I1` is the second input, `O0` the first output, `GO0` the
+gradient of that output, `GI1` the gradient of the input 1 (its name is `<input>_grad`); `I*`, `O*`, `GO*`, `GI*` are all of
+them, `I1?` is left out where the operator has no input 1, `_GI0_dims` is `_<gradient>_dims`:
+
+    "FCGradient(I0, I1, GO0) -> GI1, GI2, GI0"          one operator; its arguments are those of the forward operator
+    "Scale(GO0) -> GI0 {scale=2.0}; Mul(GI0, I0) -> GI0"    two operators; with arguments of their own only
+    "GI0 = GO0"                                         no operator: the gradient passes through
+    "GI0 = (I1, GO0)"                                   a sparse gradient: indices and values
+    NO_GRADIENT                                         differentiable, and no gradient goes to the inputs
+
+or a function `(GradientMaker) -> None` that calls `maker.op(...)`, `maker.dense(...)`, `maker.sparse(...)`. Without a rule
+the operator is not differentiable: asking for its gradient is an error. The rule must give exactly what Caffe2 gave
+(types, order of inputs and outputs, arguments): recorded nets are compared.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from poseidon.caffe2.operators.gradients import GradientRule, parse_rule
+from poseidon.caffe2.proto.caffe2_pb2 import Argument, NetDef, OperatorDef, TensorProto
+
+NO_GRADIENT = ""
+"""The rule of an operator through which no gradient flows."""
+ANY = 1 << 30
+"""No upper limit of the number of inputs or outputs."""
+REQUIRED = object()
+
+
+@dataclass(slots=True)
+class Context:
+    """What an operator is beside its inputs and arguments.
+
+    Attributes:
+        definition: the operator's definition.
+        device: the device of its outputs; the meta device in shape inference.
+        workspace: the workspace that it runs in, a `runtime.Workspace`.
+        generator: random numbers of its own where the device option gives a seed, else None (torch's).
+    """
+
+    definition: OperatorDef
+    device: torch.device
+    workspace: Any = None
+    generator: torch.Generator | None = None
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs that the definition names."""
+        return len(self.definition.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An argument of an operator: its type and its default (`REQUIRED` where it has none)."""
+
+    type: Any
+    default: Any
+
+    def convert(self, argument: Argument) -> Any:
+        """Return the value of an argument as the parameter's type."""
+        return _convert(argument, self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A registered operator: its function and its schema.
+
+    Attributes:
+        name: its type in a definition.
+        make: the function, or the class whose instances are called.
+        stateful: whether `make` is a class.
+        inputs, outputs: the least and the largest number.
+        single: whether it returns one value, not a sequence of values.
+        parameters: arguments by name.
+        keywords: the name of the Python parameter of each argument.
+        context: the parameter that gets the `Context`, None where there is none.
+        gradient: the rule of its gradient, None where it is not differentiable.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    stateful: bool
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    single: bool
+    parameters: dict[str, Parameter]
+    keywords: dict[str, str]
+    context: str | None
+    gradient: GradientRule | None = field(default=None)
+
+    def arguments(self, definition: OperatorDef) -> dict[str, Any]:
+        """Return the keyword arguments of the function that a definition gives.
+
+        Raises:
+            ValueError: an argument is missing or has no value of the declared type.
+        """
+        given = {}
+        for argument in definition.arg:
+            parameter = self.parameters.get(argument.name)
+            if parameter is not None:
+                given[self.keywords[argument.name]] = parameter.convert(argument)
+        for name, parameter in self.parameters.items():
+            if parameter.default is REQUIRED and self.keywords[name] not in given:
+                raise ValueError(f"{self.name}: the argument {name} is required")
+        return given
+
+    def check(self, definition: OperatorDef) -> None:
+        """Raise ValueError when the number of inputs or outputs is not one that the operator has."""
+        for what, limits, count in (
+            ("inputs", self.inputs, len(definition.input)),
+            ("outputs", self.outputs, len(definition.output)),
+        ):
+            if not limits[0] <= count <= limits[1]:
+                legal = str(limits[0]) if limits[0] == limits[1] else f"{limits[0]} to {limits[1]}"
+                legal = f"{limits[0]} or more" if limits[1] == ANY else legal
+                raise ValueError(f"{self.name}: {count} {what} are given, {legal} expected")
+
+
+_operators: dict[str, Operator] = {}
+
+
+def operator(
+    *names: str,
+    gradient: str | GradientRule | None = None,
+    inputs: tuple[int, int] | None = None,
+    outputs: tuple[int, int] | None = None,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function, or a class, as the operator of these names; see the docstring of the module.
+
+    Args:
+        names: one name, or several of the same operator (`Conv`, `Conv2D`).
+        gradient: a rule, or None where the operator is not differentiable.
+        inputs, outputs: the least and the largest number, where the signature does not give them.
+    """
+
+    def register(make: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            _operators[name] = _describe(name, make, gradient, inputs, outputs)
+        return make
+
+    return register
+
+
+def registered() -> list[str]:
+    """Return the names of all operators."""
+    return sorted(_operators)
+
+
+def is_registered(name: str) -> bool:
+    """Return whether there is an operator of this name."""
+    return name in _operators
+
+
+def nearest(name: str, count: int = 3) -> list[str]:
+    """Return the names of operators that are most like a name."""
+    folded = {known.lower(): known for known in _operators}
+    found = difflib.get_close_matches(name.lower(), folded, count, 0.5)
+    return [folded[key] for key in found]
+
+
+def find(name: str) -> Operator:
+    """Return the operator of a name.
+
+    Raises:
+        KeyError: there is none; the message names the nearest.
+    """
+    known = _operators.get(name)
+    if known is None:
+        near = nearest(name)
+        hint = f"; the nearest are {', '.join(near)}" if near else ""
+        raise KeyError(f"there is no operator {name}{hint}")
+    return known
+
+
+def _describe(
+    name: str,
+    make: Callable[..., Any],
+    gradient: str | GradientRule | None,
+    inputs: tuple[int, int] | None,
+    outputs: tuple[int, int] | None,
+) -> Operator:
+    stateful = isinstance(make, type)
+    call = make.__dict__["__call__"] if isinstance(make, type) else make
+    arguments = inspect.signature(make, eval_str=True).parameters.values()
+    signature = inspect.signature(call, eval_str=True)
+    positional = [
+        p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY and p.name != "self"
+    ]
+    several = any(p.kind is p.VAR_POSITIONAL for p in positional)
+    required = sum(p.default is p.empty for p in positional if p.kind is not p.VAR_POSITIONAL)
+    keyword_only = [p for p in arguments if p.kind is p.KEYWORD_ONLY]
+    contexts = [p.name for p in keyword_only if p.annotation is Context]
+    parameters, keywords = {}, {}
+    for p in keyword_only:
+        if p.annotation is not Context:
+            argument = p.name.removesuffix("_")
+            parameters[argument] = Parameter(
+                _plain(p.annotation), REQUIRED if p.default is p.empty else p.default
+            )
+            keywords[argument] = p.name
+    returned = signature.return_annotation
+    return Operator(
+        name=name,
+        make=make,
+        stateful=stateful,
+        inputs=inputs or (required, ANY if several else len(positional)),
+        outputs=outputs or _outputs(returned),
+        single=typing.get_origin(returned) not in (tuple, list) and returned is not None,
+        parameters=parameters,
+        keywords=keywords,
+        context=contexts[0] if contexts else None,
+        gradient=parse_rule(gradient) if isinstance(gradient, str) else gradient,
+    )
+
+
+def _outputs(returned: Any) -> tuple[int, int]:
+    if returned is None:
+        return 0, 0
+    origin, parts = typing.get_origin(returned), typing.get_args(returned)
+    if origin is list or (origin is tuple and Ellipsis in parts):
+        return 0, ANY
+    return (1, len(parts)) if origin is tuple else (1, 1)
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type of `X | None`: X."""
+    if isinstance(annotation, types.UnionType):
+        return next(part for part in typing.get_args(annotation) if part is not type(None))
+    return annotation
+
+
+def _convert(argument: Argument, kind: Any) -> Any:
+    if kind is Argument:
+        return argument
+    if kind is bytes:
+        return argument.s
+    if kind is str:
+        return argument.s.decode()
+    if kind is NetDef:
+        return argument.n
+    if kind is TensorProto:
+        return argument.t
+    if typing.get_origin(kind) is list:
+        (part,) = typing.get_args(kind)
+        if part in (str, bytes):
+            return [text.decode() if part is str else text for text in argument.strings]
+        return [part(value) for value in (argument.floats or argument.ints or _single(argument))]
+    single = _single(argument)
+    if not single:
+        raise ValueError(f"the argument {argument.name} has no value of type {kind.__name__}")
+    return kind(single[0])
+
+
+def _single(argument: Argument) -> list[float]:
+    if argument.HasField("f"):
+        return [argument.f]
+    return [argument.i] if argument.HasField("i") else []

@@ -1,0 +1,112 @@
+"""Binds an operator's definition to the blobs of a workspace: the result is a call without arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from poseidon.caffe2.operators.registry import Context, Operator, find
+from poseidon.caffe2.proto import DEVICE_NUMBERS
+from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
+from poseidon.caffe2.runtime.blob import Blob
+
+Step = Callable[[], None]
+
+GPU_TYPES = (DEVICE_NUMBERS["CUDA"], DEVICE_NUMBERS["HIP"])
+
+
+def device_of(option: DeviceOption) -> torch.device:
+    """Return torch's device of a device option."""
+    return torch.device("cuda", option.device_id) if option.device_type in GPU_TYPES else torch.device("cpu")
+
+
+def function_of(
+    definition: OperatorDef, workspace: Any, device: torch.device | None = None
+) -> Callable[..., Any]:
+    """Return an operator's function with its arguments and context set.
+
+    Args:
+        definition: the operator.
+        workspace: a `runtime.Workspace`, for operators that use more than their inputs.
+        device: the device of the outputs; by default that of the definition.
+
+    Raises:
+        KeyError: there is no such operator.
+        ValueError: inputs, outputs or arguments are not what the operator takes.
+    """
+    known = find(definition.type)
+    known.check(definition)
+    arguments = known.arguments(definition)
+    if known.context is not None:
+        arguments[known.context] = _context(definition, workspace, device)
+    if known.stateful:
+        made: Callable[..., Any] = known.make(**arguments)
+        return made
+    return functools.partial(known.make, **arguments) if arguments else known.make
+
+
+def bind(definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob], workspace: Any) -> Step:
+    """Return a call that reads the inputs, runs the operator and sets the outputs."""
+    function = function_of(definition, workspace)
+    return step(find(definition.type), function, inputs, outputs)
+
+
+def step(
+    known: Operator, function: Callable[..., Any], inputs: Sequence[Blob], outputs: Sequence[Blob]
+) -> Step:
+    """Return the call for a function, by the number of inputs and outputs: the common ones have no loop."""
+    if not outputs:
+        return lambda: _drop(function(*[blob.value for blob in inputs]))
+    if not known.single:
+        return _several(function, inputs, outputs)
+    (out,) = outputs
+    if len(inputs) == 1:
+        (x,) = inputs
+
+        def one() -> None:
+            out.value = function(x.value)
+
+        return one
+    if len(inputs) == 2:
+        x, y = inputs
+
+        def two() -> None:
+            out.value = function(x.value, y.value)
+
+        return two
+    if len(inputs) == 3:
+        x, y, z = inputs
+
+        def three() -> None:
+            out.value = function(x.value, y.value, z.value)
+
+        return three
+
+    def many() -> None:
+        out.value = function(*[blob.value for blob in inputs])
+
+    return many
+
+
+def _several(function: Callable[..., Any], inputs: Sequence[Blob], outputs: Sequence[Blob]) -> Step:
+    def run() -> None:
+        for blob, value in zip(outputs, function(*[blob.value for blob in inputs]), strict=False):
+            blob.value = value
+
+    return run
+
+
+def _drop(_: Any) -> None:
+    """Ignore what an operator without outputs returns."""
+
+
+def _context(definition: OperatorDef, workspace: Any, device: torch.device | None) -> Context:
+    option = definition.device_option
+    device = device_of(option) if device is None else device
+    generator = None
+    if option.random_seed and device.type != "meta":
+        generator = torch.Generator(device).manual_seed(option.random_seed)
+    return Context(definition, device, workspace, generator)

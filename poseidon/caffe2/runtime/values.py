@@ -1,0 +1,94 @@
+"""The way of values between Python and blobs: what `FeedBlob` takes and what `FetchBlob` gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from poseidon.caffe2.proto.caffe2_pb2 import TensorProto
+from poseidon.caffe2.runtime.blob import kind_of
+from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.errors import EnforceNotMet
+
+
+def to_value(given: Any, device: torch.device) -> Any:
+    """Return what a blob holds for what was fed: arrays are copied, torch tensors on the device are shared.
+
+    Raises:
+        RuntimeError: a value of this type cannot be fed.
+    """
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, bytes):
+        return given
+    if isinstance(given, torch.Tensor):
+        return given.detach().to(device)
+    if not isinstance(given, np.ndarray):
+        raise EnforceNotMet(f"No feeder is registered for a value of type {type(given).__name__}")
+    if given.dtype.kind in "SUO":
+        return _strings(given)
+    try:
+        return torch.from_numpy(np.array(given, order="C")).to(device)
+    except TypeError as error:
+        raise EnforceNotMet(f"A numpy array of type {given.dtype} cannot be fed") from error
+
+
+def from_value(name: str, value: Any) -> Any:
+    """Return what is fetched for a blob's value: an array of its own, a string, or a sentence on an opaque object."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy().copy() if value.device.type == "cpu" else value.cpu().numpy()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, bytes):
+        return value
+    return f"{name}, a C++ native class of type {kind_of(value)}.".encode()
+
+
+def from_proto(proto: TensorProto) -> Any:
+    """Return the tensor that a TensorProto holds, on the CPU.
+
+    Raises:
+        RuntimeError: its data type is not one that tensors have.
+    """
+    kind, shape = proto.data_type, tuple(proto.dims)
+    if kind == TensorProto.STRING:
+        return np.array(list(proto.string_data), dtype=object).reshape(shape)
+    dtype = TORCH_OF.get(kind)
+    if dtype is None:
+        raise EnforceNotMet(f"A tensor of type {TensorProto.DataType.Name(kind)} cannot be read")
+    if proto.HasField("raw_data") and proto.raw_data:
+        return torch.frombuffer(bytearray(proto.raw_data), dtype=dtype).reshape(shape)
+    if kind == TensorProto.FLOAT16:
+        return (
+            torch.tensor(list(proto.int32_data), dtype=torch.int32)
+            .to(torch.int16)
+            .view(torch.float16)
+            .reshape(shape)
+        )
+    if proto.HasField("byte_data") and dtype.itemsize == 1:
+        return torch.frombuffer(bytearray(proto.byte_data), dtype=dtype).reshape(shape)
+    values: Any = next(
+        (
+            field
+            for field in (proto.float_data, proto.double_data, proto.int64_data, proto.int32_data)
+            if len(field)
+        ),
+        [],
+    )
+    return (
+        torch.from_numpy(np.array(values, dtype=np.float64 if dtype.is_floating_point else np.int64))
+        .to(dtype)
+        .reshape(shape)
+    )
+
+
+def _strings(array: np.ndarray) -> np.ndarray:
+    flat = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
+    for item in flat:
+        if not isinstance(item, bytes):
+            raise EnforceNotMet(f"A tensor of strings cannot hold a value of type {type(item).__name__}")
+    strings = np.empty(len(flat), dtype=object)
+    strings[:] = flat
+    return strings.reshape(array.shape)

@@ -1,0 +1,216 @@
+"""Conversions between protobuf messages, numpy arrays and Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from poseidon.caffe2 import workspace
+from poseidon.caffe2.proto import caffe2_pb2
+from poseidon.caffe2.runtime.values import from_proto, from_value
+
+_FLOATS = (float, np.floating)
+_INTS = (int, np.integer, np.bool_)
+
+
+def MakeArgument(key: str, value: Any) -> caffe2_pb2.Argument:
+    """Return an operator's argument for a Python value.
+
+    Args:
+        key: its name.
+        value: a number, a string, a NetDef, another message (its bytes become the string), an array, or a list of
+            values of one kind.
+
+    Raises:
+        ValueError: an argument cannot hold the value, e.g. None or a list of integers and floats.
+    """
+    argument = caffe2_pb2.Argument(name=key)
+    if isinstance(value, np.ndarray):
+        value = value.flatten().tolist()
+    elif isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        argument.f = value
+    elif isinstance(value, int):
+        argument.i = int(value)
+    elif isinstance(value, (str, bytes)):
+        argument.s = _bytes(value)
+    elif isinstance(value, caffe2_pb2.NetDef):
+        argument.n.CopyFrom(value)
+    elif isinstance(value, Message):
+        argument.s = value.SerializeToString()
+    elif not (isinstance(value, Iterable) and _extend(argument, list(value))):
+        raise ValueError(f"Unknown argument type: key={key} value={value}, value type={type(value).__name__}")
+    return argument
+
+
+def _extend(argument: caffe2_pb2.Argument, values: list[Any]) -> bool:
+    if all(isinstance(value, _FLOATS) for value in values):
+        argument.floats.extend(values)
+    elif all(isinstance(value, _INTS) for value in values):
+        argument.ints.extend(int(value) for value in values)
+    elif all(isinstance(value, (str, bytes)) for value in values):
+        argument.strings.extend(_bytes(value) for value in values)
+    elif all(isinstance(value, caffe2_pb2.NetDef) for value in values):
+        argument.nets.extend(values)
+    elif all(isinstance(value, Message) for value in values):
+        argument.strings.extend(value.SerializeToString() for value in values)
+    else:
+        return False
+    return True
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+def ArgsToDict(args: Iterable[caffe2_pb2.Argument]) -> dict[str, Any]:
+    """Return arguments as a dictionary of Python values."""
+    values: dict[str, Any] = {}
+    for argument in args:
+        present = [descriptor.name for descriptor, _ in argument.ListFields() if descriptor.name != "name"]
+        value = getattr(argument, present[0]) if present else []
+        repeated = present and present[0] in ("floats", "ints", "strings", "tensors", "nets")
+        values[argument.name] = list(value) if repeated else value
+    return values
+
+
+def OpAlmostEqual(op_a: Message, op_b: Message, ignore_fields: str | Iterable[str] | None = None) -> bool:
+    """Return whether two operators are equal but for some fields."""
+    fields = [ignore_fields] if isinstance(ignore_fields, str) else list(ignore_fields or [])
+    bare = []
+    for op in (op_a, op_b):
+        copy = type(op)()
+        copy.CopyFrom(op)
+        for name in fields:
+            copy.ClearField(name)
+        bare.append(copy)
+    return bool(bare[0] == bare[1])
+
+
+def GetArgumentDict(op: Any) -> dict[str, Any]:
+    """Return an operator's arguments as a dictionary of Python values."""
+    return ArgsToDict(op.arg)
+
+
+def CaffeBlobToNumpyArray(blob: Any) -> np.ndarray:
+    """Return the array of a BlobProto of Caffe."""
+    shape = (blob.num, blob.channels, blob.height, blob.width) if blob.num else tuple(blob.shape.dim)
+    return np.asarray(blob.data, dtype=np.float32).reshape(shape)
+
+
+def Caffe2TensorToNumpyArray(tensor: caffe2_pb2.TensorProto) -> np.ndarray:
+    """Return the array of a TensorProto.
+
+    Raises:
+        RuntimeError: the data type is not one that arrays have.
+    """
+    array = from_value("", from_proto(tensor))
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+_FIELDS: dict[str, tuple[int, str]] = {
+    "float32": (caffe2_pb2.TensorProto.FLOAT, "float_data"),
+    "float64": (caffe2_pb2.TensorProto.DOUBLE, "double_data"),
+    "int64": (caffe2_pb2.TensorProto.INT64, "int64_data"),
+    "int32": (caffe2_pb2.TensorProto.INT32, "int32_data"),
+    "int16": (caffe2_pb2.TensorProto.INT16, "int32_data"),
+    "uint16": (caffe2_pb2.TensorProto.UINT16, "int32_data"),
+    "int8": (caffe2_pb2.TensorProto.INT8, "int32_data"),
+    "uint8": (caffe2_pb2.TensorProto.UINT8, "int32_data"),
+    "bool": (caffe2_pb2.TensorProto.BOOL, "int32_data"),
+}
+
+
+def NumpyArrayToCaffe2Tensor(arr: np.ndarray, name: str | None = None) -> caffe2_pb2.TensorProto:
+    """Return the TensorProto of an array.
+
+    Raises:
+        RuntimeError: tensors have no such data type.
+    """
+    tensor = caffe2_pb2.TensorProto(dims=arr.shape)
+    if name:
+        tensor.name = name
+    if arr.dtype.kind in "SUO":
+        tensor.data_type = caffe2_pb2.TensorProto.STRING
+        tensor.string_data.extend(_bytes(text) for text in arr.reshape(-1).tolist())
+    elif arr.dtype.name in _FIELDS:
+        number, field = _FIELDS[arr.dtype.name]
+        tensor.data_type = number  # type: ignore[assignment]
+        getattr(tensor, field).extend(arr.reshape(-1).tolist())
+    else:
+        raise RuntimeError(f"Numpy data type not supported yet: {arr.dtype}")
+    return tensor
+
+
+def TryReadProtoWithClass(cls: type[Message], s: str | bytes) -> Message:
+    """Read a message from text or bytes; text is tried first.
+
+    Raises:
+        google.protobuf.message.DecodeError: it is neither.
+    """
+    message = cls()
+    try:
+        text_format.Parse(s, message)
+        return message
+    except (text_format.ParseError, UnicodeDecodeError):
+        message = cls()
+        message.ParseFromString(_bytes(s))
+        return message
+
+
+def GetContentFromProto(obj: Message, function_map: dict[type[Message], Callable[[Any], Any]]) -> Any:
+    """Return what the function for the message's class gives."""
+    return next((function(obj) for cls, function in function_map.items() if type(obj) is cls), None)
+
+
+def GetContentFromProtoString(s: str | bytes, function_map: dict[type[Message], Callable[[Any], Any]]) -> Any:
+    """Read a message as the first class that fits, and return what its function gives.
+
+    Raises:
+        google.protobuf.message.DecodeError: no class fits.
+    """
+    for cls, function in function_map.items():
+        try:
+            return function(TryReadProtoWithClass(cls, s))
+        except Exception:  # noqa: BLE001 (the next class may fit)
+            continue
+    raise DecodeErrorOfAll("Cannot find a fit protobuf class.")
+
+
+class DecodeErrorOfAll(Exception):
+    """A text is a message of none of the classes."""
+
+
+def ConvertProtoToBinary(proto_class: type[Message], filename: str, out_filename: str) -> None:
+    """Write a text file of a message as a binary file."""
+    with open(filename, "rb") as source:
+        proto = TryReadProtoWithClass(proto_class, source.read())
+    with open(out_filename, "wb") as target:
+        target.write(proto.SerializeToString())
+
+
+def EnumClassKeyVals(cls: type) -> dict[str, Any]:
+    """Return the public constants of a class by name."""
+    return {
+        name: value
+        for name, value in ((name, getattr(cls, name)) for name in dir(cls))
+        if not name.startswith("_") and not callable(value)
+    }
+
+
+def ResetBlobs(blobs: Iterable[Any]) -> None:
+    """Empty blobs of the current workspace."""
+    for blob in blobs:
+        workspace.ResetBlob(str(blob))
+
+
+def raiseIfNotEqual(a: Any, b: Any, msg: str) -> None:
+    """Raise an exception when two values differ."""
+    if a != b:
+        raise Exception(f"{msg}. {a} != {b}")

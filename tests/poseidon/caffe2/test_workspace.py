@@ -1,0 +1,116 @@
+"""Workspaces: blobs, nets, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.caffe2 import core, workspace
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    workspace.ResetWorkspace()
+    yield
+    workspace.SwitchWorkspace("default")
+    workspace.ResetWorkspace()
+
+
+def test_a_net_runs_over_the_blobs() -> None:
+    net = core.Net("runs")
+    x = net.AddExternalInput("x")
+    y = net.Scale(net.Relu(x), "y", scale=2.0)
+    workspace.FeedBlob("x", np.array([-1, 2], dtype=np.float32))
+    workspace.CreateNet(net)
+    assert workspace.RunNet(net)
+    assert workspace.FetchBlob(y).tolist() == [0, 4]
+    workspace.FeedBlob("x", np.array([3, -4, 5], dtype=np.float32))
+    workspace.RunNet(net.Proto().name)
+    assert workspace.FetchBlob(y).tolist() == [6, 0, 10]
+
+
+def test_fed_arrays_are_copied_and_tensors_shared() -> None:
+    array = np.zeros(2, dtype=np.float32)
+    tensor = torch.zeros(2)
+    workspace.FeedBlob("array", array)
+    workspace.FeedBlob("tensor", tensor)
+    array[0] = tensor[0] = 1
+    assert workspace.FetchBlob("array").tolist() == [0, 0]
+    assert workspace.FetchBlob("tensor").tolist() == [1, 0]
+
+
+def test_a_failing_operator_is_shown_with_its_definition(caplog: pytest.LogCaptureFixture) -> None:
+    net = core.Net("fails")
+    net.Add(["a", "b"], "c")
+    workspace.FeedBlob("a", np.zeros(2, dtype=np.float32))
+    workspace.FeedBlob("b", np.zeros(3, dtype=np.float32))
+    with pytest.raises(RuntimeError, match=r'(?s)Error from operator:.*type: "Add"'):
+        workspace.RunNetOnce(net)
+    assert __file__ in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Relo", "there is no operator Relo; the nearest are Relu"),
+        ("Relu", "op Relu: Encountered a non-existing input blob: nothing"),
+    ],
+)
+def test_a_net_that_cannot_be_made_is_one_sentence(kind: str, message: str) -> None:
+    net = core.Net("wrong")
+    net.Proto().op.add().CopyFrom(core.CreateOperator(kind, "nothing", "y"))
+    if kind == "Relo":
+        workspace.FeedBlob("nothing", np.zeros(1))
+    with pytest.raises(RuntimeError, match=message):
+        workspace.CreateNet(net)
+
+
+def test_an_empty_blob_is_named_as_such() -> None:
+    workspace.CreateBlob("empty")
+    with pytest.raises(RuntimeError, match="a blob that it reads is empty"):
+        workspace.RunOperatorOnce(core.CreateOperator("Relu", "empty", "y"))
+    assert workspace.FetchBlob("empty") == b"empty, a C++ native class of type nullptr (uninitialized)."
+
+
+def test_workspaces_are_apart() -> None:
+    workspace.FeedBlob("x", "text")
+    with workspace.WorkspaceGuard("other"):
+        assert not workspace.HasBlob("x")
+    assert workspace.FetchBlob("x") == b"text"
+    with pytest.raises(RuntimeError, match="does not exist: nowhere"):
+        workspace.SwitchWorkspace("nowhere")
+
+
+def test_a_net_of_one_name_is_not_replaced_unasked() -> None:
+    net = core.Net("once")
+    net.ConstantFill([], "c", shape=[1])
+    workspace.CreateNet(net)
+    with pytest.raises(RuntimeError, match="overwrite=True"):
+        workspace.CreateNet(net)
+    assert workspace.CreateNet(net, overwrite=True)
+
+
+def test_shapes_and_types_are_inferred_without_running() -> None:
+    net = core.Net("shapes")
+    net.FC(["x", "w", "b"], "y")
+    net.AddGradientOperators(["y"])
+    shapes, types = workspace.InferShapesAndTypes([net], {"x": [4, 3], "w": [2, 3], "b": [2]})
+    assert shapes["y"] == [4, 2]
+    assert shapes["w_grad"] == [2, 3]
+    assert types["x_grad"] == core.DataType.FLOAT
+
+
+def test_a_step_runs_until_its_blob_says_stop() -> None:
+    init, body = core.Net("init"), core.Net("body")
+    init.ConstantFill([], "x", shape=[1], value=1.0)
+    init.ConstantFill([], "stop", shape=[1], value=False, dtype=core.DataType.BOOL)
+    body.Scale("x", "x", scale=2.0)
+    step = core.execution_step("loop", [core.execution_step("body", body, num_iter=3)])
+    plan = core.Plan("plan")
+    plan.AddStep(core.execution_step("init", init))
+    plan.AddStep(step)
+    workspace.RunPlan(plan)
+    assert workspace.FetchBlob("x") == 8
