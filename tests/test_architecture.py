@@ -13,7 +13,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ps_server": set(),
     "poseidon.proto": set(),
     "poseidon.metrics": set(),
-    "poseidon.caffe2": set(),
     "poseidon.data": {"poseidon.proto"},
     "poseidon.snapshot": {"poseidon.proto"},
     "poseidon.solvers": {"poseidon.proto", "ps_server"},
