@@ -67,8 +67,15 @@ class JobControl:
         self._around_wait = around_wait
 
     def observed(self, around_wait: Callable[[], AbstractContextManager[None]]) -> JobControl:
-        """Return the same control, with `around_wait` entered around each wait."""
-        return JobControl(self._delivery, root=self.root, around_wait=around_wait)
+        """Return the same control, with `around_wait` entered around each wait, outside of what was entered before."""
+        inner = self._around_wait
+
+        @contextmanager
+        def both() -> Iterator[None]:
+            with around_wait(), inner():
+                yield
+
+        return JobControl(self._delivery, root=self.root, around_wait=both)
 
     def gather(self, payload: bytes) -> Collection:
         """Contribute to the next collection, and return at once.
@@ -107,13 +114,19 @@ class JobControl:
 class AloneDelivery:
     """Job control of one worker: what it contributes is the collection.
 
-    A request names the iteration under way, which has not ended.
+    A request names the end of the iteration under way or, after it, that of the next one. Requests come from any thread:
+    one that reads the clock of an iteration is in `requests` before `advance` ends the iteration, so the loop sees it there.
     """
 
     def __init__(self) -> None:
-        self.clock = 0
-        """Finished iterations at the end of the one under way."""
-        self._requests: list[Signal] = []
+        self._lock = threading.Lock()
+        self._clock = 0
+        self._requests: tuple[Signal, ...] = ()
+
+    def advance(self, clock: int) -> None:
+        """Set the number of finished iterations that requests name from now on."""
+        with self._lock:
+            self._clock = clock
 
     def gather(self, payload: bytes) -> Collection:
         """See `Delivery`."""
@@ -121,12 +134,13 @@ class AloneDelivery:
 
     def request(self, kind: SignalKind) -> None:
         """See `Delivery`."""
-        self._requests.append(Signal(kind, self.clock))
+        with self._lock:
+            self._requests += (Signal(kind, self._clock),)
 
     @property
     def requests(self) -> tuple[Signal, ...]:
         """See `Delivery`."""
-        return tuple(self._requests)
+        return self._requests
 
 
 class ShardDelivery:

@@ -1,4 +1,4 @@
-"""One process: the update rule is applied here, and there is nobody to wait for."""
+"""The exchange of a single process: it applies the update rule, and waits for no other worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SingleProcessExchange(WholeGradients):
         self._iteration = settings.start_clock
         self._rate = 0.0
         self._delivery = AloneDelivery()
-        self._delivery.clock = self._iteration + 1
+        self._delivery.advance(self._iteration + 1)
         self.state = LocalHistories(tensors, replicated=False)
         self.control = JobControl(self._delivery, root=True)
 
@@ -41,7 +41,7 @@ class SingleProcessExchange(WholeGradients):
 
     def _set_iteration(self, iteration: int) -> None:
         self._iteration = iteration
-        self._delivery.clock = iteration + 1
+        self._delivery.advance(iteration + 1)
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
@@ -63,6 +63,7 @@ class SingleProcessExchange(WholeGradients):
                 gradient.mul_(scale)
             update(rule, gradient, history, self._flat[i], rate=self._rate, step=self._iteration)
         self._begun.clear()
+        self._delivery.advance(self._iteration + 2)
 
     def settle(self) -> None:
         """See `Exchange`."""

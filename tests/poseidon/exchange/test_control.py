@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import create_autospec
 
 import pytest
+import torch
 from torch import Tensor
 
+from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.control import AllReduceDelivery, AloneDelivery, JobControl
+from poseidon.exchange.single import SingleProcessExchange
 from ps_server import Client, LocalProtocolError, Signal, SignalKind
 
 
@@ -23,9 +26,39 @@ def test_only_the_root_requests() -> None:
 def test_a_request_of_a_worker_that_is_alone_names_the_iteration_under_way() -> None:
     delivery = AloneDelivery()
     control = JobControl(delivery, root=True)
-    delivery.clock = 5
+    delivery.advance(5)
     control.request(SignalKind.SNAPSHOT)
     assert control.requests == (Signal(SignalKind.SNAPSHOT, 5),)
+
+
+@pytest.mark.parametrize(("ended", "named"), [(False, 8), (True, 9)])
+def test_a_request_after_the_end_of_an_iteration_names_the_next_one(ended: bool, named: int) -> None:
+    """The loop looks for requests at the end of each iteration; a test or a snapshot may follow, and take long."""
+    trained = Trained(name="w", tensor=torch.zeros(2))
+    exchange = SingleProcessExchange([trained], ExchangeSettings(start_clock=7))
+    exchange.open(None)
+    exchange.start(7, 1.0)
+    if ended:
+        exchange.finish()
+    exchange.control.request(SignalKind.SNAPSHOT)
+    assert exchange.control.requests == (Signal(SignalKind.SNAPSHOT, named),)
+
+
+def test_all_observers_of_a_control_see_its_waits() -> None:
+    seen: list[str] = []
+
+    def around(name: str) -> Callable[[], AbstractContextManager[None]]:
+        @contextmanager
+        def enter() -> Iterator[None]:
+            seen.append(f"{name} begins")
+            yield
+            seen.append(f"{name} ends")
+
+        return enter
+
+    control = JobControl(AloneDelivery(), root=True).observed(around("inner")).observed(around("outer"))
+    assert control.all_gather(b"a") == (b"a",)
+    assert seen == ["outer begins", "inner begins", "inner ends", "outer ends"]
 
 
 def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
