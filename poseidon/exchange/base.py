@@ -1,9 +1,9 @@
-"""The contract between a training loop and what keeps the replicas together.
+"""The contract of an exchange, which keeps the replicas of a job together.
 
 `Exchange` moves gradients and values. Two parts of it have contracts of their own: `Exchange.state` is what a snapshot
 holds, and `Exchange.control` (`control.py`) carries collections among all workers, and rank 0's requests to them.
 
-One iteration, as the loop makes it:
+One iteration of a training loop:
 
     exchange.start(iteration, rate)
     for each layer, bottom up:   exchange.wait(its tensors)     -> forward
@@ -20,9 +20,9 @@ The tensors' own memory is updated in place, so modules never see a new tensor: 
 A tensor in `by_factors` gets no gradient: `begin_factors` brings u (rows x N) and v (rows x M) of its layer, whose
 product u^T v (N x M, the tensor's shape) is the gradient. They are copied before it returns.
 
-Statistics are tensors that the module's own forward moves (BatchNorm): they have no gradient and never `begin`.
-`finish` takes what they have become; after the next `wait` they hold the mean over the replicas, at staleness > 0 what
-the replicas moved them, each by 1/W. Rates, rules, scales and limits do not touch them.
+Statistics are tensors that the forward pass of the module changes (BatchNorm). They have no gradient and never `begin`.
+`finish` takes their values. After the next `wait` they hold the mean over the replicas; at staleness > 0 they have moved by
+1/W of each replica's change. Rates, rules, scales and limits do not apply to them.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """One tensor that the exchange keeps together.
+    """One tensor that the exchange keeps equal on all replicas.
 
     Args:
-        name: for messages to people.
+        name: for messages.
         tensor: the parameter, or statistics; float32, contiguous; updated in place.
         rule: how its values follow from its gradients.
         factor_rows: rows of u and v in an iteration, where its gradient is u^T v of one layer's output gradient and
-            input; 0 where it is not. Decides nothing but the cost; the rows may differ from iteration to iteration.
-        statistics: the module's forward moves it.
+            input; 0 where it is not. It is used for the cost only: the rows may differ from iteration to iteration.
+        statistics: whether the module's forward pass changes it.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSettings:
-    """What is common to all tensors of a job.
+    """The settings that are common to all tensors of a job.
 
     Args:
         clip: largest L2 norm of all gradients together; None: no limit.
         gradient_scale: multiplies the gradients after the limit (1 / iter_size).
-        start_clock: the iteration that the tensors' values stand at; > 0 when a run is resumed.
+        start_clock: number of finished iterations that the tensors' values have; > 0 when a run is resumed.
     """
 
     clip: float | None = None
@@ -107,8 +107,8 @@ class Exchange(Protocol):
 
         Args:
             histories: for each tensor the history to continue from (a resumed run); None: all zero.
-            clock: the iteration that the tensors' values stand at, of which the next `start` is. None at the first
-                call, for which `ExchangeSettings.start_clock` has it.
+            clock: number of finished iterations that the tensors' values have: the iteration of the next `start`. None at
+                the first call, for which `ExchangeSettings.start_clock` has it.
         """
 
     def start(self, iteration: int, rate: float) -> None:
@@ -198,8 +198,8 @@ class LocalHistories:
 
     def load(self, histories: Sequence[History] | None) -> None:
         """Continue from `histories`, as for `Exchange.open`."""
-        for own, given in zip(self.of, histories or (), strict=False):
-            for tensor, array in zip(own, given, strict=True):
+        for own, history in zip(self.of, histories or (), strict=False):
+            for tensor, array in zip(own, history, strict=True):
                 tensor.copy_(torch.from_numpy(array).reshape(-1))
 
     def histories(self) -> list[History]:

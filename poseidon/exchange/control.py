@@ -34,11 +34,11 @@ class Delivery(Protocol):
         """Contribute to the next collection. All workers take part in each, in the same order."""
 
     def request(self, kind: SignalKind) -> None:
-        """Ask all workers for something; called on rank 0."""
+        """Request something of all workers; called on rank 0."""
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """What rank 0 has requested so far, as far as this worker has heard."""
+        """The requests of rank 0 that this worker has received so far."""
 
 
 @contextmanager
@@ -96,7 +96,7 @@ class JobControl:
         return self.gather(payload).result()
 
     def request(self, kind: SignalKind) -> None:
-        """Ask all workers for something, to be done at the end of an iteration that all of them reach.
+        """Request something of all workers, to be done at the end of an iteration that all of them reach.
 
         Raises:
             LocalProtocolError: this is not rank 0.
@@ -107,12 +107,12 @@ class JobControl:
 
     @property
     def requests(self) -> tuple[Signal, ...]:
-        """What rank 0 has requested so far. `clock` is the number of finished iterations to do it at."""
+        """The requests of rank 0 so far. `clock` of each is the number of finished iterations to do it at."""
         return self._delivery.requests
 
 
 class AloneDelivery:
-    """Job control of one worker: what it contributes is the collection.
+    """Job control of one worker: its own payload is the collection.
 
     A request names the end of the iteration under way or, after it, that of the next one. Requests come from any thread:
     one that reads the clock of an iteration is in `requests` before `advance` ends the iteration, so the loop sees it there.
@@ -175,7 +175,7 @@ class AllReduceDelivery(ShardDelivery):
 
     Each iteration sums how often rank 0 has requested each kind: all other workers contribute zeros. So all workers see
     a request at the end of the same iteration, and the request names the next one: a worker that passes values on to
-    others of its host (`local/control.py`) has time to tell them.
+    others of its host (`local/control.py`) has time to send them the request.
 
     Args:
         client: connected to shard 0.

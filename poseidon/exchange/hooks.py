@@ -1,11 +1,11 @@
-"""Wait-free backpropagation: joins a module's autograd to an exchange.
+"""Wait-free backpropagation: hooks that connect a module's autograd to an exchange.
 
-Law: a tensor's gradient begins its way the moment autograd has the whole of it, while layers below are still in their
-backward pass; and a layer waits for its own tensors only, right before its forward pass uses them.
+Law: a tensor's gradient is sent as soon as autograd has the whole of it, while the layers below are still in their backward
+pass. A layer waits for its own tensors only, right before its forward pass uses them.
 
-A tensor that is used though the forward pass of its own module does not run (torch.nn.MultiheadAttention reads the weight
-of its `out_proj`) is found in the first iteration, whose values are there from the beginning. From then on it is waited
-for at the start of an iteration.
+A tensor may be used though the forward pass of its own module does not run (torch.nn.MultiheadAttention reads the weight
+of its `out_proj`). The hooks find it in the first iteration, in which all values are present from the start. From then on
+they wait for it at the start of an iteration.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from poseidon.exchange.module_hooks import OfOneModule, OutsideOfGraphs
 
 
 class Hooks:
-    """The hooks on one module.
+    """The hooks of one module.
 
     Args:
         module: the net; any `nn.Module`.
         tensors: what the exchange keeps together, by its index.
         exchange: the exchange.
         passes: forward and backward passes an iteration (iter_size); gradients leave in the last one.
-        wait_free: off, nothing leaves before the last backward pass has ended, and the first layer of the next
-            forward pass waits for everything; for comparisons.
-        sources: the parameter or buffer of the module behind each tensor, where that is not the tensor itself.
-        entry: where the module is compiled, what the script calls in its place: it waits for all tensors before it runs.
-        in_backward: told, within a backward pass, that it has reached a layer whose weight travels as factors.
+        wait_free: if False, no gradient leaves before the last backward pass has ended, and the first layer of the
+            next forward pass waits for all tensors; for comparisons.
+        sources: for each tensor the parameter or buffer of the module; empty: the tensors themselves.
+        entry: the compiled module that the script calls in place of `module`; all tensors are waited for before it runs.
+        on_backward: called when a backward pass reaches a layer whose weight travels as factors.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Hooks:
         wait_free: bool = True,
         sources: Sequence[Tensor] = (),
         entry: nn.Module | None = None,
-        in_backward: Callable[[], None] = lambda: None,
+        on_backward: Callable[[], None] = lambda: None,
     ) -> None:
         self._exchange = exchange
         self._passes = passes
@@ -56,17 +56,17 @@ class Hooks:
         self._pass = 0
         self._waiting: set[int] = set()
         self._begun: set[int] = set()
-        self._there: dict[int, tuple[Tensor, int]] = {}  # gradients as backward passes have left them
+        self._accumulated: dict[int, tuple[Tensor, int]] = {}  # gradients with their versions
         self._names = [trained.name for trained in tensors]
         self._iterations = 0
-        self._unannounced: set[int] = set()
+        self._without_forward: set[int] = set()
         own: Sequence[Tensor] = sources or [trained.tensor for trained in tensors]
         self._sources = own
         self._indices = {tensor: index for index, tensor in enumerate(own)}
         self._handles: list[RemovableHandle] = []
         layers = layers_with_factors(module)
         self._taps = [
-            FactorTap(_layer(layers, own[index], trained.name), trained.name, index, exchange, in_backward)
+            FactorTap(_layer(layers, own[index], trained.name), trained.name, index, exchange, on_backward)
             for index, trained in enumerate(tensors)
             if index in exchange.by_factors
         ]
@@ -75,7 +75,7 @@ class Hooks:
             own[index]: index for index, t in enumerate(tensors) if not t.statistics and index not in tapped
         }
         for tensor in self._by_gradient:
-            self._handles.append(tensor.register_post_accumulate_grad_hook(self._gradient_is_there))
+            self._handles.append(tensor.register_post_accumulate_grad_hook(self._on_gradient))
         if entry is not None:
             waiter = OfOneModule(self._waiter(sorted(self._indices.values())))
             self._handles.append(entry.register_forward_pre_hook(waiter, prepend=True))
@@ -84,16 +84,16 @@ class Hooks:
             tensors_of = chain(child.parameters(recurse=False), child.buffers(recurse=False))
             owned = [self._indices[tensor] for tensor in tensors_of if tensor in self._indices]
             if owned:
-                # Before all others: one may read the tensors, as torch.nn.utils.prune does.
+                # Before all other hooks: one may read the tensors, as torch.nn.utils.prune does.
                 waiter = of_layers(self._waiter(owned))
                 self._handles.append(child.register_forward_pre_hook(waiter, prepend=True))
 
     def start(self) -> None:
-        """A new iteration: every tensor must be waited for again."""
+        """Begin an iteration: every tensor must be waited for again."""
         self._pass = 0
         self._waiting = set(self._indices.values())
         self._begun.clear()
-        for index in self._unannounced:
+        for index in self._without_forward:
             self._wait(index)
         self._start_pass()
 
@@ -103,7 +103,7 @@ class Hooks:
             self._wait(index)
 
     def next_pass(self) -> None:
-        """A backward pass of this iteration has ended."""
+        """End a backward pass of this iteration."""
         self._pass += 1
         if self._pass < self._passes:
             self._start_pass()
@@ -114,8 +114,8 @@ class Hooks:
             tap.start_pass(sends=sends)
 
     def drop(self) -> None:
-        """Forget what the passes of this iteration have left; none of it has begun its way."""
-        self._there.clear()
+        """Drop the gradients of the passes of this iteration, of which none has been sent."""
+        self._accumulated.clear()
         for tensor in self._by_gradient:
             tensor.grad = None
         for tap in self._taps:
@@ -124,14 +124,14 @@ class Hooks:
         self._start_pass()
 
     def finish(self) -> None:
-        """The last backward pass has ended: send what earlier passes left, and drop the gradients."""
-        for index, (gradient, version) in self._there.items():
+        """End the last backward pass: send the gradients that only earlier passes had, and drop all of them."""
+        for index, (gradient, version) in self._accumulated.items():
             if self._sources[index].grad is not gradient or gradient._version != version:
                 raise UsageError(
                     f"the gradient of '{self._names[index]}' was changed after backward() had sent it; expected the clip= of "
                     "distribute(), or average_gradients() before a loop changes gradients that a torch.optim optimizer reads"
                 )
-        self._there.clear()
+        self._accumulated.clear()
         for tensor, index in self._by_gradient.items():
             if index not in self._begun and tensor.grad is not None:
                 self._exchange.begin(index, tensor.grad.data)
@@ -139,12 +139,12 @@ class Hooks:
         for tap in self._taps:
             tap.finish()
         for index in list(self._waiting):  # tensors whose own module's forward pass has not run
-            self._unannounced.add(index)
+            self._without_forward.add(index)
             self._wait(index)
         self._iterations += 1
 
     def close(self) -> None:
-        """Take the hooks off the module."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -152,7 +152,7 @@ class Hooks:
             tap.close()
         self._taps.clear()
 
-    def _gradient_is_there(self, tensor: Tensor) -> None:
+    def _on_gradient(self, tensor: Tensor) -> None:
         index = self._indices[tensor]
         if index in self._waiting and self._iterations:
             raise UsageError(
@@ -166,10 +166,10 @@ class Hooks:
                 f"the gradient of '{self._names[index]}' came twice in a pass, and the first has left; expected "
                 "use_reentrant=False where checkpoints share a parameter, and no second try of a backward() that has failed"
             )
-        self._there[index] = tensor.grad, tensor.grad._version
+        self._accumulated[index] = tensor.grad, tensor.grad._version
         if self._wait_free and self._pass == self._passes - 1:
             self._begun.add(index)
-            # Its data: what the exchange does to it in the background is no change that `finish` should see.
+            # Its `data`: `finish` must not see what the exchange does to it in the background as a change.
             self._exchange.begin(index, tensor.grad.data)
 
     def _check_kind(self, index: int, gradient: Tensor) -> None:

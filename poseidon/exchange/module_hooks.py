@@ -1,11 +1,11 @@
-"""Hooks on a module that its copies do not take along.
+"""Hooks of a module that do nothing in its copies.
 
 Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a hook that does nothing. A copy is no part of
-the exchange: it shares no memory with what the exchange moves, and neither sockets nor threads can be copied.
+the exchange: it shares no memory with the tensors that the exchange moves, and sockets and threads cannot be copied.
 
-Hooks wait for the network and look at clocks, so torch.compile does not trace them: a graph ends before one and another
-begins behind it. A module that was compiled before it was distributed is one graph: what its layers' hooks would do is done before
-it runs, by hooks of what the script calls (`uncompiled`).
+Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends before a hook, and another
+begins after it. A module that was compiled before it was distributed is one graph. Hooks of the module that the script calls
+do the work of its layers' hooks, before it runs (`uncompiled`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class OfOneModule:
     """A hook, on the module that it was registered on.
 
     Args:
-        hook: what it does there.
+        hook: called there.
     """
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Do it."""
+        """Call the hook."""
         return self._hook(*arguments, **named)
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -46,14 +46,15 @@ class OfOneModule:
 
 
 class OutsideOfGraphs(OfOneModule):
-    """A hook that a graph of torch.compile leaves out; where its module runs without one it does what it does."""
+    """A hook that torch.compile leaves out of a graph. It runs where its module runs without a graph."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Do it, unless a graph is made."""
+        """Call the hook, unless torch.compile makes a graph."""
         return None if torch.compiler.is_dynamo_compiling() else self._hook(*arguments, **named)
 
 
-# What torch.compiler.disable does to a frame, without its import of seconds: dynamo looks into none below these either.
+# What torch.compiler.disable does to a frame, without its import, which takes seconds. Dynamo skips the frames that these
+# call, too.
 for _code in (OfOneModule.__call__.__code__, OutsideOfGraphs.__call__.__code__):
     eval_frame.set_code_exec_strategy(
         _code, eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
@@ -61,7 +62,7 @@ for _code in (OfOneModule.__call__.__code__, OutsideOfGraphs.__call__.__code__):
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile(module)` was given; any other module is its own."""
+    """Return the module that was passed to `torch.compile`; for a module that is not compiled, itself."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")  # not imported: nothing has been compiled
     if compiler is not None and isinstance(module, compiler.OptimizedModule):
         inner: nn.Module = module._orig_mod
@@ -70,7 +71,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 def idle() -> OfOneModule:
-    """A hook that does nothing."""
+    """Return a hook that does nothing."""
     return OfOneModule(_nothing)
 
 

@@ -1,4 +1,4 @@
-"""What a job asks of its exchange: parsed once from the flags, checked once, and handed whole to all who need it.
+"""The options of a job's exchange: parsed and checked once, and passed whole from the flags to the store.
 
 Law: an option is a field here and a flag in `poseidon/cli/parsers/jobs.py`, whose name the field gives. Nothing between the two
 names it.
@@ -18,7 +18,7 @@ from ps_server import Consistency, Precision
 
 
 class OnDivergence(Enum):
-    """What a difference between replicas does."""
+    """The effect of a difference between replicas."""
 
     STOP = "stop"
     """It ends the job."""
@@ -31,15 +31,15 @@ class ExchangeOptions:
     """The options of an exchange, the same on every worker.
 
     Attributes:
-        kind: how gradients meet.
+        kind: decides the scheme of each tensor.
         staleness: the bound of every table, in iterations; at least 0.
         rows: pieces to cut each table into; 0: pieces of up to 2 MiB.
-        consistency: how values travel.
+        consistency: when values are sent.
         precision: of gradients and values on the wire.
         bandwidth_mbps: SSPAggr's budget of each client for changes that the bound does not need yet; None: no limit.
-        wait_free: gradients leave while the backward pass still runs.
+        wait_free: whether gradients leave while the backward pass runs.
         check_every: iterations between comparisons of the replicas; 0: they are never compared.
-        on_divergence: what a difference does.
+        on_divergence: the effect of a difference.
 
     Raises:
         UsageError: a number is out of range, or two options exclude each other; the text names their flags.
@@ -73,23 +73,23 @@ class ExchangeOptions:
 
     @classmethod
     def from_flags(cls, flags: argparse.Namespace, *, kind: ExchangeKind) -> ExchangeOptions:
-        """The options of a command line.
+        """Return the options of a command line.
 
         Args:
-            flags: have each field's flag by its name.
-            kind: what --exchange and --svb ask for together.
+            flags: has the flag of each field as an attribute.
+            kind: the kind that --exchange and --svb give together.
         """
         given = {entry.name: getattr(flags, entry.metadata["flag"]) for entry in fields(cls)}
         return cls.from_json({**given, "kind": kind.value})
 
     def to_json(self) -> dict[str, object]:
-        """As values for `json.dumps`, by field."""
+        """Return values for `json.dumps`, by field."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ExchangeOptions:
-        """The inverse of `to_json`; fields that are missing have their defaults.
+        """Return the options that `to_json` has encoded; missing fields have their defaults.
 
         Raises:
             UsageError: a field is unknown, or its value is of another type or none of its choices.
@@ -104,7 +104,7 @@ DEFAULT_OPTIONS = ExchangeOptions()
 
 
 def _read(entry: Any, value: Any) -> Any:
-    """A value of JSON as one of the field's type, which is that of its default, or a number where that is None."""
+    """Return a value of JSON as the field's type: that of its default, or a number where the default is None."""
     kind = type(entry.default)
     if isinstance(entry.default, Enum):
         try:

@@ -151,13 +151,18 @@ class ServerExchange(WholeGradients):
 
     def begin(self, index: int, gradient: Tensor) -> None:
         """See `Exchange`."""
-        table, rate, iteration, event = self._tables[index], self._rate, self._iteration, self._side.mark()
+        table, rate, iteration, event = (
+            self._tables[index],
+            self._rate,
+            self._iteration,
+            self._side.record_event(),
+        )
         table.begun = True
 
         def push() -> None:
             with self._side.after(event):
                 flat = table.to_host(gradient.detach().reshape(-1))
-            self._side.finish()
+            self._side.synchronize()
             if table.staleness == 0:
                 self._client.push(index, flat.numpy(), rate=rate)
             elif self._settings.clip is None:

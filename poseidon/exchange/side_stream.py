@@ -1,7 +1,7 @@
-"""Work beside the compute stream of a GPU; on a CPU there is no such thing, and everything here does nothing.
+"""Work beside the compute stream of a GPU. On a CPU there are no streams, and all of this does nothing.
 
-Law: the compute stream is never synchronised with the host. Work on the side stream waits for events of the compute
-stream, and the compute stream for events of the side stream; only background threads wait for either.
+Law: the compute stream is never synchronised with the host. The side stream waits for events of the compute stream, and
+the compute stream for events of the side stream. Only background threads wait for either.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class SideStream:
     """A stream beside the one that computes.
 
     Args:
-        device: where the tensors are.
+        device: of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def mark(self) -> Event:
-        """What the current stream has been given so far."""
+    def record_event(self) -> Event:
+        """Return an event after the work that has been queued on the current stream."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()
@@ -38,7 +38,7 @@ class SideStream:
 
     @contextlib.contextmanager
     def after(self, event: Event) -> Iterator[None]:
-        """Work within runs on the side stream, after `event`."""
+        """Run the body's work on the side stream, after `event`."""
         if self._stream is None:
             yield
             return
@@ -47,28 +47,28 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             yield
 
-    def join(self, event: Event) -> None:
-        """Make the current stream wait for `event`; the host does not."""
+    def wait_event(self, event: Event) -> None:
+        """Make the current stream wait for `event`; the host does not wait."""
         if event is not None:
             torch.cuda.current_stream(self.device).wait_event(event)
 
-    def finish(self) -> None:
-        """Wait, on the host, until the side stream is done. For background threads."""
+    def synchronize(self) -> None:
+        """Wait on the host until the side stream has finished its work. For background threads."""
         if self._stream is not None:
             self._stream.synchronize()
 
     def host_buffer(self, *shape: int) -> Tensor:
-        """Memory on the host that copies to and from this device can use directly (pinned, for a GPU)."""
+        """Return float32 memory on the host that copies to and from this device use directly (pinned, for a GPU)."""
         return torch.empty(*shape, dtype=torch.float32, device="cpu", pin_memory=self._stream is not None)
 
 
 class SerialExecutor:
-    """Calls run one after the other: at once on a CPU; for a GPU, whose copies take their time, on a thread of their own.
+    """Runs calls one after the other: on a CPU at once; for a GPU, whose copies take time, on a thread of its own.
 
     Args:
-        device: where the tensors are.
+        device: of the tensors.
         name: of the thread.
-        failed: told what a call on the thread raised; later calls are dropped.
+        failed: called with what a call on the thread raised; later calls are dropped.
     """
 
     def __init__(self, device: torch.device, name: str, failed: Callable[[Exception], None]) -> None:
@@ -80,19 +80,19 @@ class SerialExecutor:
             self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run `function` after all earlier ones; on a GPU this returns at once."""
+        """Run `function` after all earlier calls; for a GPU this returns at once."""
         if self._thread is None:
             function()
         else:
             self._calls.put(function)
 
     def drain(self) -> None:
-        """Wait until everything has run."""
+        """Wait until all calls have run."""
         if self._thread is not None:
             self._calls.join()
 
     def close(self) -> None:
-        """Run what is left, and stop. Safe to call twice."""
+        """Run the calls that are left, and stop. Safe to call twice."""
         if self._thread is not None and self._thread.is_alive():
             self._calls.put(None)
             self._thread.join()
@@ -103,7 +103,7 @@ class SerialExecutor:
             try:
                 if not broken:
                     function()
-            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the owner must hear of it
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
                 broken = True
                 self._failed(error)
             finally:

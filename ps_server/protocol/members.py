@@ -2,7 +2,7 @@
 
     stranger --Hello--> known --Create--> joined --Leave--> left
 
-Law: a worker that leaves before the others have finished can be waited for by nobody, so those who go on are notified
+Law: when a worker has left before the others have finished, no worker may wait for it: those that go on are notified
 (`Gone`).
 """
 

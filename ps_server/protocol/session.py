@@ -1,19 +1,19 @@
-"""A worker's side of the store. A state machine without I/O: calls and messages in, messages out.
+"""The session of one worker with the store. A state machine without I/O: calls and messages in, messages out.
 
 Laws:
 
 * Read: a table may be read at clock c only when every chunk has reached c - s (`clock.py`).
-* Read my writes: at staleness > 0 a value holds the worker's own changes too; those that the shard had not
-  yet added when it sent the value are added again here, from the log of own changes.
-* Under `SSPAggr` with a budget, changes may be kept back and leave added up (`bandwidth.py`). At clock c everything of
-  iterations < c + 1 - s has left, so no worker that has finished as much as this one waits for it; and `Clock` tells
-  the shards how many iterations they have all changes of, so the bound holds whatever is kept back.
-* A session that is begun anew (`renewed`) hears no shard's `Signal` before that shard's `Welcome`: until then it may be one
-  of the session before.
-* A pushed array is held, and must not be written to, until the shard has it (staleness 0: until the next
-  value of its chunk arrives; staleness > 0: until a value that includes it arrives).
-* A table of staleness 0 may be bound to its reader's array: values are then written where they belong as they come,
-  which is between a push and the next read, when nobody looks.
+* Read my writes: at staleness > 0 a value holds the worker's own changes, too. The session adds those that the shard had
+  not yet added when it sent the value, from the log of own changes.
+* Under `SSPAggr` with a budget, changes may be held back and sent as a sum (`bandwidth.py`). At clock c all changes of
+  iterations < c + 1 - s have been sent, so no worker with as many finished iterations as this one waits for them. A `Clock`
+  message has the number of iterations whose changes have all been sent, so the bound holds whatever is held back.
+* A renewed session (`renewed`) ignores the `Signal`s of a shard until that shard's `Welcome`: before it they may be of the
+  previous session.
+* A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until the next value of its
+  chunk arrives, at staleness > 0 until a value that includes it arrives.
+* A table of staleness 0 may be bound to its reader's array. Values are then written to that array when they arrive: between a
+  push and the next read, when no thread reads the array.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Addressed(NamedTuple):
 
 
 InitialValue = Callable[[int], Sequence[m.Array]]
-"""Table id -> [first value, history, ...], flat float32."""
+"""From the index of a table to [first value, history, ...], flat float32."""
 
 
 class Session:
-    """One worker's view of all shards.
+    """The session of one worker with all shards.
 
     Args:
         rank: this worker's rank.
         store: the store, the same on every worker.
         token: the job's secret.
-        log: under `SSPAggr`, what keeps changes back (`bandwidth.py`); None: everything leaves at once.
+        log: under `SSPAggr`, holds changes back (`bandwidth.py`); None: every change is sent at once.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Session:
         self.collections = WorkerCollections(store.workers)
         self._token = token
         self._log = log if store.consistency is Consistency.SSP_AGGR else None
-        self._told_clock = store.start_clock
+        self._sent_clock = store.start_clock
         self._placement = place(store.tables, store.shards, store.loads)
         self._copies = tuple(
             tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
@@ -93,16 +93,16 @@ class Session:
         return list(zip(self._placement.chunks, self.store.tables, strict=True))
 
     def chunks_on(self, shard: int) -> Sequence[Chunk]:
-        """The chunks that live on a shard."""
+        """Return the chunks of a shard."""
         return self._placement.of_shard(shard)
 
-    # -- speaking ------------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------
 
     def start(self, initial: InitialValue) -> list[Addressed]:
-        """Join every shard and agree on the store; rank 0 brings the first values.
+        """Join every shard and agree on the store; rank 0 sends the first values.
 
         Args:
-            initial: gives a table's first value, and its history when a run is resumed; called by rank 0.
+            initial: returns a table's first value, and its history when a run is resumed; called on rank 0.
         """
         outgoing: list[Addressed] = []
         for shard in range(self.store.shards):
@@ -118,13 +118,13 @@ class Session:
         return outgoing
 
     def renewed(self, start_clock: int) -> Session:
-        """A session to go on with on the same connections, whose store begins anew at another clock.
+        """Return a session on the same connections, whose store starts again at another clock.
 
-        Every worker has met the others since its last message, and none has pushed anything. What rank 0 has asked for
-        (`signal`) is forgotten: it asks anew once the session has started.
+        All workers have taken part in a collection since their last message, and none has pushed. Rank 0's signals are
+        forgotten: it sends them again once the session has started.
         """
         if any(copy.pushed != self.store.start_clock for row in self._copies for copy in row):
-            raise LocalProtocolError("a store begins anew only before its first push")
+            raise LocalProtocolError("a store is renewed only before its first push")
         store = replace(self.store, start_clock=start_clock)
         session = Session(self.rank, store, self._token, log=self._log)
         session._joins = False
@@ -152,20 +152,20 @@ class Session:
             )
 
     def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
-        """What to `push` in place of this iteration's gradient or change: at 16 bits the rounded one; once each.
+        """Return what to `push` for this iteration's gradient or change: at 16 bits the rounded one. Call it once for each.
 
-        Only whoever pushes the table may call it, beside any other method.
+        Only the thread that pushes the table may call it, at the same time as any other method.
         """
         self._check_array(table, array)
         feedback = self._feedback[table]
         return array if feedback is None else feedback.round(array)
 
     def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
-        """Send what `on_the_wire` gave for this iteration's gradient or change of a table, once."""
+        """Send the result of `on_the_wire` for this iteration's gradient or change of a table, once."""
         self._check_array(table, array, of_pushes(self.store, self.store.tables[table]))
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(
-                f"table '{self.store.tables[table].name}' is a copy: nobody pushes to it"
+                f"table '{self.store.tables[table].name}' is a copy: no worker pushes to it"
             )
         outgoing = []
         for copy in self._copies[table]:
@@ -186,17 +186,17 @@ class Session:
         return outgoing
 
     def release(self, now_s: float) -> list[Addressed]:
-        """Send early what the budget allows of the changes that are kept back."""
+        """Send the changes that are held back, as far as the budget allows."""
         if self._log is None:
             return []
-        outgoing = [self._send_kept(key) for key in self._log.affordable(now_s)]
-        return [*outgoing, *self._tell_clock()] if outgoing else []
+        outgoing = [self._send_held(key) for key in self._log.affordable(now_s)]
+        return [*outgoing, *self._send_clock()] if outgoing else []
 
     def release_in_s(self, now_s: float) -> float | None:
-        """Seconds until `release` has something to send; None when nothing is kept back."""
+        """Return the seconds until `release` has something to send; None when nothing is held back."""
         return None if self._log is None else self._log.wait_s(now_s)
 
-    def _send_kept(self, key: tuple[int, int]) -> Addressed:
+    def _send_held(self, key: tuple[int, int]) -> Addressed:
         assert self._log is not None
         first, count, array = self._log.take(key)
         copy = self._copies[key[0]][key[1]]
@@ -205,16 +205,16 @@ class Session:
         return Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
 
     def _send_due(self, before: Callable[[TableSpec], int]) -> list[Addressed]:
-        """Send what is kept back of iterations before `before(table)`, and tell the clock that this makes true."""
+        """Send what is held back of iterations before `before(table)`, and the clock that this reaches."""
         if self._log is None:
             return []
         due = [
             key for table, spec in enumerate(self.store.tables) for key in self._log.due(table, before(spec))
         ]
-        return [*(self._send_kept(key) for key in due), *self._tell_clock()]
+        return [*(self._send_held(key) for key in due), *self._send_clock()]
 
-    def _tell_clock(self) -> list[Addressed]:
-        """Tell the shards how many iterations they have all changes of."""
+    def _send_clock(self) -> list[Addressed]:
+        """Send the shards the number of iterations whose changes have all been sent."""
         sent = [
             c.sent
             for (row, t) in zip(self._copies, self.store.tables, strict=True)
@@ -222,8 +222,8 @@ class Session:
             for c in row
         ]
         reached = min([self.clock, *sent])
-        clocks = range(self._told_clock + 1, reached + 1)
-        self._told_clock = max(self._told_clock, reached)
+        clocks = range(self._sent_clock + 1, reached + 1)
+        self._sent_clock = max(self._sent_clock, reached)
         return [Addressed(shard, m.Clock(clock)) for clock in clocks for shard in self._clocked]
 
     def tick(self) -> list[Addressed]:
@@ -233,14 +233,14 @@ class Session:
                 raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
         self.clock += 1
         if self._log is None:
-            return self._tell_clock()
-        # Another worker that has finished as much as this one does not wait for what is kept back.
+            return self._send_clock()
+        # A worker with as many finished iterations as this one does not wait for what is held back.
         return self._send_due(lambda table: needed_clock(self.clock + 1, table.staleness))
 
     def ask(self, table: int, staleness: int | None = None) -> list[Addressed]:
-        """Under `SSP`: ask for the chunks that are too old to be read. Under `SSPPush` they come unasked.
+        """Ask for the chunks that are too old to be read, under `SSP`. Under `SSPPush` the shards send them unasked.
 
-        Under `SSPAggr` with a bound of the reader's own: all workers read so, and need what this one keeps back.
+        Under `SSPAggr` with a bound of the reader's own: all workers read so, and need what this one holds back.
         """
         spec = self.store.tables[table]
         if staleness is not None and self._log is not None and spec.adds_changes:
@@ -264,7 +264,7 @@ class Session:
         return [Addressed(c.shard, m.GetHistory(table, c.index)) for c in self._placement.chunks[table]]
 
     def store_copy(self, table: int, array: m.Array) -> list[Addressed]:
-        """Rank 0: bring the shards' copy of a table of `Keeping.COPY` up to this worker's clock."""
+        """Send the value of a table of `Keeping.COPY` at this worker's clock to its shards. Rank 0 only."""
         self._check_array(table, array)
         return [
             Addressed(c.shard, m.Store(table, c.index, self.clock, array[c.start : c.stop].copy()))
@@ -280,7 +280,7 @@ class Session:
         return outgoing
 
     def add_norm(self, clock: int, squares: float) -> list[Addressed]:
-        """Rank 0, where the store has an outside norm: add the sum of squares of the gradients outside it."""
+        """Add the sum of squares of the gradients outside the store. Rank 0 only, where the store has an outside norm."""
         return [Addressed(*to) for to in self.norm.add_outside(clock, squares)]
 
     def gather(self, payload: bytes) -> tuple[int, list[Addressed]]:
@@ -289,20 +289,20 @@ class Session:
         return gather.tag, [Addressed(0, gather)]
 
     def signal(self, kind: m.SignalKind) -> tuple[m.Signal, list[Addressed]]:
-        """Rank 0: ask every worker, this one too, to do `kind` after an iteration that all can still reach.
+        """Signal all workers, this one too, to do `kind` after an iteration that none of them has passed. Rank 0 only.
 
-        What this worker pushes in iteration `clock` may have left already, though the iteration has not ended. So
+        The pushes of this worker in iteration `clock` may have been sent already, though the iteration has not ended. So
         another worker can have read its tables for iteration clock + s + 1, and finished it, before the signal
-        reaches it; for the one after it needs this worker's next push, and each shard passes the signal on before any
-        value with that. So the end of iteration clock + s + 2 is the first one that all can stop at: clock + s + 3 are
-        finished then.
+        reaches it. For the next iteration it needs this worker's next push, and each shard passes the signal on before
+        any value with that push. So the end of iteration clock + s + 2 is the first that all can stop at: clock + s + 3
+        iterations are finished then.
         """
         lead = max((table.staleness for table in self.store.tables), default=0)
         signal = self.signals.send(kind, self.clock + lead + 3)
         return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
 
     def leave(self) -> list[Addressed]:
-        """Say goodbye to every shard."""
+        """Leave every shard, after the changes that are held back."""
         rest = self._send_due(lambda table: self.clock + 1)
         return [*rest, *(Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
 
@@ -321,12 +321,12 @@ class Session:
         self._bound[table] = out
         self._bound_outside[table] = True
 
-    # -- listening -----------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------------------
 
     def land(self, shard: int, value: m.Value) -> None:
-        """Write a value that has come to where its table is bound; then call `receive` with it.
+        """Write a value to the array that its table is bound to. Call `receive` with the value afterwards.
 
-        Whoever reads the table waits until `receive` was called, so this alone may run beside any other method.
+        A reader of the table waits until `receive` was called, so this method may run at the same time as any other.
 
         Raises:
             RemoteProtocolError: the value is not one that the shard may send now; nothing is written.
@@ -344,11 +344,11 @@ class Session:
             add(view, value.array)
 
     def receive(self, shard: int, message: m.Message) -> list[Addressed]:
-        """Take one message of a shard; return what to answer.
+        """Take one message of a shard. Return the answers to send.
 
         Raises:
-            RemoteProtocolError: the shard refused something of ours, or broke the protocol.
-            PeerLost: another worker has left before this one's work is done.
+            RemoteProtocolError: the shard refused a message of this worker, or broke the protocol.
+            PeerLost: another worker has left before this one has finished.
         """
         match message:
             case m.Value():
@@ -356,7 +356,7 @@ class Session:
             case m.Fresh(clock):
                 self._fresh[shard] = max(self._fresh[shard], clock)
             case m.Welcome(index) if index == shard:
-                self.signals.welcome(shard)  # all else is sent without waiting for it
+                self.signals.welcome(shard)  # all other messages are sent without waiting for it
             case m.PartialNorm(clock, _) if self.norm.expects_partial(shard, clock):
                 return [Addressed(*to) for to in self.norm.add_partial(shard, message)]
             case m.TotalNorm(clock, _) if self.norm.expects_total(shard, clock, now=self.clock):
@@ -432,12 +432,12 @@ class Session:
         return max(needed_clock(self.clock, spec.staleness if staleness is None else staleness), 0)
 
     def missing(self, table: int, staleness: int | None = None, *, first: int = 0) -> Chunk | None:
-        """The first chunk that is too old to be read now, or None.
+        """Return the first chunk that is too old to be read now, or None.
 
         Args:
             table: the table.
-            staleness: a bound to use in place of the table's own; 0 reads what all workers have finished.
-            first: the chunk to begin with, where those before it are known to be fresh enough.
+            staleness: a bound to use in place of the table's own; 0 reads the updates of all workers' finished iterations.
+            first: the chunk to begin with; those before it are fresh enough.
         """
         needed = self._needed(table, staleness)
         for copy in islice(self._copies[table], first, None):
@@ -449,7 +449,7 @@ class Session:
         return None
 
     def take(self, table: int) -> list[Piece]:
-        """What has come since the last call, to be written over the reader's copy of the table."""
+        """Return what has come since the last call; the reader writes it over its copy of the table."""
         pieces = []
         for copy in self._copies[table]:
             if copy.unread is not None:
@@ -459,13 +459,13 @@ class Session:
         return pieces
 
     def _own_changes(self, copy: ChunkCopy) -> tuple[m.Payload, ...]:
-        """What this worker has changed and the last value does not include."""
+        """Return the changes of this worker that the last value does not include."""
         kept = None if self._log is None else self._log.peek((copy.chunk.table, copy.chunk.index))
         sent = tuple(push.array for push in copy.held)
         return sent if kept is None else (*sent, kept)
 
     def history(self, table: int) -> list[m.Array] | None:
-        """The history asked for, put together, or None while parts are missing."""
+        """Return the history that `ask_history` has asked for; None while parts are missing."""
         row = self._placement.chunks[table]
         if not all((table, chunk.index) in self._histories for chunk in row):
             return None

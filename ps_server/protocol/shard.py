@@ -1,22 +1,22 @@
-"""The shard: holds some chunks of every table and keeps the consistency model. A state machine without I/O.
+"""A shard: it holds some chunks of every table and keeps the consistency model. A state machine without I/O.
 
 Laws:
 
 * A chunk of staleness 0 is a bulk-synchronous cell. It takes exactly one gradient of iteration `clock` from
   every worker, adds them in worker order (so that the sum has the same bits in every run), applies the rule
-  once to their average, and only then becomes `clock + 1`. A chunk of an averaged table takes values in their place.
-* A chunk of a table that is a copy changes only when rank 0 stores what it has become.
-* A chunk of staleness > 0 is a sum. Changes are added as they arrive; what a worker may read is bounded by
-  the vector clock (`clock.py`). Under `SSPPush` a worker gets what the others changed when the slowest clock
-  moves, and also, once between two pushes of its own, as soon as it is there: values are then mostly fresher than
-  the bound asks for, which is what keeps stale training close to exact training, at no more than twice the bytes.
-* Nothing illegal changes state: it is answered with `Fault` and counted.
-* Until the first push all workers together may create the store anew, with other first values at another clock (a state is
-  loaded). Each gets `Welcome` once it has: what it is sent after that is of the new store.
-* Memory is taken when the store is made; an iteration takes none but what its messages lie in. The gradient that
-  came for worker 0 becomes the sum, in the memory that it arrived in. A value's memory is handed to the transport
-  without a copy: at staleness 0 the next change of the chunk needs a push from every worker, which each sends only
-  after it has the value in hand.
+  once to their average, and only then becomes `clock + 1`. A chunk of an averaged table takes values instead.
+* A chunk of a table that is a copy changes only when rank 0 stores a new value.
+* A chunk of staleness > 0 is a sum. Changes are added as they arrive. The vector clock (`clock.py`) bounds what a worker
+  may read. Under `SSPPush` a worker gets the others' changes when the slowest clock moves, and also, once between two
+  pushes of its own, as soon as there is a change. So values are mostly fresher than the bound asks for, which keeps stale
+  training close to exact training, at no more than twice the bytes.
+* An illegal message changes no state: it is answered with `Fault` and counted.
+* Before the first push all workers together may create the store again, with other first values at another clock (a saved
+  state is loaded). Each gets `Welcome` then: every later message to it is of the new store.
+* Memory is allocated when the store is created; an iteration allocates only the memory of its messages. The gradient of
+  worker 0 becomes the sum, in the memory in which it arrived. The transport sends a value from its own memory,
+  without a copy: at staleness 0 the next change of the chunk needs a push of every worker, and a worker pushes only
+  after it has received the value.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ps_server.rules import clip_factor, sum_of_squares
 
 @dataclass(slots=True)
 class Counts:
-    """What a shard has seen since it started."""
+    """The counters of a shard since it started."""
 
     messages: int = 0
     faults: int = 0
@@ -53,7 +53,7 @@ class Shard:
 
     Args:
         index: this shard's number.
-        workers: number of workers that will come.
+        workers: number of workers that will join.
         token: the job's secret, which every `Hello` must carry.
     """
 
@@ -68,7 +68,7 @@ class Shard:
         self._clock = VectorClock(workers)
         self._begun = False
         self._agreed: set[int] = set()  # ranks that have created the present store
-        self._generation = 0  # of the present store: workers create it anew together
+        self._generation = 0  # of the present store: counts how often workers have created one together
         self._created = [0] * workers  # times each rank has created a store
         self._handlers: dict[type, Callable[[int, Any], Iterator[Outgoing]]] = {
             m.Create: self._create,
@@ -86,21 +86,21 @@ class Shard:
 
     @property
     def finished(self) -> bool:
-        """Whether every worker has come and left."""
+        """Whether every worker has joined and left."""
         return self._members.finished
 
     @property
     def all_here(self) -> bool:
-        """Whether every worker has come: no other peer may join."""
+        """Whether every worker has joined: no other peer may."""
         return self._members.all_here
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all values and histories. Any thread may ask."""
+        """Bytes of all values and histories. Any thread may read it."""
         return sum(4 * cell.chunk.size * (1 + len(cell.history)) for cell in list(self._cells.values()))
 
     def handle(self, sender: bytes, message: m.Message) -> list[Outgoing]:
-        """Take one message; return what to send, in order."""
+        """Take one message. Return the messages to send, in order."""
         self.counts.messages += 1
         try:
             return self._handle(sender, message)
@@ -123,7 +123,7 @@ class Shard:
         return outgoing
 
     def refuse(self, sender: bytes, reason: str) -> list[Outgoing]:
-        """Count something that is not a legal message, and answer it."""
+        """Count an illegal message, and answer it."""
         self.counts.faults += 1
         return self._members.fault(sender, reason)
 
@@ -146,7 +146,7 @@ class Shard:
         generation = self._created[rank] + 1
         if generation < self._generation:
             self._created[rank] = generation
-            return  # of the store before: this worker's next one follows
+            return  # of the previous store: this worker's next `Create` follows
         if generation > self._generation:
             self._forget_store(rank)
         if self._store is None:
@@ -165,9 +165,9 @@ class Shard:
             yield self._members.to(rank, m.Welcome(self.index))
 
     def _forget_store(self, rank: int) -> None:
-        """The first worker that creates the store, or creates it anew: nobody has pushed anything to the one before.
+        """Forget the previous store, to which no worker has pushed, when the first worker creates the next one.
 
-        A shard without chunks may not have heard all workers create the store before: none of them waits for it.
+        A shard without chunks may not have all workers' `Create` of the previous store: no worker waits for it.
         """
         if self._generation == 0:
             self._generation = 1
@@ -194,7 +194,7 @@ class Shard:
         yield from self._begin()
 
     def _begin(self) -> Iterator[Outgoing]:
-        """Once everything and everyone is here: send the first values."""
+        """Send the first values, once all workers have agreed on the store and all values have come."""
         ready = len(self._agreed) == self._workers and all(
             cell.value is not None for cell in self._cells.values()
         )
@@ -243,7 +243,7 @@ class Shard:
             yield from self._complete(cell)
 
     def _sum_in_worker_order(self, cell: Cell) -> None:
-        """Add what has come, as far as worker order allows; the last makes it their average."""
+        """Add the gradients that have come, as far as worker order allows; the last one makes the sum an average."""
         while cell.summed in cell.arrived:
             array = cell.arrived.pop(cell.summed)
             cell.add(array, last=cell.summed == self._workers - 1)
@@ -299,7 +299,7 @@ class Shard:
         if store.clock < cell.clock:
             raise RemoteProtocolError(f"{cell.name} has clock {cell.clock}; clock {store.clock} was stored")
         assert cell.value is not None
-        cell.value = as_tensor(store.array).clone()  # the value it had may still be on its way to somebody
+        cell.value = as_tensor(store.array).clone()  # the transport may still be sending the previous value
         cell.clock = store.clock
         self.counts.bytes_in += store.array.nbytes
         yield from self._answer_waiting(cell, cell.clock)
@@ -380,7 +380,7 @@ class Shard:
             self.counts.bytes_out += array.nbytes
             if (
                 value is None or value.own != cell.own[rank]
-            ):  # one message for all whom it suits is encoded once
+            ):  # one message for all workers with the same count is encoded once
                 value = m.Value(cell.chunk.table, cell.chunk.index, clock, cell.own[rank], array)
             yield self._members.to(rank, value)
 
@@ -411,7 +411,7 @@ class Shard:
                 yield from self._notify_of_missing(other)
 
     def _notify_of_missing(self, rank: int) -> Iterator[Outgoing]:
-        """Notify a worker of one that has left before it: what it began can never be finished."""
+        """Notify a worker of one that has left before it: its iteration or collection can never be finished."""
         gone = self._members.missing_for(rank, self._is_behind)
         if gone is not None:
             iterations = max((cell.own[gone] for cell in self._cells.values()), default=0)

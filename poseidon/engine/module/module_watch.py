@@ -77,7 +77,7 @@ class ModuleWatch:
                 wait_free=wait_free,
                 sources=plan.sources,
                 entry=entry if is_compiled else None,
-                in_backward=callbacks.on_gradient,
+                on_backward=callbacks.on_gradient,
             )
             removal.callback(self.hooks.close)
             observed.watch()

@@ -157,7 +157,7 @@ class FactorChannel:
 
     def begin(self, index: int, u_KN: Tensor, v_KM: Tensor) -> None:
         """See `Exchange.begin_factors`."""
-        weight, iteration, event = self._weights[index], self._iteration, self._side.mark()
+        weight, iteration, event = self._weights[index], self._iteration, self._side.record_event()
         with self.peers.monitor:
             weight.progress.hand_in(iteration)
         self._flights.depart(weight.table)
@@ -165,7 +165,7 @@ class FactorChannel:
         def send() -> None:
             with self._side.after(event):
                 pair = weight.copy(iteration, u_KN, v_KM)
-            self._side.finish()
+            self._side.synchronize()
             if self._staleness and self._settings.clip is not None:
                 with self.peers.monitor:
                     weight.progress.hold(pair)
@@ -177,7 +177,7 @@ class FactorChannel:
     def release(self, index: int) -> None:
         """See `Exchange`."""
         with self.peers.monitor:
-            self._weights[index].progress.release(self._iteration, self._side.mark())
+            self._weights[index].progress.release(self._iteration, self._side.record_event())
             self.peers.monitor.notify()
 
     def wait(self, index: int) -> None:
@@ -259,7 +259,7 @@ class FactorChannel:
             f"the factors of '{weight.name}' of iteration {clock - 1} did not come",
             table=weight.table,
         )
-        self._side.join(weight.progress.done)
+        self._side.wait_event(weight.progress.done)
         if self._staleness:
             with self._rebuilding:
                 self._publish(weight)
@@ -339,8 +339,8 @@ class FactorChannel:
         with self._side.after(step.left):
             scale = limit * self._settings.gradient_scale / self._workers
             weight.apply(clock, stacked.u_BN, stacked.v_BM, rate=step.rate, scale=scale, kernel=self.kernel)
-            done = self._side.mark()
-        self._side.finish()  # the rounds' memory on the host may go
+            done = self._side.record_event()
+        self._side.synchronize()  # the rounds' memory on the host may go
         self._trace.span(Track.REBUILD, "apply", weight.name, began_ns, clock=clock)
         self._flights.arrive(weight.table)
         with self.peers.monitor:

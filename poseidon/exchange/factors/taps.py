@@ -39,7 +39,7 @@ class FactorTap:
         name: of its weight, for messages.
         index: of its weight in the exchange.
         exchange: where the factors go.
-        in_backward: called within a backward pass that has reached the layer.
+        on_backward: called when a backward pass reaches the layer.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class FactorTap:
         name: str,
         index: int,
         exchange: Exchange,
-        in_backward: Callable[[], None] = lambda: None,
+        on_backward: Callable[[], None] = lambda: None,
     ) -> None:
         self.index = index
         self._name = name
         self._exchange = exchange
-        self._in_backward = in_backward
+        self._on_backward = on_backward
         self._weight: nn.Parameter = module.get_parameter("weight")
         self._outputs, self._inputs = self._weight.shape
         self._kept: list[Factors] = []
@@ -135,7 +135,7 @@ class FactorTap:
         return tapped
 
     def _gradient(self, x: Tensor, version: int, gradient: Tensor) -> None:
-        self._in_backward()
+        self._on_backward()
         self._check(x, version)
         factors = (gradient.reshape(-1, self._outputs), x.detach().reshape(-1, self._inputs))
         if self._sends and not self._kept:

@@ -61,15 +61,15 @@ class _Gathered:
 class LeaderDelivery:
     """See `Delivery`. Collections are passed on in their order, whichever worker of the host contributes last.
 
-    A request names an iteration that all leaders reach. The leader sends it to its followers over the connection that also
-    tells of each new value, and before that value. A follower uses the value after it has read the request, so it has the
-    request before it can end that iteration.
+    A request names an iteration that all leaders reach. The leader sends it to its followers before it announces
+    the next value, on the same connection. A follower uses the value after it has read the request, so it has the request
+    before it can end that iteration.
 
     Args:
         inner: job control among the hosts.
         connections: to the followers, by local rank.
         monitor: guards the state that the threads of this worker share.
-        failed: called with the reason why collections cannot go on.
+        failed: called with the error that ends the collections.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class LeaderDelivery:
         self._check_left()
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has left. No collection may wait for it."""
+        """Note that a worker has left: no collection may wait for it."""
         with self._order:
             self._left.add(worker)
         self._check_left()
@@ -153,7 +153,7 @@ class LeaderDelivery:
             self._inner.request(self._pending.popleft())
 
     def announce(self) -> None:
-        """Send the followers what is new: before each value."""
+        """Send new requests to the followers; called before each value."""
         requests = self._inner.requests
         if requests != self._announced:
             send_all(self._connections, Kind.SIGNALS, pack_signals(requests))

@@ -129,14 +129,16 @@ class LeaderExchange:
         self.wait(index)
         self._begun.add(index)
         self._loop.stacks[index].own(u_KN.detach(), v_KM.detach())
-        self._contribute(Contribution(kind=Kind.FACTORS, worker=0, index=index, ready=self._loop.side.mark()))
+        self._contribute(
+            Contribution(kind=Kind.FACTORS, worker=0, index=index, ready=self._loop.side.record_event())
+        )
 
     def release(self, index: int) -> None:
         """See `Exchange`."""
         if index in self.by_factors and index not in self._released:
             self._released.add(index)
             self._contribute(
-                Contribution(kind=Kind.RELEASED, worker=0, index=index, ready=self._loop.side.mark())
+                Contribution(kind=Kind.RELEASED, worker=0, index=index, ready=self._loop.side.record_event())
             )
 
     def wait(self, index: int) -> None:
@@ -183,7 +185,9 @@ class LeaderExchange:
         self.wait(index)
         self._begun.add(index)
         self._contribute(
-            Contribution(kind=Kind.PART, worker=0, index=index, part=part, ready=self._loop.side.mark())
+            Contribution(
+                kind=Kind.PART, worker=0, index=index, part=part, ready=self._loop.side.record_event()
+            )
         )
 
     def _contribute(self, contribution: Contribution) -> None:

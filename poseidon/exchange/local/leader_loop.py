@@ -138,7 +138,7 @@ class LeaderLoop:
             lambda: True if self._published[index] >= publication else None,
             f"tensor '{self._tensors[index].name}' did not come",
         )
-        self.side.join(self._marks[index])
+        self.side.wait_event(self._marks[index])
 
     def close(self) -> None:
         """Finish what needs no other worker, and stop."""
@@ -232,7 +232,7 @@ class LeaderLoop:
             send_all(self._connections, Kind.VALUE, index=index)
             with self._monitor:
                 self._published[index] += 1
-                self._marks[index] = self.side.mark()
+                self._marks[index] = self.side.record_event()
                 self._monitor.notify()
 
     def _take(self, contribution: Contribution) -> None:

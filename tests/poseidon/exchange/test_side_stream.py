@@ -12,12 +12,12 @@ CPU = torch.device("cpu")
 
 def test_on_a_cpu_nothing_is_marked_and_nothing_waits() -> None:
     side = SideStream(CPU)
-    event = side.mark()
+    event = side.record_event()
     assert event is None
     with side.after(event):
         buffer = side.host_buffer(2, 3)
-    side.join(event)
-    side.finish()
+    side.wait_event(event)
+    side.synchronize()
     assert buffer.shape == (2, 3)
     assert not buffer.is_pinned()
 
@@ -67,7 +67,7 @@ def test_work_on_the_side_comes_after_what_it_waits_for() -> None:
     for _ in range(50):
         x = x * 1.0001
     host = side.host_buffer(1 << 20)
-    with side.after(side.mark()):
+    with side.after(side.record_event()):
         host.copy_(x, non_blocking=True)
-    side.finish()
+    side.synchronize()
     assert torch.equal(host, x.cpu())
