@@ -331,7 +331,7 @@ class Client:
         first = 0
 
         def fresh() -> bool | None:
-            nonlocal first  # a chunk that is fresh enough stays so: most of those that come are asked for once
+            nonlocal first  # a chunk that is fresh enough stays so: most are looked at once
             chunk = session.missing(table, staleness, first=first)
             first = first if chunk is None else chunk.index
             return True if chunk is None else None

@@ -34,7 +34,7 @@ class Held(NamedTuple):
 class ChunkCopy:
     """One chunk on one worker."""
 
-    __slots__ = ("asked", "chunk", "clock", "held", "own", "pushed", "sent", "unread")
+    __slots__ = ("chunk", "clock", "held", "own", "pushed", "requested", "sent", "unread")
 
     def __init__(self, chunk: Chunk, clock: int) -> None:
         self.chunk = chunk
@@ -44,7 +44,7 @@ class ChunkCopy:
         self.sent = clock  # own pushes that have left
         self.unread: m.Payload | None = None
         self.held: deque[Held] = deque()  # own pushes number own, own + 1, ..., sent - 1
-        self.asked = -1  # the highest clock of a `Get`
+        self.requested = -1  # the highest clock of a `Get`
 
     def includes(self, own: int) -> bool:
         """Return whether a value may include so many own pushes: pushes that have left, each as a whole."""

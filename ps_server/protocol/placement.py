@@ -58,11 +58,11 @@ class Placement:
         self.shards = shards
 
     def of_shard(self, shard: int) -> tuple[Chunk, ...]:
-        """The chunks that `shard` holds, by table and index."""
+        """Return the chunks that `shard` holds, by table and index."""
         return tuple(chunk for row in self.chunks for chunk in row if chunk.shard == shard)
 
     def elements(self) -> tuple[int, ...]:
-        """Number of elements on each shard."""
+        """Return the number of elements on each shard."""
         load = [0] * self.shards
         for row in self.chunks:
             for chunk in row:

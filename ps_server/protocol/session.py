@@ -250,8 +250,8 @@ class Session:
         needed = self._needed(table, staleness)
         outgoing = []
         for copy in self._copies[table]:
-            if copy.clock < needed and copy.asked < needed and copy.clock >= 0:
-                copy.asked = needed
+            if copy.clock < needed and copy.requested < needed and copy.clock >= 0:
+                copy.requested = needed
                 outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, needed)))
         return outgoing
 

@@ -8,7 +8,7 @@ A message is one header frame and then its raw frames; a packet is one or more m
 
 Law: `decode` accepts exactly what `encode` makes. Types, ranges and sizes are checked here, before any
 state is touched; whatever else arrives is a `RemoteProtocolError`. Nothing is unpickled or evaluated.
-Whether a value is legal *now* (this chunk, this clock, this sender) is for the state machines to say.
+The state machines decide whether a value is legal *now* (this chunk, this clock, this sender).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Peers:
         keys: own pair, and those of all workers by rank; None: all is in clear.
         timeout_s: longest time that any call waits.
         trace: records each pair sent and received.
-        link: taken as long as anything has to leave this host: is not all with its kernel. None: nobody waits for it.
+        link: taken as long as anything has to leave this host: is not all with its kernel. None: no other sender waits for it.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ def _is_for_leaves(weight: Node) -> bool:
         RuntimeError
     ) as error:  # torch cannot decide this where autograd.grad is called for the weight itself
         raise UsageError(
-            "torch.autograd.grad was asked for the gradient of a weight that travels as factors; expected backward(), or "
+            "torch.autograd.grad was called for the gradient of a weight that travels as factors; expected backward(), or "
             "--exchange=ps"
         ) from error
 

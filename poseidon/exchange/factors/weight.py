@@ -50,8 +50,8 @@ class FactorWeight:
         """Take the tensor as the first value."""
         if self.base is not self.tensor:
             self.base.copy_(self.tensor)
-        for own, given in zip(self.history, history, strict=False):
-            own.copy_(torch.from_numpy(given).reshape(own.shape))
+        for own, first in zip(self.history, history, strict=False):
+            own.copy_(torch.from_numpy(first).reshape(own.shape))
 
     def copy(self, iteration: int, u_KN: Tensor, v_KM: Tensor) -> Pair:
         """Copy a pair into memory on the host that is kept and reused; on the current stream."""

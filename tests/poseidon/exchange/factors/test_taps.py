@@ -267,7 +267,7 @@ def with_old_gradient(net: nn.Module) -> Tensor:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (of_weights, r"torch\.autograd\.grad was asked"),
+        (of_weights, r"torch\.autograd\.grad was called"),
         (of_gradients, "no gradient of its gradient"),
         (with_late_hook, r"'0\.weight' was given a hook after distribute"),
         (with_old_gradient, r"'0\.weight' still has the gradient of an earlier step; expected zero_grad"),
