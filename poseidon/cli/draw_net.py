@@ -11,7 +11,7 @@ from poseidon.net.compile import phase_shapes
 from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import NetDefinition, read_net
 from poseidon.proto.phase import filter_net
-from poseidon.pycaffe.draw import draw_net_to_file, extension_of, laid_out
+from poseidon.pycaffe.draw import draw_net_to_file, extension_of, render
 from poseidon.pycaffe.net_picture import picture_graph
 from poseidon.snapshot.files import write_atomically
 
@@ -51,4 +51,4 @@ def _draw_phase(definition: NetDefinition, arguments: argparse.Namespace) -> Non
         display_lrm=arguments.display_lrm,
         shapes=shapes,
     )
-    write_atomically(arguments.output_file, laid_out(graph, extension))
+    write_atomically(arguments.output_file, render(graph, extension))

@@ -5,12 +5,12 @@ from poseidon.layers.blob import Blob
 from poseidon.layers.python_layer import CaffeLayer as Layer
 from poseidon.proto.caffe_pb2 import TEST, TRAIN
 from poseidon.pycaffe import coord_map, draw, io, net_spec, proto
-from poseidon.pycaffe.alias import install
 from poseidon.pycaffe.classifier import Classifier
 from poseidon.pycaffe.detector import Detector
 from poseidon.pycaffe.mode import (
     has_nccl,
     init_log,
+    install,
     layer_type_list,
     log,
     set_device,
@@ -26,7 +26,7 @@ from poseidon.pycaffe.mode import (
 from poseidon.pycaffe.net import Net
 from poseidon.pycaffe.net_spec import NetSpec, layers, params, to_proto
 from poseidon.pycaffe.parallel import NCCL, Gloo
-from poseidon.pycaffe.solvers import (
+from poseidon.pycaffe.solver import (
     AdaDeltaSolver,
     AdaGradSolver,
     AdamSolver,
@@ -37,7 +37,7 @@ from poseidon.pycaffe.solvers import (
 )
 from ps_server.numerics import prepare_process as _prepare_process
 
-_prepare_process()  # here, before a thread is started that computes: it would not get the mode
+_prepare_process()  # before any thread that computes is started, because threads inherit the mode
 
 __all__ = [
     "NCCL",

@@ -1,4 +1,4 @@
-"""Classifier: pictures in, scores out."""
+"""Classifier: a net that returns scores for images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wants:
-    """What a net wants its pictures to be; see `Transformer`."""
+class Preprocessing:
+    """The preprocessing of the input of a net; see `Transformer`."""
 
     mean: Array | None
     input_scale: float | None
@@ -27,33 +27,33 @@ class Wants:
     channel_swap: Sequence[int] | None
 
 
-def transformer_of(shapes: Mapping[str, Sequence[int]], wants: Wants) -> Transformer:
-    """Return a transformer of the first input: axes transposed, and the rest as wanted."""
+def transformer_of(shapes: Mapping[str, Sequence[int]], preprocessing: Preprocessing) -> Transformer:
+    """Return a transformer of the first input, with transposed axes and this preprocessing."""
     transformer = Transformer(shapes)
     name = next(iter(shapes))
     transformer.set_transpose(name, (2, 0, 1))
-    if wants.mean is not None:
-        transformer.set_mean(name, wants.mean)
-    if wants.input_scale is not None:
-        transformer.set_input_scale(name, wants.input_scale)
-    if wants.raw_scale is not None:
-        transformer.set_raw_scale(name, wants.raw_scale)
-    if wants.channel_swap is not None:
-        transformer.set_channel_swap(name, wants.channel_swap)
+    if preprocessing.mean is not None:
+        transformer.set_mean(name, preprocessing.mean)
+    if preprocessing.input_scale is not None:
+        transformer.set_input_scale(name, preprocessing.input_scale)
+    if preprocessing.raw_scale is not None:
+        transformer.set_raw_scale(name, preprocessing.raw_scale)
+    if preprocessing.channel_swap is not None:
+        transformer.set_channel_swap(name, preprocessing.channel_swap)
     return transformer
 
 
 class Classifier(Net):
-    """A net that classifies pictures by centre crop, or by corners, centre and mirrors.
+    """A net that classifies images by their center crop, or by ten crops.
 
     Args:
-        model_file: the definition, with one input.
-        pretrained_file: its weights.
-        image_dims: (height, width) to which pictures are resized before they are cropped; None: the input's.
-        mean: see `Transformer.set_mean`; so the others.
-        input_scale: multiplies after the mean.
-        raw_scale: multiplies before the mean.
-        channel_swap: order of channels.
+        model_file: the definition of a net with one input.
+        pretrained_file: the weights.
+        image_dims: (height, width) to which images are resized before the crop; None: those of the input.
+        mean: see `Transformer.set_mean`.
+        input_scale: see `Transformer.set_input_scale`.
+        raw_scale: see `Transformer.set_raw_scale`.
+        channel_swap: see `Transformer.set_channel_swap`.
     """
 
     def __init__(
@@ -68,29 +68,31 @@ class Classifier(Net):
     ) -> None:
         super().__init__(model_file, TEST, weights=pretrained_file)
         name = self.inputs[0]
-        wants = Wants(mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap)
-        self.transformer = transformer_of({name: self.blobs[name].shape}, wants)
+        preprocessing = Preprocessing(
+            mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap
+        )
+        self.transformer = transformer_of({name: self.blobs[name].shape}, preprocessing)
         self.crop_dims = np.array(self.blobs[name].shape[2:])
         self.image_dims = self.crop_dims if image_dims is None else np.array(image_dims)
 
     def predict(self, inputs: Sequence[Array], oversample: bool = True) -> Array:
-        """Return the scores of pictures (H, W, K), N x classes.
+        """Return the scores of images (H, W, K) as an array N x classes.
 
         Args:
-            inputs: the pictures, of any sizes.
-            oversample: average over ten crops; else the centre crop alone.
+            inputs: the images, of any size.
+            oversample: average over ten crops; if False, use the center crop.
         """
-        resized = np.stack([resize_image(picture, self.image_dims.tolist()) for picture in inputs])
-        crops = self._ten_crops(resized) if oversample else self._centres(resized)
+        resized = np.stack([resize_image(image, self.image_dims.tolist()) for image in inputs])
+        crops = self._ten_crops(resized) if oversample else self._center_crops(resized)
         name = self.inputs[0]
-        given = np.stack([self.transformer.preprocess(name, crop) for crop in crops])
-        scores = self.forward_all(None, **{name: given})[self.outputs[0]]
+        data = np.stack([self.transformer.preprocess(name, crop) for crop in crops])
+        scores = self.forward_all(None, **{name: data})[self.outputs[0]]
         return scores.reshape(len(inputs), 10, -1).mean(axis=1) if oversample else scores
 
-    def _ten_crops(self, pictures: Array) -> Array:
-        return oversample(pictures, self.crop_dims.tolist())
+    def _ten_crops(self, images: Array) -> Array:
+        return oversample(images, self.crop_dims.tolist())
 
-    def _centres(self, pictures: Array) -> Array:
+    def _center_crops(self, images: Array) -> Array:
         top, left = (self.image_dims / 2.0 - self.crop_dims / 2.0).astype(int)
         height, width = self.crop_dims
-        return pictures[:, top : top + height, left : left + width]
+        return images[:, top : top + height, left : left + width]

@@ -1,9 +1,9 @@
-"""Where a point of one blob lies in another, to crop one to the other: as fully convolutional nets need it.
+"""Coordinate maps between blobs, for the Crop layers of fully convolutional nets.
 
-Law: a layer that slides a window maps the coordinate x of its top's pixel to (x - b) / a of its bottom: a is 1 / stride
-for a convolution, the stride for a deconvolution, and b follows from pad and kernel. Maps compose along a path of
-layers; two blobs are compared through an ancestor of both. A map is (axis, a, b): the last axis that is no coordinate
-(None where any will do), and scale and offset, one number for all coordinates or one each.
+Law: a layer with a sliding window maps the coordinate x of a pixel of its top to (x - b) / a in its bottom. a is 1 / stride
+for a convolution and the stride for a deconvolution; b follows from pad and kernel. Maps compose along a path of layers.
+Two blobs are related through a common ancestor. A map is (axis, a, b): the last axis without coordinates (None for any),
+and scale and offset, one value for all coordinates or one for each.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ LEGACY = ("pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w")
 
 
 class UndefinedMapException(Exception):
-    """The layer does not map coordinates: InnerProduct, say."""
+    """The layer, such as InnerProduct, does not map coordinates."""
 
 
 class AxisMismatchException(Exception):
-    """Two maps are of different axes."""
+    """Two maps have different axes."""
 
 
 def coord_map(fn: Function) -> CoordMap:
     """Return the map from a layer's bottom to its top.
 
     Raises:
-        UndefinedMapException: there is none.
-        ValueError: the layer states its window by _h and _w.
+        UndefinedMapException: the layer does not map coordinates.
+        ValueError: the layer has its window as _h and _w.
     """
     if fn.type_name in SLIDING:
         axis, stride, reach, pad = _window(fn)
@@ -69,11 +69,11 @@ def coord_map(fn: Function) -> CoordMap:
         return int(param.get("axis", 2)) - 1, 1, -_numbers(param.get("offset", 0))
     if fn.type_name in POINTWISE:
         return IDENTITY
-    raise UndefinedMapException(f"{fn.type_name} maps no coordinates")
+    raise UndefinedMapException(f"{fn.type_name} does not map coordinates")
 
 
 def _window(fn: Function) -> tuple[int, Numbers, Numbers, Numbers]:
-    """Axis, stride, reach of the kernel, and pad."""
+    """Return axis, stride, extent of the dilated kernel, and pad."""
     field = "pooling_param" if fn.type_name == "Pooling" else "convolution_param"
     param: Mapping[str, Any] = fn.params.get(field, fn.params)
     wrong = [name for name in LEGACY if name in param]
@@ -95,21 +95,19 @@ def _numbers(value: Any) -> Numbers:
 
 
 def compose(base_map: CoordMap, next_map: CoordMap) -> CoordMap:
-    """Return the map that does `next_map` first and `base_map` after it.
+    """Return the map that applies `next_map` and then `base_map`.
 
     Raises:
-        AxisMismatchException: they are of different axes.
+        AxisMismatchException: the maps have different axes.
     """
     (axis, a, b), (other, next_a, next_b) = base_map, next_map
     if axis is not None and other is not None and axis != other:
-        raise AxisMismatchException(
-            f"one map has its coordinates after axis {axis}, the other after axis {other}"
-        )
+        raise AxisMismatchException(f"the maps have different axes: {axis} and {other}")
     return other if axis is None else axis, a * next_a, a * next_b + b
 
 
 def inverse(coord_map: CoordMap) -> CoordMap:
-    """Return the map of the other direction."""
+    """Return the inverse map."""
     axis, a, b = coord_map
     return axis, 1 / a, -b / a
 
@@ -119,7 +117,7 @@ def coord_map_from_to(top_from: Top, top_to: Top) -> CoordMap:
 
     Raises:
         RuntimeError: no blob is an ancestor of both through layers that map coordinates.
-        AxisMismatchException: layers on the way have different axes.
+        AxisMismatchException: layers on the path have different axes.
     """
     known = _ancestors(top_from)
     for top, to_map in _ancestors(top_to).items():
@@ -129,7 +127,7 @@ def coord_map_from_to(top_from: Top, top_to: Top) -> CoordMap:
 
 
 def _ancestors(top: Top) -> dict[Top, CoordMap]:
-    """Return each blob that `top` is computed from by layers that map coordinates, nearest first, with the map from it."""
+    """Return the ancestors of `top` through layers that map coordinates, nearest first, each with the map from it."""
     maps: dict[Top, CoordMap] = {top: IDENTITY}
     waiting = [top]
     while waiting:
@@ -138,7 +136,7 @@ def _ancestors(top: Top) -> dict[Top, CoordMap]:
             step = coord_map(current.fn)
         except UndefinedMapException:
             continue
-        # The second bottom of Crop gives only extents.
+        # Only the extents of Crop's second bottom are used.
         inputs = current.fn.inputs[:1] if current.fn.type_name == "Crop" else current.fn.inputs
         for bottom in inputs:
             if bottom not in maps:
@@ -148,15 +146,15 @@ def _ancestors(top: Top) -> dict[Top, CoordMap]:
 
 
 def crop(top_from: Top, top_to: Top) -> Top:
-    """Return a Crop layer that cuts `top_from` to the extents of `top_to`, so that their pixels lie on each other.
+    """Return a Crop layer that crops `top_from` to the extents of `top_to` with aligned pixels.
 
     Raises:
-        AssertionError: the blobs differ in scale, or the part would begin before the first pixel or between two.
+        AssertionError: the blobs differ in scale, or the offset is negative or not an integer.
         RuntimeError: the blobs are not connected.
     """
     axis, a, b = coord_map_from_to(top_from, top_to)
     scale, offset = _numbers(a), -_numbers(b)
-    # As pycaffe: its users catch AssertionError.
+    # As in pycaffe, whose users catch AssertionError.
     if not (scale == 1).all():
         raise AssertionError(f"cannot crop between scales (a = {scale})")
     if not (offset >= 0).all():

@@ -1,7 +1,7 @@
-"""Detector: a net's scores for windows of pictures, as R-CNN takes them.
+"""Detector: a net that returns scores for windows of images, as in R-CNN.
 
-Source: Girshick et al., Rich feature hierarchies, 2014: each window is warped to the net's input, with some context
-around it that is filled with the mean where it lies outside the picture.
+Source: Girshick et al., Rich feature hierarchies, 2014: each window is warped to the net's input, with some context around
+it. Context outside the image is filled with the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from poseidon.errors import UsageError
 from poseidon.proto.caffe_pb2 import TEST
-from poseidon.pycaffe.classifier import Wants, transformer_of
+from poseidon.pycaffe.classifier import Preprocessing, transformer_of
 from poseidon.pycaffe.io import load_image, resize_image
 from poseidon.pycaffe.net import Net
 
@@ -29,13 +29,13 @@ class Detector(Net):
     """A net that scores windows.
 
     Args:
-        model_file: the definition, with one square input.
-        pretrained_file: its weights.
-        mean: see `Transformer.set_mean`; so the others.
-        input_scale: multiplies after the mean.
-        raw_scale: multiplies before the mean.
-        channel_swap: order of channels.
-        context_pad: pixels of context on each side of a warped window; None: none.
+        model_file: the definition of a net with one square input.
+        pretrained_file: the weights.
+        mean: see `Transformer.set_mean`.
+        input_scale: see `Transformer.set_input_scale`.
+        raw_scale: see `Transformer.set_raw_scale`.
+        channel_swap: see `Transformer.set_channel_swap`.
+        context_pad: the pixels of context on each side of a warped window; None: 0.
     """
 
     def __init__(
@@ -50,42 +50,44 @@ class Detector(Net):
     ) -> None:
         super().__init__(model_file, TEST, weights=pretrained_file)
         name = self.inputs[0]
-        wants = Wants(mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap)
-        self.transformer = transformer_of({name: self.blobs[name].shape}, wants)
+        preprocessing = Preprocessing(
+            mean=mean, input_scale=input_scale, raw_scale=raw_scale, channel_swap=channel_swap
+        )
+        self.transformer = transformer_of({name: self.blobs[name].shape}, preprocessing)
         self.configure_crop(context_pad)
 
     def configure_crop(self, context_pad: int | None) -> None:
-        """Say how much context a window gets, and with what it is filled outside the picture."""
+        """Set the context of a window, and compute the mean that fills it outside the image."""
         name = self.inputs[0]
         channels, height, width = self.blobs[name].shape[1:]
         self.crop_dims = np.array([height, width, channels])
         self.context_pad = context_pad
-        filling = np.zeros((channels, height, width), np.float32)
+        mean = np.zeros((channels, height, width), np.float32)
         if name in self.transformer.mean:
-            filling += self.transformer.mean[name]
+            mean += self.transformer.mean[name]
         if name in self.transformer.channel_swap:
-            filling = filling[np.argsort(self.transformer.channel_swap[name])]
-        self.crop_mean = filling.transpose(1, 2, 0) / self.transformer.raw_scale.get(name, 1.0)
+            mean = mean[np.argsort(self.transformer.channel_swap[name])]
+        self.crop_mean = mean.transpose(1, 2, 0) / self.transformer.raw_scale.get(name, 1.0)
 
     def detect_windows(self, images_windows: Iterable[tuple[str, Iterable[Window]]]) -> list[dict[str, Any]]:
         """Score windows.
 
         Args:
-            images_windows: a picture's file, and its windows (top, left, bottom, right) in pixels; for each picture.
+            images_windows: pairs of an image file and its windows (top, left, bottom, right) in pixels.
 
         Returns:
-            for each window a dictionary of `window`, `prediction` and `filename`.
+            a dictionary of `window`, `prediction` and `filename` for each window.
 
         Raises:
-            DataError: a picture is missing or broken.
+            DataError: an image is missing or damaged.
         """
         named = [(filename, window) for filename, windows in _listed(images_windows) for window in windows]
         if not named:
             return []
         name = self.inputs[0]
-        crops, pictures = [], {filename: load_image(filename) for filename in dict(named)}
+        crops, images = [], {filename: load_image(filename) for filename in dict(named)}
         for filename, window in named:
-            crops.append(self.transformer.preprocess(name, self.crop(pictures[filename], window)))
+            crops.append(self.transformer.preprocess(name, self.crop(images[filename], window)))
         scores = self.forward_all(None, **{name: np.stack(crops)})[self.outputs[0]]
         return [
             {"window": window, "prediction": score, "filename": filename}
@@ -96,37 +98,35 @@ class Detector(Net):
         """Score the windows that selective search proposes.
 
         Raises:
-            UsageError: the package that does the search is not installed.
+            UsageError: the package for selective search is not installed.
         """
         try:
             search: Any = importlib.import_module(SELECTIVE_SEARCH)
         except ImportError as error:
             raise UsageError(
                 f"selective search needs the package {SELECTIVE_SEARCH} (and MATLAB), which is not installed; "
-                "give windows of your own to detect_windows"
+                "pass your own windows to detect_windows"
             ) from error
         names = [os.path.abspath(name) for name in image_fnames]
         windows = search.get_windows(names, cmd="selective_search_rcnn")
         return self.detect_windows(list(zip(names, windows, strict=True)))
 
     def crop(self, im: Array, window: Window) -> Array:
-        """Return a window of a picture, with its context if there is to be any.
+        """Crop a window of an image, with its context if any.
 
         Raises:
-            UsageError: the window lies outside the picture.
+            UsageError: the window is outside the image.
         """
         box = np.asarray(window, dtype=np.float64)
         top, left, bottom, right = box.astype(int)
         if not (0 <= top < bottom <= im.shape[0] and 0 <= left < right <= im.shape[1]):
-            raise UsageError(
-                f"window {box.tolist()} does not lie in a picture of {im.shape[0]} x {im.shape[1]}"
-            )
+            raise UsageError(f"window {box.tolist()} is outside the image of {im.shape[0]} x {im.shape[1]}")
         if not self.context_pad:
             return im[top:bottom, left:right]
         return self._with_context(im, box, self.context_pad)
 
     def _with_context(self, im: Array, window: Array, pad: int) -> Array:
-        """Return the window grown so that after warping `pad` pixels on each side are context."""
+        """Crop and warp a window enlarged so that `pad` pixels on each side of the result are context."""
         size = int(self.crop_dims[0])
         half = (window[2:] - window[:2] + 1) / 2.0
         grown = size / (size - 2.0 * pad) * half

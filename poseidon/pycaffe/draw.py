@@ -1,7 +1,7 @@
-"""Drawings of nets: a box a layer, an octagon a blob.
+"""Drawings of nets, with a box for each layer and an octagon for each blob.
 
-Law: a drawing is made from the definition alone, upgraded but never compiled, so that also nets whose data or layer
-types are absent here can be drawn. Graphviz's `dot` lays it out.
+Law: a drawing needs only the upgraded definition. The net is not compiled, so its data and layer types may be missing.
+Graphviz's `dot` does the layout.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ def draw_net_to_file(
     phase: int | None = None,
     display_lrm: bool = False,
 ) -> None:
-    """Draw a net into a file whose extension says the format: png, svg, pdf or another of Graphviz.
+    """Draw a net to a file. Its suffix determines the format: png, svg, pdf or another one of Graphviz.
 
     Args:
-        caffe_net: today's grammar.
-        filename: what to write.
-        rankdir: where the data flows: LR, TB, BT or RL.
-        phase: draw the layers of this phase only; None: all.
-        display_lrm: show each layer's learning rate multipliers.
+        caffe_net: the net in the current format.
+        filename: the file.
+        rankdir: the direction of the data flow: LR, TB, BT or RL.
+        phase: draw only the layers of this phase; None: all layers.
+        display_lrm: show the learning-rate multipliers of each layer.
 
     Raises:
-        UsageError: no extension, or Graphviz is absent or does not know the format.
+        UsageError: the file has no suffix, or Graphviz is not installed or does not know the format.
     """
     path = Path(filename)
     write_atomically(path, draw_net(caffe_net, rankdir, extension_of(path), phase, display_lrm))
 
 
 def extension_of(path: Path) -> str:
-    """Return the format that a picture's name says.
+    """Return the format that the suffix of a file names.
 
     Raises:
-        UsageError: it says none.
+        UsageError: the file has no suffix.
     """
     extension = path.suffix.removeprefix(".")
     if not extension:
@@ -80,28 +80,28 @@ def draw_net(
     phase: int | None = None,
     display_lrm: bool = False,
 ) -> bytes:
-    """Return the drawing as the bytes of a file.
+    """Draw a net and return the content of the file.
 
     Raises:
-        UsageError: Graphviz is absent or does not know the format.
+        UsageError: Graphviz is not installed or does not know the format.
     """
-    return laid_out(get_pydot_graph(caffe_net, rankdir, phase=phase, display_lrm=display_lrm), ext)
+    return render(get_pydot_graph(caffe_net, rankdir, phase=phase, display_lrm=display_lrm), ext)
 
 
-def laid_out(graph: pydot.Dot, ext: str) -> bytes:
-    """Return a graph as the bytes of a file.
+def render(graph: pydot.Dot, ext: str) -> bytes:
+    """Run `dot` on a graph and return the content of the file.
 
     Raises:
-        UsageError: Graphviz is absent or does not know the format.
+        UsageError: Graphviz is not installed or does not know the format.
     """
     try:
-        with redirect_stdout(io.StringIO()):  # pydot prints what dot said, as bytes
+        with redirect_stdout(io.StringIO()):  # pydot prints the output of dot
             picture: Any = graph.create(format=ext)
     except FileNotFoundError as error:
         raise UsageError(
             "drawing needs Graphviz's program dot on the PATH; install the package graphviz (apt install graphviz)"
         ) from error
-    except AssertionError as error:  # dot ended with an error
+    except AssertionError as error:  # dot has failed
         raise UsageError(f"dot cannot draw format '{ext}', expected png, svg or pdf") from error
     return bytes(picture)
 
@@ -113,7 +113,7 @@ def get_pydot_graph(
     phase: int | None = None,
     display_lrm: bool = False,
 ) -> pydot.Dot:
-    """Return the graph to be laid out."""
+    """Return the graph of a net for Graphviz."""
     if rankdir not in RANKDIRS:
         raise UsageError(f"rankdir is '{rankdir}', expected one of {', '.join(RANKDIRS)}")
     graph = pydot.Dot(_quoted(caffe_net.name or "Net"), graph_type="digraph", rankdir=rankdir)
@@ -138,8 +138,8 @@ def get_pydot_graph(
 
 
 def get_layer_label(layer: LayerParameter, rankdir: str, display_lrm: bool = False) -> str:
-    """Name and type of a layer, its window, and its learning rate multipliers if asked for."""
-    # Lines where the data flows sideways, else columns.
+    """Return the label of a layer: name, type, window, and with `display_lrm` the learning-rate multipliers."""
+    # Lines for vertical data flow, columns for horizontal.
     separator = "\\n" if rankdir in ("TB", "BT") else " | "
     parts = [layer.name, f"({layer.type})"]
     if layer.type in ("Convolution", "Deconvolution"):
@@ -152,12 +152,12 @@ def get_layer_label(layer: LayerParameter, rankdir: str, display_lrm: bool = Fal
 
 
 def get_layer_lr_mult(layer: LayerParameter) -> str:
-    """`lr mult: 1, 2`."""
+    """Return the learning-rate multipliers as `lr mult: 1, 2`."""
     return "lr mult: " + ", ".join(f"{param.lr_mult:g}" for param in layer.param)
 
 
 def get_edge_label(layer: LayerParameter) -> str:
-    """What leaves a layer: the batch of a Data layer, the outputs of a learned one."""
+    """Return the label of a layer's output: the batch size of a Data layer, num_output of a learned one."""
     if layer.type == "Data":
         return f"Batch {layer.data_param.batch_size}"
     if layer.type in ("Convolution", "Deconvolution"):
@@ -168,7 +168,7 @@ def get_edge_label(layer: LayerParameter) -> str:
 
 
 def choose_color_by_layertype(layertype: str) -> str:
-    """Return the colour of a layer's box."""
+    """Return the color of a layer's box."""
     return COLORS.get(layertype, DEFAULT_COLOR)
 
 
@@ -198,7 +198,7 @@ def _blob_node(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a string of the dot language; braces, angles and quotes mean nothing in it."""
+    """Quote a string for dot, with braces, angle brackets and quotes escaped."""
     for sign in '"{}<>':
         text = text.replace(sign, "\\" + sign)
     return f'"{text}"'

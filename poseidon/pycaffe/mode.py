@@ -1,7 +1,7 @@
-"""What Caffe keeps once a process: where to compute, the random seed, and which of several processes this is.
+"""Process-wide settings: device, random seed, solver rank and count, log, and the alias `caffe`.
 
-Law: the only state of this room that is not in an object, because `caffe.set_mode_gpu()` and its kin have no object to
-belong to. A net takes it over when it is made; later calls do not move a net that exists.
+Law: this is the only global state of the package; pycaffe's functions such as `caffe.set_mode_gpu()` require it. A net
+copies the settings when it is created; later calls do not change existing nets.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ LOGGER = logging.getLogger("poseidon.pycaffe")
 # glog's severities 0 to 3.
 LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
+PACKAGE = __name__.rpartition(".")[0]
+
 
 @dataclass(slots=True)
 class Mode:
-    """The process's settings.
+    """The settings of the process.
 
     Attributes:
-        device: where the next net computes.
-        gpu: number of the GPU that `set_mode_gpu` takes.
-        seed: what the next nets' seeds come from; None: anything.
-        nets: nets made since the seed was set.
-        rank: this process among `count` that train together.
-        count: how many processes train together.
-        multiprocess: the others are processes, not threads; always so here.
+        device: the device of the next net.
+        gpu: the number of the GPU for `set_mode_gpu`.
+        seed: the seed from which the seeds of the next nets are derived; None: random seeds.
+        nets: the number of nets created since the seed was set.
+        rank: the rank of this process among `count`.
+        count: the number of processes that train together.
+        multiprocess: whether the solvers are processes and not threads; they always are here.
     """
 
     device: torch.device = CPU
@@ -51,13 +53,27 @@ MODE = Mode()
 _LOG: list[glog.LogOutputs] = []
 
 
+def install(name: str = "caffe") -> None:
+    """Make `import caffe`, `import caffe.io` and so on import this package in this process.
+
+    Python layers get this automatically. Call it before the first import of caffe; modules that have imported another Caffe
+    keep it.
+
+    Args:
+        name: the alias.
+    """
+    for module, loaded in list(sys.modules.items()):
+        if module == PACKAGE or module.startswith(PACKAGE + "."):
+            sys.modules[name + module[len(PACKAGE) :]] = loaded
+
+
 def set_mode_cpu() -> None:
     """Compute on the CPU."""
     MODE.device = CPU
 
 
 def set_mode_gpu() -> None:
-    """Compute on the GPU that `set_device` named, at first number 0.
+    """Compute on the GPU of `set_device`, by default number 0.
 
     Raises:
         UsageError: there is no such CUDA device.
@@ -67,7 +83,7 @@ def set_mode_gpu() -> None:
 
 
 def set_device(gpu: int) -> None:
-    """Name the GPU of `set_mode_gpu`.
+    """Set the GPU for `set_mode_gpu`.
 
     Raises:
         UsageError: there is no such CUDA device.
@@ -79,18 +95,18 @@ def set_device(gpu: int) -> None:
 
 
 def set_random_seed(seed: int) -> None:
-    """Make the nets made from now on draw alike in every run."""
+    """Set the random seed for the nets that are created from now on."""
     MODE.seed = int(seed)
     MODE.nets = 0
 
 
 def solver_count() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return MODE.count
 
 
 def set_solver_count(count: int) -> None:
-    """Say how many processes train together: data layers made from now on deal their records among them.
+    """Set the number of processes that train together. Data layers that are created from now on share their records.
 
     Raises:
         UsageError: the count is below 1.
@@ -101,12 +117,12 @@ def set_solver_count(count: int) -> None:
 
 
 def solver_rank() -> int:
-    """Which of them this process is, from 0."""
+    """Return the rank of this process, from 0."""
     return MODE.rank
 
 
 def set_solver_rank(rank: int) -> None:
-    """Say which of them this process is.
+    """Set the rank of this process.
 
     Raises:
         UsageError: the rank is negative.
@@ -117,22 +133,22 @@ def set_solver_rank(rank: int) -> None:
 
 
 def set_multiprocess(multiprocess: bool) -> None:
-    """Say that the solvers are processes. They always are here, so nothing changes."""
+    """Set whether the solvers are processes. It has no effect, because they always are."""
     MODE.multiprocess = bool(multiprocess)
 
 
 def has_nccl() -> bool:
-    """Return whether `NCCL` can be used: never, see `Gloo`."""
+    """Return False: `NCCL` is not available; see `Gloo`."""
     return False
 
 
 def layer_type_list() -> list[str]:
-    """Return every layer type that a net may use."""
+    """Return all registered layer types."""
     return sorted(known_types())
 
 
 def init_log(level: int = 0, stderr: bool = True) -> None:
-    """Write the log in glog's form to standard error, from this severity (0 INFO to 3 FATAL) on.
+    """Write log records of at least this severity (0 INFO to 3 FATAL) to standard error, in glog's format.
 
     Raises:
         UsageError: there is no such severity.
@@ -150,7 +166,7 @@ def log(text: str) -> None:
 
 
 def next_context(phase: int, seed: int | None = None) -> LayerContext:
-    """Where the next net lives, with a seed of its own unless one is given."""
+    """Return the context of the next net, with a derived seed unless one is passed."""
     if seed is None:
         seed = secrets.randbits(31) if MODE.seed is None else derive_seed(MODE.seed, "net", MODE.nets)
         MODE.nets += 1
@@ -167,7 +183,7 @@ def next_context(phase: int, seed: int | None = None) -> LayerContext:
 
 def _checked_rank() -> int:
     if MODE.rank >= MODE.count:
-        raise UsageError(f"solver rank {MODE.rank} of {MODE.count}: expected one below the count")
+        raise UsageError(f"solver rank {MODE.rank} of {MODE.count}: expected a rank below the count")
     return MODE.rank
 
 

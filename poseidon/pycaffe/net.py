@@ -1,61 +1,61 @@
-"""Net: a net whose blobs lie open, to be read, written and run in parts.
+"""Net: pycaffe's net, whose blobs users can read and write, and whose layers they can run in parts.
 
-Law: pycaffe's. What a blob or a parameter holds now is what the next layer computes on, whoever wrote it. The engine's
-own `Net` is the fast path for training; this one keeps every blob for the user's sake.
+Law: the semantics are pycaffe's. A layer computes on the current values of blobs and parameters, whoever wrote them.
+`poseidon.net.net.Net` is the fast net for training; this one keeps all blobs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from poseidon.errors import DefinitionError, UsageError, unknown
 from poseidon.layers.base import times
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetState
 from poseidon.proto.definition import NetDefinition, read_net
-from poseidon.pycaffe.batches import Array, count_of, joined
-from poseidon.pycaffe.walk import Walk
-from poseidon.pycaffe.weights import load_weights, save_weights, share_weights
+from poseidon.pycaffe.graph.weights import load_weights, save_weights, share_weights
+from poseidon.pycaffe.net_base import NetBase
 
+Array = NDArray[Any]
 Arrays = dict[str, Array]
 
 
 class UnknownLayer(UsageError, ValueError):
-    """A net has no layer of that name."""
+    """The net has no layer of this name."""
 
 
 class FileMissing(DefinitionError, RuntimeError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
-class Net(Walk):
-    """A net.
+class Net(NetBase):
+    """A net with accessible blobs.
 
-    Called as pycaffe's: `Net(file, phase)`, `Net(file, weights, phase)`, or by keyword.
+    The calls are those of pycaffe: `Net(file, phase)`, `Net(file, weights, phase)`, or with keywords.
 
     Args:
-        network_file: the definition, of any grammar.
+        network_file: the definition, in any format.
         phase: `TRAIN` or `TEST`; in the old form of the call, the weights.
-        level: for `include` and `exclude` rules; in the old form, the phase.
-        stages: for these rules too.
-        weights: a `.caffemodel` or `.caffemodel.h5` to start from.
+        level: the level for `include` and `exclude` rules; in the old form, the phase.
+        stages: the stages for these rules.
+        weights: a `.caffemodel` or `.caffemodel.h5` to load.
 
     Attributes:
-        blobs: by name.
-        params: the learnable blobs of each layer that has some, by its name.
-        layers: all layers, Caffe's Split layers included; a Python layer is the user's own object.
-        layer_dict: the same by name.
-        bottom_names: each layer's bottoms, by its name.
-        top_names: each layer's tops.
+        blobs: the blobs by name.
+        params: the learnable blobs by layer name, for layers that have some.
+        layers: all layers, including Caffe's Split layers. A Python layer is the user's object.
+        layer_dict: the layers by name.
+        bottom_names: the bottoms by layer name.
+        top_names: the tops by layer name.
         inputs: the tops of Input layers.
-        outputs: blobs that no layer uses.
-        blob_loss_weights: what each blob weighs in the loss.
+        outputs: the blobs that no layer reads.
+        blob_loss_weights: the loss weight of each blob.
     """
 
     def __init__(
@@ -77,19 +77,17 @@ class Net(Walk):
             raise FileMissing("there is no such net definition", source=str(path))
         state = NetState(phase=phase, level=level, stage=list(stages or ()))
         definition = read_net(path)
-        # The net may ask for a level and stages itself.
-        self._take(definition, _merged(definition, state))
+        # The definition can set a level and stages, too.
+        self._build(definition, _merged(definition, state))
         if weights is not None:
             self.copy_from(weights)
 
     @classmethod
     def of(cls, definition: NetDefinition, state: NetState, seed: int | None = None) -> Net:
-        """Return a net of a definition that is read already, drawn from `seed` if given."""
+        """Create a net from a definition, with initial weights drawn from `seed` if given."""
         net = cls.__new__(cls)
-        net._take(definition, state, seed)
+        net._build(definition, state, seed)
         return net
-
-    # -- running -------------------------------------------------------------------------------------------
 
     def forward(
         self,
@@ -98,19 +96,19 @@ class Net(Walk):
         end: str | None = None,
         **inputs: ArrayLike,
     ) -> Arrays:
-        """Run the layers from `start` to `end`, both included.
+        """Run the layers from `start` to `end`, inclusive.
 
         Args:
-            blobs: names of further blobs to give back.
-            start: name of the first layer; None: the net's first.
-            end: name of the last layer; None: the net's last.
-            inputs: data for the net's inputs, all of them if any.
+            blobs: the names of additional blobs to return.
+            start: the name of the first layer; None: the net's first.
+            end: the name of the last layer; None: the net's last.
+            inputs: data for the net's inputs, for all of them or none.
 
         Returns:
-            the data of the net's outputs, or of `end`'s tops, by name; live arrays.
+            the data of the net's outputs, or of `end`'s tops, by name, as views.
 
         Raises:
-            UsageError: no such layer, blob or input, or an input of another shape.
+            UsageError: a layer, blob or input is unknown, or an input has a wrong shape.
         """
         first = 0 if start is None else self._index(start)
         last = len(self.layers) - 1 if end is None else self._index(end)
@@ -126,21 +124,21 @@ class Net(Walk):
         end: str | None = None,
         **tops: ArrayLike,
     ) -> Arrays:
-        """Propagate back from layer `start` down to layer `end`, both included.
+        """Run the layers backward from `start` down to `end`, inclusive.
 
-        Parameters' diffs add up until `clear_param_diffs`.
+        The diffs of parameters accumulate until `clear_param_diffs`.
 
         Args:
-            diffs: names of further blobs whose diffs to give back.
-            start: name of the layer to begin at; None: the net's last.
-            end: name of the layer to end with; None: the net's first.
-            tops: diffs for the net's outputs, all of them if any.
+            diffs: the names of additional blobs whose diffs to return.
+            start: the name of the first layer; None: the net's last.
+            end: the name of the last layer; None: the net's first.
+            tops: diffs for the net's outputs, for all of them or none.
 
         Returns:
-            the diffs of the net's inputs, or of `end`'s bottoms, by name; live arrays.
+            the diffs of the net's inputs, or of `end`'s bottoms, by name, as views.
 
         Raises:
-            UsageError: no such layer or blob, or a diff of another shape.
+            UsageError: a layer or blob is unknown, or a diff has a wrong shape.
         """
         first = len(self.layers) - 1 if start is None else self._index(start)
         last = 0 if end is None else self._index(end)
@@ -153,19 +151,19 @@ class Net(Walk):
         """Run any number of records through the net, batch by batch.
 
         Args:
-            blobs: names of further blobs to give back.
-            inputs: data for all the net's inputs.
+            blobs: the names of additional blobs to return.
+            inputs: data for all inputs of the net.
 
         Returns:
-            copies of the outputs and of `blobs`, one row a record.
+            copies of the outputs and of `blobs`, with a row for each record.
         """
-        given = {name: np.asarray(array) for name, array in inputs.items()}
-        count = count_of(given)
+        data = {name: np.asarray(array) for name, array in inputs.items()}
+        count = count_of(data)
         found: dict[str, list[Array]] = {name: [] for name in self._wanted(self.outputs, blobs)}
-        for batch in self._batch(given):
+        for batch in self._batch(data):
             for name, rows in self.forward(blobs, None, None, **batch).items():
                 found[name].extend(rows.copy())
-        return joined(found, count)
+        return join_batches(found, count)
 
     def forward_backward_all(
         self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **arrays: ArrayLike
@@ -173,45 +171,43 @@ class Net(Walk):
         """Run any number of records forward and backward, batch by batch.
 
         Args:
-            blobs: names of further blobs to give back.
-            diffs: names of further diffs to give back.
+            blobs: the names of additional blobs to return.
+            diffs: the names of additional diffs to return.
             arrays: data for the net's inputs, and diffs for its outputs, by name.
 
         Returns:
-            copies of the outputs and of the inputs' diffs, one row a record.
+            copies of the outputs and of the inputs' diffs, with a row for each record.
         """
-        given = {name: np.asarray(array) for name, array in arrays.items()}
-        count = count_of(given) if given else None
+        data = {name: np.asarray(array) for name, array in arrays.items()}
+        count = count_of(data) if data else None
         datas: dict[str, list[Array]] = {name: [] for name in self._wanted(self.outputs, blobs)}
         grads: dict[str, list[Array]] = {name: [] for name in self._wanted(self.inputs, diffs)}
-        inputs = {name: given[name] for name in self.inputs if name in given}
-        tops = {name: given[name] for name in self.outputs if name in given}
+        inputs = {name: data[name] for name in self.inputs if name in data}
+        tops = {name: data[name] for name in self.outputs if name in data}
         nothing: Arrays = {}
         for forward, backward in zip_longest(self._batch(inputs), self._batch(tops), fillvalue=nothing):
             for name, rows in self.forward(blobs, None, None, **forward).items():
                 datas[name].extend(rows.copy())
             for name, rows in self.backward(diffs, None, None, **backward).items():
                 grads[name].extend(rows.copy())
-        return joined(datas, count), joined(grads, count)
+        return join_batches(datas, count), join_batches(grads, count)
 
     def clear_param_diffs(self) -> None:
-        """Set the parameters' diffs to zero."""
+        """Set the diffs of all parameters to zero."""
         for blobs in self.params.values():
             for blob in blobs:
                 blob.write_diff().zero_()
 
-    # -- weights -------------------------------------------------------------------------------------------
-
     def copy_from(self, weights: str | os.PathLike[str]) -> None:
-        """Take over saved weights by layer name, from a `.caffemodel` or a `.caffemodel.h5`.
+        """Load weights by layer name from a `.caffemodel` or a `.caffemodel.h5`.
 
         Raises:
-            SnapshotError: the file cannot be read, or a layer's blobs have other shapes.
+            SnapshotError: the file cannot be read, or the blobs of a layer have other shapes.
         """
         load_weights(self._built, Path(weights))
 
     def load_hdf5(self, weights: str | os.PathLike[str]) -> None:
-        """Take over weights saved by `save_hdf5`."""
+        """Load weights that `save_hdf5` has written."""
         self.copy_from(weights)
 
     def save(self, path: str | os.PathLike[str], write_diff: bool = False) -> None:
@@ -219,10 +215,10 @@ class Net(Walk):
 
         Args:
             path: the file.
-            write_diff: the diffs too.
+            write_diff: write the diffs, too.
 
         Raises:
-            SnapshotError: it cannot be written.
+            SnapshotError: the file cannot be written.
         """
         save_weights(self._built, Path(path), diffs=write_diff)
 
@@ -231,30 +227,30 @@ class Net(Walk):
 
         Args:
             path: the file.
-            write_diff: the diffs too.
+            write_diff: write the diffs, too.
 
         Raises:
-            SnapshotError: it cannot be written.
+            SnapshotError: the file cannot be written.
         """
         save_weights(self._built, Path(path), hdf5=True, diffs=write_diff)
 
     def share_with(self, other: Net) -> None:
-        """Use another net's weights, layer by layer where names are equal: one memory from now on.
+        """Share the memory of another net's weights in layers of the same name.
 
         Raises:
-            UsageError: blobs of a layer differ in number or shape.
+            UsageError: the blobs of a layer differ in number or shape.
         """
         share_weights(self._built, other._built)
 
     def set_input_arrays(self, data: ArrayLike, labels: ArrayLike) -> None:
-        """Give a net that begins with a MemoryData layer its records.
+        """Set the records of a net whose first layer is MemoryData.
 
         Args:
             data: N x C x H x W, N a multiple of the batch size.
-            labels: N numbers.
+            labels: N values.
 
         Raises:
-            UsageError: the first layer is no MemoryData.
+            UsageError: the first layer is not MemoryData.
         """
         layer = self._built.nodes[0].layer
         if layer.param.type != "MemoryData":
@@ -264,11 +260,17 @@ class Net(Walk):
         records, numbers = np.asarray(data, np.float32), np.asarray(labels, np.float32).reshape(-1)
         if len(records) != len(numbers):
             raise UsageError(
-                f"set_input_arrays: {len(records)} records and {len(numbers)} labels, expected as many"
+                f"set_input_arrays: {len(records)} records and {len(numbers)} labels, expected the same number"
             )
         # The layer keeps both: records N x C x H x W, and N labels.
-        reset: Callable[[Array, Array], None] = getattr(layer, "reset")  # noqa: B009 - it has no other face
+        reset: Callable[[Array, Array], None] = getattr(layer, "reset")  # noqa: B009 - for mypy, the type is Layer
         self._guarded(0, lambda: reset(records, numbers))
+
+    def _batch(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """Split arrays into batches of the net's batch size."""
+        if not arrays:
+            return iter(())
+        return batches(arrays, next(iter(self.blobs.values())).shape[0])
 
     def _index(self, layer: str) -> int:
         if layer not in self.layer_dict:
@@ -282,16 +284,16 @@ class Net(Walk):
         return list(dict.fromkeys([*names, *(more or ())]))
 
     def _fill(
-        self, given: Mapping[str, ArrayLike], expected: Sequence[str], what: str, of: Callable[[str], Array]
+        self, values: Mapping[str, ArrayLike], expected: Sequence[str], what: str, of: Callable[[str], Array]
     ) -> None:
-        """Write what the user gives into the blobs' data or diffs."""
-        if not given:
+        """Copy the user's arrays to the data or diffs of blobs."""
+        if not values:
             return
-        if set(given) != set(expected):
+        if set(values) != set(expected):
             raise UsageError(
-                f"given for {', '.join(given)}, expected every {what} of the net: {', '.join(expected) or 'none'}"
+                f"got {', '.join(values)}, expected every {what} of the net: {', '.join(expected) or 'none'}"
             )
-        for name, value in given.items():
+        for name, value in values.items():
             array, target = np.asarray(value), of(name)
             if array.shape[:1] != target.shape[:1]:
                 raise UsageError(
@@ -310,3 +312,36 @@ def _merged(definition: NetDefinition, state: NetState) -> NetState:
     merged.CopyFrom(definition.param.state)
     merged.MergeFrom(state)
     return merged
+
+
+def count_of(arrays: Mapping[str, Array]) -> int:
+    """Return the number of records, which must be the same in all arrays.
+
+    Raises:
+        UsageError: there is no array, or the numbers differ.
+    """
+    counts = {len(array) for array in arrays.values()}
+    if len(counts) != 1:
+        found = ", ".join(f"{name} {len(array)}" for name, array in arrays.items()) or "nothing"
+        raise UsageError(f"expected arrays with the same number of records, found {found}")
+    return counts.pop()
+
+
+def batches(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:
+    """Yield batches of `size` records. The last one is padded with zeros."""
+    count = count_of(arrays)
+    for start in range(0, count, size):
+        batch = {name: np.asarray(array[start : start + size]) for name, array in arrays.items()}
+        missing = start + size - count
+        if missing > 0:
+            batch = {name: _padded(array, missing) for name, array in batch.items()}
+        yield batch
+
+
+def join_batches(parts: Mapping[str, Iterable[Array]], count: int | None) -> dict[str, Array]:
+    """Join the rows of all batches, without the padding: at most `count` rows."""
+    return {name: np.asarray(list(rows))[:count] for name, rows in parts.items()}
+
+
+def _padded(array: Array, missing: int) -> Array:
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])

@@ -1,8 +1,8 @@
-"""A drawing of a net that can be read on a page: what `poseidon draw_net` makes of one phase.
+"""A drawing of one phase of a net on a page, for `poseidon draw_net`.
 
-Law: made from the definition alone, as in `poseidon.pycaffe.draw`; shapes come from the caller. A box is a layer with those that run
-in place on its top; an arrow is a blob. A deep net is cut into sections that stand side by side: each cut goes through as few
-arrows as there are nearby, and an arrow that is cut ends at a letter, from which it goes on in the next section.
+Law: a drawing needs only the definition, as in `poseidon.pycaffe.draw`; the caller provides shapes. A box is a layer with
+those that run in place on its top. An arrow is a blob. A deep net is divided into sections side by side, with boundaries
+that cut few arrows. A cut arrow ends at a letter and continues at the same letter in the next section.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from poseidon.proto.caffe_pb2 import ConvolutionParameter, LayerParameter, Pooli
 from poseidon.pycaffe.draw import choose_color_by_layertype, get_layer_lr_mult
 
 LINE_LETTERS = 30
-"""Of a box's name or details, in one line."""
+"""The maximum number of letters in a line of a box."""
 PAGE = math.sqrt(2.0)
-"""Long side to short side of a page (ISO 216)."""
-FAR = 6
-"""An arrow from a data layer that would pass more levels than this becomes a name beside the layer that reads the blob."""
-SHORT = 12
-"""Levels that stay in one section."""
+"""The aspect ratio of a page (ISO 216)."""
+LONGEST_DATA_ARROW = 6
+"""The maximum length of an arrow from a data layer, in levels. A longer one is replaced by the blob's name at its reader."""
+ONE_SECTION_LEVELS = 12
+"""Nets of up to this many levels have one section."""
 NEAR_CUT = 3
-"""Levels to both sides of an even division among which a cut chooses the one that the fewest arrows cross."""
+"""The number of levels by which a section boundary may be moved to cut fewer arrows."""
 GRAPH: dict[str, Any] = {"nodesep": 0.1, "ranksep": 0.15, "margin": 0.1, "fontname": "Helvetica", "dpi": 150}
 BOX: dict[str, Any] = {
     "shape": "box",
@@ -63,9 +63,9 @@ class Box:
     """A layer, and those that run in place on its top.
 
     Attributes:
-        layers: the first is the one that the box is named after.
-        inputs: the blobs that it reads, each with the number of the box that makes it.
-        level: of the longest way from a box without inputs.
+        layers: the layers; the first one gives the box its name.
+        inputs: the blobs that it reads, each with the number of the box that produces it.
+        level: the length of the longest path from a box without inputs.
     """
 
     layers: list[LayerParameter]
@@ -80,7 +80,7 @@ def picture_graph(
     display_lrm: bool = False,
     shapes: Mapping[str, Shape] | None = None,
 ) -> pydot.Dot:
-    """Return the graph to be laid out.
+    """Return the graph of a net for Graphviz.
 
     Args:
         layers: of one phase, in order.
@@ -102,45 +102,45 @@ def picture_graph(
 def boxes_of(layers: Iterable[LayerParameter]) -> list[Box]:
     """Return the boxes of a net, in the order of its layers."""
     boxes: list[Box] = []
-    maker: dict[str, int] = {}  # of each blob: the box that wrote it last
-    read: set[str] = set()  # blobs that somebody has read since
+    producer: dict[str, int] = {}  # blob -> the box that wrote it last
+    read: set[str] = set()  # blobs that have been read since
     for layer in layers:
         in_place = len(layer.bottom) == 1 and list(layer.bottom) == list(layer.top)
-        if in_place and layer.bottom[0] in maker and layer.bottom[0] not in read:
-            boxes[maker[layer.bottom[0]]].layers.append(layer)
+        if in_place and layer.bottom[0] in producer and layer.bottom[0] not in read:
+            boxes[producer[layer.bottom[0]]].layers.append(layer)
             continue
-        inputs = [(maker[name], name) for name in layer.bottom if name in maker]
+        inputs = [(producer[name], name) for name in layer.bottom if name in producer]
         level = max((boxes[number].level + 1 for number, _ in inputs), default=0)
         read.update(layer.bottom)
         for name in layer.top:
-            maker[name] = len(boxes)
+            producer[name] = len(boxes)
             read.discard(name)
         boxes.append(Box(layers=[layer], inputs=inputs, level=level))
     return boxes
 
 
 def columns_for(boxes: Sequence[Box]) -> int:
-    """How many sections give the drawing the proportions of a page that lies on its long side."""
+    """Return the number of sections that gives the drawing the proportions of a page in landscape format."""
     levels = max((box.level for box in boxes), default=0) + 1
-    if levels <= SHORT:
+    if levels <= ONE_SECTION_LEVELS:
         return 1
     per_level = [0] * levels
     for box in boxes:
         per_level[box.level] += 1
-    # A box is about four times as wide as it is tall with its arrow.
+    # A box is about four times as wide as high, with its arrow.
     wide, tall = max(per_level) * 3.0, float(levels)
     return max(1, min(levels, round(math.sqrt(tall * PAGE / wide))))
 
 
 def sections(boxes: Sequence[Box], columns: int) -> list[int]:
-    """Return the section of each box, 0 to columns - 1: an even division by levels, each cut moved to where few arrows cross."""
+    """Return the section of each box, 0 to columns - 1: an even division by levels with boundaries moved to cut few arrows."""
     levels = max((box.level for box in boxes), default=0) + 1
     crossing: list[set[tuple[int, str]]] = [
         set() for _ in range(levels + 1)
-    ]  # [k]: blobs from below level k to k or above
+    ]  # [k]: the blobs that cross the boundary below level k
     for box in boxes:
         for source, blob in box.inputs:
-            if boxes[source].inputs:  # those from data layers become names
+            if boxes[source].inputs:  # arrows from data layers are replaced by names
                 for cut in range(boxes[source].level + 1, box.level + 1):
                     crossing[cut].add((source, blob))
     cuts = []
@@ -152,7 +152,7 @@ def sections(boxes: Sequence[Box], columns: int) -> list[int]:
 
 
 class _Drawer:
-    """Puts boxes and arrows into a graph, section by section."""
+    """A builder of the graph, section by section."""
 
     def __init__(
         self,
@@ -169,8 +169,8 @@ class _Drawer:
             pydot.Cluster(f"s{number}", peripheries=0, margin=2)
             for number in range(max(section_of, default=0) + 1)
         ]
-        self._first: dict[int, str] = {}  # of each section, the node that stands at its head
-        self._letters: dict[tuple[int, str], str] = {}  # of each blob that is cut
+        self._first: dict[int, str] = {}  # section -> its first node
+        self._letters: dict[tuple[int, str], str] = {}  # the letter of each cut blob
 
     def add_box(self, number: int, label: str) -> None:
         color = choose_color_by_layertype(self._boxes[number].layers[0].type)
@@ -182,7 +182,7 @@ class _Drawer:
                 self._add_arrow(source, number, blob)
 
     def finish(self) -> None:
-        """Put the sections into the graph, their heads side by side in order."""
+        """Add the sections to the graph, with their first nodes side by side."""
         for part in self._parts:
             self._graph.add_subgraph(part)  # type: ignore[arg-type]
         heads = [self._first[number] for number in sorted(self._first)]
@@ -195,10 +195,10 @@ class _Drawer:
             self._graph.add_subgraph(row)
 
     def _add_arrow(self, source: int, target: int, blob: str) -> None:
-        maker, reader = self._boxes[source], self._boxes[target]
+        producer, reader = self._boxes[source], self._boxes[target]
         here = self._section_of[target]
         note = self._note(source, blob)
-        if not maker.inputs and reader.level - maker.level > FAR:
+        if not producer.inputs and reader.level - producer.level > LONGEST_DATA_ARROW:
             name = f"{blob}_to_{target}"
             self._add(here, name, label=_quoted(blob), **NOTE)
             self._graph.add_edge(pydot.Edge(_quoted(name), f"b{target}", **ARROW))
@@ -208,7 +208,7 @@ class _Drawer:
             self._graph.add_edge(pydot.Edge(self._entry(source, here, blob, note), f"b{target}", **ARROW))
 
     def _entry(self, source: int, section: int, blob: str, note: str) -> str:
-        """Return the node with a cut arrow's letter in the section that it enters; that of the one it leaves comes with it."""
+        """Add the two nodes with the letter of a cut arrow. Return the one in the section that it enters."""
         if (source, blob) not in self._letters:
             letter = _letter(len(self._letters))
             self._letters[source, blob] = letter
@@ -229,7 +229,7 @@ class _Drawer:
         self._first.setdefault(section, name)
 
     def _note(self, source: int, blob: str) -> str:
-        """What stands at an arrow: the blob's name where the layer makes several, and its shape where shapes are shown."""
+        """Return the label of an arrow: the blob's name if the layer has several tops, and its shape if shapes are shown."""
         made = self._boxes[source].layers[0].top
         words = [blob] if len(made) > 1 else []
         if self._shapes is not None and blob in self._shapes:
@@ -238,7 +238,7 @@ class _Drawer:
 
 
 def _label(box: Box, display_lrm: bool) -> str:
-    """Return the lines of a box, the name in bold, in the form of HTML that dot reads."""
+    """Return the lines of a box as dot's HTML, with the name in bold."""
     first = box.layers[0]
     name = "".join(f"<b>{html.escape(line)}</b><br/>" for line in _wrapped(first.name, "/_-"))
     lines = _wrapped(", ".join(" ".join([layer.type, *details(layer)]) for layer in box.layers), " ")
@@ -248,7 +248,7 @@ def _label(box: Box, display_lrm: bool) -> str:
 
 
 def details(layer: LayerParameter) -> list[str]:
-    """What a reader wants to know of a layer besides its type."""
+    """Return the main settings of a layer."""
     found: list[str] = []
     if layer.type in ("Convolution", "Deconvolution"):
         found = _convolution(layer.convolution_param)
@@ -284,7 +284,7 @@ def _pooling(param: PoolingParameter) -> list[str]:
 
 
 def _wrapped(text: str, signs: str) -> list[str]:
-    """Return a text in lines of at most so many letters, broken after one of the signs where there is one."""
+    """Break a text into lines of a maximum length, preferably after one of the given signs."""
     if len(text) <= LINE_LETTERS:
         return [text] if text else []
     if signs == " ":
@@ -295,11 +295,11 @@ def _wrapped(text: str, signs: str) -> list[str]:
 
 
 def _letter(number: int) -> str:
-    """A, B, ..., Z, A1, B1, ..."""
+    """Return the letter of a number: A, B, ..., Z, A1, B1, ..."""
     return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
 def _quoted(text: str) -> str:
-    """Return a string of the dot language."""
+    """Quote a string for dot."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -1,8 +1,8 @@
 """NetSpec: nets written as Python expressions, `n.conv1 = L.Convolution(n.data, num_output=32, kernel_size=5)`.
 
-Law: what is written comes out as the definition that one would have typed: layers in the order in which they are first
-needed, field names spelled as in the schema. A keyword belongs to the layer's own parameter (`num_output` to
-convolution_param) where that has such a field, else to the layer (`param`, `include`, `loss_weight`).
+Law: the result equals a hand-written definition. Layers are in the order of their first use, and keywords are the schema's
+field names. A keyword is a field of the layer type's parameter message (`num_output` of convolution_param) if that has such
+a field, else a field of the layer (`param`, `include`, `loss_weight`).
 
     from poseidon.pycaffe import NetSpec, layers as L, params as P
 
@@ -27,9 +27,9 @@ from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
 
 
 def param_name_dict() -> dict[str, str]:
-    """Field of `LayerParameter` that holds the settings of each type: Convolution -> convolution_param.
+    """Return the field of `LayerParameter` with the settings of each type: Convolution -> convolution_param.
 
-    Where several fields hold messages of one type the last counts, as in pycaffe.
+    If several fields have the same message type, the last one counts, as in pycaffe.
     """
     return {
         field.message_type.name.removesuffix("Parameter"): field.name
@@ -42,7 +42,7 @@ _FIELDS = param_name_dict()
 
 
 def to_proto(*tops: Top | Function) -> NetParameter:
-    """Return the net that computes these tops, whose blobs and layers are named after their types: Convolution1."""
+    """Return the net that computes these tops. Blobs and layers get names such as Convolution1."""
     writer = _Writer({})
     for top in tops:
         writer.write(_function(top))
@@ -54,16 +54,16 @@ def _function(top: Top | Function) -> Function:
 
 
 def assign_proto(proto: Message, name: str, value: Any) -> None:
-    """Set a field as Python writes it: lists for repeated fields, dicts for messages, strings for the names of enums.
+    """Set a field from a Python value: a list for a repeated field, a dict for a message, a string for an enum.
 
     Args:
         proto: the message.
-        name: its field.
-        value: its new value; a dict for a repeated message field is one element.
+        name: the name of the field.
+        value: the value. A dict for a repeated message field is a single element.
 
     Raises:
-        AttributeError: no such field.
-        TypeError: a value of another kind.
+        AttributeError: there is no such field.
+        TypeError: the value has a wrong type.
     """
     fields = proto.DESCRIPTOR.fields_by_name
     if name not in fields:
@@ -96,11 +96,11 @@ def _extend(target: Any, values: Iterable[Any], *, is_message: bool) -> None:
 
 
 class Top:
-    """One output of a layer.
+    """An output of a layer.
 
     Attributes:
         fn: the layer.
-        n: which of its tops.
+        n: the index of the top.
     """
 
     def __init__(self, fn: Function, n: int) -> None:
@@ -113,23 +113,23 @@ class Top:
 
 
 class Function:
-    """A layer of a net that is being written.
+    """A layer of a NetSpec.
 
     Args:
-        type_name: its type.
-        inputs: the tops it reads.
-        params: its settings, and three words that are no fields: `ntop`, how many tops it has (1); `in_place`, its tops
-            are its bottoms; `name`.
+        type_name: the layer type.
+        inputs: the tops that it reads.
+        params: the settings, and three keywords that are not fields: `ntop`, the number of tops (1); `in_place`, whether the
+            tops are the bottoms; `name`.
 
     Raises:
-        TypeError: an input is no `Top`; the tuple of a layer with several tops, given whole, is the usual cause.
+        TypeError: an input is not a `Top`, usually because it is the tuple of a layer with several tops.
     """
 
     def __init__(self, type_name: str, inputs: tuple[Any, ...], params: Mapping[str, Any]) -> None:
         self.type_name = type_name
-        for place, top in enumerate(inputs):
+        for index, top in enumerate(inputs):
             if not isinstance(top, Top):
-                raise TypeError(f"{type_name} input {place} is not a Top (type is {type(top)})")
+                raise TypeError(f"{type_name} input {index} is not a Top (type is {type(top)})")
         self.inputs: tuple[Top, ...] = inputs
         self.params = dict(params)
         self.ntop = int(self.params.pop("ntop", 1))
@@ -141,22 +141,22 @@ class Function:
         return to_proto(self)
 
     def param(self, bottoms: Iterable[str], tops: Iterable[str], name: str) -> LayerParameter:
-        """Return the layer's definition."""
+        """Return the definition of the layer."""
         layer = LayerParameter(name=name, type=self.type_name, bottom=bottoms, top=tops)
         own = _FIELDS.get(self.type_name)
         known = getattr(layer, own).DESCRIPTOR.fields_by_name if own else {}
         for key, value in self.params.items():
             target: Message = getattr(layer, own) if own and key in known else layer
-            # Settings that layers share (`param`, `transform_param`) are never the layer's own.
+            # Fields such as `param` and `transform_param` always belong to the layer.
             assign_proto(layer if key.endswith("param") else target, key, value)
         return layer
 
 
 class _Writer:
-    """Turns tops into the layers that compute them.
+    """A writer of the layers that compute tops.
 
     Args:
-        names: the names that the user gave.
+        names: the names set by the user.
     """
 
     def __init__(self, names: Mapping[Top | Function, str]) -> None:
@@ -168,7 +168,7 @@ class _Writer:
         return NetParameter(layer=self._layers.values())
 
     def write(self, wanted: Function) -> None:
-        """Append a layer, and before it what it needs. No recursion: nets are deeper than Python's stack."""
+        """Append a layer after the layers that it needs. Without recursion, because deep nets would exceed Python's stack."""
         waiting = [wanted]
         while waiting:
             function = waiting[-1]
@@ -187,7 +187,7 @@ class _Writer:
         self._layers[function] = function.param(bottoms, tops, self._name(first, function))
 
     def _name(self, thing: Top | Function, function: Function) -> str:
-        """Return the name that the user gave, else the type and a number: Convolution1."""
+        """Return the name set by the user, or the type and a number: Convolution1."""
         if thing not in self._names:
             self._counts[function.type_name] += 1
             self._names[thing] = f"{function.type_name}{self._counts[function.type_name]}"
@@ -195,10 +195,10 @@ class _Writer:
 
 
 class NetSpec:
-    """A net, built by setting attributes: the attribute's name is the blob's, and that of the layer of its first top.
+    """A net that is built by setting attributes. The attribute's name is that of the blob and, for a first top, of the layer.
 
     Attributes:
-        tops: everything that was set, in order.
+        tops: all attributes in order.
     """
 
     tops: OrderedDict[str, Any]
@@ -235,7 +235,7 @@ class NetSpec:
 
 
 class Layers:
-    """`L.<type>(*bottoms, **settings)`: a layer. Gives its top; a tuple of several; the layer itself if it has none."""
+    """The namespace of `L.<type>(*bottoms, **settings)`, which returns the top, a tuple of tops, or the layer if it has none."""
 
     def __getattr__(self, type_name: str) -> Callable[..., Any]:
         if type_name.startswith("__"):
@@ -252,7 +252,7 @@ class Layers:
 
 
 class _Choices:
-    """The enum values and nested names of one parameter message."""
+    """The enum values and nested names of a parameter message."""
 
     def __init__(self, name: str) -> None:
         self._message = getattr(caffe_pb2, f"{name}Parameter")
@@ -262,7 +262,7 @@ class _Choices:
 
 
 class Parameters:
-    """`P.<type>.<NAME>`: the value of an enum of a layer's parameter, as in `P.Pooling.MAX`."""
+    """The namespace of `P.<type>.<NAME>`, the enum values of parameter messages, such as `P.Pooling.MAX`."""
 
     def __getattr__(self, name: str) -> _Choices:
         if not hasattr(caffe_pb2, f"{name}Parameter"):

@@ -1,7 +1,7 @@
-"""One solver in each of several processes, kept together without NCCL.
+"""Synchronous data-parallel training with a solver in each process, without NCCL.
 
     caffe.set_solver_count(2)                       # in each process
-    caffe.set_solver_rank(rank)                     # before the solver is made: data layers deal records by rank
+    caffe.set_solver_rank(rank)                     # before the solver is created: data layers select records by rank
     solver = caffe.get_solver("solver.prototxt")
     group = caffe.Gloo(solver, "tcp://127.0.0.1:29500")
     group.bcast()                                   # all start from rank 0's weights
@@ -9,8 +9,8 @@
     solver.step(100)
     group.close()
 
-Law: after `bcast` all processes hold the same weights, and after each iteration too, because each applies the same mean
-of all diffs. `poseidon train` does the same with overlap, staleness and supervision, and is the way for real work.
+Law: after `bcast` all processes have the same weights, and after each iteration too, because each applies the same mean of
+all diffs. `poseidon train` also has overlap, staleness and supervision, and is recommended for large jobs.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ NO_NCCL = "NCCL is not used here: has_nccl() is False; expected caffe.Gloo, or `
 
 
 class NCCL:
-    """Caffe's class of this name, which needs NCCL; here only an error that says what to use."""
+    """Caffe's class of this name, which is not available; its constructor raises an error that says what to use."""
 
     def __init__(self, *_: object) -> None:
         raise UsageError(NO_NCCL)
 
     @staticmethod
     def new_uid() -> NoReturn:
-        """Always an error."""
+        """Raise UsageError."""
         raise UsageError(NO_NCCL)
 
 
 class Gloo:
-    """Joins this process's solver with those of the others; a callback for `Solver.add_callback`.
+    """The process group of the solvers, and a callback for `Solver.add_callback`.
 
     Args:
-        solver: made after `set_solver_count` and `set_solver_rank`.
-        address: where all meet: `tcp://<host of rank 0>:<port>`, or `file://<path>` on a shared disk.
+        solver: a solver created after `set_solver_count` and `set_solver_rank`.
+        address: the rendezvous: `tcp://<host of rank 0>:<port>`, or `file://<path>` on a shared disk.
 
     Raises:
-        JobError: the others cannot be reached.
+        JobError: the other processes cannot be reached.
     """
 
     def __init__(self, solver: Solver, address: str) -> None:
@@ -60,34 +60,34 @@ class Gloo:
             )
         except (RuntimeError, ValueError) as error:
             raise JobError(
-                f"process {solver_rank()} of {self._count} cannot meet the others at {address}: {error}"
+                f"process {solver_rank()} of {self._count} cannot join the others at {address}: {error}"
             ) from error
 
     def bcast(self) -> None:
-        """Give every process the weights of rank 0."""
+        """Broadcast the weights of rank 0 to all processes."""
         values = [blob.write_data() for blob in self._blobs]
-        flat = _flat(values)
+        flat = _flatten(values)
         distributed.broadcast(flat, src=0)
-        _spread(flat, values)
+        _unflatten(flat, values)
 
     def on_start(self) -> None:
-        """Called before each iteration's forward pass."""
+        """Do nothing before the forward pass."""
 
     def on_gradients_ready(self) -> None:
-        """Called before each update: every diff becomes the mean over all processes."""
+        """Average all diffs over all processes, before the update."""
         diffs = [blob.write_diff() for blob in self._blobs]
-        flat = _flat(diffs)
+        flat = _flatten(diffs)
         distributed.all_reduce(flat)
-        _spread(flat.div_(self._count), diffs)
+        _unflatten(flat.div_(self._count), diffs)
 
     def close(self) -> None:
-        """Leave. Safe to call twice."""
+        """Leave the group. A second call does nothing."""
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
 
 def _owned(solver: Solver) -> list[Blob]:
-    """Return every learnable blob once, whoever shares it."""
+    """Return all learnable blobs, shared ones once."""
     found: dict[int, Blob] = {}
     for blobs in solver.net.params.values():
         for blob in blobs:
@@ -95,10 +95,10 @@ def _owned(solver: Solver) -> list[Blob]:
     return list(found.values())
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
+def _flatten(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1).cpu() for tensor in tensors])
 
 
-def _spread(flat: Tensor, tensors: list[Tensor]) -> None:
+def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))

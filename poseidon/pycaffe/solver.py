@@ -1,7 +1,7 @@
-"""Caffe's solvers, step by step, on nets whose blobs lie open.
+"""Caffe's solvers for pycaffe.
 
-Law: Caffe's Solver::Step and Solve, in one process. Weights after n iterations are those of `poseidon train` on one
-worker from the same start. Test nets share the train net's weights from the beginning.
+Law: the semantics are those of Caffe's Solver::Step and Solve in one process. Weights after n iterations equal those of
+`poseidon train` with one worker and the same initial weights. Test nets share the weights of the train net.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from poseidon.metrics.record import TestRecord, TrainRecord
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
 from poseidon.proto.paths import PLACEHOLDERS
+from poseidon.pycaffe.graph.update import Updater
 from poseidon.pycaffe.net import FileMissing, Net
-from poseidon.pycaffe.update import Updater
 from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
@@ -36,16 +36,16 @@ LOG = GlogSink(logging.getLogger("poseidon.solver"))
 
 
 class Solver:
-    """A solver of the type that its file names; see `get_solver`.
+    """The base class of solvers. Its type is that of the file; see `get_solver`.
 
     Args:
-        solver_file: the solver's definition.
+        solver_file: the definition of the solver.
 
     Attributes:
         net: the train net.
         test_nets: the test nets.
-        iter: iterations finished.
-        param: the definition; changing its rates changes the next steps.
+        iter: the number of finished iterations.
+        param: the definition. Changes of its rates affect the next steps.
     """
 
     KIND: ClassVar[RuleKind | None] = None
@@ -56,7 +56,7 @@ class Solver:
             raise FileMissing("there is no such solver definition", source=str(path))
         definition = read_solver(path)
         if self.KIND is not None:
-            # The class decides, whatever the file says, as in pycaffe.
+            # The class takes precedence over the file, as in pycaffe.
             definition.param.type = self.KIND.value
             definition.param.ClearField("solver_type")
         self._definition = definition
@@ -80,7 +80,7 @@ class Solver:
 
     @property
     def type(self) -> str:
-        """The solver's type, as a definition names it."""
+        """The solver type, as in a definition."""
         return self._settings.base_rule.kind.value
 
     @property
@@ -89,7 +89,7 @@ class Solver:
         return self._settings.rate(self.iter)
 
     def step(self, iterations: int) -> None:
-        """Train for so many iterations, with the tests, displays and snapshots that fall due.
+        """Train for a number of iterations, with the tests, displays and snapshots of the solver.
 
         Raises:
             UsageError: the number is negative.
@@ -104,7 +104,7 @@ class Solver:
         """Train to max_iter.
 
         Args:
-            resume_file: a `.solverstate` to go on from.
+            resume_file: a `.solverstate` to resume from.
 
         Raises:
             SnapshotError: a snapshot cannot be read or written.
@@ -124,22 +124,22 @@ class Solver:
         LOG.write(done())
 
     def apply_update(self) -> None:
-        """Update the weights from the diffs, as iteration `iter` does; `iter` stays."""
+        """Update the weights from the diffs as in iteration `iter`, without changing `iter`."""
         self._updater.apply(self.iter)
 
     def add_callback(self, on_start: Any, on_gradients_ready: Callback | None = None) -> None:
-        """Have functions called in each iteration: before its forward pass, and before its update.
+        """Register functions to be called in each iteration, before its forward pass and before its update.
 
         Args:
-            on_start: a function; or one object with methods `on_start` and `on_gradients_ready`.
-            on_gradients_ready: the other function.
+            on_start: a function, or an object with methods `on_start` and `on_gradients_ready`.
+            on_gradients_ready: a function, unless the first argument is an object.
         """
         if on_gradients_ready is None:
             on_start, on_gradients_ready = on_start.on_start, on_start.on_gradients_ready
         self._callbacks.append((on_start, on_gradients_ready))
 
     def share_weights(self, net: Net) -> None:
-        """Let a net use this solver's weights: one memory from now on."""
+        """Let a net share the memory of this solver's weights."""
         net.share_with(self.net)
 
     def test_all(self) -> None:
@@ -148,10 +148,10 @@ class Solver:
             self._test(index)
 
     def snapshot(self) -> None:
-        """Write `<prefix>_iter_<iter>.caffemodel` and `.solverstate`, in HDF5 if the solver says so.
+        """Write `<prefix>_iter_<iter>.caffemodel` and `.solverstate`, in the solver's snapshot_format.
 
         Raises:
-            SnapshotError: they cannot be written.
+            SnapshotError: a file cannot be written.
         """
         hdf5 = self.param.snapshot_format == SolverParameter.HDF5
         prefix = _prefix(self._definition)
@@ -170,11 +170,11 @@ class Solver:
         seal(state, model)
 
     def restore(self, state_file: str | os.PathLike[str]) -> None:
-        """Go on from a snapshot: weights, history, iteration. Data layers go on from where they are.
+        """Restore weights, history and iteration from a snapshot. The position of data layers does not change.
 
         Raises:
-            SnapshotError: the state or its weights are missing, broken or of another net; nothing is changed if it is
-                the state.
+            SnapshotError: the state or its weights are missing, damaged or of another net. If it is the state, nothing
+                has changed.
         """
         path = Path(state_file)
         check(path)
@@ -182,8 +182,6 @@ class Solver:
         self.net.copy_from(learned_net(state, path))
         self._updater.set_histories(state.histories)
         self.iter = state.iteration
-
-    # -- one iteration -------------------------------------------------------------------------------------
 
     def _iterate(self) -> None:
         settings, net = self._settings, self.net
@@ -249,19 +247,77 @@ class Solver:
 
 
 def _prefix(definition: SolverDefinition) -> Path:
-    """Return the snapshots' prefix, from the current folder as in Caffe; made up from the solver's file where none is given."""
-    given = definition.param.snapshot_prefix
-    if not given or Path(given).parts[0] in PLACEHOLDERS:
+    """Return the prefix of snapshots, relative to the current folder as in Caffe; by default the name of the solver file."""
+    prefix_text = definition.param.snapshot_prefix
+    if not prefix_text or Path(prefix_text).parts[0] in PLACEHOLDERS:
         return definition.snapshot_prefix()
-    prefix = Path(given).absolute()
+    prefix = Path(prefix_text).absolute()
     return prefix / Path(definition.source).stem if prefix.is_dir() else prefix
 
 
 def _numbers(net: Net) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return every number of the net's outputs."""
+    """Return all values of the net's outputs."""
     parts = [net.blobs[name].data.astype(np.float64).ravel() for name in net.outputs]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _sizes(net: Net) -> dict[str, int]:
     return {name: net.blobs[name].count for name in net.outputs}
+
+
+class SGDSolver(Solver):
+    """Stochastic gradient descent with momentum."""
+
+    KIND = RuleKind.SGD
+
+
+class NesterovSolver(Solver):
+    """Nesterov's accelerated gradient."""
+
+    KIND = RuleKind.NESTEROV
+
+
+class AdaGradSolver(Solver):
+    """AdaGrad (Duchi et al., 2011)."""
+
+    KIND = RuleKind.ADAGRAD
+
+
+class RMSPropSolver(Solver):
+    """RMSProp (Tieleman and Hinton, 2012)."""
+
+    KIND = RuleKind.RMSPROP
+
+
+class AdaDeltaSolver(Solver):
+    """AdaDelta (Zeiler, 2012)."""
+
+    KIND = RuleKind.ADADELTA
+
+
+class AdamSolver(Solver):
+    """Adam (Kingma and Ba, 2015)."""
+
+    KIND = RuleKind.ADAM
+
+
+_CLASSES: dict[RuleKind, type[Solver]] = {
+    RuleKind.SGD: SGDSolver,
+    RuleKind.NESTEROV: NesterovSolver,
+    RuleKind.ADAGRAD: AdaGradSolver,
+    RuleKind.RMSPROP: RMSPropSolver,
+    RuleKind.ADADELTA: AdaDeltaSolver,
+    RuleKind.ADAM: AdamSolver,
+}
+
+
+def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
+    """Create a solver of the class for the type in its file.
+
+    Raises:
+        DefinitionError: a mistake in the solver or its nets.
+    """
+    path = Path(solver_file)
+    if not path.is_file():
+        raise FileMissing("there is no such solver definition", source=str(path))
+    return _CLASSES[solver_settings(read_solver(path), endless=True).base_rule.kind](path)

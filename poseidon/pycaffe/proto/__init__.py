@@ -1,4 +1,4 @@
-"""`caffe.proto`: Caffe's messages, as `from caffe.proto import caffe_pb2` finds them."""
+"""`caffe.proto`: Caffe's messages, for `from caffe.proto import caffe_pb2`."""
 
 from poseidon.pycaffe.proto import caffe_pb2
 

@@ -1,4 +1,4 @@
-"""`import caffe.proto.caffe_pb2`: the very module of this project, so that a message is the same class under both names."""
+"""`import caffe.proto.caffe_pb2`: an alias of the project's module, so that both names have the same message classes."""
 
 import sys
 

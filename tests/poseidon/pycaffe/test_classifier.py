@@ -84,7 +84,7 @@ def test_the_mean_is_undone_for_the_filling(files: tuple[str, str]) -> None:
 
 def test_errors(files: tuple[str, str], picture: str) -> None:
     net = caffe.Detector(*files)
-    with pytest.raises(UsageError, match="does not lie in a picture of 12 x 16"):
+    with pytest.raises(UsageError, match="is outside the image of 12 x 16"):
         net.detect_windows([(picture, [(0, 0, 99, 99)])])
     with pytest.raises(UsageError, match="selective search needs the package"):
         net.detect_selective_search([picture])

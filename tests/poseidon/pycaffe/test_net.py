@@ -11,6 +11,7 @@ import pytest
 import poseidon.pycaffe as caffe
 from poseidon.errors import DataError, DefinitionError, PoseidonError, SnapshotError, UsageError
 from poseidon.layers import blob as blob_module
+from poseidon.pycaffe.net import batches, join_batches
 from tests.poseidon.pycaffe.conftest import SIMPLE, Write
 
 TWO_READERS = """
@@ -366,7 +367,7 @@ def test_errors_are_sentences(write: Write, simple: Path, tmp_path: Path) -> Non
         (UsageError, lambda: net.forward(x=np.zeros((2, 3, 4, 5))), "expected 2x3x4x4"),
         (UsageError, lambda: net.backward(x=np.zeros(3)), "every output of the net: pool"),
         (UsageError, lambda: net.set_input_arrays(np.zeros(1), np.zeros(1)), "expected a MemoryData layer"),
-        (UsageError, net.forward_all, "expected arrays of equally many records"),
+        (UsageError, net.forward_all, "expected arrays with the same number of records"),
         (UsageError, lambda: caffe.Net(str(simple)), "phase is None: expected"),
         (UsageError, lambda: caffe.Net(str(simple), 7), "phase is 7: expected"),
         (DefinitionError, lambda: caffe.Net(str(tmp_path / "none"), caffe.TEST), "no such net definition"),
@@ -402,3 +403,19 @@ def test_share_with_refuses_other_shapes(write: Write, simple: Path) -> None:
     with pytest.raises(UsageError, match="layer 'ip' has blobs of shape"):
         net.share_with(other)
     assert np.shares_memory(kept, net.params["conv"][0].data)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(4, [2, 2]), (5, [2, 2, 2]), (1, [2]), (0, [])])
+def test_batches_are_filled_up_and_joined_without_it(count: int, sizes: list[int]) -> None:
+    given = {"a": np.arange(count, dtype=np.float32) + 1, "b": np.ones((count, 3))}
+    found = list(batches(given, 2))
+    assert [len(batch["a"]) for batch in found] == sizes
+    assert sum(float(batch["b"].sum()) for batch in found) == 3 * count
+    rows = [row for batch in found for row in batch["a"]]
+    np.testing.assert_array_equal(join_batches({"a": rows}, count)["a"], given["a"])
+
+
+@pytest.mark.parametrize("given", [{}, {"a": np.ones(3), "b": np.ones(4)}])
+def test_arrays_must_agree(given: dict[str, np.ndarray]) -> None:
+    with pytest.raises(UsageError, match="expected arrays with the same number of records"):
+        list(batches(given, 2))

@@ -72,5 +72,5 @@ def test_a_meeting_that_cannot_be(simple: Path, tmp_path: Path) -> None:
     path = tmp_path / "solver.prototxt"
     path.write_text(SOLVER.format(net=simple))
     solver = caffe.get_solver(path)
-    with pytest.raises(JobError, match="process 0 of 1 cannot meet the others at nowhere://x"):
+    with pytest.raises(JobError, match="process 0 of 1 cannot join the others at nowhere://x"):
         caffe.Gloo(solver, "nowhere://x")

@@ -1,4 +1,4 @@
-"""Weights of a net that keeps its blobs: from a file, to a file, and one memory for two nets."""
+"""Loading, saving and sharing of a pycaffe net's weights."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from torch import nn
 from poseidon.errors import UsageError
 from poseidon.layers.base import times
 from poseidon.layers.blob import Blob
-from poseidon.pycaffe.build import Built
+from poseidon.pycaffe.graph.build import NetGraph
 from poseidon.snapshot.caffemodel import read_model, write_model
 from poseidon.snapshot.hdf5 import write_model as write_hdf5
 
 Array = NDArray[np.float32]
 
 
-def load_weights(net: Built, path: Path) -> None:
-    """Take over saved weights by layer name.
+def load_weights(net: NetGraph, path: Path) -> None:
+    """Load saved weights by layer name.
 
     Raises:
-        SnapshotError: the file cannot be read, or a layer's blobs have other shapes; the net is then unchanged.
+        SnapshotError: the file cannot be read, or the blobs of a layer have other shapes. The net is then unchanged.
     """
     saved = read_model(path)
     for node in net.nodes:
         for blob in node.blobs:
-            blob.write_data()  # what the user wrote on the host goes first
-        node.forget()
+            blob.write_data()  # copies the user's changes first
+        node.clear_graph()
     net.compiled.load_blobs(saved)
 
 
-def save_weights(net: Built, path: Path, *, hdf5: bool = False, diffs: bool = False) -> None:
+def save_weights(net: NetGraph, path: Path, *, hdf5: bool = False, diffs: bool = False) -> None:
     """Write a `.caffemodel`.
 
     Args:
         net: the net.
         path: the file.
         hdf5: write a `.caffemodel.h5`.
-        diffs: the gradients too.
+        diffs: write the gradients, too.
 
     Raises:
-        SnapshotError: it cannot be written.
+        SnapshotError: the file cannot be written.
     """
     gradients = _arrays(net, diffs=True) if diffs else None
     if hdf5:
@@ -52,27 +52,27 @@ def save_weights(net: Built, path: Path, *, hdf5: bool = False, diffs: bool = Fa
         write_model(path, net.compiled.definition.param, _arrays(net), diffs=gradients)
 
 
-def share_weights(net: Built, other: Built) -> None:
-    """Let `net` use the memory of `other`'s weights, layer by layer where names are equal.
+def share_weights(net: NetGraph, other: NetGraph) -> None:
+    """Let `net` use the memory of `other`'s weights in layers of the same name.
 
     Raises:
-        UsageError: blobs of a layer differ in number or shape; nothing is shared then.
+        UsageError: the blobs of a layer differ in number or shape. Nothing is shared then.
     """
-    theirs = {name: place for place, (name, _) in enumerate(other.compiled.layer_modules)}
+    indices = {name: index for index, (name, _) in enumerate(other.compiled.layer_modules)}
     pairs: list[tuple[nn.Parameter, Blob, Blob]] = []
     for node, (name, layer) in zip(net.nodes, net.compiled.layer_modules, strict=True):
-        if name in theirs:
-            donated = other.nodes[theirs[name]].blobs
+        if name in indices:
+            donated = other.nodes[indices[name]].blobs
             _check_shapes(name, node.blobs, donated)
             pairs += zip(layer.sources(), node.blobs, donated, strict=True)
-            node.forget()
-    for parameter, blob, given in pairs:
-        blob.share_data(given)
-        parameter.data = given.write_data().view(parameter.shape)
+            node.clear_graph()
+    for parameter, blob, shared in pairs:
+        blob.share_data(shared)
+        parameter.data = shared.write_data().view(parameter.shape)
 
 
-def _check_shapes(layer: str, mine: Sequence[Blob], theirs: Sequence[Blob]) -> None:
-    found, expected = ([blob.shape for blob in blobs] for blobs in (mine, theirs))
+def _check_shapes(layer: str, own: Sequence[Blob], donated: Sequence[Blob]) -> None:
+    found, expected = ([blob.shape for blob in blobs] for blobs in (own, donated))
     if found != expected:
         raise UsageError(
             f"layer '{layer}' has blobs of shape {', '.join(map(times, found)) or 'none'}, expected "
@@ -80,8 +80,8 @@ def _check_shapes(layer: str, mine: Sequence[Blob], theirs: Sequence[Blob]) -> N
         )
 
 
-def _arrays(net: Built, *, diffs: bool = False) -> list[tuple[str, str, list[Array]]]:
-    """Name, type and copies of the blobs, or of their gradients, of every layer."""
+def _arrays(net: NetGraph, *, diffs: bool = False) -> list[tuple[str, str, list[Array]]]:
+    """Return name, type and copies of the blobs, or of their gradients, of every layer."""
     return [
         (name, layer.param.type, [(blob.diff if diffs else blob.data).copy() for blob in node.blobs])
         for node, (name, layer) in zip(net.nodes, net.compiled.layer_modules, strict=True)

@@ -1,8 +1,8 @@
-"""The step from diffs to new values, in one process: Caffe's ApplyUpdate on a net's blobs.
+"""The update of a net's blobs from their diffs, as Caffe's ApplyUpdate.
 
-Law: the formulas are `ps_server.rules`, the multipliers and rates those of `poseidon.solvers`; here is only the order
-(clip, divide by iter_size, decay, rule). Values and diffs are taken from the blobs in each step, so what the user wrote
-there counts. Afterwards a diff holds what was taken from its value, as in Caffe.
+Law: the formulas are those of `ps_server.rules`, the multipliers and rates those of `poseidon.solvers`. This module only
+applies them in order (clip, divide by iter_size, decay, rule). Values and diffs are read from the blobs in each step, so
+changes by the user count. Afterwards a diff holds the amount subtracted from the value, as in Caffe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from poseidon.layers.blob import Blob
 from poseidon.net.params import ParamInfo
-from poseidon.pycaffe.build import Built
+from poseidon.pycaffe.graph.build import NetGraph
 from poseidon.solvers.settings import SolverSettings
 from ps_server import Rule
 from ps_server.rules import change, clip_factor, history_count, sum_of_squares
@@ -27,7 +27,7 @@ Array = NDArray[np.float32]
 
 @dataclass(slots=True)
 class Learned:
-    """One learnable tensor: its blob, its rule and its history."""
+    """A learnable tensor with its blob, rule and history."""
 
     info: ParamInfo
     blob: Blob
@@ -36,36 +36,36 @@ class Learned:
 
 
 class Updater:
-    """Applies updates to a net.
+    """The updater of a net.
 
     Args:
-        net: the train net.
-        settings: the checked solver.
+        net: the graph of the train net.
+        settings: the settings of the solver.
     """
 
-    def __init__(self, net: Built, settings: SolverSettings) -> None:
+    def __init__(self, net: NetGraph, settings: SolverSettings) -> None:
         self._settings = settings
-        places = {name: place for place, (name, _) in enumerate(net.compiled.layer_modules)}
+        indices = {name: index for index, (name, _) in enumerate(net.compiled.layer_modules)}
         self._learned = [
-            _learned(info, net.nodes[places[info.layer]].blobs, settings)
+            _learned(info, net.nodes[indices[info.layer]].blobs, settings)
             for info in net.compiled.parameters_info
         ]
 
     @property
     def specs(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each tensor, in Caffe's order."""
+        """The name and the shape of each tensor, in Caffe's order."""
         return [(learned.info.name, learned.info.shape) for learned in self._learned]
 
     @property
     def arrays_per_blob(self) -> int:
-        """History arrays of each tensor."""
+        """The number of history arrays of each tensor."""
         return history_count(self._settings.base_rule.kind)
 
     def apply(self, iteration: int) -> None:
         """Update every tensor that learns.
 
         Args:
-            iteration: of this update, from 0.
+            iteration: the iteration of this update, from 0.
         """
         learned = [entry for entry in self._learned if entry.info.parameter.requires_grad]
         gradients = [entry.blob.write_diff().view(-1) for entry in learned]
@@ -82,14 +82,14 @@ class Updater:
             gradient.neg_()
 
     def histories(self) -> tuple[tuple[Array, ...], ...]:
-        """Copies of each tensor's history."""
+        """Return copies of the history of each tensor."""
         return tuple(
             tuple(tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history)
             for entry in self._learned
         )
 
     def set_histories(self, histories: Sequence[Sequence[Array]]) -> None:
-        """Put back what `histories` gave."""
+        """Restore histories that `histories` returned."""
         for entry, arrays in zip(self._learned, histories, strict=True):
             for tensor, array in zip(entry.history, arrays, strict=True):
                 tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(-1))

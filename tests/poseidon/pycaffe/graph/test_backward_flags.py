@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.pycaffe.need import Facts, needs
+from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags
 
 
 def fact(
@@ -15,15 +15,15 @@ def fact(
     down: tuple[bool, ...] = (),
     learns: bool = False,
     loss: bool = False,
-) -> Facts:
+) -> LayerInfo:
     names = tuple(tops.split())
-    return Facts(
+    return LayerInfo(
         kind=kind,
         bottoms=tuple(bottoms.split()),
         tops=names,
         propagate_down=down,
         learns=learns,
-        weighs=(loss,) * len(names),
+        in_loss=(loss,) * len(names),
     )
 
 
@@ -63,7 +63,7 @@ LEARNING = fact("x", "y", learns=True)
         ),
     ],
 )
-def test_needs(layers: list[Facts], force: bool, backward: list[int], bottoms: list[list[int]]) -> None:
-    found = needs(layers, force=force)
+def test_needs(layers: list[LayerInfo], force: bool, backward: list[int], bottoms: list[list[int]]) -> None:
+    found = backward_flags(layers, force=force)
     assert [int(need.backward) for need in found] == backward
     assert [[int(flag) for flag in need.bottoms] for need in found] == bottoms

@@ -1,6 +1,6 @@
-"""From a definition to the nodes and blobs of a net that keeps its blobs.
+"""Construction of a pycaffe net's graph, its nodes and blobs, from a definition.
 
-Law: names, order and flags are those of Caffe's Net::Init, Split layers included.
+Law: names, order and flags are those of Caffe's Net::Init, including Split layers.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from poseidon.net.net import Net as Compiled
 from poseidon.net.plan import Step
 from poseidon.proto.caffe_pb2 import LayerParameter, NetState
 from poseidon.proto.definition import NetDefinition
-from poseidon.pycaffe.need import Facts, needs
-from poseidon.pycaffe.nodes import Joined, Node, make_node
-from poseidon.pycaffe.splits import insert_splits
+from poseidon.pycaffe.graph.backward_flags import LayerInfo, backward_flags
+from poseidon.pycaffe.graph.nodes import Node, NodeSpec, make_node
+from poseidon.pycaffe.graph.splits import insert_splits
 
-# The name that Caffe gives the top of a loss that the definition does not name.
+# Caffe's name for an unnamed top of a loss.
 AUTOMATIC = "(automatic)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """A net's parts.
+class NetGraph:
+    """The graph of a net.
 
     Attributes:
-        compiled: the torch net whose layers run; itself never run.
-        nodes: one a layer, in order.
-        blobs: by name, in the order they are made.
-        bottoms: each layer's bottoms, by name.
-        tops: each layer's tops, by name.
-        loss_weights: of each blob.
+        compiled: the torch net that owns the layers. Its own `forward` is not used.
+        nodes: the nodes, one for each layer in order.
+        blobs: the blobs by name, in the order of their creation.
+        bottoms: the bottoms of each layer, by its name.
+        tops: the tops of each layer, by its name.
+        loss_weights: the loss weight of each blob.
     """
 
     compiled: Compiled
@@ -48,8 +48,8 @@ class Built:
     loss_weights: OrderedDict[str, float]
 
 
-def build(definition: NetDefinition, context: LayerContext, state: NetState) -> Built:
-    """Build a net.
+def build(definition: NetDefinition, context: LayerContext, state: NetState) -> NetGraph:
+    """Build the graph of a net.
 
     Raises:
         DefinitionError: a mistake in the definition.
@@ -58,54 +58,54 @@ def build(definition: NetDefinition, context: LayerContext, state: NetState) -> 
     definition = insert_splits(filter_phase(definition, state))
     compiled = compile_net(definition, context, state=state)
     try:
-        return _join(compiled)
+        return _connect(compiled)
     except BaseException:
         compiled.close()
         raise
 
 
-def _join(compiled: Compiled) -> Built:
+def _connect(compiled: Compiled) -> NetGraph:
     params = compiled.definition.param.layer
     layers = [layer for _, layer in compiled.layer_modules]
     tops = [_top_names(param, step) for param, step in zip(params, compiled.plan.steps, strict=True)]
     weights = _weights(compiled.plan.steps, dict(compiled.plan.losses))
-    facts = [
-        Facts(
+    infos = [
+        LayerInfo(
             kind=param.type,
             bottoms=tuple(param.bottom),
             tops=names,
             propagate_down=tuple(param.propagate_down),
             learns=any(parameter.requires_grad for parameter in layer.sources()),
-            weighs=tuple(map(bool, weighs)),
+            in_loss=tuple(map(bool, weights_of_tops)),
         )
-        for param, names, layer, weighs in zip(params, tops, layers, weights, strict=True)
+        for param, names, layer, weights_of_tops in zip(params, tops, layers, weights, strict=True)
     ]
     blobs = _blobs(compiled, layers, tops)
     learned = _learned(layers)
     nodes = [
         make_node(
-            Joined(
+            NodeSpec(
                 layer=layer,
-                bottoms=[blobs[name] for name in fact.bottoms],
-                tops=[blobs[name] for name in fact.tops],
+                bottoms=[blobs[name] for name in info.bottoms],
+                tops=[blobs[name] for name in info.tops],
                 blobs=own,
-                need=need,
-                weights=weighs,
+                flags=flags,
+                weights=weights_of_tops,
             )
         )
-        for layer, fact, own, need, weighs in zip(
+        for layer, info, own, flags, weights_of_tops in zip(
             layers,
-            facts,
+            infos,
             learned,
-            needs(facts, force=compiled.definition.param.force_backward),
+            backward_flags(infos, force=compiled.definition.param.force_backward),
             weights,
             strict=True,
         )
     ]
     losses = OrderedDict.fromkeys(blobs, 0.0)
-    for names, weighs in zip(tops, weights, strict=True):
-        losses.update((name, weight) for name, weight in zip(names, weighs, strict=True) if weight)
-    return Built(
+    for names, weights_of_tops in zip(tops, weights, strict=True):
+        losses.update((name, weight) for name, weight in zip(names, weights_of_tops, strict=True) if weight)
+    return NetGraph(
         compiled=compiled,
         nodes=nodes,
         blobs=blobs,
@@ -126,14 +126,14 @@ def _weights(steps: Sequence[Step], losses: dict[int, float]) -> list[tuple[floa
 def _blobs(
     compiled: Compiled, layers: Sequence[Layer], tops: Sequence[tuple[str, ...]]
 ) -> OrderedDict[str, Blob]:
-    """Return a blob for each name; where a Python layer made its top, that one, with what its setup wrote."""
+    """Return a blob for each name. For the top of a Python layer it is the layer's own, with what its setup wrote."""
     blobs: OrderedDict[str, Blob] = OrderedDict()
     for layer, names in zip(layers, tops, strict=True):
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             if name in blobs:
                 continue
             if isinstance(layer, Python):
-                blobs[name] = layer.top_blobs[place]
+                blobs[name] = layer.top_blobs[index]
             else:
                 shape = compiled.blob_shapes.get(name, ())
                 blobs[name] = Blob(*shape, device=compiled.context.device)
@@ -141,20 +141,24 @@ def _blobs(
 
 
 def _learned(layers: Sequence[Layer]) -> list[Blobs]:
-    """Return each layer's learnable blobs; those behind which one parameter is share data and diff."""
+    """Return the learnable blobs of each layer. Blobs of the same parameter share data and diff."""
     owners: dict[nn.Parameter, Blob] = {}
     found = []
     for layer in layers:
         own = Blobs()
-        mine = layer.instance.blobs if isinstance(layer, Python) and layer.instance else None
-        for index, (parameter, shown) in enumerate(zip(layer.sources(), layer.blobs(), strict=True)):
-            blob = mine[index] if mine is not None else Blob(*shown.shape, device=parameter.device)
+        python_blobs = layer.instance.blobs if isinstance(layer, Python) and layer.instance else None
+        for index, (parameter, view) in enumerate(zip(layer.sources(), layer.blobs(), strict=True)):
+            blob = (
+                python_blobs[index]
+                if python_blobs is not None
+                else Blob(*view.shape, device=parameter.device)
+            )
             if parameter in owners:
                 blob.share_data(owners[parameter])
                 blob.share_diff(owners[parameter])
-            elif mine is None:
-                blob.bind(parameter.data.view(shown.shape))
+            elif python_blobs is None:
+                blob.bind(parameter.data.view(view.shape))
             owners.setdefault(parameter, blob)
             own.append(blob)
-        found.append(mine if mine is not None else own)
+        found.append(python_blobs if python_blobs is not None else own)
     return found

@@ -1,8 +1,8 @@
-"""A net in which every blob has one reader: Caffe's InsertSplits.
+"""Insertion of Split layers, so that every blob has one reader, as Caffe's InsertSplits.
 
-Law: pure; a definition in, a definition out. A top that n > 1 bottoms read goes through a Split layer with n tops, one
-a reader, so that the gradients of the readers meet in that layer's backward pass. A top that weighs in the loss counts
-as a reader of itself, and the weight moves to the split's first top. Names are Caffe's.
+Law: no I/O; a function from definition to definition. A top that n > 1 bottoms read gets a Split layer with n tops, one for
+each reader, which adds up the gradients. A loss weight of a top counts as a reader and moves to the first top of the Split.
+The names are Caffe's.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from poseidon.proto.caffe_pb2 import LayerParameter, NetParameter
 from poseidon.proto.definition import NetDefinition
 
 Top = tuple[int, int]
-"""Index of a layer, and which of its tops."""
+"""The index of a layer, and the index of a top of it."""
 
 
-def split_name(layer: str, blob: str, place: int) -> str:
-    """Return the name of the Split layer behind top `place` of a layer."""
-    return f"{blob}_{layer}_{place}_split"
+def split_name(layer: str, blob: str, index: int) -> str:
+    """Return the name of the Split layer for top `index` of a layer."""
+    return f"{blob}_{layer}_{index}_split"
 
 
 def insert_splits(definition: NetDefinition) -> NetDefinition:
-    """Return the net with its Split layers; it has been filtered for its phase.
+    """Return the net with Split layers. It must have been filtered for its phase.
 
-    A bottom that nobody makes is left for the planner to complain about.
+    An unknown bottom is ignored here; `plan_net` reports it.
 
     Raises:
-        DefinitionError: a layer runs in place on a blob that others read too.
+        DefinitionError: a layer runs in place on a blob that other layers read.
     """
     sources, readers, weights = _readers(definition.param)
     param = NetParameter()
@@ -40,18 +40,18 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
     for index, old in enumerate(definition.param.layer):
         layer = param.layer.add()
         layer.CopyFrom(old)
-        for place, blob in enumerate(old.bottom):
-            top = sources.get((index, place))
+        for position, blob in enumerate(old.bottom):
+            top = sources.get((index, position))
             if top is not None and readers[top] > 1:
-                if place < len(old.top) and old.top[place] == blob:
+                if position < len(old.top) and old.top[position] == blob:
                     raise definition.error(
                         index,
-                        f"runs in place on '{blob}', which others read too; expected a top of another name",
+                        f"runs in place on '{blob}', which other layers read; expected a top with another name",
                     )
-                maker = definition.param.layer[top[0]].name
-                layer.bottom[place] = f"{split_name(maker, blob, top[1])}_{used[top]}"
+                writer = definition.param.layer[top[0]].name
+                layer.bottom[position] = f"{split_name(writer, blob, top[1])}_{used[top]}"
                 used[top] += 1
-        splits = [top for top in ((index, place) for place in range(len(old.top))) if readers[top] > 1]
+        splits = [top for top in ((index, position) for position in range(len(old.top))) if readers[top] > 1]
         for top in splits:
             weight = weights.get(top, 0.0)
             param.layer.append(_split(old.name, old.top[top[1]], top[1], readers[top], weight))
@@ -63,17 +63,17 @@ def insert_splits(definition: NetDefinition) -> NetDefinition:
 
 
 def _readers(net: NetParameter) -> tuple[dict[Top, Top], Counter[Top], dict[Top, float]]:
-    """For each bottom the top it reads; for each top how many read it; the weights that were given."""
+    """Return the top of each bottom, the number of readers of each top, and the loss weights in the definition."""
     latest: dict[str, Top] = {}
     sources: dict[Top, Top] = {}
     readers: Counter[Top] = Counter()
     weights: dict[Top, float] = {}
     for index, layer in enumerate(net.layer):
-        for place, blob in enumerate(layer.bottom):
+        for position, blob in enumerate(layer.bottom):
             if blob in latest:
-                sources[index, place] = latest[blob]
+                sources[index, position] = latest[blob]
                 readers[latest[blob]] += 1
-        latest |= {blob: (index, place) for place, blob in enumerate(layer.top)}
+        latest |= {blob: (index, position) for position, blob in enumerate(layer.top)}
         for top, weight in _weights(index, layer):
             weights[top] = weight
             readers[top] += bool(weight)
@@ -81,11 +81,13 @@ def _readers(net: NetParameter) -> tuple[dict[Top, Top], Counter[Top], dict[Top,
 
 
 def _weights(index: int, layer: LayerParameter) -> Iterator[tuple[Top, float]]:
-    return (((index, place), weight) for place, weight in enumerate(layer.loss_weight[: len(layer.top)]))
+    return (
+        ((index, position), weight) for position, weight in enumerate(layer.loss_weight[: len(layer.top)])
+    )
 
 
-def _split(layer: str, blob: str, place: int, count: int, weight: float) -> LayerParameter:
-    name = split_name(layer, blob, place)
+def _split(layer: str, blob: str, position: int, count: int, weight: float) -> LayerParameter:
+    name = split_name(layer, blob, position)
     split = LayerParameter(name=name, type="Split", bottom=[blob])
     split.top.extend(f"{name}_{number}" for number in range(count))
     if weight:

@@ -1,13 +1,13 @@
-"""The inside of a net that keeps its blobs: what it consists of, by name and by index, and the walk over its layers.
+"""The base class of pycaffe's Net: its parts by name and by index, and the loops over its layers.
 
-Law: pycaffe's. Layers are walked one by one, each on what its blobs hold then; callbacks are called around each. An error
-of a layer gets its file, line and name, and what the code of a user's layer raised comes out as it is.
+Law: the semantics are pycaffe's. Layers run one by one on the current values of their blobs, with callbacks before and
+after. File, line and layer name are added to errors of a layer. Exceptions of users' layers are raised unchanged.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from poseidon.errors import PoseidonError
@@ -17,31 +17,30 @@ from poseidon.layers.inputs.sources import Input
 from poseidon.layers.python_layer import CaffeLayer, Python, PythonLayerError
 from poseidon.proto.caffe_pb2 import NetState
 from poseidon.proto.definition import NetDefinition
-from poseidon.pycaffe.batches import Array, batches
-from poseidon.pycaffe.build import Built, build
+from poseidon.pycaffe.graph.build import NetGraph, build
+from poseidon.pycaffe.graph.nodes import Node
 from poseidon.pycaffe.mode import next_context
-from poseidon.pycaffe.nodes import Node
 from ps_server.numerics import prepare_thread
 
 Callback = Callable[[int], Any]
 
 
 class NetLayer:
-    """A layer of a net: its type and its learnable blobs."""
+    """A layer as users see it: its type and its learnable blobs."""
 
     def __init__(self, kind: str, blobs: Blobs) -> None:
         self.type = kind
         self.blobs = blobs
 
 
-class Walk:
-    """A net's parts and the walk over them; see `Net` for the attributes."""
+class NetBase:
+    """The parts of a net and the loops over its layers; see `Net` for the attributes."""
 
-    def _take(self, definition: NetDefinition, state: NetState, seed: int | None = None) -> None:
+    def _build(self, definition: NetDefinition, state: NetState, seed: int | None = None) -> None:
         try:
             self._built = build(definition, next_context(state.phase, seed), state)
         except PoseidonError as error:
-            raise users_own(error) from None
+            raise original_error(error) from None
         built = self._built
         params = built.compiled.definition.param.layer
         self.name = definition.param.name
@@ -51,7 +50,7 @@ class Walk:
         self.top_names: OrderedDict[str, list[str]] = built.tops
         self.blob_loss_weights: OrderedDict[str, float] = built.loss_weights
         self.layers: list[NetLayer | CaffeLayer] = [
-            _shown(node, param.type) for node, param in zip(built.nodes, params, strict=True)
+            _layer_of(node, param.type) for node, param in zip(built.nodes, params, strict=True)
         ]
         self._layer_names = [param.name for param in params]
         self._blob_names = list(self.blobs)
@@ -71,28 +70,28 @@ class Walk:
         self._callbacks: dict[str, list[Callback]] = {}
 
     def reshape(self) -> None:
-        """Give every blob the shape that follows from the inputs' shapes."""
+        """Reshape all blobs for the shapes of the inputs."""
         for index, node in enumerate(self._built.nodes):
-            self._guarded(index, node.fit)
+            self._guarded(index, node.reshape)
 
     def before_forward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called before each layer's forward."""
+        """Register `callback(layer_index)` to be called before the forward pass of each layer."""
         self._callbacks.setdefault("before_forward", []).append(callback)
 
     def after_forward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called after each layer's forward."""
+        """Register `callback(layer_index)` to be called after the forward pass of each layer."""
         self._callbacks.setdefault("after_forward", []).append(callback)
 
     def before_backward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called before each layer's backward."""
+        """Register `callback(layer_index)` to be called before the backward pass of each layer."""
         self._callbacks.setdefault("before_backward", []).append(callback)
 
     def after_backward(self, callback: Callback) -> None:
-        """Have `callback(index of the layer)` called after each layer's backward."""
+        """Register `callback(layer_index)` to be called after the backward pass of each layer."""
         self._callbacks.setdefault("after_backward", []).append(callback)
 
     def _forward(self, start: int, end: int) -> float:
-        """Run layers by index, both included; gives what they add to the loss."""
+        """Run layers by index, inclusive. Return their contribution to the loss."""
         prepare_thread()
         loss = 0.0
         for index in range(start, end + 1):
@@ -102,20 +101,14 @@ class Walk:
         return loss
 
     def _backward(self, start: int, end: int) -> None:
-        """Propagate back by index, from `start` down to `end`."""
+        """Run layers backward by index, from `start` down to `end`, inclusive."""
         prepare_thread()
         for index in range(start, end - 1, -1):
             self._call("before_backward", index)
             node = self._built.nodes[index]
-            if node.need.backward:
+            if node.flags.backward:
                 self._guarded(index, node.backward)
             self._call("after_backward", index)
-
-    def _batch(self, arrays: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-        """Cut arrays into batches of the net's size."""
-        if not arrays:
-            return iter(())
-        return batches(arrays, next(iter(self.blobs.values())).shape[0])
 
     @property
     def _blobs(self) -> list[Blob]:
@@ -140,11 +133,11 @@ class Walk:
         return [self._blob_names.index(name) for name in self.top_names[self._layer_names[layer]]]
 
     def _guarded(self, index: int, run: Callable[[], Any]) -> Any:
-        """Run a part of a layer; its error gets file, line and name, and a user's own comes out as it is."""
+        """Call a function of a layer and translate its errors: add the location, or raise a user's exception."""
         try:
             return run()
         except PythonLayerError as error:
-            raise users_own(error) from None
+            raise original_error(error) from None
         except LayerError as error:
             raise self._built.compiled.definition.error(index, str(error)) from error
 
@@ -153,20 +146,20 @@ class Walk:
             callback(index)
 
     def __del__(self) -> None:
-        built: Built | None = getattr(self, "_built", None)
+        built: NetGraph | None = getattr(self, "_built", None)
         if built is not None:
             built.compiled.close()
 
 
-def _shown(node: Node, kind: str) -> NetLayer | CaffeLayer:
+def _layer_of(node: Node, kind: str) -> NetLayer | CaffeLayer:
     if isinstance(node.layer, Python):
         assert node.layer.instance is not None
         return node.layer.instance
     return NetLayer(kind, node.blobs)
 
 
-def users_own(error: BaseException) -> BaseException:
-    """What the code of a user's layer raised, if that is behind an error; else the error."""
+def original_error(error: BaseException) -> BaseException:
+    """Return the exception of a user's layer that caused an error, or the error itself."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, PythonLayerError) and found.__cause__ is not None:

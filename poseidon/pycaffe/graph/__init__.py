@@ -1,0 +1,1 @@
+"""The layers and blobs of a pycaffe net, and the operations on them."""

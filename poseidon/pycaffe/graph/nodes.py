@@ -1,0 +1,253 @@
+"""Nodes: the layers of a pycaffe net, each with forward and backward passes on the current values of its blobs.
+
+Law: the semantics are Caffe's. `forward` reads the data of its bottoms and overwrites those of its tops. `backward` reads the
+diffs of its tops, overwrites those of its bottoms and adds to those of its parameters. A top with a loss weight has that
+weight as its initial diff. A layer whose bottoms have changed shape is set up again first.
+
+The autograd graph of a forward pass is kept until the next one and uses the memory of the blobs, so backward can run twice,
+or on data that were changed in between. Without a forward pass, backward creates the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from poseidon.layers.base import Layer
+from poseidon.layers.blob import Blob, Blobs
+from poseidon.layers.common.combine import Split
+from poseidon.layers.inputs.sources import DummyData, Input
+from poseidon.layers.python_layer import Python
+from poseidon.pycaffe.graph.backward_flags import BackwardFlags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """A layer and its connections.
+
+    Attributes:
+        layer: the layer, set up.
+        bottoms: the blobs read.
+        tops: the blobs written; in place, one of `bottoms`.
+        blobs: the learnable blobs.
+        flags: whether it runs backward, and for which bottoms.
+        weights: the loss weight of each top.
+    """
+
+    layer: Layer
+    bottoms: list[Blob]
+    tops: list[Blob]
+    blobs: Blobs
+    flags: BackwardFlags
+    weights: tuple[float, ...]
+
+
+class Node:
+    """A layer that is computed by torch."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.layer, self.blobs = spec.layer, spec.blobs
+        self.bottoms, self.tops = spec.bottoms, spec.tops
+        self.flags, self.weights = spec.flags, spec.weights
+        self.layer.overwrites_bottom = False
+        self._setup_shapes = self._bottom_shapes()
+        self._sizes_with_weight: list[int | None] = [None] * len(self.tops)
+        self._leaves: list[Tensor] = []
+        self._results: list[Tensor] = []
+        self.set_loss_diffs()
+
+    def reshape(self) -> None:
+        """Set the layer up and reshape its tops if the shapes of its bottoms have changed."""
+        shapes = self._bottom_shapes()
+        if shapes == self._setup_shapes or not self.bottoms:
+            return
+        for blob, shape in zip(self.tops, self.layer.setup(shapes), strict=False):
+            blob.reshape(*shape)
+        self._setup_shapes = shapes
+        self.set_loss_diffs()
+
+    def forward(self) -> float:
+        """Run the layer. Return its contribution to the loss."""
+        self.reshape()
+        self._compute()
+        for blob, value in zip(self.tops, self._results, strict=True):
+            blob.reshape(*value.shape)
+            blob.write_data().copy_(value.detach())
+        if not self.flags.backward:
+            self.clear_graph()
+        return self._loss()
+
+    def backward(self) -> None:
+        """Propagate the diffs of the tops to the bottoms and parameters that need one."""
+        if not self._leaves and not self._results:
+            self.reshape()
+            self._compute()
+        for blob in (*self.bottoms, *self.tops, *self.blobs):
+            blob.read_data()  # copies values that were written on the host since then
+        parameters = self.layer.sources()
+        wanted: list[Tensor] = [leaf for leaf in self._leaves if leaf.requires_grad]
+        wanted += [parameter for parameter in parameters if parameter.requires_grad]
+        gradients = iter(self._gradients(wanted))
+        for index, leaf in enumerate(self._leaves):
+            if leaf.requires_grad:
+                _copy_or_zero(self.bottoms[index].write_diff(), next(gradients))
+        for blob, parameter in zip(self.blobs, parameters, strict=True):
+            if parameter.requires_grad:
+                gradient = next(gradients)
+                if gradient is not None:
+                    blob.write_diff().add_(gradient.view(blob.shape))
+
+    def clear_graph(self) -> None:
+        """Free the autograd graph of the last pass. A backward pass creates a new one."""
+        self._leaves, self._results = [], []
+
+    def set_loss_diffs(self) -> None:
+        """Set the diff of tops with a loss weight to that weight, if they are new or their size has changed."""
+        for index, (blob, weight) in enumerate(zip(self.tops, self.weights, strict=True)):
+            if weight and self._sizes_with_weight[index] != blob.count:
+                blob.write_diff().fill_(weight)
+                self._sizes_with_weight[index] = blob.count
+
+    def _compute(self) -> None:
+        """Compute results from the current bottoms, with the autograd graph if the layer runs backward."""
+        self._leaves = [self._leaf(index) for index in range(len(self.bottoms))]
+        for blob in self.blobs:
+            blob.write_data()  # the layer may update it (BatchNorm)
+        with torch.set_grad_enabled(self.flags.backward):
+            result: Tensor | Sequence[Tensor] | None = self.layer(*self._leaves)
+        if isinstance(result, Tensor):
+            self._results = [result]
+        else:
+            self._results = list(result or ())[: len(self.tops)]
+
+    def _leaf(self, index: int) -> Tensor:
+        """Return a bottom as a tensor on its own memory, or a copy if a top overwrites it."""
+        blob = self.bottoms[index]
+        # `.data`: later writes of users or other layers are visible and do not invalidate the graph.
+        leaf = blob.read_data().data
+        if any(blob is top for top in self.tops):
+            leaf = leaf.clone()
+        return leaf.requires_grad_() if self.flags.backward and self.flags.bottoms[index] else leaf
+
+    def _gradients(self, wanted: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        pairs = [
+            (value, blob.read_diff())
+            for value, blob in zip(self._results, self.tops, strict=True)
+            if value.requires_grad
+        ]
+        if not pairs or not wanted:
+            return [None] * len(wanted)
+        values, diffs = zip(*pairs, strict=True)
+        return torch.autograd.grad(values, wanted, diffs, retain_graph=True, allow_unused=True)
+
+    def _loss(self) -> float:
+        self.set_loss_diffs()
+        return sum(
+            float(torch.dot(blob.read_data().flatten(), blob.read_diff().flatten()))
+            for blob, weight in zip(self.tops, self.weights, strict=True)
+            if weight
+        )
+
+    def _bottom_shapes(self) -> list[tuple[int, ...]]:
+        return [blob.shape for blob in self.bottoms]
+
+
+class InputNode(Node):
+    """Input, whose tops the user writes."""
+
+    def forward(self) -> float:
+        return 0.0
+
+    def backward(self) -> None:
+        pass
+
+
+class DummyDataNode(Node):
+    """DummyData, whose constant tops are filled only at creation, so that the user can change them."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        super().__init__(spec)
+        assert isinstance(self.layer, DummyData)
+        for index, constant in self.layer.constants.items():
+            self.tops[index].write_data().copy_(constant)
+        self._kept = frozenset(self.layer.constants)
+
+    def forward(self) -> float:
+        if len(self._kept) == len(self.tops):
+            return 0.0
+        self._compute()
+        for index, (blob, value) in enumerate(zip(self.tops, self._results, strict=True)):
+            if index not in self._kept:
+                blob.write_data().copy_(value)
+        return self._loss()
+
+    def backward(self) -> None:
+        pass
+
+
+class SplitNode(Node):
+    """Split, whose tops share the memory of its bottom, and whose diffs add up."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        super().__init__(spec)
+        self.reshape()
+
+    def reshape(self) -> None:
+        for top in self.tops:
+            top.reshape(*self.bottoms[0].shape)
+            top.share_data(self.bottoms[0])
+        self.set_loss_diffs()
+
+    def forward(self) -> float:
+        self.reshape()
+        return self._loss()
+
+    def backward(self) -> None:
+        if self.flags.bottoms[0]:
+            first, *others = [top.read_diff() for top in self.tops]
+            total = first.clone()
+            for other in others:
+                total += other
+            self.bottoms[0].write_diff().copy_(total)
+
+
+class PythonNode(Node):
+    """Python, whose code works directly on the blobs of the net, without torch."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        assert isinstance(spec.layer, Python)
+        self._python = spec.layer
+        self._python.use_blobs(spec.bottoms, spec.tops)
+        super().__init__(spec)
+
+    def reshape(self) -> None:
+        self._python.reshape_tops()
+        self.set_loss_diffs()
+
+    def forward(self) -> float:
+        self._python.run_forward()
+        return self._loss()
+
+    def backward(self) -> None:
+        self._python.run_backward(list(self.flags.bottoms))
+
+
+def make_node(spec: NodeSpec) -> Node:
+    """Create the node for a layer."""
+    kinds: dict[type[Layer], type[Node]] = {
+        Input: InputNode,
+        DummyData: DummyDataNode,
+        Split: SplitNode,
+        Python: PythonNode,
+    }
+    return kinds.get(type(spec.layer), Node)(spec)
+
+
+def _copy_or_zero(target: Tensor, gradient: Tensor | None) -> None:
+    if gradient is None:
+        target.zero_()
+    else:
+        target.copy_(gradient)
