@@ -66,7 +66,7 @@ def train_cifar10(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     script = runpy.run_path(str(repository / "examples" / "cifar10" / "train_cifar10.py"))
     heard = TrainCifar10(main=script["main"])
     globals_: dict[str, Any] = script["main"].__globals__
-    globals_["prepare_and_tell"] = heard.requests.append
+    globals_["prepare_and_print"] = heard.requests.append
     globals_["poseidon"] = heard.train
     yield heard
 

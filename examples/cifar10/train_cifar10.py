@@ -31,7 +31,7 @@ if __name__ == "__main__" and not {"-h", "--help"} & set(sys.argv):
 from poseidon.cli.main import main as poseidon
 from poseidon.cli.main import parse_arguments
 from poseidon.cli.parsers.data import add_data_flags
-from poseidon.cli.prepare_cifar10 import prepare_and_tell
+from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.cluster.jobs.registry import new_job_id
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.cifar10 import Request
@@ -172,7 +172,7 @@ def _main(words: list[str], stack: ExitStack) -> int:
             command.append(f"--gpu={flags.devices}")
         if not request.database("train").exists():
             print(f"train_cifar10.py: preparing CIFAR-10 in {HERE}", file=sys.stderr, flush=True)
-        prepare_and_tell(request)
+        prepare_and_print(request)
     except PoseidonError as error:
         print(f"train_cifar10.py: {error}", file=sys.stderr)
         return error.exit_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from poseidon.cli.prepare_cifar10 import prepare_and_tell
+from poseidon.cli.prepare_cifar10 import prepare_and_print
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.prepare.cifar10 import Request
 
@@ -12,5 +12,5 @@ from poseidon.data.prepare.cifar10 import Request
 def run(arguments: argparse.Namespace) -> int:
     """Convert; 0 when the databases are in place."""
     backend = Backend.parse(arguments.db_type)
-    prepare_and_tell(Request(folder=arguments.output_folder, backend=backend, data=arguments.input, url=""))
+    prepare_and_print(Request(folder=arguments.output_folder, backend=backend, data=arguments.input, url=""))
     return 0

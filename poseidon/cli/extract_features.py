@@ -34,13 +34,13 @@ def run(flags: argparse.Namespace) -> int:
     """
     if flags.caffe_arguments:
         if any(getattr(flags, name) for name in NEEDED):
-            raise UsageError("give either Caffe's words or flags, not both")
+            raise UsageError("give either the arguments of Caffe's tool or flags, not both")
         return _run_alone(
             replace(from_caffe_arguments(flags.caffe_arguments), imports=module_names(flags.imports))
         )
     for name in NEEDED:
         if not getattr(flags, name):
-            raise UsageError(f"--{name} is missing; or give Caffe's words: {CAFFE_ARGUMENTS}")
+            raise UsageError(f"--{name} is missing; or give the arguments of Caffe's tool: {CAFFE_ARGUMENTS}")
     return run_extraction_job(extraction_request(flags))
 
 
@@ -52,7 +52,7 @@ def from_caffe_arguments(arguments: Sequence[str]) -> Extraction:
         SnapshotError: there is no such model.
     """
     if not 6 <= len(arguments) <= 8:
-        raise UsageError(f"{len(arguments)} words are given, expected {CAFFE_ARGUMENTS}")
+        raise UsageError(f"{len(arguments)} arguments are given, expected {CAFFE_ARGUMENTS}")
     weights, model, blobs, databases, count, kind = arguments[:6]
     if not count.isdecimal() or int(count) < 1:
         raise UsageError(f"NUM_MINI_BATCHES is '{count}', expected 1 or more")

@@ -1,39 +1,20 @@
-"""`poseidon init`: a new folder with a net of the zoo, to edit and to train.
-
-Law: a project needs nothing but this package: its definitions name files beside themselves. No file is overwritten.
-"""
+"""`poseidon init`: a new folder with a net of the zoo, to edit and to train."""
 
 from __future__ import annotations
 
 import argparse
-import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from poseidon.errors import UsageError, nearest
-from poseidon.proto.paths import shipped_folder
+from poseidon.proto.projects import (
+    project_files,
+    project_title,
+    projects,
+    training_commands,
+    write_project,
+)
 
 ALIASES = {"mnist": "lenet"}
-FIRST_SOLVER = {"cifar10": "cifar10_quick", "fcn": "fcn32s"}
-"""The first one of a folder with several; elsewhere it is the one with the shortest name."""
-DATA_COMMANDS = {
-    "cifar10": "poseidon prepare_cifar10 --folder=.     # --data=DIR where CIFAR-10 is there already",
-    "lenet": "poseidon convert_mnist --folder=. MNIST   # MNIST: the folder of the four published files",
-    "mnist_autoencoder": "poseidon convert_mnist --folder=. MNIST   # MNIST: the folder of the four published files",
-    "siamese": "poseidon convert_mnist_siamese --folder=. MNIST   # MNIST: the folder of the four published files",
-    "lstm": "python make_data.py",
-    "hdf5_classification": "python make_data.py",
-}
-SCRIPTS = ("make_data.py", "train.py")
-"""Scripts of an example that a project gets too."""
-OWN_DATA = (
-    "The definitions read databases that you make: `poseidon convert_imageset` and `poseidon compute_image_mean`, "
-    "`--help` says how.\n`source` and `mean_file` name them, beside the definition or by absolute paths."
-)
-CHECKOUT_LINES = re.compile(r"^sys\.path\.insert.*?^use_environment\(\)\n\n", re.DOTALL | re.MULTILINE)
-"""The lines with which a script finds its checkout; a project's script needs none of them."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = projects()
     if arguments.project is None:
         for name, folder in known.items():
-            print(f"{name:20} {_title(folder)}")
+            print(f"{name:20} {project_title(folder)}")
         print("\nMake one of them with: poseidon init PROJECT [DIR]")
         return 0
     name = ALIASES.get(arguments.project, arguments.project)
@@ -56,117 +37,5 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder or name)
     write_project(folder, project_files(name, known[name]))
     print(f"{folder} is ready, and README.md in it says what it has. To train:\n")
-    print("\n".join(f"    {command}" for command in (f"cd {folder}", *_commands(name, known[name]))))
+    print("\n".join(f"    {command}" for command in (f"cd {folder}", *training_commands(name, known[name]))))
     return 0
-
-
-def projects() -> dict[str, Path]:
-    """Return the folders of the zoo by name, and the example of a torch script.
-
-    Raises:
-        UsageError: this installation has no zoo.
-    """
-    shipped = shipped_folder()
-    found = {path.parent.name: path.parent for path in sorted(shipped.glob("prototxt/*/README.md"))}
-    if not found:
-        raise UsageError(
-            f"this installation has no zoo: {shipped / 'prototxt'} is missing; install Poseidon anew"
-        )
-    return {**found, "torch_cnn": shipped / "examples" / "torch_cnn"}
-
-
-def project_files(name: str, source: Path) -> dict[str, str]:
-    """Return the files of a project: their names and texts.
-
-    Args:
-        name: of the project.
-        source: its folder in the zoo, or of the example.
-    """
-    texts = {path.name: _adapted(path) for path in sorted(source.glob("*.prototxt"))}
-    example = shipped_folder() / "examples" / name
-    for path in filter(Path.exists, (example / script for script in SCRIPTS)):
-        texts[path.name] = CHECKOUT_LINES.sub("", _adapted(path))
-    machinefile = shipped_folder() / "machinefiles" / "localserver"
-    return {
-        **texts,
-        "machinefile": machinefile.read_text(encoding="utf-8"),
-        "README.md": _readme(name, source),
-    }
-
-
-def write_project(folder: Path, files: Mapping[str, str]) -> None:
-    """Write the files into a new or empty folder, all or none.
-
-    Raises:
-        UsageError: the folder holds something, or is no folder.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists already and is not overwritten: name another folder")
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
-        for name, text in files.items():
-            (stage / name).write_text(text, encoding="utf-8")
-        stage.chmod(0o755)
-        stage.rename(folder)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def _adapted(path: Path) -> str:
-    """Return the text of a file of the zoo, with all paths relative to its folder."""
-    text = path.read_text(encoding="utf-8")
-    text = re.sub(r"\b(?:prototxt|examples)/\w+/", "", text)
-    text = text.replace("machinefiles/localserver", "machinefile")
-    text = text.replace(
-        "relative to the repository root; put absolute ones", "relative to this file; put absolute ones"
-    )
-    return text.replace(
-        "a path from the repository root or an absolute one does as well", "an absolute path does as well"
-    )
-
-
-def _title(folder: Path) -> str:
-    """Return the first line of a folder's README."""
-    return (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-
-
-def _solvers(folder: Path) -> Iterator[tuple[str, str]]:
-    """Return the solvers of a folder of the zoo, each with the first line of its comment."""
-    for path in sorted(folder.glob("*solver*.prototxt"), key=lambda path: (len(path.name), path.name)):
-        yield path.name, path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").rstrip(":.")
-
-
-def _commands(name: str, folder: Path) -> list[str]:
-    """Return the commands that train a project, in its folder."""
-    solvers = [solver for solver, _ in _solvers(folder)]
-    if not solvers:
-        return ["poseidon run --hostfile=machinefile train.py"]
-    first = next(
-        (solver for solver in solvers if solver == f"{FIRST_SOLVER.get(name)}_solver.prototxt"), solvers[0]
-    )
-    data = [DATA_COMMANDS[name]] if name in DATA_COMMANDS else []
-    return [*data, f"poseidon train --solver={first} --hostfile=machinefile"]
-
-
-def _readme(name: str, folder: Path) -> str:
-    """Return the README of a project: how it is trained, and what each file is."""
-    commands = "\n".join(f"    {line}" for line in _commands(name, folder))
-    solvers = list(_solvers(folder))
-    parts = [
-        f"# {_title(folder)}",
-        f"Made by `poseidon init {name}`; every file here is yours to edit. In this folder:",
-        commands,
-    ]
-    if solvers and name not in DATA_COMMANDS:
-        parts.append(OWN_DATA)
-    if solvers:
-        rows = [f"| `{solver}` | {line} |" for solver, line in solvers]
-        parts.append("\n".join(["| solver | |", "|---|---|", *rows]))
-        parts.append("A solver names its net; a net names its data and its batch size, which is per worker.")
-    parts.append(
-        "`machinefile` says which machines take part: one line for each, `<id> <host> <port>`. Logs and snapshots go to `output/<job>/`.\n"
-        "`poseidon train --help` lists the flags; `poseidon ps`, `logs` and `kill` look after jobs that run."
-    )
-    return "\n\n".join(parts) + "\n"

@@ -111,7 +111,7 @@ def _kill_script(name: str, what: str, arguments: Sequence[str], chosen: Callabl
     except PoseidonError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:  # of a name that is none, say
+    except OSError as error:  # such as a name with a zero byte
         print(f"{name}: {hostfile}: {error.strerror or error}", file=sys.stderr)
         return 1
     if problems:

@@ -1,4 +1,4 @@
-"""`poseidon logs`: what the processes of a job have said, in one order, while it runs or later.
+"""`poseidon logs`: the logs of a job's processes as one, by time, while it runs or later.
 
 poseidon logs                                               the job that was started last
 poseidon logs cifar10_quick-20260105-204016-3f9a1c --follow
@@ -10,18 +10,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
 
-from poseidon.cluster.jobs.kill import live_process
-from poseidon.cluster.jobs.registry import Registry
-from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.errors import JobError, UsageError
-from poseidon.launch.job_folder import job_folder, log_paths
+from poseidon.launch.job_folder import LogLines, is_running, job_folder, log_paths
 from poseidon.metrics.log_merge import merge_logs
-from poseidon.settings import read_settings
 
 LOOK_S = 0.2
 
@@ -63,9 +58,9 @@ def _chosen(folder: Path, arguments: argparse.Namespace) -> Mapping[str, Path]:
     return {name: path for name, path in paths.items() if not asked or name in asked}
 
 
-def _open(paths: Mapping[str, Path], stack: ExitStack) -> dict[str, _Lines]:
-    def opened(path: Path) -> _Lines:
-        return _Lines(stack.enter_context(path.open(encoding="utf-8", errors="replace")))
+def _open(paths: Mapping[str, Path], stack: ExitStack) -> dict[str, LogLines]:
+    def opened(path: Path) -> LogLines:
+        return LogLines(stack.enter_context(path.open(encoding="utf-8", errors="replace")))
 
     try:
         return {name: opened(path) for name, path in paths.items()}
@@ -73,40 +68,14 @@ def _open(paths: Mapping[str, Path], stack: ExitStack) -> dict[str, _Lines]:
         raise JobError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-class _Lines:
-    """The whole lines that a file has by now; going through it again gives those that have come since."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._part = ""
-
-    def __iter__(self) -> Iterator[str]:
-        for piece in self._file:
-            self._part += piece
-            if self._part.endswith("\n"):
-                line, self._part = self._part[:-1], ""
-                yield line
-
-
-def _follow(folder: Path, files: Mapping[str, _Lines]) -> None:
-    registry = Registry(read_settings().state_folder)
+def _follow(folder: Path, files: Mapping[str, LogLines]) -> None:
     runs = True
     while runs:
-        runs = _runs(folder, registry)
+        runs = is_running(folder)
         if runs:
             time.sleep(LOOK_S)
         for name, line in merge_logs(files):
             print(_shown(name, line, len(files)), flush=True)
-
-
-def _runs(folder: Path, registry: Registry) -> bool:
-    records = readable_records(registry, lambda _: None)  # what cannot be read was told at the start
-    records = [record for record in records if _same(record.output, folder)]
-    return any(live_process(record.launcher) is not None for record in records)
-
-
-def _same(output: str, folder: Path) -> bool:
-    return Path(output).resolve() == folder.resolve()
 
 
 def _shown(name: str, line: str, logs: int) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from datetime import datetime
-from pathlib import Path
 
-from poseidon.errors import DataError, UsageError
-from poseidon.launch.job_folder import find_training_log
-from poseidon.metrics.training_log import TrainingLog, as_csv, parse_log
+from poseidon.errors import UsageError
+from poseidon.launch.job_folder import find_training_log, read_training_log
+from poseidon.metrics.training_log import as_csv
 from poseidon.snapshot.files import make_folder, write_atomically
 
 
@@ -23,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(arguments.delimiter) != 1:
         raise UsageError(f"--delimiter is '{arguments.delimiter}', expected one sign")
     _, source = find_training_log(arguments.logfile_path)
-    log = read_log(source)
+    log = read_training_log(source)
     folder = arguments.output_dir or source.parent
     make_folder(folder)
     for ending, rows in (("train", log.train), ("test", log.test)):
@@ -33,23 +31,3 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.verbose:
             print(f"Wrote {path}" if rows else f"Not writing {path}; no lines to write")
     return 0
-
-
-def read_log(path: Path) -> TrainingLog:
-    """Return the tables of a log file, which began in the year of its last change, or before.
-
-    Raises:
-        DataError: it cannot be read, or has no output of any iteration.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        year = datetime.fromtimestamp(path.stat().st_mtime).year
-    except OSError as error:
-        raise DataError(f"cannot read the log {path}: {error.strerror}") from error
-    log = parse_log(text.splitlines(), year)
-    if not log.train and not log.test:
-        raise DataError(
-            f"{path} has no line of a net's output, expected a log of Caffe or of `poseidon train` "
-            "(output/<job>/worker_0.log)"
-        )
-    return log

@@ -6,9 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from poseidon.cli.parse_log import read_log
 from poseidon.errors import UsageError
-from poseidon.launch.job_folder import find_training_log
+from poseidon.launch.job_folder import find_training_log, read_training_log
 from poseidon.metrics.curves import CHARTS, FORMATS, Panel, XAxis, curves, draw
 from poseidon.snapshot.files import make_folder, write_atomically
 
@@ -26,7 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"-o {arguments.output} ends in '.{kind}', expected .{', .'.join(FORMATS)}")
     panels, against = _panels(arguments)
     found = [find_training_log(word) for word in arguments.logs or [None]]
-    logs = [(name, read_log(path)) for name, (_, path) in zip(_short_names(found), found, strict=True)]
+    logs = [
+        (name, read_training_log(path)) for name, (_, path) in zip(_short_names(found), found, strict=True)
+    ]
     shown = [panel for panel in panels if any(curves(name, log, panel, against) for name, log in logs)]
     if not shown:
         raise UsageError(f"the logs have no {panels[0].value} to draw")

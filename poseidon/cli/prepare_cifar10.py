@@ -14,7 +14,7 @@ from poseidon.proto.paths import repository_root
 from poseidon.settings import read_settings
 
 
-def prepare_and_tell(request: Request) -> Prepared:
+def prepare_and_print(request: Request) -> Prepared:
     """Prepare with a progress bar, and print what was prepared, or the warning that it is not CIFAR-10."""
     with progress_bar() as report:
         prepared = prepare(request, report=report)
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         url_md5=arguments.md5 or URL_MD5,
     )
     if not arguments.download_only:
-        prepare_and_tell(request)
+        prepare_and_print(request)
         return 0
     try:
         with progress_bar() as report:

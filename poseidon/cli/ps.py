@@ -37,48 +37,48 @@ def run(arguments: argparse.Namespace) -> int:
     problems: list[str] = []
     here = jobs_here(Registry(read_settings().state_folder), problems.append)
     hosts = remote_hosts(clients)
-    far: list[RemoteJob] = []
+    remote: list[RemoteJob] = []
     if hosts:
         with ask_over_ssh(arguments.ssh_config) as ask:
-            far, told = list_remote_jobs(hosts, ask)
-        problems += told
+            remote, failures = list_remote_jobs(hosts, ask)
+        problems += failures
     if arguments.json:
-        print(json.dumps([_fields(name, job) for name, job in _by_host(here, far)], indent=1))
+        print(json.dumps([_fields(name, job) for name, job in _by_host(here, remote)], indent=1))
     else:
-        print(_listing(here, far, bool(hosts)))
+        print(_listing(here, remote, bool(hosts)))
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
     return 1 if hosts and problems else 0
 
 
-def _listing(here: Sequence[HostJob], far: Sequence[RemoteJob], with_hosts: bool) -> str:
-    if not here and not far:
+def _listing(here: Sequence[HostJob], remote: Sequence[RemoteJob], with_hosts: bool) -> str:
+    if not here and not remote:
         return "no job is running"
-    rows = [(_HERE if name is None else name, *_row(job)) for name, job in _by_host(here, far)]
+    rows = [(_HERE if name is None else name, *_row(job)) for name, job in _by_host(here, remote)]
     lines = [("HOST", *_HEADER), *rows]
     return table(lines if with_hosts else [line[1:] for line in lines])
 
 
-def _by_host(here: Sequence[HostJob], far: Sequence[RemoteJob]) -> list[tuple[str | None, HostJob]]:
+def _by_host(here: Sequence[HostJob], remote: Sequence[RemoteJob]) -> list[tuple[str | None, HostJob]]:
     """Return each job with its host; None: this machine, which may be one of the hosts."""
-    seen = {job.job.record for job in far}
+    seen = {job.job.record for job in remote}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
-    return [*rows, *((job.host.address, job.job) for job in far)]
+    return [*rows, *((job.host.address, job.job) for job in remote)]
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:
     """Return a job as JSON; `living` of its `processes` on this host run, `elsewhere` more are on other hosts."""
     record, progress = job.record, _progress(job)
-    near = sum(is_loopback(process.host) for process in record.processes)
+    local = sum(is_loopback(process.host) for process in record.processes)
     return {
         "job": record.job,
         "host": host or "localhost",
         "started": datetime.fromtimestamp(record.started_s).astimezone().isoformat(timespec="seconds"),
         "launcher_pid": record.launcher.pid,
         "launcher_runs": bool(job.launcher),
-        "processes": near,
+        "processes": local,
         "living": job.living,
-        "elsewhere": len(record.processes) - near,
+        "elsewhere": len(record.processes) - local,
         "output": record.output,
         "hostfile": record.hostfile,
         "iteration": progress.iteration if progress else None,
@@ -93,9 +93,9 @@ def _row(job: HostJob) -> tuple[str, ...]:
     record = job.record
     started = datetime.fromtimestamp(record.started_s).strftime("%Y-%m-%d %H:%M:%S")
     state = f"pid {record.launcher.pid}" if job.launcher else "died"
-    near = sum(is_loopback(process.host) for process in record.processes)
-    far = len(record.processes) - near
-    living = f"{job.living} of {near}" + (f", {far} on other hosts" if far else "")
+    local = sum(is_loopback(process.host) for process in record.processes)
+    remote = len(record.processes) - local
+    living = f"{job.living} of {local}" + (f", {remote} on other hosts" if remote else "")
     progress = _progress(job)
     place = (progress.position(), progress.rate_text(), progress.eta_text()) if progress else ("-", "-", "-")
     return (record.job, started, state, living, *place, printable(record.output))

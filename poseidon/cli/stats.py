@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the tables, or put traces together.
 
     Raises:
-        JobError: there is no such job, or it has said nothing yet, or has no traces.
+        JobError: there is no such job, or it has no statistics yet, or no traces.
         UsageError: the picture's ending is none that can be drawn.
     """
     folder = job_folder(arguments.job)
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     path = folder / FILE_NAME
     if not path.exists():
-        raise JobError(f"{folder} holds no {FILE_NAME}: the job has said nothing of itself yet")
+        raise JobError(f"{folder} holds no {FILE_NAME}: the job has written no statistics yet")
     statistics = read_statistics(path)
     print(path.read_text(encoding="utf-8") if arguments.json else "\n".join(job_tables(statistics)))
     return 0

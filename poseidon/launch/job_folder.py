@@ -1,4 +1,4 @@
-"""A job's folder and record: made at its start, and found again by a job id, a folder or a log.
+"""A job's folder, record and logs: made at its start, and found again by a job id, a folder or a log.
 
 Law: a folder that a job made goes again if the job failed before it wrote anything.
 """
@@ -11,15 +11,18 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
+from poseidon.cluster.jobs.kill import live_process
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registration, Registry
 from poseidon.cluster.jobs.this_host import readable_records
 from poseidon.cluster.machinefile import Host
 from poseidon.errors import DataError, JobError, SnapshotError
 from poseidon.launch.listeners import REMOTE_LOGS
 from poseidon.metrics.job_statistics import FILE_NAME
+from poseidon.metrics.training_log import TrainingLog, parse_log
 from poseidon.settings import read_settings
 from poseidon.snapshot.rotation import newest_state
 
@@ -176,3 +179,49 @@ def find_training_log(given: str | None) -> tuple[str, Path]:
     if log is None:
         raise DataError(f"{folder} holds no log of worker 0, expected a job's folder or a log")
     return folder.absolute().name, log
+
+
+def read_training_log(path: Path) -> TrainingLog:
+    """Return the tables of a log file, which began in the year of its last change, or before.
+
+    Raises:
+        DataError: it cannot be read, or has no output of any iteration.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        year = datetime.fromtimestamp(path.stat().st_mtime).year
+    except OSError as error:
+        raise DataError(f"cannot read the log {path}: {error.strerror}") from error
+    log = parse_log(text.splitlines(), year)
+    if not log.train and not log.test:
+        raise DataError(
+            f"{path} has no line of a net's output, expected a log of Caffe or of `poseidon train` "
+            "(output/<job>/worker_0.log)"
+        )
+    return log
+
+
+class LogLines:
+    """The whole lines of a growing file. Each iteration yields those that came since the last one."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._part = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._file:
+            self._part += piece
+            if self._part.endswith("\n"):
+                line, self._part = self._part[:-1], ""
+                yield line
+
+
+def is_running(folder: Path) -> bool:
+    """Tell whether the launcher of a job runs on this machine.
+
+    Args:
+        folder: of the job.
+    """
+    records = readable_records(Registry(read_settings().state_folder), lambda _: None)
+    mine = [record for record in records if Path(record.output).resolve() == folder.resolve()]
+    return any(live_process(record.launcher) is not None for record in mine)

@@ -74,7 +74,7 @@ def test_the_device_among_caffes_words(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["m.caffemodel", "n", "a", "b", "1"], "5 words are given, expected WEIGHTS NET"),
+        (["m.caffemodel", "n", "a", "b", "1"], "5 arguments are given, expected WEIGHTS NET"),
         (["m.caffemodel", "n", "a", "b", "0", "lmdb"], "NUM_MINI_BATCHES is '0', expected 1 or more"),
         (["m.caffemodel", "n", "a", "b", "1", "lmdb", "TPU"], "'TPU' is neither CPU nor GPU"),
         (["m.caffemodel", "n", "a,b", "b", "1", "lmdb"], "2 blobs are to be extracted into 1 databases"),
@@ -92,12 +92,12 @@ FLAGS = ("--weights=m.caffemodel", "--extract_feature_blob_names=ip", "--save_fe
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (FLAGS, 2, "--model is missing; or give Caffe's words"),
+        (FLAGS, 2, "--model is missing; or give the arguments of Caffe's tool"),
         (("--model=net.prototxt", *FLAGS[:1], *FLAGS[2:]), 2, "--extract_feature_blob_names is missing"),
         (("--model=absent.prototxt", *FLAGS), 1, "absent.prototxt"),
         (("--model=net.prototxt", *FLAGS, "--num_app_threads=0"), 2, "--num_app_threads is 0"),
         (("--model=net.prototxt", *FLAGS, "--hostfile=absent"), 1, "absent"),
-        (("--model=net.prototxt", *FLAGS, "word"), 2, "either Caffe's words or flags"),
+        (("--model=net.prototxt", *FLAGS, "word"), 2, "either the arguments of Caffe's tool or flags"),
         (
             ("--model=net.prototxt", *FLAGS, "--num_app_threads=2", "--backend=lmdb"),
             1,

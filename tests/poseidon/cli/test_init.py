@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.cli.init import projects
 from poseidon.cli.main import main
 from poseidon.engine.tools.preflight import check_nets
 from poseidon.proto.definition import read_net, read_solver
+from poseidon.proto.projects import projects
 from poseidon.solvers.settings import solver_settings
 
 NAMES = sorted(projects())

@@ -9,7 +9,14 @@ import pytest
 
 from poseidon.cluster.jobs.registry import Registry
 from poseidon.errors import DataError, JobError
-from poseidon.launch.job_folder import find_training_log, output_folder, register_job, remove_unused
+from poseidon.launch.job_folder import (
+    LogLines,
+    find_training_log,
+    is_running,
+    output_folder,
+    register_job,
+    remove_unused,
+)
 from poseidon.launch.listeners import REMOTE_LOGS
 from poseidon.launch.site import read_hosts
 
@@ -69,3 +76,22 @@ def test_a_training_log_is_named_by_itself_or_by_its_job(
     assert find_training_log("none.log") == ("none.log", Path("none.log"))
     with pytest.raises(JobError, match="no job is running"):
         find_training_log(None)
+
+
+def test_lines_of_a_growing_log_are_whole(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, (tmp_path / "log").open() as reader:
+        lines = LogLines(reader)
+        log.write("one\ntw")
+        log.flush()
+        assert list(lines) == ["one"]
+        log.write("o\nthree\n")
+        log.flush()
+        assert list(lines) == ["two", "three"]
+        assert list(lines) == []
+
+
+def test_a_job_runs_while_its_launcher_does(tmp_path: Path) -> None:
+    assert not is_running(tmp_path / "out")
+    with register_job("j-1", None, read_hosts(None, 1), tmp_path / "out"):
+        assert is_running(tmp_path / "out")
+        assert not is_running(tmp_path)
