@@ -25,9 +25,9 @@ class RecordingListener:
     def exited(self, name: ProcessName, status: int) -> None:
         self.heard.put(("exited", status))
 
-    def until(self, kind: str) -> list[tuple[str, object]]:
+    def until(self, kind: str, limit_s: float = WAIT_S) -> list[tuple[str, object]]:
         """Everything up to and with the first of a kind."""
         heard = []
         while not heard or heard[-1][0] != kind:
-            heard.append(self.heard.get(timeout=WAIT_S))
+            heard.append(self.heard.get(timeout=limit_s))
         return heard

@@ -12,6 +12,7 @@ of a process that this user asked for.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import queue
 import shutil
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
@@ -104,8 +105,8 @@ class Agent:
     def serve(self) -> int:
         """Handle requests until the channel ends; return the exit code, 0 after `Shutdown`."""
         threads = [
-            threading.Thread(target=self._receive, name="poseidon agent receive", daemon=True),
-            threading.Thread(target=self._send, name="poseidon agent send", daemon=True),
+            self._thread("receive", self._receive),
+            self._thread("send", self._send),
         ]
         for thread in threads:
             thread.start()
@@ -113,7 +114,7 @@ class Agent:
             return self._handle_requests()
         finally:
             if self._killed_by_user:  # before the first process ends, which would look like a loss
-                self.report(KilledByUser())
+                self.report(KilledByUser(), timeout_s=HEARTBEAT_S)
             self._end_all()
             self._end_reports()
             threads[1].join(HEARTBEAT_S)  # it sends the last reports
@@ -253,14 +254,25 @@ class Agent:
             if there is not None and self._record is not None and there.launcher == self._record.launcher:
                 self._registry.remove(self._job)
 
-    def report(self, report: Report) -> None:
-        """Queue a report; wait while the channel is slow, and drop it once the channel is lost."""
-        while not self._lost.is_set():
+    def report(self, report: Report, *, timeout_s: float = math.inf) -> None:
+        """Queue a report; wait while the channel is slow. Drop it once the channel is lost or the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._lost.is_set() and time.monotonic() < deadline_s:
             try:
                 self._outbox.put(report, timeout=TICK_S)
             except queue.Full:
                 continue
             return
+
+    def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - `serve` is the owner: it ends
+                print(f"poseidon agent: {role}: {type(error).__name__}: {error}", file=sys.stderr)
+                self._lost.set()
+
+        return threading.Thread(target=run, name=f"poseidon agent {role}", daemon=True)
 
     def _end_reports(self) -> None:
         with suppress(queue.Full):  # a channel that takes nothing is lost

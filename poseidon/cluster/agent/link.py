@@ -10,8 +10,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from poseidon import __version__
@@ -85,8 +85,8 @@ class AgentLink:
         self._received_s = time.monotonic()
         self._in_listener = False
         self._threads = [
-            threading.Thread(target=self._receive, name=f"poseidon {label} receive", daemon=True),
-            threading.Thread(target=self._send, name=f"poseidon {label} send", daemon=True),
+            self._thread("receive", self._receive),
+            self._thread("send", self._send),
         ]
 
     @property
@@ -172,6 +172,15 @@ class AgentLink:
             if thread.ident is not None:
                 thread.join(HEARTBEAT_S)
 
+    def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the processes of the agent are the owners
+                self._lose(f"its connection failed: {type(error).__name__}: {error}")
+
+        return threading.Thread(target=run, name=f"poseidon {self._label} {role}", daemon=True)
+
     def _request(self, request: Request) -> None:
         # A full queue belongs to a channel that carries nothing any more; its silence is about to be noticed.
         with suppress(queue.Full):
@@ -227,6 +236,7 @@ class AgentLink:
             self._lost, self._killed_by_user = why, unwanted
             processes = list(self._processes.values())
         self._welcomed.set()
-        self._channel.close()
-        for process in processes:
-            process.lose(why, unwanted=unwanted)
+        with ExitStack() as stack:  # each callback runs, whatever another one raises
+            for process in reversed(processes):
+                stack.callback(process.lose, why, unwanted=unwanted)
+            stack.callback(self._channel.close)

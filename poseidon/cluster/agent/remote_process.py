@@ -133,8 +133,10 @@ class RemoteProcess:
                 "host_lost": True,
                 "unwanted": unwanted,
             }
-            self._listener.event(self._name, event)
-            self._end(LOST_STATUS)
+            try:
+                self._listener.event(self._name, event)
+            finally:
+                self._end(LOST_STATUS)
 
     def _end(self, status: int) -> None:
         with self._lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from poseidon import __version__
+from poseidon.cluster.agent.__main__ import Agent
 from poseidon.cluster.agent.line_channel import PipeLineChannel
 from poseidon.cluster.agent.link import AgentLink, LinkSettings
-from poseidon.cluster.agent.wire import Hello, decode_report, encode_request
+from poseidon.cluster.agent.wire import Hello, Refused, Welcome, decode_report, encode_request
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
 from poseidon.cluster.machinefile import Host
@@ -237,3 +241,74 @@ def test_what_no_agent_obeys(tmp_path: Path, line: bytes, words: str) -> None:
         report = decode_report(process.stdout.readline())
         assert words in getattr(report, "message", "")
         assert process.wait(WAIT_S) == 1
+
+
+class FakeLauncher:
+    """A launcher's channel that sends lines and takes reports, and fails or blocks on demand."""
+
+    def __init__(self, *lines: bytes) -> None:
+        self.lines: queue.Queue[bytes | Exception | None] = queue.Queue()
+        for line in lines:
+            self.lines.put(line)
+        self.reports: queue.Queue[bytes] = queue.Queue()
+        self.send_error: Exception | None = None
+        self.accepts = threading.Event()
+        self.accepts.set()
+
+    def send(self, line: bytes) -> None:
+        self.accepts.wait()
+        if self.send_error is not None:
+            raise self.send_error
+        self.reports.put(line)
+
+    def receive(self) -> bytes | None:
+        line = self.lines.get()
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    def close(self) -> None:
+        self.lines.put(None)
+
+
+HELLO = encode_request(
+    Hello(protocol=1, version=__version__, record=record_fields(RECORD), silence_s=600.0, grace_s=1.0)
+)
+
+
+def _served(launcher: FakeLauncher, home: Path) -> tuple[Agent, threading.Thread, list[int]]:
+    served, codes = Agent(launcher, JOB, Registry(home)), list[int]()
+    thread = threading.Thread(target=lambda: codes.append(served.serve()), name="agent")
+    thread.start()
+    assert isinstance(decode_report(launcher.reports.get(timeout=WAIT_S)), Welcome)
+    return served, thread, codes
+
+
+@pytest.mark.parametrize("end", ["send", "receive"])
+def test_any_exception_of_the_channel_ends_the_agent(tmp_path: Path, end: str) -> None:
+    launcher = FakeLauncher(HELLO)
+    _, thread, codes = _served(launcher, tmp_path)
+    if end == "send":
+        launcher.send_error = RuntimeError("no more")
+    else:
+        launcher.lines.put(RuntimeError("no more"))
+    thread.join(WAIT_S / 2)
+    assert codes == [1]
+    launcher.close()
+
+
+def test_a_launcher_that_reads_nothing_does_not_keep_a_killed_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.cluster.agent.__main__.MAX_QUEUED", 1)
+    launcher = FakeLauncher(HELLO)
+    served, thread, codes = _served(launcher, tmp_path)
+    launcher.accepts.clear()
+    served.report(Refused(id=0, message="is being sent"))
+    served.report(Refused(id=0, message="waits"))
+    served.stop(killed_by_user=True)
+    thread.join(WAIT_S / 2)
+    launcher.accepts.set()
+    launcher.close()
+    thread.join(WAIT_S)
+    assert codes == [1]
