@@ -88,7 +88,7 @@ class LocalProcess:
             self._thread("stderr", self._read_log),
         ]
         self._writer = self._thread("stdin", self._write_lines)
-        self._waiter = self._thread("wait", self._wait)
+        self._waiter = self._thread("exit", self._wait)
         self.send_line(spec.first_line)
         for thread in (*self._readers, self._writer, self._waiter):
             thread.start()
@@ -132,8 +132,14 @@ class LocalProcess:
         self.kill()
         self._waiter.join(2 * DRAIN_S)
 
-    def _thread(self, role: str, target: Callable[[], None]) -> threading.Thread:
-        return threading.Thread(target=target, name=f"poseidon {self._name.short} {role}", daemon=True)
+    def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the listener is the owner
+                self._fail(role, error)
+
+        return threading.Thread(target=run, name=f"poseidon {self._name.short} {role}", daemon=True)
 
     def _signal(self, number: int) -> None:
         with self._lock:
@@ -141,9 +147,20 @@ class LocalProcess:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._child.pid, number)
 
+    def _fail(self, role: str, error: Exception) -> None:
+        """End the process, and report why: its output, input or exit can no longer be followed."""
+        self.kill()
+        if not self._ended.is_set():
+            process = self._name.describe(self._child.pid)
+            message = f"{process}: its {role} cannot be followed: {type(error).__name__}: {error}"
+            self._listener.event(self._name, {"event": "error", "message": message, "exit_code": 1})
+
     def _wait(self) -> None:
-        # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
-        os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        try:
+            # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
+            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        except OSError as error:
+            self._fail("exit", error)
         with self._lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)

@@ -19,7 +19,7 @@ from poseidon.errors import JobError
 
 Address = tuple[socket.AddressFamily, Any]
 """A family and what its sockets connect to: a tuple that begins with the address."""
-_Answers = queue.Queue[list[Address] | OSError]
+_Answers = queue.Queue[list[Address] | Exception]
 
 ANY_PORT = 9  # of a UDP socket that never sends
 PAUSE_S = 1.0
@@ -151,10 +151,10 @@ def _ask(name: str, port: int) -> _Answers:
         try:
             found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
             answers.put([(entry[0], entry[4]) for entry in found])
-        except OSError as error:
-            answers.put(error)
         except UnicodeError:
             answers.put(socket.gaierror(socket.EAI_NONAME, "it cannot be a name"))
+        except Exception as error:  # noqa: BLE001 - whoever waits for the answer raises it
+            answers.put(error)
 
     threading.Thread(target=ask, name=f"name lookup {name}", daemon=True).start()
     return answers
@@ -165,6 +165,6 @@ def _answer(answers: _Answers, timeout_s: float) -> list[Address]:
         answer = answers.get(timeout=max(0.0, timeout_s))
     except queue.Empty as error:
         raise NameTimeoutError("the name server does not answer") from error
-    if isinstance(answer, OSError):
+    if isinstance(answer, Exception):
         raise answer
     return answer

@@ -100,10 +100,21 @@ class TaskProgram:
             self.kill()
             self._waiter.join(2 * DRAIN_S)
 
-    def _thread(self, target: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=target, name=f"poseidon program {self._number}", daemon=True)
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - rank 0 is the owner
+                self._fail(error)
+
+        thread = threading.Thread(target=run, name=f"poseidon program {self._number}", daemon=True)
         thread.start()
         return thread
+
+    def _fail(self, error: Exception) -> None:
+        """End the program, and send the reason as its standard error."""
+        self.kill()
+        self._send_output(Kind.ERRORS, f"{type(error).__name__}: {error}\n".encode())
 
     def _send_output(self, kind: Kind, payload: bytes) -> None:
         self._send(Message(kind=kind, program=self._number, payload=payload))
@@ -123,8 +134,11 @@ class TaskProgram:
 
     def _wait(self) -> None:
         assert self._child is not None
-        # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
-        os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        try:
+            # WNOWAIT leaves a zombie that keeps the id, so the group that is killed here is the child's.
+            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        except OSError as error:
+            self._fail(error)
         with self._lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.pid, signal.SIGKILL)

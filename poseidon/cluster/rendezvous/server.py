@@ -11,6 +11,7 @@ socket. However the block is left, every task that joined is dismissed.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -89,7 +90,7 @@ class RendezvousServer:
         self._failure = ""
         self._last_alive_s = 0.0
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="poseidon rendezvous", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="poseidon rendezvous", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> RendezvousServer:
@@ -167,14 +168,31 @@ class RendezvousServer:
             self._outgoing.append((name, message))
         self._transport.wake()
 
+    def _run(self) -> None:
+        """Run the server's thread; on any exception, end every wait of its owner."""
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - `gather` raises it, and every connection counts as lost
+            self._fail(f"the rendezvous has failed: {type(error).__name__}: {error}")
+        finally:
+            self._transport.close()
+
+    def _fail(self, why: str) -> None:
+        print(f"poseidon: {why}", file=sys.stderr)
+        with self._changed:
+            self._failure = self._failure or why
+            self._changed.notify_all()
+        for member in list(self._members.values()):
+            member.lost = True
+            if member.connection is not None:
+                member.connection.lose()
+
     def _serve(self) -> None:
-        """Run the server's thread."""
         while not (self._closing and not self._outgoing):
             for name, frames in self._transport.receive(POLL_S):
                 self._take(name, frames)
             self._send_waiting()
             self._watch(time.monotonic())
-        self._transport.close()
 
     def _send_waiting(self) -> None:
         """Send in order for each task; one that cannot take more holds up no other."""

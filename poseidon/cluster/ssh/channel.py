@@ -19,6 +19,8 @@ from poseidon.errors import JobError
 MAX_OUTPUT_BYTES = 16 << 20
 MAX_LINE_BYTES = 4 << 20
 _CHUNK_BYTES = 1 << 16
+_BROKEN = (paramiko.SSHException, OSError, EOFError)
+"""Paramiko's exceptions for a connection that is broken or refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +47,25 @@ def run_over(
     try:
         channel.settimeout(timeout_s)
         outputs = (_Collector(channel.recv, "stdout"), _Collector(channel.recv_stderr, "stderr"))
-        with suppress(OSError):  # the program may end without reading; its status says why
-            channel.sendall(stdin)
-            channel.shutdown_write()
+        in_time = _send_all(channel, stdin, timeout_s)
         for output in outputs:
             output.join(max(0.0, deadline_s - time.monotonic()))
-        in_time = channel.status_event.wait(max(0.0, deadline_s - time.monotonic()))
+        in_time = channel.status_event.wait(max(0.0, deadline_s - time.monotonic())) and in_time
         if any(output.overflowed for output in outputs):
             raise JobError(f"{label}: '{argv[0]}' wrote more than {MAX_OUTPUT_BYTES >> 20} MiB")
         if not in_time or any(output.is_alive() for output in outputs):
             raise JobError(f"{label}: '{argv[0]}' did not end within {timeout_s:g} s")
+        for output in outputs:
+            if output.error is not None:
+                raise JobError(
+                    f"{label}: cannot read the output of '{argv[0]}': {output.error}"
+                ) from output.error
         status = channel.recv_exit_status()
         if status < 0 and not transport.is_active():
             raise JobError(f"{label}: the connection broke while '{argv[0]}' ran")
         return Finished(status=status, stdout=outputs[0].content, stderr=outputs[1].content)
     finally:
-        channel.close()
+        _close(channel)
 
 
 @contextmanager
@@ -74,15 +79,14 @@ def reply_within(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]:
 
     def expire() -> None:
         expired.set()
-        with suppress(paramiko.SSHException, OSError, EOFError):  # the connection may be gone by now
-            channel.close()
+        _close(channel)
 
     timer = threading.Timer(timeout_s, expire)
     timer.daemon = True
     timer.start()
     try:
         yield
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except _BROKEN as error:
         if expired.is_set():
             raise TimeoutError(f"no answer within {timeout_s:g} s") from error
         raise
@@ -107,7 +111,10 @@ class SshLineChannel:
         Raises:
             OSError: the channel is broken or closed.
         """
-        self._channel.sendall(line + b"\n")
+        try:
+            self._channel.sendall(line + b"\n")
+        except (paramiko.SSHException, EOFError) as error:
+            raise OSError(str(error) or "the connection broke") from error
 
     def receive(self) -> bytes | None:
         """Return the next line of its standard output without its end; None at the end. Waits until `close`. One thread at a time."""
@@ -124,18 +131,19 @@ class SshLineChannel:
         return self._channel.recv_exit_status()
 
     def close(self) -> None:
-        """Close the channel; the program reads an end of file. May be called twice."""
-        self._channel.close()
+        """Close the channel; the program reads an end of file. May be called twice; never raises."""
+        _close(self._channel)
 
 
 class _Collector(threading.Thread):
-    """Reads one output to its end."""
+    """Reads one output to its end; `error` is any exception but the end of the connection."""
 
     def __init__(self, receive: Callable[[int], bytes], role: str) -> None:
         super().__init__(name=f"poseidon ssh {role}", daemon=True)
         self._receive = receive
         self._pieces: list[bytes] = []
         self._size_bytes = 0
+        self.error: Exception | None = None
         self.start()
 
     @property
@@ -147,10 +155,32 @@ class _Collector(threading.Thread):
         return b"".join(self._pieces)
 
     def run(self) -> None:
-        with suppress(OSError):
+        try:
             while not self.overflowed and (piece := self._receive(_CHUNK_BYTES)):
                 self._pieces.append(piece)
                 self._size_bytes += len(piece)
+        except OSError:
+            pass  # the exit status says whether the program or the connection has ended
+        except Exception as error:  # noqa: BLE001 - `run_over` raises it
+            self.error = error
+
+
+def _send_all(channel: paramiko.Channel, stdin: bytes, timeout_s: float) -> bool:
+    """Write all input and close it; return False when the time is up."""
+    try:
+        with reply_within(channel, timeout_s):
+            channel.sendall(stdin)
+            channel.shutdown_write()
+    except TimeoutError:
+        return False
+    except _BROKEN:
+        pass  # the program may end without reading; its status says why
+    return True
+
+
+def _close(channel: paramiko.Channel) -> None:
+    with suppress(*_BROKEN):  # the connection may be gone by now
+        channel.close()
 
 
 def _start(
@@ -162,7 +192,7 @@ def _start(
         channel.settimeout(timeout_s)
         with reply_within(channel, timeout_s):
             channel.exec_command(command)
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except _BROKEN as error:
         raise JobError(
             f"{label}: cannot start '{argv[0]}' there: {str(error) or 'the connection broke'}"
         ) from error

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import paramiko
+from paramiko.agent import get_agent_connection
 
 from poseidon.cluster.name_lookup import NameTimeoutError, dial
 from poseidon.cluster.ssh.config import Endpoint, SshSettings
@@ -163,7 +164,7 @@ def _lines_of(file: Path) -> list[str]:
 def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s: float) -> None:
     """Try one key after the other until one is accepted."""
     tried: list[str] = []
-    for label, key in identities(endpoint, tried):
+    for label, key in identities(endpoint, tried, max(0.1, deadline_s - time.monotonic())):
         transport.auth_timeout = max(0.1, deadline_s - time.monotonic())
         try:
             transport.auth_publickey(endpoint.user, key)
@@ -190,12 +191,15 @@ def _authenticate(endpoint: Endpoint, transport: paramiko.Transport, deadline_s:
     )
 
 
-def identities(endpoint: Endpoint, missed: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+def identities(
+    endpoint: Endpoint, missed: list[str], timeout_s: float
+) -> Iterator[tuple[str, paramiko.PKey]]:
     """Yield each key that may be accepted, with its name in messages: files first, then the SSH agent's keys.
 
     Args:
         endpoint: names the files and says whether to ask the agent.
         missed: gets the reason for each file that exists and cannot be used.
+        timeout_s: limit of each answer of the agent.
     """
     for path in endpoint.identities:
         if not path.is_file():
@@ -207,7 +211,7 @@ def identities(endpoint: Endpoint, missed: list[str]) -> Iterator[tuple[str, par
         except (paramiko.SSHException, OSError, ValueError, TypeError) as error:
             missed.append(_why_not(path, error))
     if endpoint.with_agent:
-        yield from _agent_keys(missed)
+        yield from _agent_keys(missed, timeout_s)
 
 
 def _why_not(path: Path, error: Exception) -> str:
@@ -217,9 +221,25 @@ def _why_not(path: Path, error: Exception) -> str:
     return f"{path} is no private key ({str(error) or type(error).__name__})"
 
 
-def _agent_keys(missed: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+class _Agent(paramiko.Agent):
+    """The SSH agent, with a time limit for each answer."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super(paramiko.Agent, self).__init__()
+        connection = get_agent_connection()
+        if connection is None:
+            return
+        connection.settimeout(timeout_s)
+        try:
+            self._connect(connection)  # type: ignore[attr-defined]  # paramiko's stubs leave it out
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _agent_keys(missed: list[str], timeout_s: float) -> Iterator[tuple[str, paramiko.PKey]]:
     try:
-        agent = paramiko.Agent()
+        agent = _Agent(timeout_s)
         keys = agent.get_keys()
     except (paramiko.SSHException, OSError) as error:
         missed.append(f"the SSH agent does not answer ({error})")

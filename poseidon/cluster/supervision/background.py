@@ -24,6 +24,9 @@ from poseidon.settings import STATUS_FD_VARIABLE, inherited_environment
 
 _MAX_REPORT_BYTES = 1 << 16
 _LAST_LINES_BYTES = 4096
+_POLL_S = 0.02
+EXIT_S = 30.0
+"""How long to wait for a launcher that has reported a failure; after that it is left behind."""
 
 
 class StartReport:
@@ -87,16 +90,16 @@ def run_in_background(argv: Sequence[str], log: Path, *, timeout_s: float) -> in
     finally:
         os.close(read_fd)
     if report is None:
-        _, status = os.waitpid(pid, 0)
+        status = _wait_for_exit(pid)
+        how = "does not report" if status is None else describe_exit(status)
         raise JobError(
-            f"the launcher {describe_exit(os.waitstatus_to_exitcode(status))} before the job had started; "
-            f"its last line in {log}: '{_last_line(log)}'"
+            f"the launcher {how} before the job had started; its last line in {log}: '{_last_line(log)}'"
         )
     if report.get("event") != "started":
         error = JobError(str(report.get("message")))
         code = report.get("exit_code")
         error.exit_code = code if isinstance(code, int) else 1
-        os.waitpid(pid, 0)
+        _wait_for_exit(pid)
         if new:
             log.unlink(missing_ok=True)  # it holds the same message
         raise error
@@ -137,6 +140,18 @@ def _spawn(argv: Sequence[str], log: Path, write_fd: int) -> int:
         raise JobError(
             f"cannot start '{argv[0]}' in the background with its log in {log}: {error.strerror}"
         ) from error
+
+
+def _wait_for_exit(pid: int) -> int | None:
+    """Reap a child; return its exit status, or None when it has not ended within `EXIT_S`."""
+    deadline_s = time.monotonic() + EXIT_S
+    while True:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+        if reaped:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline_s:
+            return None
+        time.sleep(_POLL_S)
 
 
 def _read_report(fd: int, timeout_s: float) -> Mapping[str, object] | None:

@@ -137,3 +137,39 @@ def test_secrets_are_not_shown() -> None:
 )
 def test_exit_words(status: int, words: str) -> None:
     assert describe_exit(status) == words
+
+
+class FailingListener(RecordingListener):
+    """Cannot take a line of text."""
+
+    def log(self, name: ProcessName, line: str) -> None:
+        raise RuntimeError("no room for a line")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_listener_that_fails_ends_the_process_with_an_error(stream: str) -> None:
+    listener = FailingListener()
+    script = f"print('text', file=sys.{stream}, flush=True)\nforever()\n"
+    process = LocalLauncher().start(
+        ProcessSpec(name=NAME, argv=child(script), first_line=b"{}"), HERE, listener
+    )
+    *_, (kind, event), (_, status) = listener.until("exited", 10.0)
+    assert kind == "error" and isinstance(event, dict) and "no room for a line" in str(event["message"])
+    assert status == -9
+    process.close()
+
+
+def test_a_child_that_cannot_be_waited_for_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waitid(*_: object) -> None:
+        raise ChildProcessError("No child processes")
+
+    monkeypatch.setattr("os.waitid", waitid)
+    listener = RecordingListener()
+    process = LocalLauncher().start(
+        ProcessSpec(name=NAME, argv=child("forever()"), first_line=b"{}"), HERE, listener
+    )
+    *_, (kind, event), _ = listener.until("exited", 10.0)
+    assert kind == "error" and isinstance(event, dict) and "No child processes" in str(event["message"])
+    assert process.poll() is not None
+    process.close()
+    assert none_left([process.pid])

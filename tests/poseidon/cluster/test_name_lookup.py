@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -123,3 +124,14 @@ def test_a_host_whose_own_name_is_loopback(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(name_lookup, "own_address_towards", no_route)
     assert address_for_all("node0", "127.0.1.1") == "127.0.1.1"
+
+
+def test_any_exception_of_the_resolver_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    began_s = time.monotonic()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        look_up("node1", 0, 20.0)
+    assert time.monotonic() - began_s < 10

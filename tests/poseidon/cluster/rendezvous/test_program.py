@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 from collections.abc import Sequence
@@ -77,4 +78,29 @@ def test_signals_that_ask_to_end_are_the_tasks_business() -> None:
         "for s in TERM INT HUP USR1 USR2; do kill -$s $$; done; sh -c 'kill -TERM $$; echo on'",
     )
     assert said(told) == ({Kind.OUTPUT: b"on\n", Kind.ERRORS: b""}, 0)
+    program.stop(0.0)
+
+
+def test_output_that_cannot_be_sent_ends_the_program() -> None:
+    told: queue.Queue[Message] = queue.Queue()
+
+    def send(message: Message) -> None:
+        if message.kind is Kind.OUTPUT:
+            raise RuntimeError("no room for output")
+        told.put(message)
+
+    program = TaskProgram(5, ("sh", "-c", "echo text; exec sleep 600"), {"PATH": os.environ["PATH"]}, send)
+    outputs, status = said(told)
+    assert b"no room for output" in outputs[Kind.ERRORS] and status == -9
+    program.stop(0.0)
+
+
+def test_a_program_that_cannot_be_waited_for_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waitid(*_: object) -> None:
+        raise ChildProcessError("No child processes")
+
+    monkeypatch.setattr("os.waitid", waitid)
+    program, told = start("/bin/sleep", "600")
+    outputs, _ = said(told)
+    assert b"No child processes" in outputs[Kind.ERRORS]
     program.stop(0.0)

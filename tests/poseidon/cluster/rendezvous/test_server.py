@@ -262,3 +262,25 @@ def test_nothing_secret_is_seen(tmp_path: Path) -> None:
         assert KEY.decode() not in f"{found.__dict__}"
         found.dismiss(0)
     assert guests[0].status == 0
+
+
+def test_an_exception_of_the_servers_thread_ends_every_wait() -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError(f"nothing can be done about {name}")
+
+    with meeting(2, on_signal=fail) as found:
+        guest = Guest(found.address, 0, 2)
+        thread = guest.start()
+        other = Guest(found.address, 1, 2)
+        others = other.start()
+        (_, host), *_ = found.gather(LIMIT_S)
+        talk = host.open([sys.executable, "-u", "-c", SLEEP])
+        assert talk.receive()
+        guest.asked.append("SIGTERM")
+        assert talk.receive() is None
+        assert not host.alive
+        with pytest.raises(JobError, match="nothing can be done about SIGTERM"):
+            found.gather(LIMIT_S)
+    assert guest.gone.wait(LIMIT_S) and other.gone.wait(LIMIT_S)
+    thread.join(LIMIT_S)
+    others.join(LIMIT_S)

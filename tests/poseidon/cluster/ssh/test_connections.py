@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -302,3 +303,56 @@ def test_ipv6(tmp_path: Path) -> None:
         host.close()
     finally:
         server.close()
+
+
+def test_an_agent_that_does_not_answer(
+    sshd: LoopbackSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _changed(
+        sshd, tmp_path, (f"IdentityFile {sshd.folder}/client", f"IdentityFile {tmp_path}/none"),
+        ("IdentitiesOnly yes", "IdentitiesOnly no"),
+    )  # fmt: skip
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "agent"))
+        silent.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        with pytest.raises(JobError, match="the SSH agent does not answer"):
+            connect(CLIENT, SshSettings(config=config, connect_timeout_s=2.0))
+
+
+def test_output_that_cannot_be_read_is_an_error(host: SshConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(channel: paramiko.Channel, size: int) -> bytes:
+        raise RuntimeError("no room for output")
+
+    monkeypatch.setattr(paramiko.Channel, "recv_stderr", fail)
+    with pytest.raises(JobError, match="no room for output"):
+        host.run(["true"], timeout_s=10)
+
+
+def test_a_program_that_reads_slowly_has_one_limit(host: SshConnection) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(JobError, match="did not end within 2 s"):
+        host.run(
+            ["sh", "-c", "while sleep 1; do head -c 300000 >/dev/null; done"],
+            stdin=bytes(8 << 20),
+            timeout_s=2,
+        )
+    assert time.monotonic() - began_s < 4
+
+
+@pytest.mark.parametrize("method", ["send", "close"])
+def test_a_transport_that_is_gone_is_a_broken_channel(
+    host: SshConnection, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    lines = host.open(["cat"])
+
+    def gone(transport: paramiko.Transport, data: object) -> None:
+        raise EOFError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(paramiko.Transport, "_send_user_message", gone)
+        if method == "send":
+            with pytest.raises(OSError, match="broke"):
+                lines.send(b"text")
+        else:
+            lines.close()

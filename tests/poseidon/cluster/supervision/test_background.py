@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import uuid
 from pathlib import Path
@@ -21,6 +22,7 @@ from poseidon.cluster.supervision.background import (
 from poseidon.errors import JobError
 from tests.support.jobs import ROOT
 from tests.support.live_processes import none_left
+from tests.support.polling import until
 
 pytestmark = pytest.mark.processes
 
@@ -128,3 +130,21 @@ def test_words() -> None:
     assert "tail -f /out/launcher.log" in text
     assert "poseidon kill job-x" in text
     assert this_command(["ps"])[1:] == ["-m", "poseidon", "ps"]
+
+
+def test_a_launcher_that_reports_and_does_not_end_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.cluster.supervision.background.EXIT_S", 0.2)
+    text = (
+        "os.write(fd, json.dumps({'event': 'failed', 'message': 'no data', 'exit_code': 3}).encode() + b'\\n')\n"
+        "os.close(fd)\nprint(os.getpid(), flush=True)\nimport time\ntime.sleep(600)\n"
+    )
+    log = tmp_path / "log"
+    log.touch()
+    with pytest.raises(JobError, match="no data"):
+        run_in_background(script(text), log, timeout_s=60)
+    until(lambda: log.read_text().endswith("\n"), "nothing was printed", 30.0)
+    pid = int(log.read_text())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
