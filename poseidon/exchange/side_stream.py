@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ps_server import LocalProtocolError
+
 Event = torch.cuda.Event | None
 
 
@@ -74,16 +76,25 @@ class SerialExecutor:
     def __init__(self, device: torch.device, name: str, failed: Callable[[Exception], None]) -> None:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._failed = failed
+        self._closed = False
+        self._closing = threading.Lock()
         self._thread: threading.Thread | None = None
         if device.type == "cuda":
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run `function` after all earlier calls; for a GPU this returns at once."""
+        """Run `function` after all earlier calls; for a GPU this returns at once.
+
+        Raises:
+            LocalProtocolError: it is for a GPU, and this is closed.
+        """
         if self._thread is None:
             function()
-        else:
+            return
+        with self._closing:
+            if self._closed:
+                raise LocalProtocolError("the exchange is closed")
             self._calls.put(function)
 
     def drain(self) -> None:
@@ -93,15 +104,23 @@ class SerialExecutor:
 
     def close(self) -> None:
         """Run the calls that are left, and stop. Safe to call twice."""
-        if self._thread is not None and self._thread.is_alive():
-            self._calls.put(None)
-            self._thread.join()
+        if self._thread is None:
+            return
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._calls.put(None)
+        self._thread.join()
 
     def _run(self) -> None:
         broken = False
-        while (function := self._calls.get()) is not None:
+        running = True
+        while running:
+            function = self._calls.get()
             try:
-                if not broken:
+                if function is None:
+                    running = False
+                elif not broken:
                     function()
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
                 broken = True

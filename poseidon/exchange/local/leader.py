@@ -51,6 +51,7 @@ class LeaderExchange:
         except ServerError:
             inner.close()
             raise
+        self._failing = threading.Lock()
         self._failed = False
         self._round = 0
         self._used = [0] * len(tensors)
@@ -225,11 +226,12 @@ class LeaderExchange:
                 self._fail(as_server_error(error, f"listening to worker {worker} of this machine failed"))
 
     def _fail(self, error: ServerError) -> None:
-        with self._monitor:
-            first, self._failed = not self._failed, True
-        if first:  # before the training loop of this worker gets the error: it closes the connections then
-            send_all(self._connections, Kind.FAILED, str(error).encode())
-        self._monitor.fail(error)
+        # The followers get the first error before the training loop of this worker does: it closes the connections then.
+        with self._failing:
+            if not self._failed:
+                self._failed = True
+                send_all(self._connections, Kind.FAILED, str(error).encode())
+            self._monitor.fail(error)
 
 
 class LeaderState:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from poseidon.errors import UsageError
+from poseidon.exchange import build
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.base import ExchangeSettings, Trained
 from poseidon.exchange.build import Built, Membership, build_exchange, plan_exchange
@@ -26,6 +27,10 @@ def tensors(*, bias: bool = True, rows: int = 8) -> list[Trained]:
     weight = Trained(name="fc.0", tensor=nn.Parameter(torch.zeros(64, 100)), factor_rows=rows)
     small = Trained(name="fc2.0", tensor=nn.Parameter(torch.zeros(2, 64)), factor_rows=rows)
     return [weight, small, Trained(name="fc2.1", tensor=nn.Parameter(torch.zeros(2)))] if bias else [weight]
+
+
+def test_each_kind_has_a_builder() -> None:
+    assert list(build._BUILDERS) == list(ExchangeKind)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from poseidon.exchange.side_stream import SerialExecutor, SideStream
+from ps_server import LocalProtocolError
 
 CPU = torch.device("cpu")
 
@@ -57,6 +60,18 @@ def test_on_a_gpu_calls_run_in_order_on_a_thread_and_failures_reach_the_owner() 
     calls.close()
     assert done == [0, 1, 2]
     assert failures == [error]
+
+
+def test_after_close_nothing_is_waited_for_and_nothing_runs() -> None:
+    calls = SerialExecutor(torch.device("cuda"), "calls", lambda error: None)  # its thread needs no GPU
+    calls.call(lambda: None)
+    calls.close()
+    with pytest.raises(LocalProtocolError, match=r"^the exchange is closed$"):
+        calls.call(lambda: None)
+    waiter = threading.Thread(target=calls.drain, daemon=True)
+    waiter.start()
+    waiter.join(10)
+    assert not waiter.is_alive()
 
 
 @pytest.mark.needs("gpu")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
-from poseidon.exchange.local.connection import HEAD, Kind
+from poseidon.exchange.local import leader
+from poseidon.exchange.local.connection import HEAD, Connection, Kind, send_all
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.local.reduction import ReductionKind
@@ -359,6 +360,35 @@ def test_a_part_that_comes_before_the_first_values_are_taken_is_refused() -> Non
         with pytest.raises(ServerError, match=r"worker 1 sent an unexpected PART"):
             exchange.open(None)
             step(exchange, 0, 1.0)
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+
+
+def test_followers_get_the_first_failure_before_a_second_one_ends_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sending, second_failed = threading.Event(), threading.Event()
+
+    def slow(connections: Sequence[Connection], kind: Kind, *payload: bytes, **fields: int) -> None:
+        if kind is Kind.FAILED:
+            sending.set()
+            second_failed.wait(0.2)  # too early a return of the second ends this wait
+        send_all(connections, kind, *payload, **fields)
+
+    monkeypatch.setattr(leader, "send_all", slow)
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        if isinstance(exchange, LeaderExchange):
+            first = threading.Thread(target=exchange._fail, args=(PeerLost("the first"),))
+            first.start()
+            assert sending.wait(60)
+            exchange._fail(PeerLost("the second"))
+            second_failed.set()
+            assert str(exchange._monitor.failure) == "the first"
+            first.join()
+        with pytest.raises(PeerLost, match=r"^the first$"):
+            exchange.open(None)
 
     with machines(alone, 2) as make:
         run_workers(make, 2, run, tensors=two_tensors)
