@@ -14,7 +14,7 @@ from pathlib import Path
 from poseidon.errors import DefinitionError
 from poseidon.proto import paths
 from poseidon.proto.caffe_pb2 import TEST, TRAIN, NetParameter, NetState, Phase, SolverParameter
-from poseidon.proto.overrides import TRAIN_NET_FIELDS, field_of, override, spelled
+from poseidon.proto.overrides import TRAIN_NET_FIELDS, field_of, flag_text, override
 from poseidon.proto.text import M, decode, parse, parse_binary, read_content
 from poseidon.proto.tokens import Setting, settings
 from poseidon.proto.upgrade.driver import upgrade_net, upgrade_solver
@@ -109,7 +109,7 @@ class SolverDefinition:
     def error(self, name: str, message: str) -> DefinitionError:
         """Return an error about the setting `name`, with file and, where the file has it, line."""
         if name in self.overridden:
-            return DefinitionError(f"{name}: {message}", source=spelled(self.overridden[name]))
+            return DefinitionError(f"{name}: {message}", source=flag_text(self.overridden[name]))
         line = next((setting.line for setting in self.lines if setting.path == (name,)), None)
         return DefinitionError(f"{name}: {message}", source=self.source, line=line)
 

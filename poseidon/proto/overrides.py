@@ -51,8 +51,8 @@ def override(param: SolverParameter, settings: Iterable[str]) -> SolverParameter
     return changed
 
 
-def spelled(setting: str) -> str:
-    """Return a setting as it stands on a command line: `--max_iter=5`, `--set base_lr=0.1`."""
+def flag_text(setting: str) -> str:
+    """Return a setting as on a command line: `--max_iter=5`, `--set base_lr=0.1`."""
     name, equals, _ = setting.partition("=")
     return f"--{setting}" if equals and name.strip() in OWN_FLAGS else f"--set {setting}"
 
@@ -82,7 +82,7 @@ def changes(before: SolverParameter, after: SolverParameter, settings: Iterable[
 def _read(setting: str) -> tuple[tuple[str, ...], FieldDescriptor, SolverParameter]:
     """Return the path of a setting, its field, and a solver with only this field set."""
     name, equals, text = (part.strip() for part in setting.partition("="))
-    source = spelled(setting)
+    source = flag_text(setting)
     if not equals or not name:
         raise DefinitionError("expected FIELD=VALUE, such as base_lr=0.1", source=source)
     path = tuple(name.split("."))

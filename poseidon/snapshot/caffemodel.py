@@ -92,10 +92,10 @@ def read_model(path: Path) -> list[LayerBlobs]:
 
 
 def check_model(path: Path) -> None:
-    """Check that a file is a model, by its outermost fields: its blobs are not read.
+    """Check that a file is a model by its outermost fields, without reading blobs.
 
     Raises:
-        SnapshotError: the file is missing, cut short, or no model; the sentences are those of `read_model`.
+        SnapshotError: the file is missing, truncated or not a model. The messages are those of `read_model`.
     """
     require_readable(path, "model")
     if hdf5.is_hdf5(path):
@@ -110,7 +110,7 @@ def check_model(path: Path) -> None:
             number, wire_type = tag >> 3, tag & 7
             if not number or not _skip(file, wire_type, size) or not _fits(fields.get(number), wire_type):
                 raise SnapshotError(
-                    f"{path} is not a model, or it is cut short: {size} bytes that do not parse as one"
+                    f"{path} is not a model, or it is truncated: its {size} bytes cannot be parsed"
                 )
             layers += number in _LAYERS
     if not layers:
@@ -118,15 +118,15 @@ def check_model(path: Path) -> None:
 
 
 def _fits(field: Any, wire_type: int) -> bool:
-    """Tell whether a field may be written so: numbers that repeat are packed, or one by one."""
+    """Return whether a field can have this wire type. Repeated numbers can be packed or not."""
     if field is None:
         return True
-    usual = _WIRE_TYPES.get(field.type, _VARINT)
-    return wire_type == usual or (field.is_repeated and wire_type == _BYTES)
+    expected = _WIRE_TYPES.get(field.type, _VARINT)
+    return wire_type == expected or (field.is_repeated and wire_type == _BYTES)
 
 
 def _skip(file: BinaryIO, wire_type: int, size: int) -> bool:
-    """Skip the value of a field. Return whether it is all there."""
+    """Skip the value of a field. Return whether it is complete."""
     if wire_type == _VARINT:
         return _varint(file) >= 0
     length = _varint(file) if wire_type == _BYTES else _FIXED_LENGTHS.get(wire_type, -1)
@@ -137,7 +137,7 @@ def _skip(file: BinaryIO, wire_type: int, size: int) -> bool:
 
 
 def _varint(file: BinaryIO) -> int:
-    """Read a number as protobuf writes it; return -1 if there is none."""
+    """Read a protobuf varint. Return -1 if it is incomplete."""
     value = 0
     for shift in range(0, 70, 7):
         byte = file.read(1)

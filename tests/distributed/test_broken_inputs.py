@@ -169,13 +169,13 @@ LAUNCHER = (
     Broken(
         name="net-missing",
         edit=(solver("net.prototxt", "nett.prototxt"),),
-        says=r"solver\.prototxt:1: net: there is no net definition 'nett\.prototxt' \(looked for ",
+        says=r"solver\.prototxt:1: net: there is no net definition 'nett\.prototxt' \(searched: ",
     ),
     Broken(name="net-empty", prepare=write("net.prototxt", "# nothing\n"), says=r"net\.prototxt: .*empty"),
     Broken(
         name="first-grammar",
         prepare=write("net.prototxt", V0_NET),
-        says=r"net\.prototxt:2: unknown layer type 'convolution' of Caffe's first format (V0); expected one of .*conv",
+        says=r"net\.prototxt:2: unknown layer type 'convolution' of Caffe's first format \(V0\); expected one of .*conv",
     ),
     Broken(
         name="net-without-loss",
@@ -306,7 +306,7 @@ LAUNCHER = (
     Broken(name="snapshot-missing", flags=("--snapshot={}/s",), says=r"--snapshot: there is no file {}/s"),
     Broken(
         name="weights-missing",
-        flags=("--weights={}/net.prototxt,{}/w",),
+        flags=("--weights={}/w,{}/net.prototxt",),
         says=r"--weights: there is no file {}/w",
     ),
     Broken(name="staleness-negative", flags=("--table_staleness=-1",), says=r"table_staleness.*'-1'", code=2),
@@ -563,7 +563,7 @@ LAUNCHER += (
     Broken(
         name="partition-missing",
         edit=(TWO, NOT_SHARED),
-        says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: make it with",
+        says=r"{}/train_lmdb_\d \(shared_file_system is false\), which does not exist: create it with",
     ),
     Broken(
         name="partitions-of-more-clients",
@@ -576,7 +576,7 @@ WORKER = (
     Broken(
         name="pictures-of-different-shapes",
         prepare=replace_database(mixed_shapes),
-        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 .*must be alike",
+        says=r"net\.prototxt:2: layer 'data' \(Data\): .*record 3 \(key '00003'\) is 1 x 6 x 5 .*must have one shape",
     ),
     Broken(
         name="record-damaged",

@@ -212,8 +212,8 @@ def test_a_job_goes_on_from_the_newest_snapshot_of_another(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("net.prototxt", "net.prototxt is not a model, or it is cut short"),
-        ("old.solverstate", "old.solverstate is not a model, or it is cut short"),
+        ("net.prototxt", "net.prototxt is not a model, or it is truncated"),
+        ("old.solverstate", "old.solverstate is not a model, or it is truncated"),
         ("none.caffemodel", "--weights: there is no file none.caffemodel"),
     ],
 )
