@@ -113,13 +113,14 @@ class LauncherConnection:
                     exchange.control.request(kind)
 
     def _receive(self) -> None:
-        for line in self._inlet or sys.stdin:
-            try:
-                command = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(command, dict):
-                self.commands.put(command)
+        try:
+            for line in self._inlet or sys.stdin:
+                with contextlib.suppress(ValueError):  # not JSON
+                    command = json.loads(line)
+                    if isinstance(command, dict):
+                        self.commands.put(command)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the worker stops as without a launcher
+            LOGGER.warning("the launcher's commands cannot be read: %r", error)
         self.gone.set()
         self.commands.put({"do": "gone"})
 

@@ -44,6 +44,24 @@ def test_addresses_come_by_command() -> None:
         launcher.close()
 
 
+class Unreadable(io.StringIO):
+    """Standard input with a line that is no text."""
+
+    def __next__(self) -> str:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+def test_commands_that_cannot_be_read_count_as_a_launcher_that_has_gone() -> None:
+    launcher = LauncherConnection(Unreadable(), io.StringIO())
+    launcher.start()
+    try:
+        assert launcher.gone.wait(5)
+        with pytest.raises(JobError, match="stopped before training began"):
+            launcher.wait_for_addresses()
+    finally:
+        launcher.close()
+
+
 @pytest.mark.parametrize(
     ("position", "sent"),
     [
