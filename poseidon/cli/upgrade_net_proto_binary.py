@@ -9,8 +9,6 @@ from poseidon.proto.upgrade.v0 import stray_settings
 from poseidon.snapshot.files import read_message
 
 COMMAND = Upgrade(
-    name="upgrade_net_proto_binary",
-    help="bring a binary net or a .caffemodel to today's grammar",
     what="a net in binary form",
     read=lambda path: read_message(path, NetParameter(), "binary net"),
     needed=needs_upgrade,

@@ -9,8 +9,6 @@ from poseidon.proto.upgrade.driver import needs_upgrade, upgrade_net
 from poseidon.proto.upgrade.v0 import stray_settings
 
 COMMAND = Upgrade(
-    name="upgrade_net_proto_text",
-    help="bring a prototxt net to today's grammar",
     what="a net in text",
     read=lambda path: read(path, NetParameter()),
     needed=needs_upgrade,

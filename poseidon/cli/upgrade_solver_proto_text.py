@@ -8,8 +8,6 @@ from poseidon.proto.text import read, to_text
 from poseidon.proto.upgrade.driver import solver_needs_upgrade, upgrade_solver
 
 COMMAND = Upgrade(
-    name="upgrade_solver_proto_text",
-    help="bring a prototxt solver to today's grammar",
     what="a solver in text",
     read=lambda path: read(path, SolverParameter()),
     needed=solver_needs_upgrade,

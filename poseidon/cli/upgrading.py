@@ -32,8 +32,6 @@ class Upgrade(Generic[M]):
     """One of the commands.
 
     Attributes:
-        name: of the command.
-        help: a line on it.
         what: what a file holds, with its form.
         read: the message of a file.
         needed: whether there is anything to do.
@@ -42,21 +40,12 @@ class Upgrade(Generic[M]):
         left_out: what the upgrade leaves out: index of the layer, and a sentence.
     """
 
-    name: str
-    help: str
     what: str
     read: Callable[[Path], M]
     needed: Callable[[M], bool]
     upgrade: Callable[[M], M]
     write: Callable[[M], bytes]
     left_out: Callable[[M], Sequence[tuple[int, str]]] = nothing
-
-    def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-        """Declare the command."""
-        parser = subparsers.add_parser(self.name, help=self.help, description=self.help.capitalize() + ".")
-        parser.add_argument("input", metavar="INPUT", type=Path, help=f"file of any grammar: {self.what}")
-        parser.add_argument("output", metavar="OUTPUT", type=Path, help="file to write in today's grammar")
-        parser.set_defaults(run=self.run)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Upgrade; 0 when all of it is written."""

@@ -33,7 +33,7 @@ _OF_GLOG = {
 }
 
 _COUNTED: Mapping[int | str, str] = {"?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
-"""How usage shows words that may be missing or several."""
+"""How usage shows arguments that may be missing or several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Switch(argparse._StoreAction):
-    """A flag that is on where it stands alone."""
+    """A flag that is on without a value."""
 
 
 class _Retired(argparse._StoreAction):
@@ -206,7 +206,7 @@ class _Retired(argparse._StoreAction):
 
 
 class _RetiredSwitch(_Retired, _Switch):
-    """One that is on where it stands alone."""
+    """One that is on without a value."""
 
 
 class _SolverField(argparse.Action):
@@ -244,7 +244,7 @@ def solver_flag(group: Group | Parser, name: str, text: str, **settings: Any) ->
 def switch(
     group: Group | Parser, name: str, text: str, *, default: bool | None = False, **settings: Any
 ) -> None:
-    """Add a flag that is on where it stands alone, on or off with a value."""
+    """Add a flag that is on without a value, and on or off with one."""
     settings = {"dest": name, "type": truth, "default": default, **settings}
     group.add_argument(f"--{name}", f"-{name}", *_dashed(name), help=text, action=_Switch, **settings)
 

@@ -54,7 +54,7 @@ RETIRED = {
     "resume_dir": "--snapshot=FILE.solverstate goes on from a run",
     "server_bandwidth_mbps": "--client_bandwidth_mbps is the budget of each client",
 }
-"""Flags of the original Poseidon and what to use in their place."""
+"""Flags of the original Poseidon, and what to use instead."""
 RETIRED_VALUES = (
     "num_zmq_threads",
     "row_type",
@@ -76,7 +76,7 @@ RETIRED_VALUES = (
     "server_push_row_upper_bound",
     "client_send_oplog_upper_bound",
 )
-"""Those that need nothing in their place."""
+"""Those that need no replacement."""
 RETIRED_SWITCHES = (
     "init_thread_access_table",
     "oplog_dense_serialized",
@@ -87,7 +87,7 @@ RETIRED_SWITCHES = (
     "suppression_on",
     "use_approx_sort",
 )
-"""Those that may stand without a value."""
+"""Those that may have no value."""
 
 
 def _retired(parser: Parser, *more: str) -> None:
@@ -111,16 +111,16 @@ def _train(parser: Parser) -> None:
     flag(
         group,
         "weights",
-        "start from these .caffemodels, parted by commas",
+        "start from comma-separated .caffemodels",
         metavar="FILES",
         default="",
     )
     flag(group, "level", "level of the train net, for its include rules", type=whole, metavar="L")
-    flag(group, "stage", "stages of the train net, parted by commas", default="", metavar="NAMES")
+    flag(group, "stage", "comma-separated stages of the train net", default="", metavar="NAMES")
     import_flag(group)
     group = parser.section(
         "Fields of the solver",
-        "They replace what the solver's file says, for this job and its restarts alone. A value is written as in the "
+        "They replace those of the solver's file, for this job and its restarts alone. A value is written as in the "
         "file, the field of a block as --set train_state.level=1.",
     )
     flag(
@@ -162,7 +162,7 @@ def _train(parser: Parser) -> None:
 
 def _run(parser: Parser) -> None:
     word(parser, "script", "the script", metavar="SCRIPT")
-    word(parser, "arguments", "its own words, handed on as they are", nargs=argparse.REMAINDER, metavar="...")
+    word(parser, "arguments", "its own arguments", nargs=argparse.REMAINDER, metavar="...")
     group = parser.section("What to train")
     flag(
         group,
@@ -181,7 +181,7 @@ def _run(parser: Parser) -> None:
 def _worker(parser: Parser) -> None:
     text = "train or run and its flags, without --hostfile"
     word(parser, "job_arguments", text, nargs=argparse.REMAINDER, metavar="train|run ...")
-    group = parser.section("How the tasks meet")
+    group = parser.section("Rendezvous")
     flag(group, "key_file", "the key: a file that every task can read, no one else", metavar="FILE")
     flag(group, "new_key", "make such a file, and end", metavar="FILE")
     flag(group, "rendezvous_port", "port of rank 0; default: $MASTER_PORT", type=port, metavar="P")
@@ -200,7 +200,7 @@ def _extract_features(parser: Parser) -> None:
     word(parser, "caffe_arguments", "as Caffe's tool takes them, see above", nargs="*", metavar="WORD")
     group = parser.section("What to extract")
     flag(group, "model", "the net; its TEST data is read", metavar="FILE")
-    flag(group, "weights", "models, parted by commas; later ones win", metavar="FILES", default="")
+    flag(group, "weights", "comma-separated models; later ones win", metavar="FILES", default="")
     flag(group, "extract_feature_blob_names", "the features: fc7,fc8", metavar="BLOBS")
     group.add_argument(
         "--save_feature_dataset_names",
@@ -267,7 +267,7 @@ def _machines(parser: Parser) -> None:
 
 def _exchange(parser: Parser) -> None:
     group = parser.section(
-        "How gradients meet",
+        "How gradients are exchanged",
         "ps: through the parameter server. svb: gradients of fully-connected layers as sufficient factors, two small "
         "matrices, to each other worker. hybrid: per layer the cheaper of both. allreduce: torch.distributed. local: "
         "not at all, for one worker. With staleness S a worker may be S iterations ahead of the slowest; 0 gives the "
@@ -280,7 +280,7 @@ def _exchange(parser: Parser) -> None:
     )
     text = "pieces of a tensor; 0 (default): by size"
     flag(group, "num_rows_per_table", text, type=count, default=0, metavar="N")
-    text = "SSP (ask), SSPPush (sent unasked), SSPAggr"
+    text = "SSP (pull), SSPPush (push), SSPAggr"
     chosen(group, "consistency_model", text, CONSISTENCIES, default="SSPPush", metavar="NAME")
     text = "megabits/s of early changes (SSPAggr)"
     flag(group, "client_bandwidth_mbps", text, type=positive, metavar="F")
@@ -295,7 +295,7 @@ def _exchange(parser: Parser) -> None:
 
 
 def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
-    group = parser.section("What is left and what is shown")
+    group = parser.section("Output")
     flag(group, "output", "the job's folder: logs, statistics (output/<job>)", metavar="DIR")
     for name, text, kind, metavar, default in more:
         flag(group, name, text, type=kind, metavar=metavar, default=default)
@@ -350,7 +350,7 @@ COMMANDS: Sequence[Command] = (
         name="worker",
         line="take part in a job of torchrun, srun, mpirun",
         description="Started once for each task by torchrun, srun, mpirun or Kubernetes: reads rank and size from the "
-        "environment, meets the other tasks at rank 0 and runs the job on their hosts; see docs/schedulers.",
+        "environment, connects to rank 0 and runs the job on the tasks' hosts; see docs/schedulers.",
         example="poseidon worker --new_key=$HOME/.poseidon.key\n"
         "srun --ntasks-per-node=1 poseidon worker --key_file=$HOME/.poseidon.key \\\n"
         "    train --solver=solver.prototxt",
@@ -359,7 +359,7 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="extract_features",
         line="write features of a trained net into databases",
-        description="With words, as Caffe's tool, one process: WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE "
+        description="With the arguments of Caffe's tool, one process: WEIGHTS NET BLOBS DATABASES NUM_MINI_BATCHES DB_TYPE "
         "[CPU/GPU] [DEVICE_ID]. With flags, a job of all clients and their workers, which writes "
         "<name>_<client>_<thread>. Each record is extracted once.",
         example="poseidon extract_features net.caffemodel net.prototxt fc7 features 100 lmdb\n"

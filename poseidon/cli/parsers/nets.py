@@ -1,4 +1,4 @@
-"""The commands that read a net, a model or a log: test, time, device_query, draw_net, plot, and those that bring files up to date."""
+"""The commands that read a net, a model or a log: test, time, device_query, draw_net, plot, and those that upgrade files."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _upgrade(parser: Parser, what: str) -> None:
 
 
 def _upgrade_command(name: str, what: str, example: str) -> Command:
-    line = f"bring {what} to today's grammar"
+    line = f"upgrade {what} to today's grammar"
     return Command(
         name=name,
         line=line,

@@ -104,7 +104,7 @@ COMMANDS: Sequence[Command] = (
 SHELL: Sequence[Command] = (
     Command(
         name="completion",
-        line="complete these words in bash or zsh",
+        line="complete commands and flags in bash or zsh",
         description="Print a script for bash or zsh that completes commands, flags and their values.",
         example="poseidon completion bash > ~/.local/share/bash-completion/completions/poseidon\n"
         'poseidon completion zsh > "${fpath[1]}/_poseidon"',
