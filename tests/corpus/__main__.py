@@ -1,4 +1,4 @@
-"""What becomes of every file of the corpus of real definitions: python -m tests.corpus [--out benchmarks/results/corpus.md] [PART ...]
+"""The verdicts on every file of the corpus of real definitions: python -m tests.corpus [--out benchmarks/results/corpus.md] [PART ...]
 
 Each file is read, upgraded, printed and read back; each net is built and run, in a process of its own and on one core,
 with random inputs where its data is not there. PART: only files whose path has one of these in it.
@@ -37,7 +37,7 @@ numbers are Caffe's; this page does not.
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.corpus", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART")
     parser.add_argument("--out", type=Path, help="the report; default: the terminal")
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def _apart(path: Path) -> Verdict:
-    """The verdict of a process of its own, so that large nets leave nothing behind and none runs for ever."""
+    """Return the verdict of a separate process, so that memory is freed and time is limited."""
     inbox, outbox = mp.Pipe(duplex=False)
     child = mp.get_context("fork").Process(target=_work, args=(path, outbox))
     child.start()
@@ -84,7 +84,7 @@ def _work(path: Path, outbox: Any) -> None:
 
 
 def _summary(found: dict[str, Verdict]) -> str:
-    """The counts."""
+    """Return the counts."""
     nets = [verdict for verdict in found.values() if verdict.kind == "net"]
     solvers = [verdict for verdict in found.values() if verdict.kind == "solver"]
     lines = [
@@ -103,7 +103,7 @@ def _summary(found: dict[str, Verdict]) -> str:
 
 
 def _table(found: dict[str, Verdict]) -> str:
-    """One line a file."""
+    """Return one line for each file."""
     lines = [
         "| file | grammar | read | prints back | built | run | what ran, or why not |",
         "|---|---|---|---|---|---|---|",

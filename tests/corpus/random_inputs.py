@@ -1,4 +1,4 @@
-"""Random inputs in place of a net's data, which nobody has any more.
+"""Random inputs in place of a net's data, which is not available.
 
 Law: whatever reads files gives way to an Input layer of the same tops in the shapes that its data had: pictures as
 large as the definition crops or resizes them, else as its data set has them; two at a time.
@@ -29,8 +29,8 @@ REGIONS = {"rois": (4, 5), "labels": (4,)} | {
 REGION = (0.0, 0.0, 0.0, 31.0, 47.0)
 
 
-def with_stand_ins(definition: NetDefinition) -> tuple[NetDefinition, tuple[str, ...]]:
-    """The definition without readers of data, and what was replaced by type."""
+def with_random_inputs(definition: NetDefinition) -> tuple[NetDefinition, tuple[str, ...]]:
+    """Return the definition without data readers, and the types of the replaced layers."""
     changed = definition.with_layers(range(len(definition.param.layer)))
     replaced = []
     for layer in changed.param.layer:
@@ -49,7 +49,7 @@ def with_stand_ins(definition: NetDefinition) -> tuple[NetDefinition, tuple[str,
 
 
 def random_inputs(net: Net) -> dict[str, Tensor]:
-    """Normal noise for what a net must be given; 0 and 1 for labels; one region for all."""
+    """Return normal noise for a net's inputs, 0 and 1 for labels, and one region for all."""
     generator = torch.Generator().manual_seed(1)
     return {name: _input(name, shape, generator) for name, shape in net.input_shapes.items()}
 

@@ -1,4 +1,4 @@
-"""What becomes of one file of the corpus: read, upgraded, printed; a net also built and run."""
+"""The verdict on one file of the corpus: read, upgraded, printed; a net is also built and run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poseidon.proto.definition import NetDefinition, read_net, read_solver
 from poseidon.proto.text import parse, to_text
 from poseidon.proto.tokens import settings
 from poseidon.solvers.settings import solver_settings
-from tests.corpus.random_inputs import random_inputs, with_stand_ins
+from tests.corpus.random_inputs import random_inputs, with_random_inputs
 
 PHASES = (TRAIN, TEST)
 SOLVER_FIELDS = frozenset({"base_lr", "net", "train_net", "max_iter"})
@@ -88,7 +88,7 @@ def _take_net(path: Path, verdict: Verdict, run: bool) -> None:
     definition = read_net(path)
     verdict.read = not definition.param.layers and not definition.param.input
     verdict.printed = _prints(definition.param)
-    stand_in, replaced = with_stand_ins(definition)
+    stand_in, replaced = with_random_inputs(definition)
     words = _take_states(stand_in, _states(definition), run)
     verdict.built, verdict.ran = True, run and not any("not finite" in word for word in words)
     verdict.words += words

@@ -1,4 +1,4 @@
-"""A job's sockets, as seen by somebody else on the machine: where they are bound, and that none lets a stranger in."""
+"""A job's sockets, as unauthenticated peers see them: their addresses, and that each refuses such a peer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.support.polling import until
 from tests.support.ssh_hosts import SshHost, SshHosts, clean_environment
 from tests.support.training import Job, endless, largest_difference, run, weights, write_definitions
 from tests.support.training_processes import WAIT_S, Training, machinefile, make_data, training
-from tests.support.unauthenticated import another_user, turned_away
+from tests.support.unauthenticated import another_user, count_refusals
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 Z85 = rb"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}"
-"""What a key looks like."""
+"""The pattern of a key."""
 SSHD_PORTS = (22, 2222)
 ACCEPTS = "00010000"
 """The flags in /proc/net/unix of a socket that listens."""
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def listening(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
-    """Every TCP socket on which one of them listens."""
+    """Return the addresses of all TCP sockets on which the processes listen."""
     found = [
         connection.laddr
         for process in processes
@@ -52,7 +52,7 @@ def listening(processes: Iterable[psutil.Process]) -> list[tuple[str, int]]:
     return [(address.ip, address.port) for address in found]
 
 
-def test_no_socket_of_a_running_job_lets_anybody_in(folder: Path) -> None:
+def test_every_socket_of_a_running_job_refuses_unauthenticated_peers(folder: Path) -> None:
     flags = (
         f"--solver={endless(folder)}",
         f"--hostfile={machinefile(folder, 2)}",
@@ -75,7 +75,7 @@ def test_no_socket_of_a_running_job_lets_anybody_in(folder: Path) -> None:
 
 
 def assert_nothing_secret_shows(processes: Iterable[psutil.Process]) -> None:
-    """Neither in their arguments nor in their environment."""
+    """Check that no secret is in their arguments or environment."""
     for process in processes:
         shown = "\0".join((*process.cmdline(), *process.environ().values())).encode()
         assert not re.search(rb"\b[0-9a-f]{64}\b", shown), "a token is to be seen"
@@ -83,13 +83,13 @@ def assert_nothing_secret_shows(processes: Iterable[psutil.Process]) -> None:
 
 
 def of(jobs: Iterable[Training]) -> list[psutil.Process]:
-    """All processes of these, the launchers' own included."""
+    """Return all processes of these jobs, with their launchers."""
     own = [psutil.Process(job.process.pid) for job in jobs]
     return own + [child for process in own for child in process.children(recursive=True)]
 
 
 def meeting_places(processes: Iterable[psutil.Process]) -> set[Path]:
-    """Every path at which one of them listens."""
+    """Return the paths of all sockets on which the processes listen."""
     rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
     accepting = {row[-1] for row in rows if len(row) == 8 and row[3] == ACCEPTS}
     named = (c.laddr for process in processes for c in process.net_connections(kind="unix"))
@@ -98,7 +98,7 @@ def meeting_places(processes: Iterable[psutil.Process]) -> set[Path]:
 
 @contextlib.contextmanager
 def held_back(jobs: Iterable[Training], names: Iterable[str]) -> Iterator[None]:
-    """Some workers are stopped as soon as they are there, long before they have said anything, until the block ends."""
+    """Stop some workers as soon as they exist, before they send anything, until the block ends."""
     held: dict[str, psutil.Process] = {}
 
     def hold() -> bool:
@@ -117,11 +117,11 @@ def held_back(jobs: Iterable[Training], names: Iterable[str]) -> Iterator[None]:
             process.resume()
 
 
-def test_every_door_that_still_waits_for_somebody_turns_strangers_away(
+def test_every_socket_refuses_unauthenticated_peers_while_workers_are_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines of two workers, started by an engine. First one task is late, then a worker of each machine: all the
-    doors are open, and only the keys keep them. What is trained is what one process trains, whom nobody can disturb."""
+    """Two hosts of two workers, started by a scheduler. First one task is late, then a worker of each host: all sockets
+    are open, and only the keys protect them. The weights are those of one undisturbed process."""
     run(write_definitions(folder, batch=12, extra="max_iter: 6"), Job())
     undisturbed = weights(folder, 6)
     (folder / "snap_iter_6.caffemodel").unlink()
@@ -138,7 +138,7 @@ def test_every_door_that_still_waits_for_somebody_turns_strangers_away(
     monkeypatch.setenv("MASTER_PORT", str(meeting[1]))
     with training(folder, *words, command="worker") as first:
         until(lambda: listening(of([first])) == [meeting], "rank 0 did not listen", WAIT_S)
-        turned_away(*meeting)
+        count_refusals(*meeting)
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
         with training(folder, *words, command="worker") as second:
             jobs = (first, second)
@@ -152,9 +152,9 @@ def test_every_door_that_still_waits_for_somebody_turns_strangers_away(
                     WAIT_S,
                 )
                 assert_shut(meeting)
-                doors = set(listening(of(jobs))) - {meeting}
-                assert {host for host, _ in doors} == {"127.0.0.1"}
-                knocks = [turned_away(*door) for door in sorted(doors)]
+                sockets = set(listening(of(jobs))) - {meeting}
+                assert {host for host, _ in sockets} == {"127.0.0.1"}
+                refusals = [count_refusals(*address) for address in sorted(sockets)]
                 for place in meeting_places(of(jobs)):
                     assert_private(place)
             assert [second.end(), first.end()] == [0, 0], "".join(first.lines)
@@ -162,12 +162,12 @@ def test_every_door_that_still_waits_for_somebody_turns_strangers_away(
     shards = json.loads((folder / "out" / "statistics.json").read_text())["shards"]
     assert len(shards) == 2
     for shard in shards.values():
-        assert shard["refused"] >= knocks[0]
+        assert shard["refused"] >= refusals[0]
         assert shard["dropped"] == 0
 
 
 def assert_private(place: Path) -> None:
-    """Another user of this machine cannot connect to a socket of the file system."""
+    """Check that another user of this host cannot connect to a Unix socket."""
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
     if os.getuid() != 0:
         return
@@ -177,20 +177,20 @@ def assert_private(place: Path) -> None:
 
 
 def listening_on(host: SshHost) -> list[tuple[str, int]]:
-    """Every TCP socket on which anything but sshd listens."""
+    """Return the addresses of all TCP sockets on which anything but sshd listens."""
     rows = [line.split()[3].rpartition(":") for line in host.run(["ss", "-ltnH"]).stdout.splitlines()]
     return [(address.strip("[]"), int(port)) for address, _, port in rows if int(port) not in SSHD_PORTS]
 
 
 def peer_reaches(peer: SshHost, address: str, ports: Iterable[int]) -> bool:
-    """Whether a host can connect to each of these ports."""
+    """Return True if a host can connect to each of these ports."""
     places = [(address, port) for port in ports]
     program = f"import socket; [socket.create_connection(place, 5.0) for place in {places}]"
     return peer.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def assert_shut(place: tuple[str, int]) -> None:
-    """Nobody can connect there, with or without ZeroMQ."""
+    """Check that a port accepts no connection, with or without ZeroMQ."""
     with pytest.raises(OSError, match=r"timed out|refused|No route to host"):
         socket.create_connection(place, timeout=0.3)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -202,9 +202,9 @@ def assert_shut(place: tuple[str, int]) -> None:
 
 
 @pytest.mark.needs("hosts")
-def test_no_socket_on_any_host_lets_anybody_in(tmp_path: Path) -> None:
-    """Without a flag: a job on other hosts encrypts, and binds to their addresses in the machinefile: one is there by its
-    IPv6 address, one by its name. Both have another network, which the machinefile does not name."""
+def test_every_socket_on_every_host_refuses_unauthenticated_peers(tmp_path: Path) -> None:
+    """Without a flag a job on other hosts is encrypted, and binds to their addresses in the machinefile: an IPv6 address and a
+    name. Both hosts have another network, which the machinefile does not name."""
     with SshHosts(tmp_path, 3) as hosts:
         desk, working = hosts[2], hosts[:2]
         elsewhere = hosts.second_network(*working)

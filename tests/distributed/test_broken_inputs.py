@@ -1,4 +1,4 @@
-"""Broken inputs through the real command line: each ends in one clear sentence, an exit code, and nothing half-done.
+"""Broken inputs through the real command line: each ends with one clear sentence and an exit code, and leaves nothing.
 
 Every case is a sound job with one thing broken. What the launcher can see must stop the job before a process is
 started and before a file is written. What a worker finds by itself is met with the worker as a thread of this
@@ -61,7 +61,7 @@ Preparation = Callable[[Path], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """One thing wrong with a job in a folder that is otherwise sound.
+    """One mistake in a job that is otherwise correct.
 
     Attributes:
         name: of the case.
@@ -98,13 +98,13 @@ def hosts(text: str) -> tuple[str, str, str]:
 
 
 def write(name: str, content: str | bytes) -> Preparation:
-    """Put a file into the folder."""
+    """Return a preparation that writes a file to the folder."""
     data = content.encode() if isinstance(content, str) else content
     return lambda folder: (folder / name).write_bytes(data)
 
 
 def sound_job(folder: Path) -> None:
-    """A job that would train."""
+    """Write a correct job."""
     (folder / "net.prototxt").write_text(NET, encoding="utf-8")
     (folder / "solver.prototxt").write_text(SOLVER, encoding="utf-8")
     (folder / "hosts").write_text(ONE_CLIENT, encoding="utf-8")
@@ -112,7 +112,7 @@ def sound_job(folder: Path) -> None:
 
 
 def spoil(case: Broken, folder: Path) -> list[str]:
-    """Make the job in `folder` and break it; the command's words."""
+    """Write the job to `folder` and break it. Return the arguments of the command."""
     sound_job(folder)
     for name, old, new in case.edit:
         text = (folder / name).read_text(encoding="utf-8")
@@ -625,7 +625,7 @@ PROCESSES = (
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No record of a run elsewhere is seen or made; work starts in an empty folder."""
+    """Give the test its own state folder and an empty working folder."""
     monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
 
@@ -639,7 +639,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """No process outlives the command."""
+    """Check that no process outlives the command."""
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child not in before]
@@ -647,7 +647,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder with its content, and every folder.
+    """Return every file below a folder with its content, and every folder.
 
     LMDB's lock file is not counted: each reader makes it. Nor is what lies in a LevelDB database: LevelDB writes there to read.
     """
@@ -660,7 +660,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The command's exit code and the last line that it wrote to standard error; no traceback anywhere."""
+    """Run the command. Return its exit code and the last line of standard error; check that there is no traceback."""
     try:
         code = main(words)
     except SystemExit as error:  # argparse
@@ -683,7 +683,7 @@ def check_sentence(case: Broken, folder: Path, code: int, sentence: str) -> None
 def test_launcher_refuses(
     case: Broken, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a process starts, and without a trace on disk."""
+    """The launcher refuses before a process starts, and writes nothing to disk."""
     words = spoil(case, folder)
     before = tree(folder)
 
@@ -697,7 +697,7 @@ def test_launcher_refuses(
 
 
 def check_job(case: Broken, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The job ends with the sentence, leaves nothing but its logs, and is no longer registered."""
+    """Check that the job ends with the sentence, leaves nothing but its logs, and is not registered any more."""
     words = spoil(case, folder)
     before = set(tree(folder))
     code, sentence = run(words, capsys)

@@ -1,4 +1,4 @@
-"""cifar10_quick as shipped: two clients with batch 50 do what one process does.
+"""cifar10_quick as shipped: two clients with batch 50 compute what one process computes.
 
 Against one process that takes the same hundred records as two passes of fifty (`iter_size: 2`), every bit agrees, after
 any number of iterations. Against one process with batch 100 the sums inside a convolution have another order; the
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training set of drawn pictures; in `passes_lmdb` each hundred has its even records first, then the odd ones."""
+    """A training set of generated images; in `passes_lmdb` each hundred has its even records first, then the odd ones."""
     folder = tmp_path_factory.mktemp("cifar10")
     pictures = make_pictures(folder, PICTURES)
     order = np.arange(PICTURES).reshape(-1, BATCH // 2, 2).transpose(0, 2, 1).reshape(-1)

@@ -40,7 +40,7 @@ def write_definitions(folder: Path) -> None:
 
 
 def train(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is said when a job that cannot start is started."""
+    """Start a job that cannot start. Return the error message."""
     code = main(["train", "--solver=solver.prototxt", "--hostfile=hosts", "--output=out", *words])
     said = capsys.readouterr().err
     assert code in (1, 2), said
@@ -51,7 +51,7 @@ def train(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command is given: definitions, and a home of its own."""
+    """The folder of the command: definitions, and a home of its own."""
     write_definitions(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -99,7 +99,7 @@ def test_machinefiles(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is wrong: words after both lines of the machinefile, or something done before; and the sentence."""
+    """A mistake: options after both lines of the machinefile, or a preparation; and the message."""
 
     name: str
     sentence: str
@@ -108,7 +108,7 @@ class Case:
     host: str = ""
     """Instead of the second host's address."""
     both: bool = False
-    """Whether the first host, with which nothing is wrong, takes part."""
+    """True if the first host, which is correct, takes part."""
 
 
 def rewrite(path: str, text: str) -> Callable[[SshHosts, Path], AbstractContextManager[object]]:
@@ -166,7 +166,7 @@ def down(hosts: SshHosts, desk: Path) -> Iterator[None]:
 
 @contextmanager
 def something_else(hosts: SshHosts, desk: Path) -> Iterator[None]:
-    """A server of another kind, at the test's own address."""
+    """Run a server of another kind at the test's address."""
     with socket.create_server((hosts.address, 0)) as server:
         server.settimeout(20)
 
@@ -334,7 +334,7 @@ def test_hosts(hosts: SshHosts, desk: Path, capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.needs("hosts")
-def test_all_hosts_problems_are_told_at_once(
+def test_the_problems_of_all_hosts_are_reported_at_once(
     hosts: SshHosts, desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(hosts.home, desk / "home")

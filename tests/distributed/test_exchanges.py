@@ -1,4 +1,4 @@
-"""Every way to meet, on machines of every role, through true jobs: the weights are those of one process."""
+"""Every exchange, on hosts of every role, in real jobs: the weights are those of one process."""
 
 from __future__ import annotations
 

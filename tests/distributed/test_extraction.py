@@ -1,4 +1,4 @@
-"""Feature extraction as users start it: true processes, true databases, and the scripts around it."""
+"""Feature extraction as users start it: real processes, databases and scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs as users start them: true processes, true sockets, and what happens when something dies."""
+"""Jobs as users start them: real processes and sockets, and failures."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_killed_shard_ends_the_job_with_one_sentence(folder: Path) -> None:
 def test_ctrl_c_stops_all_after_a_snapshot_and_the_run_goes_on_and_saves_without_its_launcher(
     folder: Path,
 ) -> None:
-    """The job that goes on loses its launcher: it writes another snapshot and ends by itself."""
+    """A resumed job whose launcher is killed writes another snapshot and ends by itself."""
     solver, hosts = endless(folder), machinefile(folder, 2)
     with training(folder, f"--solver={solver}", f"--hostfile={hosts}") as job:
         job.wait_for("Iteration 1, loss")

@@ -1,4 +1,4 @@
-"""Jobs of several workers on each machine: the weights are those of one process, and nothing of their meeting is left."""
+"""Jobs of several workers on each host: the weights are those of one process, and no rendezvous socket is left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one(alone: Path) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def meetings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def rendezvous_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder for temporary files of this test's jobs alone, with a path short enough for a socket."""
     with TemporaryDirectory(prefix="p") as folder:
         monkeypatch.setenv("TMPDIR", folder)
@@ -51,7 +51,7 @@ def meetings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ["hybrid", "allreduce", *(pytest.param(way, marks=pytest.mark.thorough) for way in ("ps", "svb"))],
 )
 def test_two_machines_of_two_workers_have_one_processes_weights(
-    alone: Path, one: list[np.ndarray], meetings: Path, exchange: str
+    alone: Path, one: list[np.ndarray], rendezvous_folder: Path, exchange: str
 ) -> None:
     (alone / f"snap_iter_{STEPS}.caffemodel").unlink()
     write_definitions(alone, batch=BATCH // 4, extra=f"max_iter: {STEPS}")
@@ -67,11 +67,11 @@ def test_two_machines_of_two_workers_have_one_processes_weights(
     assert result.returncode == 0, result.stderr
     assert "2 clients, 4 workers" in result.stderr
     assert largest_difference(weights(alone, STEPS), one) <= 1e-5
-    assert not list(meetings.glob("poseidon-*"))
+    assert not list(rendezvous_folder.glob("poseidon-*"))
 
 
 def endless(alone: Path, *extra: str) -> tuple[str, ...]:
-    """A job of two machines of two workers that goes on until it is told to stop."""
+    """A job of two hosts of two workers that runs until it is stopped."""
     write_definitions(alone, batch=BATCH // 4, extra="max_iter: 1000000\ndisplay: 1\n")
     return ("--solver=solver.prototxt", "--hostfile=hosts", "--num_app_threads=2", *extra)
 
@@ -90,7 +90,9 @@ def test_one_machine_of_two_workers_has_them_too(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["worker 2", "worker 3"])
-def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, meetings: Path, victim: str) -> None:
+def test_a_killed_worker_ends_the_job_with_one_sentence(
+    alone: Path, rendezvous_folder: Path, victim: str
+) -> None:
     with training(alone, *endless(alone)) as job:
         job.wait_for("Iteration 1, loss")
         children = job.children()
@@ -101,11 +103,11 @@ def test_a_killed_worker_ends_the_job_with_one_sentence(alone: Path, meetings: P
         )
         assert "Traceback" not in "".join(job.lines)
         assert none_left([child.pid for child in children.values()])
-    assert not list(meetings.glob("poseidon-*"))
+    assert not list(rendezvous_folder.glob("poseidon-*"))
 
 
 def test_a_stopped_job_of_stale_workers_goes_on(alone: Path) -> None:
-    """All workers stop at the same iteration; each brings its machine's history to the snapshot, and finds it there."""
+    """All workers stop at the same iteration; the snapshot has each host's history, and each host resumes from it."""
     words = endless(alone, "--table_staleness=2")
     for earlier in alone.glob("snap_iter_*.solverstate"):
         earlier.unlink()

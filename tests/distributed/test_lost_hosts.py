@@ -1,4 +1,4 @@
-"""A job on real hosts that all have the whole data: one of them is cut off for good, and the others finish the job."""
+"""A job on real hosts that all have the whole data: one is cut off for good, and the others finish the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def _furnish(desk: SshHost, hosts: list[SshHost]) -> None:
+def _prepare(desk: SshHost, hosts: list[SshHost]) -> None:
     write_job(
         desk.outside("/root/job"), END, source="/root/data/train_lmdb", prefix="/root/snaps/snap", shared=True
     )
@@ -39,7 +39,7 @@ def test_a_host_that_never_comes_back_is_left_out(tmp_path: Path, lost: int, all
     """Also the one that writes the snapshots and the log; also where the launcher loses every host, and finds the others again."""
     with SshHosts(tmp_path, 4) as every:
         hosts, desk = every[:3], every[3]
-        _furnish(desk, hosts)
+        _prepare(desk, hosts)
         words = ["train", "--solver=job/solver.prototxt", "--hostfile=hosts", "--output=out", "--threads=1"]
         command = desk.command([sys.executable, "-m", "poseidon", *words, "--return_timeout=2"])
         told: list[str] = []

@@ -1,4 +1,4 @@
-"""What a true job shows of itself: traces of all its processes, and statistics that agree with arithmetic."""
+"""Observability of a real job: traces of all its processes, and statistics that agree with the formulas."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SIZES = {
 }
 LEARNED = [name for name in SIZES if not name.startswith("norm")]
 TABLES = ("conv.0 and 6 more", "conv.1", "norm.0 and 2 more")
-"""What these small tensors share: the bias of the convolution has a rate of its own, statistics have no rule."""
+"""Pools of small tensors: the bias of the convolution has a rate of its own, statistics have no rule."""
 HEAD_BYTES = 48
-"""No message of this job has a longer head."""
+"""Longest header of a message of this job."""
 
 Event = dict[str, Any]
 
@@ -74,7 +74,7 @@ def events(path: Path) -> list[Event]:
 
 
 def names(path: Path, kind: str, *tracks: Track) -> dict[str, int]:
-    """How often each thing of this kind was seen, in some rows or in all."""
+    """Return how often each name of a kind occurs, in some tracks or in all."""
     rows = {track.value for track in tracks or Track}
     counts: dict[str, int] = defaultdict(int)
     for event in events(path):
@@ -143,7 +143,7 @@ def test_the_whole_job_in_one_file_is_nested_and_lies_on_one_axis(traced: Path) 
 
 
 def check_causes(one: list[Event], other: list[Event]) -> None:
-    """At staleness 0 a worker has waited for a tensor only after every other has begun its gradient."""
+    """Check that at staleness 0 a worker waits for a tensor until every other has begun its gradient."""
     waits = [e["ts"] + e["dur"] for e in one if e["name"] == "wait conv.0"]
     begins = [e["ts"] for e in other if e["name"] == "begin conv.0"]
     for begun, waited in zip(sorted(begins), sorted(waits)[1:], strict=False):
@@ -151,7 +151,7 @@ def check_causes(one: list[Event], other: list[Event]) -> None:
 
 
 def check_nested(row: list[Event]) -> None:
-    """No two spans of a row cross."""
+    """Check that no two spans of a track cross."""
     open_ends: list[float] = []
     for event in sorted(row, key=lambda e: (e["ts"], -e["dur"])):
         while open_ends and open_ends[-1] <= event["ts"]:
@@ -181,7 +181,7 @@ def test_bytes_are_those_of_the_formula(traced: Path) -> None:
 
 
 def check_shards(statistics: JobStatistics) -> None:
-    """What workers say that they have sent is what shards say that they have received."""
+    """Check that shards have received the bytes that workers have sent."""
     sent = sum(
         w.other_bytes_out + sum(t.bytes_out or 0 for t in w.tensors) for w in statistics.workers.values()
     )
@@ -201,7 +201,7 @@ def test_the_command_prints_the_table_and_the_logs_do_not(
     assert f"2 workers, {ITERATIONS} iterations, 2 shards" in printed
 
 
-def test_watching_changes_no_bit_and_factors_are_counted_and_traced(folder: Path) -> None:
+def test_observation_changes_no_bit_and_factors_are_counted_and_traced(folder: Path) -> None:
     """What a job counts that is not traced, `test_exchanges.py` sees."""
     solver = write_definitions(folder, batch=BATCH, norm=True, extra=f"max_iter: {ITERATIONS}")
     run(solver, Job(workers=2, shards=2, kind=ExchangeKind.FACTORS))

@@ -1,4 +1,4 @@
-"""Jobs started over SSH on this machine, in a folder that has nothing of them: definitions travel, and nothing stays behind."""
+"""Jobs started over SSH on this host, in an empty folder: definitions are copied, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/own_layers.md, word for word: from a class to a trained net; and what may go wrong on the way."""
+"""The examples of docs/own_layers.md, from a class to a trained net, and mistakes on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on four real hosts, seen and stopped from the desk where they were started, after their launcher was killed.
+"""Jobs on four remote hosts, listed and stopped from the host of their launcher, after it was killed.
 
 The processes of these jobs do nothing, so that nothing but starting and stopping them takes time.
 """
@@ -30,13 +30,13 @@ POSEIDON = [sys.executable, "-m", "poseidon"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Four hosts, and the desk of their user."""
+    """Four hosts, and the environment of the launcher."""
 
     hosts: Sequence[SshHost]
     desk: SshHost
 
     def pids(self, job: str) -> list[int]:
-        """The processes of a job on the four, by the test's numbers."""
+        """Return the processes of a job on the hosts, with the test's pids."""
         return [process.pid for host in self.hosts for process in host.processes_of(job)]
 
 
@@ -56,7 +56,7 @@ class RemoteJob:
 
 
 @contextmanager
-def far_job(site: Site, stem: str, port: int) -> Iterator[RemoteJob]:
+def remote_job(site: Site, stem: str, port: int) -> Iterator[RemoteJob]:
     """A job from the machinefile `stem`, which lies in the desk's home."""
     lines = [f"{index} {host.name} {port}\n" for index, host in enumerate(site.hosts)]
     site.desk.outside(f"/root/{stem}").write_text("".join(lines))
@@ -82,7 +82,7 @@ def far_job(site: Site, stem: str, port: int) -> Iterator[RemoteJob]:
 
 
 def test_kill_caffe_after_kill_9_of_the_launcher(site: Site) -> None:
-    with far_job(site, "job-a", 9000) as job, far_job(site, "job-b", 9500) as other:
+    with remote_job(site, "job-a", 9000) as job, remote_job(site, "job-b", 9500) as other:
         mine, others = site.pids(job.job), site.pids(other.job)
         assert (len(mine), len(others)) == (12, 12)
         # Agents that stand still cannot end what is theirs when their line breaks.
@@ -108,7 +108,7 @@ def test_kill_caffe_after_kill_9_of_the_launcher(site: Site) -> None:
 
 def test_a_job_is_listed_everywhere_and_killed_from_another_machine(site: Site) -> None:
     elsewhere, down = site.hosts[0], site.hosts[3]
-    with far_job(site, "job-c", 9000) as job:
+    with remote_job(site, "job-c", 9000) as job:
         elsewhere.outside("/root/copy").write_bytes(site.desk.outside("/root/job-c").read_bytes())
         listed = elsewhere.run([*POSEIDON, "ps", "--hostfile=copy"]).stdout
         rows = [line.split() for line in listed.splitlines()[1:]]
@@ -127,7 +127,7 @@ def test_a_job_is_listed_everywhere_and_killed_from_another_machine(site: Site) 
 
 def test_a_job_that_is_killed_from_another_machine_is_not_started_again(site: Site) -> None:
     elsewhere = site.hosts[0]
-    with far_job(site, "job-d", 9000) as job:
+    with remote_job(site, "job-d", 9000) as job:
         elsewhere.outside("/root/copy").write_bytes(site.desk.outside("/root/job-d").read_bytes())
         mine = site.pids(job.job)
         elsewhere.run([*POSEIDON, "kill", "copy"])

@@ -1,4 +1,4 @@
-"""A job that loses a process and goes on: the weights are those of a job that lost none."""
+"""Restarts of a job that loses a process: the weights are those of a job that lost none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END = 40
     "kind", [ExchangeKind.FACTORS, pytest.param(ExchangeKind.SERVER, marks=pytest.mark.thorough)]
 )
 def test_a_killed_worker_costs_no_bit(tmp_path: Path, kind: ExchangeKind) -> None:
-    """By either way: what does not travel as factors goes to the server. The command line's settings hold after a restart."""
+    """Both with factors and with the server. The settings of the command line hold after a restart."""
     make_data(tmp_path)
     extra = f"max_iter: {END}\nsnapshot: 10\ndisplay: 1\nclip_gradients: 0.5"
     solver = write_definitions(tmp_path, batch=5, extra=extra)

@@ -1,4 +1,4 @@
-"""A job that goes on from a snapshot ends with the bits of one that was never interrupted; each run is of fresh processes."""
+"""A job resumed from a snapshot ends with the bits of one that was never interrupted; each run has new processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose tasks were started by something else: torchrun, mpirun and srun themselves, and processes with their variables."""
+"""Jobs whose tasks are started by torchrun, mpirun and srun, or with their environment variables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOB = ("train", "--solver=solver.prototxt", "--output=out")
 
 
 def words(*job: str, key: str = "key") -> list[str]:
-    """What an engine starts as each task."""
+    """Return the command of each task."""
     return [sys.executable, "-m", "poseidon", "worker", f"--key_file={key}", "--meeting_timeout=200", *job]
 
 
@@ -149,7 +149,7 @@ def test_srun(prepared: Path, by_torchrun: dict[str, list[np.ndarray]], tmp_path
 
 
 def assert_same(found: dict[str, list[np.ndarray]], expected: dict[str, list[np.ndarray]]) -> None:
-    """Bit for bit."""
+    """Check that weights are equal bit for bit."""
     for layer, blobs in expected.items():
         for mine, theirs in zip(found[layer], blobs, strict=True):
             assert np.array_equal(mine, theirs)
@@ -211,7 +211,7 @@ def test_a_worker_with_other_vector_instructions(
 
 
 @pytest.mark.thorough
-def test_a_mistake_in_the_job_is_told_once_and_ends_all_tasks(prepared: Path) -> None:
+def test_a_mistake_in_the_job_is_reported_once_and_ends_all_tasks(prepared: Path) -> None:
     port = free_port()
     job = words("train", "--solver=solver.prototxt", "--snapshot=none.solverstate")
     with tasks(prepared, [job] * 2, [open_mpi(rank, 2, port) for rank in range(2)]) as started:

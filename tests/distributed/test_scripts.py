@@ -1,4 +1,4 @@
-"""`poseidon run` as users start it: true processes that train a torch module together."""
+"""`poseidon run` as users start it: real processes that train a torch module together."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def train_alone(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """What plain `python script.py` does."""
+    """Run the script with plain `python`. Return the weights."""
     monkeypatch.setattr(sys, "argv", ["script.py", how, "8", str(folder / "alone")])
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     with torch.random.fork_rng():
@@ -153,7 +153,7 @@ def test_a_script_that_fails_ends_the_job_with_one_sentence(folder: Path) -> Non
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["rule", "torch"])
-def test_workers_that_can_never_meet_end_the_job(folder: Path, how: str) -> None:
+def test_workers_that_are_out_of_step_end_the_job(folder: Path, how: str) -> None:
     text = SCRIPT.replace("int(sys.argv[2])", "3 + 2 * group.rank").replace(
         "group.settle()", "group.mean(1.0)"
     )

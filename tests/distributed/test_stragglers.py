@@ -1,4 +1,4 @@
-"""A worker that is slower than the others is named in a true job's log, and once more when it is no longer."""
+"""A worker that is slower than the others is named in a real job's log, and once more when it keeps up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of `poseidon train` that choose the net and what it starts from, through true jobs."""
+"""Flags of `poseidon train` that choose the net and its first weights, in real jobs."""
 
 from __future__ import annotations
 

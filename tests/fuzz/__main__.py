@@ -1,4 +1,4 @@
-"""Many cases of one kind: python -m tests.fuzz --kind prototxt --cases 10000 --seed 0 [--first N] [--keep FOLDER]
+"""Fuzzing of one target: python -m tests.fuzz --kind prototxt --cases 10000 --seed 0 [--first N] [--keep FOLDER]
 
 Prints each finding with its seed, number and the file that holds the input, and at the end the counts. A case that ends
 its process (a crash inside a library, a hang) is a finding too: the rest goes on in a new process.
@@ -25,7 +25,7 @@ NAMES = ("prototxt", "solver", "binary", "caffemodel", "solverstate", "hdf5", "d
 
 
 def main() -> int:
-    """The command; 1 if there was a finding."""
+    """Run the command. Return 1 if there was a finding."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--kind", choices=NAMES, required=True)
     parser.add_argument("--cases", type=int, default=10_000)
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _run(name: str, seed: int, first: int, cases: int, keep: Path) -> Counter[str]:
-    """Counts of outcomes, over as many processes as it takes."""
+    """Return the counts of outcomes; a case that ends its process continues in a new one."""
     counts: Counter[str] = Counter()
     number, end = first, first + cases
     while number < end:

@@ -1,4 +1,4 @@
-"""Spoils messages field by field: what comes out still parses, so that the readers behind the parser see it."""
+"""Mutates messages field by field: they still parse, so that the readers behind the parser are tested."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Fields:
     form: str
 
     def __call__(self, content: bytes, random: Random) -> bytes:
-        """The content with one to three fields changed; as it was, where it does not parse."""
+        """Return the content with one to three fields changed; unchanged if it does not parse."""
         message = self.message()
         try:
             if self.form == "text":
@@ -80,7 +80,7 @@ class Fields:
 
 
 def _blocks(message: Message) -> Iterator[Message]:
-    """The message and all in it."""
+    """Yield the message and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -89,7 +89,7 @@ def _blocks(message: Message) -> Iterator[Message]:
 
 
 def _change(block: Message, random: Random) -> None:
-    """One field set to something extreme, taken out, doubled or put elsewhere; now and then one that was not there."""
+    """Set a field to an extreme value, remove, double or move it; sometimes one that was absent."""
     here = [field for field, _ in block.ListFields()]
     every = list(block.DESCRIPTOR.fields)
     field = random.choice(here if here and random.randrange(4) else every)

@@ -1,4 +1,4 @@
-"""One case: read, and judged. A correct load or one sentence of refusal passes; anything else is a finding."""
+"""The oracle: a case that loads correctly, or is refused with one sentence, passes; anything else is a finding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOM = 96 << 20
 
 
 class Outcome(Enum):
-    """How a case ended."""
+    """The outcome of a case."""
 
     LOADED = auto()
     REFUSED = auto()
@@ -30,14 +30,14 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a case ended, and in which words."""
+    """The outcome of a case, with its message."""
 
     outcome: Outcome
     words: str = ""
 
 
 def judge(load: Callable[[Path], None], path: Path) -> Verdict:
-    """Read a file."""
+    """Read a file and return the verdict."""
     started, peak = time.process_time(), _peak()
     try:
         with warnings.catch_warnings():
@@ -65,5 +65,5 @@ def _sentence(words: str) -> Verdict:
 
 
 def _peak() -> int:
-    """Most memory that this process ever held, in bytes."""
+    """Return the peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""Spoils text and bytes as accidents and attackers do; every draw comes from the generator that is handed in."""
+"""Mutations of text and bytes, as by accidents and attackers; the given generator draws every random number."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ TYPES = (
 Mutation = Callable[[bytes, Random], bytes]
 
 
-def spoil(content: bytes, random: Random, mutations: tuple[Mutation, ...]) -> bytes:
-    """The content after one to four mutations; one in fifty is left whole."""
+def mutate(content: bytes, random: Random, mutations: tuple[Mutation, ...]) -> bytes:
+    """Return the content after one to four mutations; one in fifty is unchanged."""
     if random.randrange(50) == 0:
         return content
     for _ in range(random.choice((1, 1, 1, 2, 2, 3, 4))):
@@ -44,7 +44,7 @@ def spoil(content: bytes, random: Random, mutations: tuple[Mutation, ...]) -> by
 
 
 def flip(content: bytes, random: Random) -> bytes:
-    """One to eight bits are turned over."""
+    """Flip one to eight bits."""
     changed = bytearray(content)
     for _ in range(random.randint(1, 8) if changed else 0):
         changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
@@ -52,49 +52,49 @@ def flip(content: bytes, random: Random) -> bytes:
 
 
 def noise(content: bytes, random: Random) -> bytes:
-    """A stretch of up to sixteen bytes is drawn anew."""
-    start, end = _stretch(content, random, 16)
+    """Replace up to sixteen bytes with random ones."""
+    start, end = _slice(content, random, 16)
     return content[:start] + random.randbytes(end - start) + content[end:]
 
 
 def cut_short(content: bytes, random: Random) -> bytes:
-    """The end is missing."""
+    """Remove the end."""
     return content[: random.randint(0, len(content))]
 
 
-def take_out(content: bytes, random: Random) -> bytes:
-    """A stretch is missing."""
-    start, end = _stretch(content, random, 400)
+def remove(content: bytes, random: Random) -> bytes:
+    """Remove a part."""
+    start, end = _slice(content, random, 400)
     return content[:start] + content[end:]
 
 
-def double(content: bytes, random: Random) -> bytes:
-    """A stretch stands there twice."""
-    start, end = _stretch(content, random, 4000)
+def repeat(content: bytes, random: Random) -> bytes:
+    """Repeat a part."""
+    start, end = _slice(content, random, 4000)
     return content[:end] + content[start:]
 
 
 def splice(content: bytes, random: Random) -> bytes:
-    """A stretch stands where another one was."""
-    start, end = _stretch(content, random, 400)
+    """Overwrite a part with another one."""
+    start, end = _slice(content, random, 400)
     place = random.randint(0, len(content))
     return content[:place] + content[start:end] + content[place + (end - start) * random.randrange(2) :]
 
 
 def insert(content: bytes, random: Random) -> bytes:
-    """Something that means something to a reader stands in the wrong place."""
+    """Insert a token that a reader knows in a wrong place."""
     place = random.randint(0, len(content))
     return content[:place] + random.choice(INSERTS) + content[place:]
 
 
 def huge_varint(content: bytes, random: Random) -> bytes:
-    """A length or number of a binary message becomes huge."""
+    """Make a length or number of a binary message huge."""
     place = random.randint(0, len(content))
     return content[:place] + random.choice(HUGE_VARINTS) + content[place + random.randrange(3) :]
 
 
 def number(content: bytes, random: Random) -> bytes:
-    """A number of a text becomes an extreme one."""
+    """Replace a number of a text with an extreme one."""
     found = list(re.finditer(rb"(?<=[:\s])-?[0-9.]+(?=\s)", content))
     if not found:
         return content
@@ -103,7 +103,7 @@ def number(content: bytes, random: Random) -> bytes:
 
 
 def word(content: bytes, random: Random) -> bytes:
-    """A word of a text becomes another word of it."""
+    """Replace a word of a text with another word of it."""
     found = list(re.finditer(rb"[A-Za-z_]\w+", content))
     if not found:
         return content
@@ -112,7 +112,7 @@ def word(content: bytes, random: Random) -> bytes:
 
 
 def layer_type(content: bytes, random: Random) -> bytes:
-    """A layer becomes one of another type, with the bottoms and settings that it had."""
+    """Change the type of a layer, with the same bottoms and settings."""
     found = list(re.finditer(rb'(?<=type: ")\w+', content))
     if not found:
         return content
@@ -121,14 +121,14 @@ def layer_type(content: bytes, random: Random) -> bytes:
 
 
 def nest(content: bytes, random: Random) -> bytes:
-    """Blocks stand in blocks in blocks."""
+    """Nest blocks deeply."""
     depth, place = random.choice(DEPTHS), random.randint(0, len(content))
     block = random.choice((b"layer {", b"net_param { ", b"a {", b"[", b"layers { layer { "))
     return content[:place] + block * depth + (b"}" * depth if random.randrange(2) else b"") + content[place:]
 
 
 def nest_binary(content: bytes, random: Random) -> bytes:
-    """Messages stand in messages in messages: SolverParameter.net_param, unknown groups, NetParameter.layer."""
+    """Nest messages deeply: SolverParameter.net_param, unknown groups, NetParameter.layer."""
     depth = random.choice(DEPTHS)
     tag = random.choice((b"\x0b", b"\xa3\x06", b"\xca\x01", b"\xa2\x06"))
     if tag in (b"\x0b", b"\xa3\x06"):  # groups have no length
@@ -140,7 +140,7 @@ def nest_binary(content: bytes, random: Random) -> bytes:
 
 
 def huge_shape(content: bytes, random: Random) -> bytes:
-    """A blob claims sides whose product is beyond any memory, or beyond 64 bits."""
+    """Give a blob dimensions whose product is beyond any memory, or beyond 64 bits."""
     shape = BlobProto()
     shape.shape.dim.extend(
         random.choice((0, 1, 2**16, 2**31, 2**62, -1)) for _ in range(random.randint(1, 5))
@@ -151,7 +151,7 @@ def huge_shape(content: bytes, random: Random) -> bytes:
 
 
 TEXT: tuple[Mutation, ...] = (
-    flip, noise, cut_short, take_out, double, splice, insert, number, number, number, number, word, word,
+    flip, noise, cut_short, remove, repeat, splice, insert, number, number, number, number, word, word,
     layer_type, layer_type, nest,
 )  # fmt: skip
 BINARY: tuple[Mutation, ...] = (
@@ -159,8 +159,8 @@ BINARY: tuple[Mutation, ...] = (
     flip,
     noise,
     cut_short,
-    take_out,
-    double,
+    remove,
+    repeat,
     splice,
     huge_varint,
     nest_binary,
@@ -169,7 +169,7 @@ MODEL: tuple[Mutation, ...] = (*BINARY, huge_shape)
 
 
 def unpacked(net: NetParameter) -> bytes:
-    """The net in its binary form, the numbers of its blobs one by one: an older protobuf's way."""
+    """Return the net in binary form with unpacked numbers of its blobs, as older versions of protobuf wrote it."""
     written = b""
     for layer in net.layer:
         bare = type(layer)()
@@ -188,11 +188,11 @@ def unpacked(net: NetParameter) -> bytes:
 
 
 def _fixed(value: float) -> bytes:
-    """One number of BlobProto.data with its tag: field 5, 32 bits."""
+    """Return one number of BlobProto.data with its tag: field 5, 32 bits."""
     return b"\x2d" + struct.pack("<f", value)
 
 
-def _stretch(content: bytes, random: Random, longest: int) -> tuple[int, int]:
+def _slice(content: bytes, random: Random, longest: int) -> tuple[int, int]:
     start = random.randint(0, len(content))
     return start, min(len(content), start + random.randint(0, longest))
 

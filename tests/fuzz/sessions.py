@@ -37,7 +37,7 @@ from ps_server.protocol.shard import Shard
 from ps_server.protocol.wire import decode, encode
 from ps_server.server import Server
 from ps_server.transport.base import Frames
-from tests.fuzz.mutation import BINARY, spoil
+from tests.fuzz.mutation import BINARY, mutate
 from tests.support.fingerprint import fingerprint
 from tests.support.held_memory import held_bytes
 
@@ -152,7 +152,7 @@ class Hostile:
             case _:
                 packet = list(random.choice(self._seen))
                 place = random.randrange(len(packet))
-                packet[place] = spoil(packet[place], random, BINARY)
+                packet[place] = mutate(packet[place], random, BINARY)
                 return packet
 
     def _other_fields(self, packet: Packet) -> Packet:

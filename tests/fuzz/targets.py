@@ -1,4 +1,4 @@
-"""What is spoiled, and through which public functions it is then read.
+"""The fuzz targets: kinds of inputs, and the public functions that read them.
 
 Law: `load` returns when what was read holds together, raises PoseidonError when it was refused, and anything else, an
 AssertionError above all, is a finding.
@@ -59,10 +59,10 @@ layer { name: "ip1" type: "InnerProduct" bottom: "bn" top: "ip1" inner_product_p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of input.
+    """A fuzz target: one kind of input.
 
     Attributes:
-        seeds: whole inputs to spoil.
+        seeds: valid inputs to mutate.
         mutations: how.
         load: reads a file of it.
         suffix: of the file.
@@ -74,13 +74,13 @@ class Kind:
     suffix: str = ""
 
     def case(self, seed: int, number: int) -> bytes:
-        """Input `number` of this seed."""
+        """Return input `number` of a seed."""
         random = Random(f"{seed}:{number}")
-        return mutation.spoil(random.choice(self.seeds), random, self.mutations)
+        return mutation.mutate(random.choice(self.seeds), random, self.mutations)
 
 
 def kinds(scratch: Path, shared: Path | None) -> dict[str, Kind]:
-    """Every kind by name.
+    """Return every kind by name.
 
     Args:
         scratch: an empty folder for files of the making.
@@ -108,7 +108,7 @@ def kinds(scratch: Path, shared: Path | None) -> dict[str, Kind]:
 
 
 def _texts(shared: Path | None) -> tuple[list[bytes], list[bytes]]:
-    """The nets and solvers of the project and of the corpus, the long ones left out."""
+    """Return the nets and solvers of the project and of the corpus, without the long ones."""
     folders = [ROOT / "prototxt"]
     if shared is not None:
         folders += [shared / "data" / "prototxt-corpus", *[shared / "golden" / "layers"] * 3]
@@ -130,7 +130,7 @@ def _binary(text: bytes) -> bytes:
 
 
 def _snapshots(scratch: Path, net: Net, shared: Path | None) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Models, states, and both in HDF5: our own, and those of real Caffe where there are any."""
+    """Return models, states, and both in HDF5: our own, and those of real Caffe if present."""
     param, blobs = build(NET).definition.param, net.layer_blobs()
     model = caffemodel.to_message(param, blobs)
     models = [model.SerializeToString(), mutation.unpacked(model)]
@@ -157,7 +157,7 @@ def _snapshots(scratch: Path, net: Net, shared: Path | None) -> tuple[list[bytes
 
 
 def _data() -> list[bytes]:
-    """Raw, float and encoded records."""
+    """Return raw, float and encoded records."""
     picture = np.arange(3 * 9 * 11, dtype=np.uint8).reshape(3, 9, 11)
     records = [encode_datum(picture, 7), encode_datum(picture[:1].astype(np.float32), 3)]
     for ending in (".png", ".jpg", ".bmp", ".webp", ".tiff"):
@@ -201,7 +201,7 @@ def _load_solver(path: Path) -> None:
 
 
 class _ModelLoader:
-    """Reads a model and puts it into a net."""
+    """Reads a model and loads it into a net."""
 
     def __init__(self, net: Net) -> None:
         self._net = net

@@ -1,4 +1,4 @@
-"""A few hundred spoiled inputs of each kind: loaded, or refused in one sentence; `python -m tests.fuzz` has more."""
+"""A few hundred mutated inputs of each kind: loaded, or refused with one sentence; `python -m tests.fuzz` runs more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_spoiled_inputs(
+def test_mutated_inputs(
     name: str, every_kind: dict[str, Kind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,8 +38,8 @@ def test_spoiled_inputs(
     assert counts[Outcome.REFUSED] > CASES / 4, "the mutations do no harm"
 
 
-def test_whole_inputs_load(every_kind: dict[str, Kind], tmp_path: Path) -> None:
-    """The seeds are what they should be: a reader that refuses everything would pass the test above."""
+def test_valid_inputs_load(every_kind: dict[str, Kind], tmp_path: Path) -> None:
+    """The seeds load: a reader that refuses everything would pass the test above."""
     for name in ("caffemodel", "solverstate", "hdf5", "datum", "mean"):
         for number, content in enumerate(every_kind[name].seeds):
             path = tmp_path / f"{name}{number}{every_kind[name].suffix}"

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from tests.support.memory_child import said_by
+from tests.support.memory_child import output_of
 
 ELEMENTS = 4 * 2**20
 PAGE_BYTES = 4096
@@ -18,7 +18,7 @@ KEEP_FREED_MEMORY = {
 
 
 def fresh_pages(kind: str, elements: int) -> list[int]:
-    pages: list[int] = said_by("tests.support.steady_child", kind, str(elements), malloc=KEEP_FREED_MEMORY)
+    pages: list[int] = output_of("tests.support.steady_child", kind, str(elements), malloc=KEEP_FREED_MEMORY)
     return pages
 
 

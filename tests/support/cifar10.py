@@ -1,4 +1,4 @@
-"""The shipped cifar10_quick on drawn pictures."""
+"""The shipped cifar10_quick on generated images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from poseidon.proto.text import to_text
 
 
 def make_pictures(folder: Path, count: int) -> Labelled:
-    """`train_lmdb` and `mean.binaryproto` in `folder`."""
+    """Make `train_lmdb` and `mean.binaryproto` in `folder`."""
     pictures = draw_images(count, seed=5)
     write_labelled(folder / "train_lmdb", Backend.LMDB, pictures, key_digits=5)
     with closing(open_cursor(folder / "train_lmdb", Backend.LMDB)) as cursor:
@@ -33,7 +33,7 @@ def shipped_solver(
     iter_size: int = 1,
     shared: bool = True,
 ) -> Path:
-    """The shipped solver for so many iterations, its net with this data and batch."""
+    """Return the shipped solver with a number of iterations, and its net with this data and batch."""
     solver = read_solver(repository / "prototxt" / "cifar10" / "cifar10_quick_solver.prototxt").param
     net = read_net(repository / "prototxt" / "cifar10" / "cifar10_quick_train_test.prototxt").param
     for layer in net.layer:

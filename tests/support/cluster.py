@@ -20,7 +20,7 @@ WorkerBody = Callable[[Client, int], None]
 
 
 class Connect(Protocol):
-    """Makes the client of a rank."""
+    """Creates the client of a rank."""
 
     def __call__(self, rank: int, store: StoreSpec) -> Client: ...
 
@@ -34,7 +34,7 @@ def memory_store(
     bandwidth_mbps: float | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Iterator[Connect]:
-    """Shards as threads over a memory network; clients with that budget under `SSPAggr`."""
+    """Run shards as threads over a memory network; clients have a budget under `SSPAggr`."""
     network = MemoryNetwork(shards, faults)
     servers = [Server(Shard(i, workers, TOKEN), network.server(i)) for i in range(shards)]
 
@@ -54,7 +54,7 @@ def memory_store(
 
 @contextmanager
 def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
-    """Shards as threads over ZeroMQ on loopback; their addresses."""
+    """Run shards as threads over ZeroMQ on loopback. Yield their addresses."""
     servers = [
         Server(Shard(i, workers, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0")) for i in range(shards)
     ]
@@ -66,7 +66,7 @@ def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
 def socket_store(
     workers: int, shards: int, *, bandwidth_mbps: float | None = None, share_memory: bool = True
 ) -> Iterator[Connect]:
-    """A store on such shards; clients with that budget under `SSPAggr`, which share memory with shards or not."""
+    """Run a store on such shards; clients have a budget under `SSPAggr`, and share memory with shards or not."""
     with shards_on_sockets(workers, shards) as addresses:
 
         def connect(rank: int, store: StoreSpec) -> Client:
@@ -100,7 +100,7 @@ def _serving(servers: Sequence[Server]) -> Iterator[None]:
 
 
 def run_workers(connect: Connect, store: StoreSpec, body: WorkerBody) -> None:
-    """Run `body(client, rank)` on a thread per worker; the first failure is raised."""
+    """Run `body(client, rank)` on a thread per worker; raise the first failure."""
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:
@@ -124,5 +124,5 @@ def run_workers(connect: Connect, store: StoreSpec, body: WorkerBody) -> None:
 
 
 def zeros(store: StoreSpec) -> Callable[[int], list[Array]]:
-    """Initial values: all zero."""
+    """Return initial values of zero."""
     return lambda table: [np.zeros(store.tables[table].size, dtype=np.float32)]

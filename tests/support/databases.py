@@ -16,7 +16,7 @@ BACKENDS = tuple(Backend)
 
 
 def make_database(path: Path, backend: Backend, records: Iterable[tuple[bytes, bytes]]) -> Path:
-    """A database of these records at `path`."""
+    """Make a database of these records at `path`."""
     writer = open_writer(path, backend)
     for key, value in records:
         writer.put(key, value)
@@ -25,14 +25,14 @@ def make_database(path: Path, backend: Backend, records: Iterable[tuple[bytes, b
 
 
 def picture(number: int, shape: tuple[int, int, int] = (3, 4, 5)) -> npt.NDArray[np.uint8]:
-    """A picture (C, H, W) that depends on its number only."""
+    """Return an image (C, H, W) that depends on its number only."""
     return np.random.default_rng(number).integers(0, 256, shape, np.uint8)
 
 
 def make_pictures(
     path: Path, count: int, *, backend: Backend = Backend.LMDB, shape: tuple[int, int, int] = (3, 4, 5)
 ) -> Path:
-    """A database of `count` raw Datums: record i has key %05d, picture(i) and label i."""
+    """Make a database of `count` raw Datums: record i has key %05d, picture(i) and label i."""
     return make_database(
         path, backend, ((b"%05d" % i, encode_datum(picture(i, shape), i)) for i in range(count))
     )

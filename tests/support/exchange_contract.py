@@ -1,4 +1,4 @@
-"""What every exchange must do, as scenarios that each implementation runs.
+"""The contract of every exchange, as scenarios that each implementation runs.
 
 W replicas of a small net, each with its own part of every batch, must end each iteration with the weights that one
 process with the whole batch has: that one is `SingleProcessExchange` with one replica, which is held to Caffe's own numbers
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One way to train."""
+    """A training scenario."""
 
     rule: Rule = field(default_factory=lambda: Rule(momentum=0.9, decay=0.01))
     clip: float | None = None
@@ -65,7 +65,7 @@ def rate(iteration: int) -> float:
 
 @dataclass(slots=True)
 class Saved:
-    """What replicas had after some iterations: the values, and each replica's histories."""
+    """The state of replicas after some iterations: the values, and each replica's histories."""
 
     iterations: int
     of_each: bool = False  # whether each replica has histories of its own
@@ -155,13 +155,13 @@ def _train_one(
 
 
 def reference(scenario: Scenario) -> list[np.ndarray]:
-    """One process with the whole batch."""
+    """Train in one process with the whole batch. Return the weights."""
     (weights,) = train(lambda rank, tensors, settings: SingleProcessExchange(tensors, settings), 1, scenario)
     return weights
 
 
 def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
-    """All replicas end with the same bits, which are one process's weights up to the order of float sums."""
+    """Check that all replicas end with the same bits, equal to one process's weights up to the order of float sums."""
     ends = train(make, workers, scenario)
     for end in ends[1:]:
         for a, b in zip(ends[0], end, strict=True):
@@ -173,7 +173,7 @@ def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
 def check_reopen(
     opened: Callable[[], AbstractContextManager[Make]], workers: int, scenario: Scenario
 ) -> None:
-    """Who opens once more from what was saved ends with the bits of who was never interrupted."""
+    """Check that an exchange opened again from a saved state ends with the bits of one that was never interrupted."""
     saved = Saved(iterations=scenario.iterations // 2)
     with opened() as make:
         whole = train(make, workers, scenario)

@@ -1,4 +1,4 @@
-"""The state of an object as bytes: alike before and after if nothing that it holds has changed."""
+"""A fingerprint of an object's state: equal before and after if nothing in it has changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEFT_OUT = {"counts", "_handlers", "_faults", "_placement", "store", "_store", "
 
 
 def fingerprint(thing: object) -> bytes:
-    """All of it, whatever it is made of."""
+    """Return a digest of an object and all that it refers to."""
     pieces: list[bytes] = []
     _note(thing, pieces.append)
     return b"|".join(pieces)
@@ -48,6 +48,6 @@ def _note(thing: object, note: Callable[[bytes], None]) -> None:
 
 @cache
 def _slots(kind: type) -> tuple[str, ...]:
-    """Of a class and of those that it is made from."""
+    """Return the slots of a class and its bases."""
     slots = [each.__dict__.get("__slots__", ()) for each in kind.__mro__]
     return tuple(name for names in slots for name in ((names,) if isinstance(names, str) else names))

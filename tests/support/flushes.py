@@ -1,4 +1,4 @@
-"""What is brought to disk, in order, and what the folders held then."""
+"""The fsync calls of a test, in order, with the contents of the folders at each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Flush:
 
 
 def watch_flushes(monkeypatch: pytest.MonkeyPatch) -> list[Flush]:
-    """A list to which every fsync of this test is added."""
+    """Return a list to which every fsync of this test is added."""
     seen: list[Flush] = []
     real = os.fsync
 

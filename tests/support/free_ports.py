@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody listens on, for programs that cannot take one by themselves."""
+"""Free ports of this host, for programs that cannot choose one themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ones."""
+    """Return a number of different free ports."""
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.socket()) for _ in range(count)]
         for server in servers:
@@ -16,5 +16,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One."""
+    """Return one free port."""
     return free_ports(1)[0]

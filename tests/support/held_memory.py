@@ -1,4 +1,4 @@
-"""How many bytes an object holds, with all that it refers to: more after many messages than before if it keeps them."""
+"""The bytes that an object holds, with all that it refers to: they grow if it keeps messages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 SHARED_BY_ALL = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, FrameType)
-"""What belongs to the program; whoever refers to it does not hold it."""
+"""Types of the program itself; a reference to them does not count."""
 
 
 def held_bytes(*roots: object) -> int:
-    """Of all these together, each object once; what counts and caches keep is in it, too."""
+    """Return the bytes of all roots together, each object once; counters and caches are included."""
     seen: dict[int, object] = {}
     left = list(roots)
     total = 0

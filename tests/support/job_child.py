@@ -1,4 +1,4 @@
-"""A child that speaks the launcher's protocol and does nothing else; started with `python -c`, no torch.
+"""A child process that implements the launcher's protocol and does nothing else; started with `python -c`, no torch.
 
 `child(script)` gives the argv of a Python process in which these names stand ready:
     document    the first line of standard input, decoded
@@ -67,5 +67,5 @@ say("done")
 
 
 def child(script: str, *arguments: str) -> tuple[str, ...]:
-    """The argv of a child that runs `script`; the arguments follow, as markers."""
+    """Return the argv of a child that runs `script`; the arguments follow, as markers."""
     return (sys.executable, "-I", "-S", "-c", _PRELUDE + script, *arguments)

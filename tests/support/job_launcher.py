@@ -1,4 +1,4 @@
-"""A launcher of a job whose processes do nothing, for tests that kill it.
+"""A launcher of a job with idle processes, for tests that kill it.
 
     python -m tests.support.job_launcher STATE_FOLDER JOB HOSTFILE
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Reporter(JobListener):
-    """Says when the job runs."""
+    """Prints a line when the job runs."""
 
     def __init__(self, registry: Registry, job: str, report: StartReport) -> None:
         self._registry = registry
@@ -88,7 +88,7 @@ def main(state_folder: Path, job: str, hostfile: Path) -> int:
 
 
 def launcher_for(record: JobRecord) -> Launcher:
-    """Agents over SSH when a client is another machine."""
+    """Return a launcher with agents over SSH if a host is remote."""
     if not has_remote_hosts(record.hosts):
         return LocalLauncher()
     hosts = connect_all(record.hosts, SshSettings())

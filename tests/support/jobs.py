@@ -1,4 +1,4 @@
-"""True jobs in processes of their own, for tests that kill them."""
+"""Real jobs in processes, for tests that kill them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class RunningJob:
     pids: tuple[int, ...]
 
     def kill_launcher(self) -> None:
-        """kill -9 of the launcher."""
+        """Kill the launcher with SIGKILL."""
         self.launcher.kill()
         self.launcher.wait(30)
 
 
 def environment(state_folder: Path) -> dict[str, str]:
-    """The environment of commands that share a folder of run records."""
+    """Return the environment of commands that share a folder of job records."""
     return {**os.environ, "POSEIDON_HOME": str(state_folder), "PYTHONPATH": str(ROOT)}
 
 
 @contextmanager
 def job_that_listens(state_folder: Path, job: str) -> Iterator[int]:
-    """A job on record whose one process listens on a port of 127.0.0.1, until the block ends; the port."""
+    """Run a registered job whose one process listens on a port of 127.0.0.1, until the block ends. Yield the port."""
     program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
     command = [sys.executable, "-I", "-S", "-c", program, "--job", job]
     gone = RecordedProcess(name="launcher", host="127.0.0.1", pid=2**22 + 1, created_s=1.0)
@@ -53,7 +53,7 @@ def job_that_listens(state_folder: Path, job: str) -> Iterator[int]:
 
 @contextmanager
 def running_job(state_folder: Path, stem: str, hostfile: Path) -> Iterator[RunningJob]:
-    """A job that runs until it is stopped; what is left of it at the end is killed.
+    """Run a job until the block ends; processes that are left are killed.
 
     Its id begins with the stem and is like no other on this machine: tests that run beside this one find
     processes by their job's id too.

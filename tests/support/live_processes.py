@@ -1,4 +1,4 @@
-"""Whether processes live. A zombie does not: it only waits for its parent to read its status."""
+"""Liveness of processes. A zombie is not alive: it only waits for its parent to read its status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def live_pids(pids: Iterable[int]) -> list[int]:
-    """Those of the pids that belong to a process that runs or is stopped."""
+    """Return the pids of processes that run or are stopped."""
     return [pid for pid in pids if _lives(pid)]
 
 
@@ -21,7 +21,7 @@ def _lives(pid: int) -> bool:
 
 
 def none_left(pids: Iterable[int], timeout_s: float = 10.0) -> bool:
-    """Whether all of the processes end within a time; the kernel takes a moment to carry out a kill."""
+    """Return True if all processes end within a time; the kernel takes a moment to carry out a kill."""
     end_s = time.monotonic() + timeout_s
     left = live_pids(pids)
     while left and time.monotonic() < end_s:

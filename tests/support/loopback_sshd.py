@@ -1,4 +1,4 @@
-"""A real sshd on 127.0.0.1 with keys made for the test: for what needs SSH but no other machine.
+"""A real sshd on 127.0.0.1 with keys made for the test: for tests that need SSH but no other host.
 
 `sshd -i` serves one connection on its standard input; the listening is done here, so no port is chosen before it is
 bound, and a test can break every line at once.
@@ -77,14 +77,14 @@ class LoopbackSshd:
         return " ".join((self.folder / "host.pub").read_text().split()[:2])
 
     def break_lines(self) -> None:
-        """End every connection as a machine that dies does."""
+        """End every connection as a host that crashes does."""
         for session in self._sessions:
             session.kill()
             session.wait(10)
 
     @contextmanager
     def halted(self) -> Iterator[None]:
-        """Every connection stands and nobody answers."""
+        """Keep every connection open without an answer inside the block."""
         for session in self._sessions:
             session.send_signal(signal.SIGSTOP)
         try:
@@ -116,7 +116,7 @@ class LoopbackSshd:
 
 
 def make_key(path: Path, passphrase: str = "") -> Path:
-    """A new Ed25519 key and, beside it, its public half."""
+    """Make an Ed25519 key pair."""
     words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(path)]
     subprocess.run(words, check=True, timeout=60, stdin=subprocess.DEVNULL)
     return path

@@ -1,4 +1,4 @@
-"""Machines of several workers each, as threads: what joins the machines is up to the test."""
+"""Hosts with several workers each, as threads; the test chooses the exchange between hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def machines(
     *,
     reduction: ReductionKind | None = None,
 ) -> Iterator[Make]:
-    """Makes the exchanges of all workers of machines that `inner` joins; its ranks are machines."""
+    """Return a factory of exchanges for all workers of hosts; `inner` creates the exchange between hosts, by the host's rank."""
     with TemporaryDirectory(prefix="p") as folder:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
@@ -59,7 +59,7 @@ def run_workers(
     tensors: Callable[[], list[Trained]],
     settings: ExchangeSettings | None = None,
 ) -> None:
-    """Run `body(exchange, its tensors, rank)` for every worker on a thread; the first failure is raised."""
+    """Run `body(exchange, its tensors, rank)` for every worker on a thread; raise the first failure."""
     failures: list[BaseException] = []
 
     def run(rank: int) -> None:

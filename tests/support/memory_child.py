@@ -1,4 +1,4 @@
-"""Runs a program that looks at its own memory, in a process of its own whose malloc is set up for that."""
+"""Runs a program that measures its own memory, in a process with malloc settings for that."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-def said_by(module: str, *words: str, malloc: Mapping[str, str]) -> Any:
-    """The JSON value that a module prints, run with these words and malloc's variables."""
+def output_of(module: str, *arguments: str, malloc: Mapping[str, str]) -> Any:
+    """Run a module with arguments and malloc's variables. Return the JSON value that it prints."""
     child = subprocess.run(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env={**os.environ, **malloc, "OMP_NUM_THREADS": "1"},
         capture_output=True,

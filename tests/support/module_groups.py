@@ -1,4 +1,4 @@
-"""Workers on threads that train one torch module together, beside one process with the whole batch."""
+"""Workers on threads that train one torch module together, for comparison with one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Body = Callable[[nn.Module, Group], None]
 
 
 def worker_contexts(workers: int, addresses: list[str], member: Membership) -> list[WorkerContext]:
-    """One of each worker, over shards at these addresses."""
+    """Return the context of each worker, over shards at these addresses."""
     return [
         WorkerContext(
             worker=ThisWorker(rank=rank, size=workers),
@@ -45,7 +45,7 @@ def together(
     member: Membership | None = None,
     shards: int = 2,
 ) -> list[dict[str, Tensor]]:
-    """Run `body(module, group)` on a thread per worker; each one's `state_dict` at the end. One worker is alone.
+    """Run `body(module, group)` on a thread per worker. Return the `state_dict` of each. One worker trains without shards.
 
     Args:
         workers: number of workers.

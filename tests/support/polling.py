@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces."""
+"""Polling for a condition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(found: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Look until it is so.
+    """Poll until a condition holds.
 
     Raises:
         AssertionError: it was not in time; `what` says what was missing.

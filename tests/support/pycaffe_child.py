@@ -11,7 +11,7 @@ import poseidon.pycaffe as caffe
 
 
 def train(solver_file: Path, *, rank: int, count: int, address: str) -> list[np.ndarray]:
-    """The weights after four iterations over this process's share of the records."""
+    """Return the weights after four iterations over this process's part of the records."""
     caffe.set_solver_count(count)
     caffe.set_solver_rank(rank)
     caffe.set_random_seed(rank)  # first weights differ until they are broadcast

@@ -1,4 +1,4 @@
-"""A thread that rebuilds gradients from factors and does nothing else, as a worker has one; prints the bytes it grew by."""
+"""A thread that rebuilds gradients from factors, as a worker has one; prints the growth of memory in bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rebuilding:
 
 
 def main(iterations: int) -> None:
-    """Look at this process's memory before and after."""
+    """Measure this process's memory before and after."""
     held: list[int] = []
     process, rebuilding = psutil.Process(), Rebuilding()
 

@@ -1,4 +1,4 @@
-"""A listener that remembers what a process said, in order."""
+"""A listener that records the events of a process, in order."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ WAIT_S = 30.0
 
 
 class RecordingListener:
-    """Hears one process: ("ready", event), ("log", line), ("exited", status)."""
+    """Records the events of one process: ("ready", event), ("log", line), ("exited", status)."""
 
     def __init__(self) -> None:
-        self.heard: queue.Queue[tuple[str, object]] = queue.Queue()
+        self.received: queue.Queue[tuple[str, object]] = queue.Queue()
 
     def event(self, name: ProcessName, event: Mapping[str, object]) -> None:
-        self.heard.put((str(event["event"]), event))
+        self.received.put((str(event["event"]), event))
 
     def log(self, name: ProcessName, line: str) -> None:
-        self.heard.put(("log", line))
+        self.received.put(("log", line))
 
     def exited(self, name: ProcessName, status: int) -> None:
-        self.heard.put(("exited", status))
+        self.received.put(("exited", status))
 
     def until(self, kind: str, limit_s: float = WAIT_S) -> list[tuple[str, object]]:
-        """Everything up to and with the first of a kind."""
-        heard = []
-        while not heard or heard[-1][0] != kind:
-            heard.append(self.heard.get(timeout=limit_s))
-        return heard
+        """Wait for the first event of a kind. Return all events up to it."""
+        found = []
+        while not found or found[-1][0] != kind:
+            found.append(self.received.get(timeout=limit_s))
+        return found

@@ -1,4 +1,4 @@
-"""A wire that listens: passes TCP connections on, and keeps what went over them."""
+"""A TCP relay that records the bytes of its connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 class Relay:
-    """Between whoever connects to `address` and a listening socket.
+    """Relays connections to `address` to a listening socket.
 
     Args:
         target: `tcp://host:port`.
@@ -21,14 +21,14 @@ class Relay:
         self._sockets: list[socket.socket] = [self._listener]
         self._threads: list[threading.Thread] = []
         self.there = bytearray()
-        """What went to the target."""
+        """Bytes sent to the target."""
         self.back = bytearray()
-        """What came from it."""
+        """Bytes received from the target."""
         self._start(self._accept)
 
     @property
     def address(self) -> str:
-        """Where to connect to."""
+        """The address to connect to."""
         return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def close(self) -> None:

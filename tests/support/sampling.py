@@ -1,4 +1,4 @@
-"""A sample of many combinations, for every run; the others are marked as thorough."""
+"""A sample of many combinations for every run; the others are marked as thorough."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def sample(combinations: Sequence[tuple[object, ...]], every: int) -> list[object]:
-    """All combinations as parameters; all but every `every`-th are left out unless `--thorough` is given.
+    """Return all combinations as parameters; without `--thorough` only every `every`-th runs.
 
     Args:
         combinations: what `itertools.product` gives; the last one varies fastest.
@@ -20,7 +20,7 @@ def sample(combinations: Sequence[tuple[object, ...]], every: int) -> list[objec
 
 
 def sample_of_pairs(*dimensions: Sequence[object]) -> list[object]:
-    """All combinations of one value each as parameters; few are left without `--thorough`.
+    """Return all combinations of one value each as parameters; without `--thorough` few of them run.
 
     Among those few every two values of different dimensions meet (pairwise cover).
     """

@@ -1,4 +1,4 @@
-"""A Slurm of one node, this machine: its controller, its daemon and munge, with keys, ports and files of the test's own.
+"""A Slurm cluster of one node, this host: its controller, daemon and munge, with keys, ports and files of the test.
 
 Law: nothing of the machine's own Slurm is read or changed, and nothing is left when the block ends.
 """
@@ -46,7 +46,7 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 @contextmanager
 def small_slurm(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Start it; gives the variables with which `srun` finds it.
+    """Start it. Yield the variables with which `srun` finds it.
 
     Args:
         folder: a short path: munge's socket lies there.

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = Path("/root")
 PORT = 22
 OTHER_PORT = 2222
-"""Every sshd listens here as well, for `ssh_port=`."""
+"""A second port of every sshd, for `ssh_port=`."""
 START_LIMIT_S = 20.0
 RUN_LIMIT_S = 100.0
 
@@ -41,7 +41,7 @@ Subsystem sftp internal-sftp
 
 
 class SshHost:
-    """One host.
+    """A host of its own namespaces.
 
     Args:
         link: its network.
@@ -79,18 +79,18 @@ class SshHost:
 
     @property
     def first_pid(self) -> int:
-        """The test's number of its first process."""
+        """The pid of its first process, as the test sees it."""
         return self._init().pid
 
     def outside(self, inside: str | Path) -> Path:
-        """Where a file below /root or /tmp of this host is for the test."""
+        """Return the test's path of a file below /root or /tmp of this host."""
         path = Path(inside)
         if path.is_relative_to(HOME):
             return self._folder / "root" / path.relative_to(HOME)
         return self._folder / "tmp" / path.relative_to("/tmp")
 
     def start(self) -> None:
-        """Boot it; returns at once. See `wait_until_up`."""
+        """Boot the host and return at once. See `wait_until_up`."""
         words = ["setpriv", "--pdeathsig", "KILL", *self._link.enter]
         words += [
             "unshare",
@@ -125,11 +125,11 @@ class SshHost:
                 time.sleep(0.01)
 
     def log(self) -> str:
-        """What its sshd said."""
+        """Return the log of its sshd."""
         return (self._folder / "sshd.log").read_text(encoding="utf-8", errors="replace")
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """What to start to run `argv` on the host, in /root. It runs as a child of what is started."""
+        """Return the command that runs `argv` on the host, in /root, as a child."""
         enter = ["nsenter", "--target", str(self._init().pid), "--mount", "--net", "--pid", "--uts"]
         return [*enter, "env", "--chdir", str(HOME), *argv]
 
@@ -151,13 +151,13 @@ class SshHost:
         return done
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs on the host, its sshd and their sessions left out; pids are the test's."""
+        """Return the processes of the host without sshd and its sessions; pids are the test's."""
         here = _namespace(self._init().pid)
         found = [process for process in psutil.process_iter() if _namespace(process.pid) == here]
         return [process for process in found if not _is_sshd(process)]
 
     def processes_of(self, job: str) -> list[psutil.Process]:
-        """Those among them that have the id of a job among their arguments."""
+        """Return the processes with the id of a job among their arguments."""
         found = []
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
@@ -165,27 +165,27 @@ class SshHost:
         return found
 
     def crash(self) -> None:
-        """Kill everything on it at once. `start` boots it again."""
+        """Kill all its processes at once. `start` boots it again."""
         self._init().kill()
         self.close()
 
     def close(self) -> None:
-        """The same, if it runs."""
+        """Kill all its processes, if it runs."""
         if self._first is not None:
             self._first.kill()  # and, by --kill-child, everything below
             self._first.wait(START_LIMIT_S)
             self._first = None
 
     def cut(self) -> None:
-        """Pull its cable: packets are lost, and neither side is told."""
+        """Cut its link: packets are lost, and neither side is notified."""
         links.cut(self._link.name)
 
     def mend(self) -> None:
-        """Put the cable back."""
+        """Restore its link."""
         links.mend(self._link.name, self._link.name.rpartition("h")[0])
 
     def _init(self) -> psutil.Process:
-        """Its first process, number 1 to itself."""
+        """Return its first process, which has pid 1 inside."""
         assert self._first is not None, f"{self.name} is down"
         (init,) = psutil.Process(self._first.pid).children()
         return init
@@ -212,30 +212,30 @@ class SshHost:
 
 
 def known_hosts_line(host: SshHost) -> str:
-    """A host's line of `known_hosts`, under all its names and both its ports."""
+    """Return a host's line of `known_hosts`, with all its names and both its ports."""
     names = (host.name, host.address, host.address6)
     others = [f"[{name}]:{OTHER_PORT}" for name in names]
     return f"{','.join([*names, *others])} {host.host_key}\n"
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a login, with this Python first on the path."""
+    """Return the environment of a login, with this Python first on the path."""
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     return {"PATH": path, "HOME": str(HOME), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", **(more or {})}
 
 
 def make_key(path: Path) -> None:
-    """A new key pair without a passphrase."""
+    """Make a key pair without a passphrase."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", path], check=True)
 
 
 def address6(index: int) -> str:
-    """The IPv6 address of host `index`."""
+    """Return the IPv6 address of host `index`."""
     return f"fd13:2130::{index + 1:x}"
 
 
 def _common_paths(hidden: Path) -> list[Path]:
-    """What every host sees of a folder that is otherwise its own: the checkout and the Python."""
+    """Return the paths in a hidden folder that every host shares: the checkout and the Python."""
     common = {ROOT, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
     below = sorted(path for path in common if path.is_relative_to(hidden))
     return [path for path in below if not any(parent in below for parent in path.parents)]

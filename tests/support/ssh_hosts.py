@@ -45,7 +45,7 @@ SECOND_NETWORK = "10.213.77.{}"
 
 
 class SshHosts(Sequence[SshHost]):
-    """Hosts that reach each other and the test; see the module's head.
+    """Hosts that reach each other and the test. See the module's docstring.
 
     Args:
         folder: of the test; a folder `hosts` is made there.
@@ -66,11 +66,11 @@ class SshHosts(Sequence[SshHost]):
         return self._folder / "home"
 
     def environment(self) -> dict[str, str]:
-        """For a command that the test starts outside of the hosts."""
+        """Return the environment of a command that the test starts outside the hosts."""
         return clean_environment({"HOME": str(self.home)})
 
     def second_network(self, one: SshHost, other: SshHost) -> Mapping[str, str]:
-        """Two hosts reach each other by another way as well; their addresses there, by the hosts' names."""
+        """Connect two hosts by a second network. Return their addresses there, by the hosts' names."""
         addresses = {one.name: SECOND_NETWORK.format(1), other.name: SECOND_NETWORK.format(2)}
         links.connect({host.network: addresses[host.name] for host in (one, other)})
         return addresses
@@ -132,7 +132,7 @@ class SshHosts(Sequence[SshHost]):
 
 
 def _free_subnet() -> str:
-    """One that no other test on this machine has: its own addresses tell."""
+    """Return a subnet that no other test on this machine uses."""
     taken = links.addresses()
     tried = [f"10.214.{(os.getpid() + step) % 256}" for step in range(256)]
     return next(subnet for subnet in tried if f"{subnet}.254" not in taken)

@@ -1,4 +1,4 @@
-"""Two workers and two shards in one process over sockets, joined to nets by hooks; prints what an iteration costs once warm.
+"""Two workers and two shards in one process over sockets, with nets; prints the memory cost of an iteration once warm.
 
 As JSON: `pages` that each iteration touched anew, and the bytes that malloc had given out after each (`in_use`), when all
 values have come and nothing is on its way. Where malloc maps what is large by itself, and so gives it back at once, the pages
@@ -45,7 +45,7 @@ class MallInfo(ctypes.Structure):
 
 
 def bytes_in_use() -> int:
-    """What malloc has given out and not got back, whether from its heaps or mapped by itself."""
+    """Return the bytes that malloc has allocated and not freed, from its heaps or mapped."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = MallInfo
     found = mallinfo2()
@@ -110,7 +110,7 @@ def train(
 
 
 def main(kind: ExchangeKind, passes: int) -> None:
-    """Train, and print."""
+    """Train, and print the measurements."""
     torch.set_num_threads(1)
     watch = Watch()
     between = threading.Barrier(WORKERS, action=watch)

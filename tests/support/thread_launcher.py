@@ -1,4 +1,4 @@
-"""A launcher whose workers are threads of this process: the whole job but its process borders, in a tenth of the time.
+"""A launcher whose workers are threads of this process: a whole job in a tenth of the time.
 
 For jobs of one worker without a server. The worker's code runs as it does in a process of its own, from the job
 document on; what it would write to standard output goes straight to the listener.

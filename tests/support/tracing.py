@@ -1,4 +1,4 @@
-"""A tracer that keeps what it is told, and questions about spans."""
+"""A tracer that records spans, and helpers to check them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ps_server.trace import NoTrace, Track
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a tracer was told."""
+    """A recorded span."""
 
     track: Track
     kind: str
@@ -21,7 +21,7 @@ class Span:
 
 
 class Recorded(NoTrace):
-    """Its clock moves by one at each look, so that no two things happen at once."""
+    """A recording tracer. Its clock advances by one at each reading, so that no two events have the same time."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -52,15 +52,15 @@ class Recorded(NoTrace):
         self.closed = True
 
     def mark(self, kind: str, name: str) -> None:
-        """A span of one instant."""
+        """Record a span of one instant."""
         self.span(Track.COMPUTE, kind, name, self.now())
 
     def names(self) -> list[tuple[str, str]]:
-        """Kind and name of all spans, as they ended."""
+        """Return kind and name of all spans, in the order of their ends."""
         return [(span.kind, span.name) for span in self.spans]
 
     def inside(self) -> Iterator[tuple[Span, Span]]:
-        """Each span with each other one of its track that holds it."""
+        """Yield each span with each other one of its track that contains it."""
         for inner in self.spans:
             for outer in self.spans:
                 within = outer.began_ns <= inner.began_ns and inner.ended_ns <= outer.ended_ns
@@ -69,7 +69,7 @@ class Recorded(NoTrace):
 
 
 def nested(spans: Sequence[Span]) -> bool:
-    """Whether any two spans of a track are nested or apart."""
+    """Return True if any two spans of a track are nested or disjoint."""
     for one in spans:
         for two in spans:
             crossing = one.began_ns < two.began_ns < one.ended_ns < two.ended_ns

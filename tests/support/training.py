@@ -76,7 +76,7 @@ def write_definitions(
     norm: bool = False,
     smooth: bool = False,
 ) -> Path:
-    """A small net and its solver in `folder`; fields in `extra` win.
+    """Write a small net and its solver to `folder`; fields in `extra` take precedence.
 
     Args:
         folder: to write to.
@@ -115,8 +115,8 @@ def _without(text: str, name: str) -> str:
 
 
 @dataclass(slots=True)
-class Heard:
-    """A sink that remembers."""
+class RecordingSink:
+    """A sink that records."""
 
     train: list[TrainRecord] = field(default_factory=list)
     tests: list[TestRecord] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """How to run.
+    """A job to run.
 
     `at(iteration, exchange)` is called on rank 0 after each iteration. With a `kind`, the exchange is the one that a job
     of true processes has, over sockets; without, all tensors go to the server. `spoils` is a rank and an iteration after which
@@ -154,15 +154,15 @@ class Job:
 
 @dataclass(slots=True)
 class Ended:
-    """How it went: rank 0's records, each rank's last iteration, and how many tensors travelled as factors."""
+    """The result: rank 0's records, each rank's last iteration, and how many tensors travelled as factors."""
 
-    heard: Heard = field(default_factory=Heard)
+    sink: RecordingSink = field(default_factory=RecordingSink)
     iterations: dict[int, int] = field(default_factory=dict)
     by_factors: int = 0
 
 
 def run(solver_path: Path, job: Job) -> Ended:
-    """Train; the first failure of any worker is raised."""
+    """Train. Raise the first failure of any worker."""
     ended = Ended()
     failures: list[BaseException] = []
     with ExitStack() as stack:
@@ -283,7 +283,7 @@ def _run_worker(
                 for index in range(len(replica.tests))
             ],
             log=GlogSink(logging.getLogger("poseidon.test")),
-            sinks=[ended.heard],
+            sinks=[ended.sink],
             start=start,
         )
         trainer.run()
@@ -294,18 +294,18 @@ def _run_worker(
 
 
 def weights(folder: Path, iteration: int) -> list[np.ndarray]:
-    """All blobs of a snapshot."""
+    """Return all blobs of a snapshot."""
     saved = read_model(folder / f"snap_iter_{iteration}.caffemodel")
     return [array for _, arrays in saved for array in arrays]
 
 
 def largest_difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
-    """The largest difference of any weight, relative to the largest weight of its blob."""
+    """Return the largest difference of any weight, relative to the largest weight of its blob."""
     return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(a, b, strict=True))
 
 
 def endless(folder: Path) -> Path:
-    """A solver that does not end by itself."""
+    """Return a solver that does not end by itself."""
     solver = write_definitions(folder, batch=5, extra="max_iter: 1000000\ndisplay: 1")
     text = re.sub(r"test_(iter|interval): \d+", "", solver.read_text(encoding="utf-8"))
     solver.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""True training jobs, as a user starts them: `poseidon train` in a process of its own."""
+"""Real training jobs, as a user starts them: `poseidon train` in a process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 90.0
 
 
 def make_data(folder: Path) -> None:
-    """Small databases of pictures whose brightness tells their label."""
+    """Make small databases of images whose brightness gives their label."""
     for name, count in (("train_lmdb", 130), ("test_lmdb", 60)):
         records = (
             (b"%05d" % i, encode_datum((picture(i, (3, 8, 8)) // 4 + 19 * (i % 10)).astype(np.uint8), i % 10))
@@ -34,7 +34,7 @@ def make_data(folder: Path) -> None:
 
 
 def machinefile(folder: Path, clients: int, shards: int | None = None) -> Path:
-    """So many clients on this machine, on free ports; with `shards`, only the first so many of them serve."""
+    """Write a machinefile of clients on this host, on free ports; with `shards`, only the first ones serve."""
     path = folder / f"hosts{clients}"
     serving = clients if shards is None else shards
     lines = [
@@ -45,19 +45,19 @@ def machinefile(folder: Path, clients: int, shards: int | None = None) -> Path:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """With a state folder of the test's own."""
+    """Return the environment with the test's own state folder."""
     return {**os.environ, "POSEIDON_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
 
 
-def command(*words: object) -> list[str]:
-    """`poseidon` with these words."""
-    return [sys.executable, "-m", "poseidon", *map(str, words)]
+def command(*arguments: object) -> list[str]:
+    """Return the command line of `poseidon` with arguments."""
+    return [sys.executable, "-m", "poseidon", *map(str, arguments)]
 
 
-def poseidon(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+def poseidon(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, in `folder`."""
     return subprocess.run(
-        command(*words),
+        command(*arguments),
         cwd=folder,
         env=environment(folder),
         capture_output=True,
@@ -68,12 +68,12 @@ def poseidon(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 class Training:
-    """A job that runs."""
+    """A running job."""
 
-    def __init__(self, folder: Path, name: str, words: tuple[object, ...]) -> None:
+    def __init__(self, folder: Path, name: str, arguments: tuple[object, ...]) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            command(name, *words),
+            command(name, *arguments),
             cwd=folder,
             env=environment(folder),
             stdout=subprocess.DEVNULL,
@@ -93,7 +93,7 @@ class Training:
         self._queue.put(None)
 
     def wait_for(self, text: str) -> str:
-        """The next line that holds `text`."""
+        """Wait for the next line with `text`, and return it."""
         while True:
             line = self._queue.get(timeout=WAIT_S)
             assert line is not None, f"the job ended without '{text}':\n{''.join(self.lines)}"
@@ -111,17 +111,17 @@ class Training:
         return code
 
     def children(self) -> dict[str, psutil.Process]:
-        """The job's processes by their words: `worker 0`, `shard 1`."""
+        """Return the job's processes by their names: `worker 0`, `shard 1`."""
         found = {}
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            words = child.cmdline()
+            argv = child.cmdline()
             for flag, role in (("--rank", "worker"), ("--shard", "shard")):
-                if flag in words:
-                    found[f"{role} {words[words.index(flag) + 1]}"] = child
+                if flag in argv:
+                    found[f"{role} {argv[argv.index(flag) + 1]}"] = child
         return found
 
     def close(self) -> None:
-        """End whatever is left."""
+        """Kill the processes that are left."""
         left = []
         if self.process.poll() is None:
             left = psutil.Process(self.process.pid).children(recursive=True)
@@ -136,9 +136,9 @@ class Training:
 
 
 @contextmanager
-def training(folder: Path, *words: object, command: str = "train") -> Iterator[Training]:
-    """`poseidon train`, or another command that starts a job, with these words; ended at the latest with the block."""
-    job = Training(folder, command, words)
+def training(folder: Path, *arguments: object, command: str = "train") -> Iterator[Training]:
+    """Run `poseidon train`, or another command that starts a job, until the end of the block at the latest."""
+    job = Training(folder, command, arguments)
     try:
         yield job
     finally:

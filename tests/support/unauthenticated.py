@@ -1,4 +1,4 @@
-"""Whoever is not of a job, at a socket where it listens: all that can be said there without its keys, and what comes back.
+"""Unauthenticated peers at a job's sockets: everything that can be sent without the job's keys, and the answers.
 
 Law: a stranger is content only when it was refused; what it hears before is what ZeroMQ tells everybody who connects.
 """
@@ -32,13 +32,13 @@ NOISE = bytes(range(256)) * 8
 Packet = list[bytes]
 
 
-def everything() -> list[Packet]:
-    """Every request of every protocol of a job's sockets: of shards, of lines of factors, of meetings of tasks."""
+def every_request_without_keys() -> list[Packet]:
+    """Return every request of every protocol of a job's sockets: shards, factors, rendezvous."""
     ones = np.ones((1, 1), np.float32)
     store = StoreSpec(workers=2, shards=1, tables=(TableSpec(name="w", size=4),))
-    said = [encode(message) for message in every_request(store, TOKEN)]
+    sent = [encode(message) for message in every_request(store, TOKEN)]
     to_peers = (factors.Join(1, TOKEN), Factors(0, 0, Pair(ones, ones)), factors.Leave())
-    said += [factors.encode(message) for message in to_peers]
+    sent += [factors.encode(message) for message in to_peers]
     arrival = meeting.TaskInfo(
         version=__version__, rank=1, size=2, local_rank=0, address="127.0.0.1", host="stranger"
     )
@@ -47,38 +47,38 @@ def everything() -> list[Packet]:
         for kind in meeting.Kind
         if kind is not meeting.Kind.JOIN
     ]
-    said += [meeting.encode(message) for message in (arrival.message(), *others)]
-    return [[bytes(frame) for frame in frames] for frames in said]
+    sent += [meeting.encode(message) for message in (arrival.message(), *others)]
+    return [[bytes(frame) for frame in frames] for frames in sent]
 
 
-def turned_away(host: str, port: int) -> int:
-    """Come in every manner that needs no key of the job, and be refused each time; returns how often that was.
+def count_refusals(host: str, port: int) -> int:
+    """Connect in every manner that needs no key of the job, and check each refusal. Return the number of refusals.
 
     Raises:
-        AssertionError: a stranger was let in, told something, or not refused.
+        AssertionError: a peer was accepted, answered, or not refused.
     """
     address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     own, other = zmq.curve_keypair(), zmq.curve_keypair()
     keys = {zmq.CURVE_PUBLICKEY: own[0], zmq.CURVE_SECRETKEY: own[1], zmq.CURVE_SERVERKEY: other[0]}
     for options in ({}, keys):
-        _says_everything(address, options)
+        _send_requests(address, options)
     for mechanism in (b"NULL", b"CURVE"):
-        _sends_noise((host, port), GREETING + mechanism.ljust(20, b"\0") + bytes(32) + NOISE)
-    _sends_noise((host, port), b"GET / HTTP/1.1\r\n\r\n" + NOISE)
+        _send_noise((host, port), GREETING + mechanism.ljust(20, b"\0") + bytes(32) + NOISE)
+    _send_noise((host, port), b"GET / HTTP/1.1\r\n\r\n" + NOISE)
     return 5
 
 
-def _says_everything(address: str, options: dict[int, bytes]) -> None:
-    """Over ZeroMQ, until the other side has cut the connection."""
+def _send_requests(address: str, options: dict[int, bytes]) -> None:
+    """Send over ZeroMQ, until the other side has closed the connection."""
     with _dealer(options) as dealer, dealer.get_monitor_socket() as monitor:
-        dealer.connect(address)  # what is said before the handshake waits for it
-        for packet in everything():
+        dealer.connect(address)  # messages sent before the handshake wait for it
+        for packet in every_request_without_keys():
             dealer.send_multipart(packet, zmq.NOBLOCK)
         for event in _events(monitor):
-            assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED, f"{address} has let a stranger in"
+            assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED, f"{address} has accepted an unauthenticated peer"
             if event == zmq.EVENT_DISCONNECTED or event & _FAILED:
                 break
-        assert dealer.poll(0) == 0, f"{address} has told a stranger something"
+        assert dealer.poll(0) == 0, f"{address} has answered an unauthenticated peer"
         dealer.disable_monitor()
 
 
@@ -99,32 +99,32 @@ def _dealer(options: dict[int, bytes]) -> Iterator[zmq.Socket[bytes]]:
 
 def _events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
     while True:
-        assert monitor.poll(WAIT_S * 1000), "a stranger was neither let in nor refused"
+        assert monitor.poll(WAIT_S * 1000), "an unauthenticated peer was neither accepted nor refused"
         yield int(recv_monitor_message(monitor)["event"])
 
 
-def _sends_noise(place: tuple[str, int], said: bytes) -> None:
-    """Over TCP, until the other side has cut the connection."""
-    with socket.create_connection(place, timeout=WAIT_S) as connection:
+def _send_noise(address: tuple[str, int], sent: bytes) -> None:
+    """Send over TCP, until the other side has closed the connection."""
+    with socket.create_connection(address, timeout=WAIT_S) as connection:
         with contextlib.suppress(ConnectionError):
-            connection.sendall(said)
-        heard = b""
+            connection.sendall(sent)
+        received = b""
         with contextlib.suppress(ConnectionError):
             while piece := connection.recv(4096):
-                heard += piece
-    assert len(heard) <= GREETING_BYTES, f"{place} has told a stranger something"
-    assert _fits(heard), f"{place} has told a stranger {heard!r}"
+                received += piece
+    assert len(received) <= GREETING_BYTES, f"{address} has answered an unauthenticated peer"
+    assert _is_greeting(received), f"{address} has sent an unauthenticated peer {received!r}"
 
 
-def _fits(heard: bytes) -> bool:
-    """Whether it is the beginning of a greeting: of whom, says nothing."""
-    says_nothing = GREETING + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31)
-    return says_nothing.startswith(heard)
+def _is_greeting(received: bytes) -> bool:
+    """Return True if the bytes begin a ZeroMQ greeting, which does not identify the peer."""
+    greeting = GREETING + b"CURVE".ljust(20, b"\0") + b"\x01" + bytes(31)
+    return greeting.startswith(received)
 
 
 @contextlib.contextmanager
 def another_user() -> Iterator[None]:
-    """As somebody else, for what the kernel lets a process do and notes of a socket; only root can."""
+    """Run the block as another user, as the kernel sees it; only root can."""
     os.seteuid(65_534)
     try:
         yield

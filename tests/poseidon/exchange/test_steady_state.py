@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory_child import said_by
+from tests.support.memory_child import output_of
 from tests.support.steady_exchange_child import LARGE_LAYERS, WIDTH, WORKERS
 
 MAP_WHAT_IS_LARGE = {
@@ -18,7 +18,7 @@ WEIGHT_PAGES = 4 * WIDTH * WIDTH // 4096
 
 
 def train(kind: str, passes: int) -> dict[str, Any]:
-    found: dict[str, Any] = said_by(
+    found: dict[str, Any] = output_of(
         "tests.support.steady_exchange_child", kind, str(passes), malloc=MAP_WHAT_IS_LARGE
     )
     return found

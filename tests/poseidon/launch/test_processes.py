@@ -18,7 +18,7 @@ from poseidon.launch.processes import Start, check_encryption, child_environment
 from poseidon.launch.request import Encrypt, JobRequest
 from poseidon.launch.site import LocalSite
 from ps_server.keys import Keyring
-from tests.support.memory_child import said_by
+from tests.support.memory_child import output_of
 
 HERE, FAR = ("127.0.0.1", "localhost", "::1"), ("127.0.0.1", "10.0.0.2")
 
@@ -127,7 +127,7 @@ def test_children_find_the_project_and_the_users_modules(
 
 
 def test_a_thread_of_a_child_that_works_on_small_tensors_alone_does_not_grow() -> None:
-    grown = said_by("tests.support.rebuilding_child", "6000", malloc=child_environment(threads=1))
+    grown = output_of("tests.support.rebuilding_child", "6000", malloc=child_environment(threads=1))
     assert grown < 512 * 1024  # without the settings: some 500 bytes an iteration, 3 MB
 
 

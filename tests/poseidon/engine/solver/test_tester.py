@@ -52,7 +52,7 @@ def test_a_request_to_stop_breaks_a_test_off_on_all_workers(
     calls = counting(1)
     ended = run(solver, replace(job, stop_wanted=lambda: next(calls) >= asked))
     assert set(ended.iterations.values()) == {4}
-    assert not ended.heard.tests
+    assert not ended.sink.tests
     assert "Test interrupted." in caplog.messages
     assert caplog.messages[-1] == "Optimization stopped early."
     assert (tmp_path / "snap_iter_4.solverstate").exists()
@@ -69,6 +69,6 @@ def test_a_run_that_was_stopped_in_a_test_goes_on_bit_for_bit(tmp_path: Path) ->
     run(solver, Job(stop_wanted=lambda: next(calls) > 10))
     resumed = run(solver, Job(resume=tmp_path / "snap_iter_4.solverstate"))
     assert largest_difference(weights(tmp_path, 12), final) == 0
-    assert [r.outputs for r in resumed.heard.tests] == [
-        r.outputs for r in whole.heard.tests if r.iteration >= 4
+    assert [r.outputs for r in resumed.sink.tests] == [
+        r.outputs for r in whole.sink.tests if r.iteration >= 4
     ]

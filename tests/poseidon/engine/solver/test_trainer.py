@@ -87,7 +87,7 @@ def test_normalized_runs_repeat_and_resume_bit_for_bit(folder: Path, job: Job) -
             norm=True,
         )
         model = (folder / "snap_iter_16.caffemodel").read_bytes()
-        return model, [(r.iteration, r.outputs) for r in ended.heard.tests if r.iteration > 8]
+        return model, [(r.iteration, r.outputs) for r in ended.sink.tests if r.iteration > 8]
 
     whole = end(None)
     assert end(None) == whole
@@ -124,10 +124,10 @@ def test_a_resumed_run_ends_with_the_bits_of_the_whole_one(folder: Path, job: Jo
     )
     assert (folder / "snap_iter_50.caffemodel").read_bytes() == end
     assert (folder / "snap_iter_50.solverstate").read_bytes() == state
-    later = [(r.iteration, r.loss, r.outputs) for r in whole.heard.train if r.iteration >= 20]
-    assert [(r.iteration, r.loss, r.outputs) for r in resumed.heard.train] == later
-    tests = [(r.iteration, r.outputs) for r in whole.heard.tests if r.iteration > 20]
-    assert [(r.iteration, r.outputs) for r in resumed.heard.tests] == tests
+    later = [(r.iteration, r.loss, r.outputs) for r in whole.sink.train if r.iteration >= 20]
+    assert [(r.iteration, r.loss, r.outputs) for r in resumed.sink.train] == later
+    tests = [(r.iteration, r.outputs) for r in whole.sink.tests if r.iteration > 20]
+    assert [(r.iteration, r.outputs) for r in resumed.sink.tests] == tests
 
 
 @pytest.mark.parametrize("kind", [ExchangeKind.FACTORS, ExchangeKind.ALLREDUCE])
@@ -167,7 +167,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_where_weights_travel_as_factors(
         assert ended.by_factors == 2
         (last,) = set(ended.iterations.values())
         saved = [(folder / f"snap_iter_{last}.{name}") for name in ("caffemodel", "solverstate")]
-        records = [(r.iteration, r.loss, r.outputs) for r in ended.heard.train if r.iteration >= 12]
+        records = [(r.iteration, r.loss, r.outputs) for r in ended.sink.train if r.iteration >= 12]
         return saved[0].read_bytes(), saved[1].read_bytes(), records
 
     job = Job(workers=2, shards=2, kind=kind)
@@ -184,7 +184,7 @@ def test_scores_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
     found = {}
     for job in (Job(), Job(workers=3, shards=1)):
         ended = train(folder, job, batch=4, extra="base_lr: 0\nmax_iter: 24")
-        found[job.workers] = [[round(o.value, 5) for o in r.outputs] for r in ended.heard.tests]
+        found[job.workers] = [[round(o.value, 5) for o in r.outputs] for r in ended.sink.tests]
     assert found[1] == found[3]
     assert len(found[1]) == 4
     assert len({tuple(scores) for scores in found[1]}) > 1  # the passes scored different batches
@@ -192,18 +192,18 @@ def test_scores_do_not_depend_on_the_number_of_workers(folder: Path) -> None:
 
 def test_training_learns(folder: Path) -> None:
     ended = train(folder, Job(workers=2, shards=2), batch=10, extra="max_iter: 120\nclip_gradients: 5")
-    accuracy = {r.iteration: r.outputs[0].value for r in ended.heard.tests}
+    accuracy = {r.iteration: r.outputs[0].value for r in ended.sink.tests}
     assert accuracy[120] > accuracy[0] + 0.3
 
 
 def test_losses_are_averaged_over_workers_and_iterations(folder: Path) -> None:
     one = train(folder, Job(), batch=10, extra="max_iter: 9")
     two = train(folder, Job(workers=2, shards=1), batch=5, extra="max_iter: 9")
-    for a, b in zip(one.heard.train, two.heard.train, strict=True):
+    for a, b in zip(one.sink.train, two.sink.train, strict=True):
         assert a.iteration == b.iteration
         assert a.loss == pytest.approx(b.loss, rel=1e-4)
         assert a.outputs[0].value == pytest.approx(b.outputs[0].value, rel=1e-4)
-    assert [r.iteration for r in one.heard.train] == [0, 4, 8]
+    assert [r.iteration for r in one.sink.train] == [0, 4, 8]
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -236,15 +236,15 @@ def test_stale_training_learns_and_resumes(folder: Path, staleness: int) -> None
     extra = "base_lr: 0.02\nsnapshot: 60\nmax_iter: 120\nclip_gradients: 5"
     job = Job(workers=2, shards=2, staleness=staleness)
     ended = train(folder, job, batch=10, extra=extra)
-    assert ended.heard.tests[-1].outputs[0].value > ended.heard.tests[0].outputs[0].value + 0.2
+    assert ended.sink.tests[-1].outputs[0].value > ended.sink.tests[0].outputs[0].value + 0.2
     again = train(
         folder,
         Job(workers=2, shards=2, staleness=staleness, resume=folder / "snap_iter_60.solverstate"),
         batch=10,
         extra=extra,
     )
-    assert again.heard.train[0].iteration == 60
-    assert again.heard.tests[-1].outputs[0].value > ended.heard.tests[0].outputs[0].value + 0.2
+    assert again.sink.train[0].iteration == 60
+    assert again.sink.tests[-1].outputs[0].value > ended.sink.tests[0].outputs[0].value + 0.2
 
 
 def test_another_number_of_workers_goes_on_and_says_so(
@@ -349,7 +349,7 @@ def test_several_test_nets_each_with_its_own_state_and_batches(folder: Path) -> 
         ended = run(solver, job)
         found[job.workers] = [
             (r.iteration, r.net, [(o.name, round(o.value, 3)) for o in r.outputs], round(r.loss or 0, 3))
-            for r in ended.heard.tests
+            for r in ended.sink.tests
         ]
     names = [(iteration, index, [name for name, _ in scores]) for iteration, index, scores, _ in found[1]]
     both = ["accuracy", "loss"]
@@ -359,12 +359,12 @@ def test_several_test_nets_each_with_its_own_state_and_batches(folder: Path) -> 
 
 def test_the_last_iteration_is_tested_unless_the_run_was_stopped(folder: Path) -> None:
     solver = write_definitions(folder, batch=5, extra="max_iter: 10\ntest_interval: 4")
-    assert [record.iteration for record in run(solver, Job(workers=2, shards=1)).heard.tests] == [0, 4, 8, 10]
+    assert [record.iteration for record in run(solver, Job(workers=2, shards=1)).sink.tests] == [0, 4, 8, 10]
     stop = Job(
         at=lambda iteration, exchange: exchange.control.request(SignalKind.STOP) if iteration == 5 else None
     )
     ended = run(solver, stop)
-    assert [record.iteration for record in ended.heard.tests] == [0, 4]
+    assert [record.iteration for record in ended.sink.tests] == [0, 4]
     assert ended.iterations[0] < 10
     solver.write_text(solver.read_text().replace("max_iter: 10", "max_iter: 8"))
-    assert [record.iteration for record in run(solver, Job()).heard.tests] == [0, 4, 8]
+    assert [record.iteration for record in run(solver, Job()).sink.tests] == [0, 4, 8]
