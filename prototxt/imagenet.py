@@ -32,9 +32,9 @@ class Recipe:
         about: first line of each header: what it is.
         paper: where it is from.
         expect: published accuracy.
-        body: adds everything from `data` to the scores, which it gives back; told whether it is for training.
-        heads: adds losses and scores, told the scores' top; None: one softmax loss.
-        crop: height and width of its pictures.
+        body: adds everything from `data` to the scores and returns the scores; its argument is whether the net is for training.
+        heads: adds losses and scores; its argument is the scores' top; None: one softmax loss.
+        crop: height and width of its images.
         batch: of one worker.
         mean: of the transformation; and its scale.
         solver: its settings, with comments.

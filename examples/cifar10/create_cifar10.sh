@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make cifar10_train_lmdb, cifar10_test_lmdb and mean.binaryproto here. Options, for example:
-#   --data DIR           where CIFAR-10 lies already
+#   --data DIR           a folder that has CIFAR-10
 #   --backend leveldb    LevelDB instead; with --clients N also its parts _0 to _<N-1>
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)

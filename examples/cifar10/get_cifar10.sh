@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fetch the published CIFAR-10 archive (170 MB) into examples/cifar10/data; a broken download is gone on with.
+# Fetch the published CIFAR-10 archive (170 MB) into examples/cifar10/data; an interrupted download continues.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 python=$root/.venv/bin/python

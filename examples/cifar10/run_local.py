@@ -36,7 +36,7 @@ num_rows_per_table = 0
 svb = "auto"
 # Server shards on each client.
 num_comm_channels_per_client = 1
-# SSPPush (values come unasked) or SSP (values are asked for).
+# SSPPush (shards send values unasked) or SSP (workers ask for values).
 consistency_model = "SSPPush"
 # Losses and scores, averaged over all workers.
 net_outputs = ROOT / "output" / "cifar10" / "cifar-netoutputs"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train cifar10_quick on this machine: prepares the databases once, then starts `poseidon train`.
+"""Train cifar10_quick on this machine: prepare the databases once, then start `poseidon train`.
 
 python examples/cifar10/train_cifar10.py [--clients N] [--devices 0,1|cpu] [--staleness S]
     [--backend lmdb|leveldb] [--data DIR] [flags of `poseidon train`: --max_iter=N, --set FIELD=VALUE, ...]
@@ -144,7 +144,7 @@ def derived_files(flags: argparse.Namespace, output: Path) -> list[Path]:
 
 
 def main(words: list[str]) -> int:
-    """Prepare the data, once nothing else is in the way, and train; returns the exit code."""
+    """Check flags and definitions, prepare the data, and train; return the exit code."""
     with ExitStack() as stack:
         return _main(words, stack)
 

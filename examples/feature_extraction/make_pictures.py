@@ -1,4 +1,4 @@
-"""Writes test pictures of the CIFAR-10 example as files: `python examples/feature_extraction/make_pictures.py [FOLDER]`.
+"""Write test images of the CIFAR-10 example as files: `python examples/feature_extraction/make_pictures.py [FOLDER]`.
 
 They are called <class>_<number>.png and lie in examples/images, if no other folder is given. The databases come from
 examples/cifar10/create_cifar10.sh. A record of CIFAR-10 is red first, and Caffe reads a picture blue first; so red and blue
@@ -29,7 +29,7 @@ COUNT = 200
 
 
 def make(database: Path, folder: Path) -> int:
-    """Write the first pictures of a database; returns how many.
+    """Write the first images of a database; return how many.
 
     Raises:
         DataError: there is no such database.

@@ -1,4 +1,4 @@
-"""Finds for each picture the one with the nearest features: `python examples/feature_extraction/nearest.py [FEATURES] [LIST]`.
+"""Find for each image the one with the nearest features: `python examples/feature_extraction/nearest.py [FEATURES] [LIST]`.
 
 FEATURES is what was given as DATABASES to scripts/extract_features.sh, LIST the list of pictures; by default examples/_temp/features
 and file_list.txt there. A picture called <class>_<anything> counts as found rightly if the nearest one is of its class.
@@ -27,14 +27,14 @@ SHOWN = 10
 
 
 def read_features(prefix: Path) -> dict[int, np.ndarray]:
-    """Return the features of all clients and threads, by label: the number behind the picture's name in the list."""
+    """Return the features of all clients and threads, by label: the number behind the image's name in the list."""
     features: dict[int, np.ndarray] = {}
     for database in sorted(prefix.parent.glob(f"{prefix.name}_*_*")):
         try:
             cursor = open_cursor(database, require(database))
         except DataError as error:
             if "is empty" in str(error):
-                continue  # workers take whole batches by turns: with few pictures there is none for the last of them
+                continue  # workers take whole batches in turn: with few images the last workers get none
             raise
         for _, value in records(cursor):
             datum = Datum.FromString(bytes(value))
@@ -48,7 +48,7 @@ def read_features(prefix: Path) -> dict[int, np.ndarray]:
 
 
 def main(prefix: Path, listing: Path) -> None:
-    """Print the first pairs, and how many of all pictures are next to one of their class."""
+    """Print the first pairs, and how many images are nearest to one of their class."""
     features = read_features(prefix)
     pairs = (line.rsplit(maxsplit=1) for line in listing.read_text(encoding="utf-8").splitlines())
     names = {int(number): Path(name).name for name, number in pairs}

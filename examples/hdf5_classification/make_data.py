@@ -1,4 +1,4 @@
-"""Writes data/train*.h5 and data/test.h5 and their lists: `python examples/hdf5_classification/make_data.py [FOLDER]`.
+"""Write data/train*.h5 and data/test.h5 and their lists: `python examples/hdf5_classification/make_data.py [FOLDER]`.
 
 10,000 rows of four numbers and a class, 0 or 1. Two numbers say the class, by a circle: inside one, outside the other, so
 that no straight line parts them; the others are a mixture of the two, and noise. The last quarter is for testing.
@@ -24,7 +24,7 @@ MISTAKEN = 0.02  # of the classes, at random
 
 
 def rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Four numbers a row, and the classes."""
+    """Return rows of four numbers, and their classes."""
     random = np.random.default_rng(seed)
     plane = random.standard_normal((count, 2))
     inside = (plane**2).sum(axis=1) < np.where(plane[:, 0] > 0, 4, 0.25)
@@ -35,7 +35,7 @@ def rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make(folder: Path) -> None:
-    """Two files to train on, one to test on, and the lists that name them."""
+    """Write two files to train on, one to test on, and the lists that name them."""
     folder.mkdir(parents=True, exist_ok=True)
     data, classes = rows(ROWS)
     train = ROWS - TEST_ROWS

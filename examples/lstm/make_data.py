@@ -1,4 +1,4 @@
-"""Writes data/train.h5 and data/test.h5 and their lists: `python examples/lstm/make_data.py [FOLDER]`.
+"""Write data/train.h5 and data/test.h5 and their lists: `python examples/lstm/make_data.py [FOLDER]`.
 
 A row is one timestep of 16 streams. At each step a stream has a number in -1..1 and a mark, 0 or 1; the target is the
 number at the last mark, 0 before the first: what an LSTM has to keep. `cont` is 0 where a sequence of 20 begins.
@@ -24,7 +24,7 @@ MARKED = 0.2  # of the steps
 
 
 def sequences(count: int, seed: int) -> dict[str, np.ndarray]:
-    """`count` sequences of all streams, one after the other."""
+    """Return `count` sequences of all streams, one after the other."""
     random = np.random.default_rng(seed)
     shape = (count, STEPS, STREAMS)
     numbers = random.uniform(-1, 1, shape)
@@ -41,7 +41,7 @@ def sequences(count: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def make(folder: Path) -> None:
-    """Both files and the lists that name them."""
+    """Write both files and the lists that name them."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate(SEQUENCES.items()):
         with h5py.File(folder / f"{part}.h5", "w") as file:

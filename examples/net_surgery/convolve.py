@@ -1,4 +1,4 @@
-"""Turns LeNet into a fully convolutional net and scores a larger picture at every place at once.
+"""Turn LeNet into a fully convolutional net and score a larger image at every position in one pass.
 
 python examples/net_surgery/convolve.py [MODEL.caffemodel] [OUT.caffemodel]
 """

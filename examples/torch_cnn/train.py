@@ -1,4 +1,4 @@
-"""An ordinary torch CNN, trained on all workers of a job.
+"""Train a torch CNN on all workers of a job.
 
     poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py
     poseidon run --hostfile=machinefiles/localserver examples/torch_cnn/train.py --torch_optimizer
@@ -31,7 +31,7 @@ SIZE = 16
 
 
 def pictures(count: int, seed: int) -> TensorDataset:
-    """Stripes of random place and width; the label is their direction."""
+    """Return images of stripes of random position and width; the label is their direction."""
     random = torch.Generator().manual_seed(seed)
     label = torch.randint(DIRECTIONS, (count,), generator=random)
     angle = (label * math.pi / DIRECTIONS).view(-1, 1, 1)

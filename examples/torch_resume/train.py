@@ -1,4 +1,4 @@
-"""A script that saves checkpoints and goes on from the newest one when its job starts again.
+"""Train with checkpoints; resume from the newest one when the job restarts.
 
 poseidon run --hostfile=machinefiles/localserver --max_restarts=1 examples/torch_resume/train.py --lose_at=45
 poseidon run --hostfile=machinefiles/localserver examples/torch_resume/train.py
@@ -29,14 +29,14 @@ EPOCHS, BATCH, SAVE_EVERY = 5, 16, 20
 
 
 def records() -> TensorDataset:
-    """Points, and the side of a curve that they lie on."""
+    """Return points, and the side of a curve on which they are."""
     random = torch.Generator().manual_seed(1)
     x = torch.rand(512, 2, generator=random) * 4 - 2
     return TensorDataset(x, (x[:, 1] > torch.sin(2 * x[:, 0])).long())
 
 
 def digest(model: nn.Module) -> str:
-    """Of all parameters, to the bit."""
+    """Return the SHA-256 of all parameters."""
     found = hashlib.sha256()
     for tensor in model.state_dict().values():
         found.update(tensor.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""A small transformer learns to write like these docs, letter by letter, on all workers of a job.
+"""Train a small transformer on these docs, letter by letter, on all workers of a job.
 
 poseidon run --hostfile=machinefiles/localserver examples/transformer/train.py
 python examples/transformer/train.py
@@ -37,7 +37,7 @@ def read_docs() -> tuple[Tensor, Tensor, int]:
 
 
 class Transformer(nn.Module):
-    """Reads CONTEXT letters and says, after each, which comes next."""
+    """A transformer that predicts the next letter after each of CONTEXT letters."""
 
     def __init__(self, letters: int, width: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
 
 
 def batch(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Pieces of the text, and the same one letter on."""
+    """Return pieces of the text, and the same pieces one letter further."""
     rows = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1)]
     return rows[:, :-1], rows[:, 1:]
 
