@@ -141,7 +141,7 @@ def test_an_exit_after_the_loss_is_not_reported() -> None:
     channel.report(Exited(id=0, status=3))
     assert listener.until("exited", LIMIT_S)[-1] == ("exited", 3)
     link.close()
-    assert listener.heard.empty()
+    assert listener.received.empty()
     with pytest.raises(JobError):
         AgentLink(_Silent(), "ml@node2", LinkSettings(hello_s=0.1)).connect({})
 
