@@ -33,6 +33,7 @@ from poseidon.caffe2.core.plan import (
     scoped_execution_step,
     to_execution_step,
 )
+from poseidon.caffe2.core.python_operators import CreatePythonOperator, _RegisterPythonImpl
 from poseidon.caffe2.core.ssa import (
     get_op_ids_in_path,
     get_output_producers,
@@ -55,6 +56,7 @@ __all__ = [
     "IR",
     "BlobReference",
     "CreateOperator",
+    "CreatePythonOperator",
     "CurrentDeviceScope",
     "CurrentNameScope",
     "DataType",
@@ -79,6 +81,7 @@ __all__ = [
     "ScopedBlobReference",
     "ScopedName",
     "_RectifyInputOutput",
+    "_RegisterPythonImpl",
     "_get_blob_ref",
     "add_nets_in_order",
     "device_option_equal",

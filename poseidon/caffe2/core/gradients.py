@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
-from poseidon.caffe2.core.devices import device_option_equal
+from poseidon.caffe2.core.gradient_sums import SUM_TAG, GradientSource, make_sum, must_sum
 from poseidon.caffe2.core.operators import CreateOperator
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
@@ -21,48 +20,6 @@ class OpSSA(NamedTuple):
     op: OperatorDef
     in_versions: dict[str, int]
     out_versions: dict[str, int]
-
-
-@dataclass(slots=True)
-class GradientSource:
-    """What makes one share of the gradient of a version of a blob.
-
-    Attributes:
-        gradient: a name, or a GradientSlice.
-        makers: the operators that make it (of indices and values where it is sparse), None where it passes through.
-        places: the index of it among the outputs of each maker.
-        device: the device option of the operator that asks for it.
-        local: all gradient operators of the same forward operator; some may work on the gradient in place.
-    """
-
-    gradient: Any
-    makers: tuple[OperatorDef | None, ...]
-    places: tuple[int, ...]
-    device: DeviceOption
-    local: list[OperatorDef] = field(default_factory=list)
-
-    def rename(self, part: int, count: int) -> str:
-        """Give what is made a name of its own, so that it can be summed; return that name."""
-        maker, place = self.makers[part], self.places[part]
-        assert maker is not None
-        old = maker.output[place]
-        new = f"_{old}_autosplit_{count}"
-        if sum(name == old for name in maker.output) == 1:
-            earlier = False
-            for operator in self.local:
-                # The gradient of the output may have the same name, where the forward operator works in place.
-                if earlier:
-                    _replace(operator.input, old, new)
-                earlier = earlier or old in operator.output
-                _replace(operator.output, old, new)
-        maker.output[place] = new
-        return new
-
-
-def _replace(names: Any, old: str, new: str) -> None:
-    for index, name in enumerate(names):
-        if name == old:
-            names[index] = new
 
 
 def GetIndexFromGradientList(g_list: Sequence[Any], name: str) -> int | None:
@@ -84,10 +41,15 @@ class IR:
     are the sources of its gradient that were found so far.
     """
 
-    IS_AUTO_GEN_SUM_OPS_TAG = "is_auto_gen_sum_ops"
+    IS_AUTO_GEN_SUM_OPS_TAG = SUM_TAG
     ONLY_KEEP_IS_AUTO_GEN_SUM_OPS_TAG = "only_keep_is_auto_gen_sum_ops"
 
     def __init__(self, operators: Iterable[OperatorDef]) -> None:
+        """Play operators in order.
+
+        Raises:
+            ValueError: nobody reads the output of a StopGradient.
+        """
         self.ssa: list[OpSSA] = []
         self.input_usages: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(
             lambda: defaultdict(list)
@@ -101,6 +63,13 @@ class IR:
         self.in_version_history: defaultdict[str, list[tuple[OperatorDef, int]]] = defaultdict(list)
         for operator in operators:
             self.Play(operator)
+        for operator, _, _ in self.ssa:
+            if operator.type == "StopGradient" and operator.output[0] not in self.input_usages:
+                raise ValueError(
+                    f"StopGradient's output '{operator.output[0]}' is orphan.\n"
+                    "You typically want to specify same input and output for StopGradient. "
+                    f"Op:\n\n{operator}"
+                )
 
     def Play(self, op: OperatorDef) -> None:
         """Add an operator: it reads the present versions and makes new ones."""
@@ -186,11 +155,11 @@ class IR:
             return {}, []
         operators, of_inputs = GradientRegistry.GetGradientForOp(forward, given)
         self.BuildGradientGenerators(index, operators, given, of_inputs)
-        found = {}
+        found: dict[str, Any] = {}
         for name, gradient in zip(forward.input, of_inputs, strict=False):
             # None replaces a gradient only where the blob is overwritten by this operator: its older version has none.
             if gradient is not None or name not in gradients or name in forward.output:
-                found[name] = gradient
+                found[name] = found.get(name) if gradient is None else gradient
         return found, operators
 
     def BuildGradientGenerators(
@@ -265,11 +234,11 @@ class IR:
                 continue
             sources = self.gradient_generators[name][in_versions[name]]
             try:
-                if not _must_sum(sources):
+                if not must_sum(sources):
                     continue
             except RuntimeError as error:
                 raise RuntimeError(f"Gradients for param ''{name}'' failed to verify: {error}") from error
-            made, sums[name] = _make_sum(sources, name)
+            made, sums[name] = make_sum(sources, name)
             operators.extend(made)
         return operators, sums
 
@@ -296,88 +265,6 @@ def _is_same(source: GradientSource, known: GradientSource) -> bool:
         and all(a is b for a, b in zip(source.makers, known.makers, strict=False))
         and source.places == known.places
     )
-
-
-def _must_sum(sources: Sequence[GradientSource]) -> bool:
-    if len({isinstance(source.gradient, GradientSlice) for source in sources}) > 1:
-        raise RuntimeError(
-            "Automatic aggregation of a mix of sparse and dense gradients is not supported yet"
-        )
-    if len(sources) < 2:
-        return False
-    first = sources[0].device
-    if not all(device_option_equal(first, source.device) for source in sources[1:]):
-        raise RuntimeError("Unexpected behavior: not all grad ops have the same device option.")
-    return True
-
-
-def _make_sum(sources: Sequence[GradientSource], name: str) -> tuple[list[OperatorDef], Any]:
-    """Return the operators that sum the sources of a blob's gradient, and the name of the sum."""
-    base = _base_name(sources, name)
-    total: Any = base
-    if isinstance(sources[0].gradient, GradientSlice):
-        operators, total = _concatenate(sources, base)
-    else:
-        operators = _add(sources, base)
-    for operator in operators:
-        operator.device_option.CopyFrom(sources[0].device)
-        operator.device_option.extra_info.append(f"{IR.IS_AUTO_GEN_SUM_OPS_TAG}:1")
-    return operators, total
-
-
-def _base_name(sources: Sequence[GradientSource], name: str) -> str:
-    for source in sources:
-        suffixes = ("_indices", "_values") if isinstance(source.gradient, GradientSlice) else ("",)
-        for maker, place, suffix in zip(source.makers, source.places, suffixes, strict=True):
-            if maker is not None:
-                return maker.output[place].removesuffix(suffix)
-    return f"{name}_grad"
-
-
-def _add(sources: Sequence[GradientSource], base: str) -> list[OperatorDef]:
-    names: list[str] = []
-    splits = 0
-    first = True
-    for source in sources:
-        if source.makers[0] is None:
-            names.append(_checked(str(source.gradient), base))
-        elif first:
-            first = False
-            names.append(source.makers[0].output[source.places[0]])
-        else:
-            names.append(source.rename(0, splits))
-            splits += 1
-    if base in names:
-        # A Sum in place must have its output as the first input.
-        place = names.index(base)
-        names[0], names[place] = names[place], names[0]
-    return [CreateOperator("Sum", [BlobReference(n) for n in names], BlobReference(base))]
-
-
-def _concatenate(sources: Sequence[GradientSource], base: str) -> tuple[list[OperatorDef], GradientSlice]:
-    operators, outputs = [], []
-    for part, suffix in enumerate(("indices", "values")):
-        names: list[str] = []
-        splits = 0
-        for source in sources:
-            if source.makers[part] is None:
-                names.append(_checked(str(source.gradient[part]), base))
-            else:
-                names.append(source.rename(part, splits))
-                splits += 1
-        made = [f"{base}_{suffix}_concat", f"{base}_{suffix}_concat_split"]
-        blobs = [BlobReference(n) for n in names], [BlobReference(n) for n in made]
-        operators.append(CreateOperator("Concat", *blobs, axis=0))
-        outputs.append(made[0])
-    return operators, GradientSlice(*outputs)
-
-
-def _checked(gradient: str, base: str) -> str:
-    if gradient == base:
-        raise RuntimeError(
-            f"The gradient {gradient} passes through an operator, and is the name of the sum too."
-        )
-    return gradient
 
 
 def _referred(gradient: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from poseidon.caffe2 import workspace
@@ -18,6 +18,7 @@ from poseidon.caffe2.core.blobs import (
 from poseidon.caffe2.core.cloning import NetCopies
 from poseidon.caffe2.core.gradients import GradientRegistry
 from poseidon.caffe2.core.operators import CreateOperator, IsOperator
+from poseidon.caffe2.core.python_operators import _RegisterPythonImpl
 from poseidon.caffe2.core.tracebacks import caller_of_operator
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
@@ -264,6 +265,31 @@ class Net(NetCopies):
             return None
         made = tuple(BlobReference(name, self) for name in op.output)
         return made[0] if len(made) == 1 else made
+
+    def Python(
+        self,
+        f: Any,
+        grad_f: Any = None,
+        python_func_type: Any = None,
+        pass_workspace: bool = False,
+        grad_output_indices: Sequence[int] | None = None,
+        grad_input_indices: Sequence[int] | None = None,
+    ) -> Callable[..., Any]:
+        """Return a call `(inputs, outputs)` that adds an operator written in Python.
+
+        Args:
+            f, grad_f, python_func_type, pass_workspace: see `CreatePythonOperator`.
+            grad_output_indices: the outputs whose gradients `grad_f` gets; by default all.
+            grad_input_indices: the inputs whose gradients it makes; by default all.
+        """
+        arguments: dict[str, Any] = {
+            "token": _RegisterPythonImpl(f, grad_f, python_func_type, pass_workspace)
+        }
+        if grad_output_indices:
+            arguments["grad_output_indices"] = grad_output_indices
+        if grad_input_indices:
+            arguments["grad_input_indices"] = grad_input_indices
+        return lambda *args, **kwargs: self._CreateAndAddToSelf("Python", *args, **{**kwargs, **arguments})
 
     def _ExtendOps(self, new_ops: Iterable[caffe2_pb2.OperatorDef]) -> None:
         ops = list(new_ops)

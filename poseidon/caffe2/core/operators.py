@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from poseidon.caffe2 import scope
+from poseidon.caffe2 import scope, workspace
 from poseidon.caffe2.core.blobs import _RectifyInputOutput
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
@@ -72,4 +72,6 @@ def CreateOperator(
         operator.arg.extend(arg)
     for key, value in kwargs.items():
         operator.arg.add().CopyFrom(MakeArgument(key, value))
+    if workspace.IsImmediate():
+        workspace.RunOperatorImmediate(operator)
     return operator

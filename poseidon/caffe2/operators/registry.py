@@ -21,6 +21,8 @@ To add one: write the function in a module of this package (all modules are impo
 * The return annotation gives the outputs: `Tensor` is one, `tuple[Tensor, Tensor]` up to two, `tuple[Tensor, ...]` or a
   list any number, `None` none. An operator may be given fewer output names than it returns values. `outputs=(1, 3)`
   declares the legal numbers where the annotation does not.
+* With `blobs=True` the function gets two sequences of `Blob`, inputs and outputs, reads and sets their `value` itself and
+  returns nothing: for operators that work on the blobs themselves (Python, readers, inner nets).
 * A class takes the place of the function where an operator keeps state between runs: `__init__` has the arguments (and
   the `Context`), `__call__` the inputs and the return annotation.
 
@@ -54,7 +56,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -117,6 +119,7 @@ class Operator:
         keywords: the name of the Python parameter of each argument.
         context: the parameter that gets the `Context`, None where there is none.
         gradient: the rule of its gradient, None where it is not differentiable.
+        blobs: whether it is called with its blobs, not with their values.
     """
 
     name: str
@@ -129,6 +132,7 @@ class Operator:
     keywords: dict[str, str]
     context: str | None
     gradient: GradientRule | None = field(default=None)
+    blobs: bool = False
 
     def arguments(self, definition: OperatorDef) -> dict[str, Any]:
         """Return the keyword arguments of the function that a definition gives.
@@ -166,6 +170,7 @@ def operator(
     gradient: str | GradientRule | None = None,
     inputs: tuple[int, int] | None = None,
     outputs: tuple[int, int] | None = None,
+    blobs: bool = False,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Register a function, or a class, as the operator of these names; see the docstring of the module.
 
@@ -173,11 +178,14 @@ def operator(
         names: one name, or several of the same operator (`Conv`, `Conv2D`).
         gradient: a rule, or None where the operator is not differentiable.
         inputs, outputs: the least and the largest number, where the signature does not give them.
+        blobs: whether it is called with its blobs, not with their values; any number of these by default.
     """
+    if blobs:
+        inputs, outputs = inputs or (0, ANY), outputs or (0, ANY)
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            _operators[name] = _describe(name, make, gradient, inputs, outputs)
+            _operators[name] = replace(_describe(name, make, gradient, inputs, outputs), blobs=blobs)
         return make
 
     return register
@@ -222,7 +230,7 @@ def _describe(
     outputs: tuple[int, int] | None,
 ) -> Operator:
     stateful = isinstance(make, type)
-    call = make.__dict__["__call__"] if isinstance(make, type) else make
+    call = vars(make).get("__call__", make.__call__) if isinstance(make, type) else make
     arguments = inspect.signature(make, eval_str=True).parameters.values()
     signature = inspect.signature(call, eval_str=True)
     positional = [

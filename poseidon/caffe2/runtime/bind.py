@@ -58,6 +58,8 @@ def step(
     known: Operator, function: Callable[..., Any], inputs: Sequence[Blob], outputs: Sequence[Blob]
 ) -> Step:
     """Return the call for a function, by the number of inputs and outputs: the common ones have no loop."""
+    if known.blobs:
+        return functools.partial(function, inputs, outputs)
     if not outputs:
         return lambda: _drop(function(*[blob.value for blob in inputs]))
     if not known.single:

@@ -7,20 +7,12 @@ from typing import Any
 from poseidon.caffe2.proto.caffe2_pb2 import NetDef, OperatorDef
 from poseidon.caffe2.runtime.bind import Step, bind
 from poseidon.caffe2.runtime.blob import Blob
+from poseidon.caffe2.runtime.chains import chains
+from poseidon.caffe2.runtime.dag import ChainRun
 from poseidon.caffe2.runtime.errors import EnforceNotMet, operator_error, place_of
 
-KINDS = (
-    "",
-    "simple",
-    "dag",
-    "async_dag",
-    "async_scheduling",
-    "async_simple",
-    "prof_dag",
-    "async_polling",
-    "parallel",
-)
-"""The net types that run."""
+THREADED = frozenset({"dag", "async_dag", "async_scheduling", "async_polling", "prof_dag", "parallel"})
+"""The net types whose independent operators run on threads, where the net has more than one worker."""
 
 
 class Net:
@@ -29,6 +21,8 @@ class Net:
     Attributes:
         definition: a copy of its NetDef.
         steps: one call for each operator.
+        threads: how many run it.
+        chains: the plan of a net that runs on threads.
     """
 
     def __init__(self, definition: NetDef, workspace: Any) -> None:
@@ -50,17 +44,28 @@ class Net:
             if self.definition.HasField("device_option") and not operator.HasField("device_option"):
                 operator = _on(operator, self.definition)
             self.steps.append(compile_operator(operator, workspace, self.name, index))
+        self.threads = definition.num_workers if definition.type in THREADED else 1
+        self.chains = chains(self.definition.op) if self.threads > 1 else []
 
     def run(self) -> None:
-        """Run all operators once, in order.
+        """Run all operators once: in order, or independent chains of them on threads.
 
         Raises:
             RuntimeError: an operator has failed; the cause is what it raised.
         """
+        if len(self.chains) > 1:
+            ChainRun(self.chains, self._run_step)(min(self.threads, len(self.chains)))
+            return
         index = -1
         try:
             for index, step in enumerate(self.steps):  # noqa: B007 (the handler reads it)
                 step()
+        except Exception as error:
+            raise failure(error, self.definition.op[index], self.name, index) from error
+
+    def _run_step(self, index: int) -> None:
+        try:
+            self.steps[index]()
         except Exception as error:
             raise failure(error, self.definition.op[index], self.name, index) from error
 
@@ -87,8 +92,8 @@ def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", ind
 
 
 def failure(error: Exception, definition: OperatorDef, net: str, index: int) -> Exception:
-    """Return what to raise for an operator that has failed; interrupts and errors of inner nets stay as they are."""
-    if place_of(error) is not None:
+    """Return what to raise for an operator that has failed; errors of Python functions and of inner nets stay as they are."""
+    if place_of(error) is not None or definition.type.startswith("Python"):
         return error
     empty = " (a blob that it reads is empty)" if "NoneType" in str(error) else ""
     return operator_error(f"{type(error).__name__}: {error}{empty}", definition, net, index)

@@ -1,0 +1,144 @@
+"""The sum of the gradients of a blob that several operators read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from poseidon.caffe2.core.blobs import BlobReference, GradientSlice
+from poseidon.caffe2.core.devices import device_option_equal
+from poseidon.caffe2.core.operators import CreateOperator
+from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
+
+SUM_TAG = "is_auto_gen_sum_ops"
+"""Marks, in the device option, an operator that sums gradients."""
+
+
+@dataclass(slots=True)
+class GradientSource:
+    """What makes one share of the gradient of a version of a blob.
+
+    Attributes:
+        gradient: a name, or a GradientSlice.
+        makers: the operators that make it (of indices and values where it is sparse), None where it passes through.
+        places: the index of it among the outputs of each maker.
+        device: the device option of the operator that asks for it.
+        local: all gradient operators of the same forward operator; some may work on the gradient in place.
+    """
+
+    gradient: Any
+    makers: tuple[OperatorDef | None, ...]
+    places: tuple[int, ...]
+    device: DeviceOption
+    local: list[OperatorDef] = field(default_factory=list)
+
+    def rename(self, part: int, count: int) -> str:
+        """Give what is made a name of its own, so that it can be summed; return that name."""
+        maker, place = self.makers[part], self.places[part]
+        assert maker is not None
+        old = maker.output[place]
+        new = f"_{old}_autosplit_{count}"
+        if sum(name == old for name in maker.output) == 1:
+            earlier = False
+            for operator in self.local:
+                # The gradient of the output may have the same name, where the forward operator works in place.
+                if earlier:
+                    _replace(operator.input, old, new)
+                earlier = earlier or old in operator.output
+                _replace(operator.output, old, new)
+        maker.output[place] = new
+        return new
+
+
+def _replace(names: Any, old: str, new: str) -> None:
+    for index, name in enumerate(names):
+        if name == old:
+            names[index] = new
+
+
+def must_sum(sources: Sequence[GradientSource]) -> bool:
+    """Return whether there are gradients to sum.
+
+    Raises:
+        RuntimeError: dense and sparse ones, or gradients on several devices, come together.
+    """
+    if len({isinstance(source.gradient, GradientSlice) for source in sources}) > 1:
+        raise RuntimeError(
+            "Automatic aggregation of a mix of sparse and dense gradients is not supported yet"
+        )
+    if len(sources) < 2:
+        return False
+    first = sources[0].device
+    if not all(device_option_equal(first, source.device) for source in sources[1:]):
+        raise RuntimeError("Unexpected behavior: not all grad ops have the same device option.")
+    return True
+
+
+def make_sum(sources: Sequence[GradientSource], name: str) -> tuple[list[OperatorDef], Any]:
+    """Return the operators that sum the sources of a blob's gradient, and the name of the sum."""
+    base = _base_name(sources, name)
+    total: Any = base
+    if isinstance(sources[0].gradient, GradientSlice):
+        operators, total = _concatenate(sources, base)
+    else:
+        operators = _add(sources, base)
+    for operator in operators:
+        operator.device_option.CopyFrom(sources[0].device)
+        operator.device_option.extra_info.append(f"{SUM_TAG}:1")
+    return operators, total
+
+
+def _base_name(sources: Sequence[GradientSource], name: str) -> str:
+    for source in sources:
+        suffixes = ("_indices", "_values") if isinstance(source.gradient, GradientSlice) else ("",)
+        for maker, place, suffix in zip(source.makers, source.places, suffixes, strict=True):
+            if maker is not None:
+                return maker.output[place].removesuffix(suffix)
+    return f"{name}_grad"
+
+
+def _add(sources: Sequence[GradientSource], base: str) -> list[OperatorDef]:
+    names: list[str] = []
+    splits = 0
+    first = True
+    for source in sources:
+        if source.makers[0] is None:
+            names.append(_checked(str(source.gradient), base))
+        elif first:
+            first = False
+            names.append(source.makers[0].output[source.places[0]])
+        else:
+            names.append(source.rename(0, splits))
+            splits += 1
+    if base in names:
+        # A Sum in place must have its output as the first input.
+        place = names.index(base)
+        names[0], names[place] = names[place], names[0]
+    return [CreateOperator("Sum", [BlobReference(n) for n in names], BlobReference(base))]
+
+
+def _concatenate(sources: Sequence[GradientSource], base: str) -> tuple[list[OperatorDef], GradientSlice]:
+    operators, outputs = [], []
+    for part, suffix in enumerate(("indices", "values")):
+        names: list[str] = []
+        splits = 0
+        for source in sources:
+            if source.makers[part] is None:
+                names.append(_checked(str(source.gradient[part]), base))
+            else:
+                names.append(source.rename(part, splits))
+                splits += 1
+        made = [f"{base}_{suffix}_concat", f"{base}_{suffix}_concat_split"]
+        blobs = [BlobReference(n) for n in names], [BlobReference(n) for n in made]
+        operators.append(CreateOperator("Concat", *blobs, axis=0))
+        outputs.append(made[0])
+    return operators, GradientSlice(*outputs)
+
+
+def _checked(gradient: str, base: str) -> str:
+    if gradient == base:
+        raise RuntimeError(
+            f"The gradient {gradient} passes through an operator, and is the name of the sum too."
+        )
+    return gradient

@@ -1,0 +1,80 @@
+"""The running of chains on threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from poseidon.caffe2.runtime.chains import Chain
+
+MOST_THREADS = 64
+
+_pool = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="caffe2-net")
+
+
+class ChainRun:
+    """One run of the chains of a net.
+
+    The thread that starts it works too: it needs no other to come to the end, so that nets inside nets cannot block.
+    """
+
+    def __init__(self, chains: Sequence[Chain], run: Callable[[int], None]) -> None:
+        """Prepare a run.
+
+        Args:
+            chains: the plan.
+            run: runs the operator of an index.
+        """
+        self._chains = chains
+        self._run = run
+        self._changed = threading.Condition()
+        self._waits = [chain.waits_for for chain in chains]
+        self._ready = deque(number for number, count in enumerate(self._waits) if count == 0)
+        self._left = len(chains)
+        self._running = 0
+        self._error: BaseException | None = None
+
+    def __call__(self, threads: int) -> None:
+        """Run all chains on at most so many threads.
+
+        Raises:
+            BaseException: what the first operator that failed has raised.
+        """
+        for _ in range(threads - 1):
+            _pool.submit(self._work)
+        self._work()
+        with self._changed:
+            self._changed.wait_for(lambda: self._running == 0)
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while (number := self._next()) is not None:
+            error = None
+            try:
+                for index in self._chains[number].operators:
+                    self._run(index)
+            except BaseException as caught:  # noqa: BLE001 (the thread that started the run raises it)
+                error = caught
+            self._ended(number, error)
+
+    def _next(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or not self._left or self._error)
+            if not self._ready or self._error is not None:
+                return None
+            self._running += 1
+            return self._ready.popleft()
+
+    def _ended(self, number: int, error: BaseException | None) -> None:
+        with self._changed:
+            self._running -= 1
+            self._left -= 1
+            self._error = self._error or error
+            for released in self._chains[number].releases:
+                self._waits[released] -= 1
+                if self._waits[released] == 0:
+                    self._ready.append(released)
+            self._changed.notify_all()

@@ -1,0 +1,106 @@
+"""Blobs as BlobProto messages: what Save writes, Load reads, and SerializeBlob gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto
+from poseidon.caffe2.runtime.blob import kind_of
+from poseidon.caffe2.runtime.data_types import number_of
+from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.values import from_proto
+
+CHUNK_SIZE = 1_000_000
+"""Values in one message, as Caffe2 writes them."""
+_FIELDS = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.INT64: "int64_data",
+}
+
+
+def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]:
+    """Return a blob as messages: one, or several of at most `chunk_size` values each.
+
+    Args:
+        name: the blob's name in the messages.
+        value: what the blob holds: a tensor, or a plain string.
+        chunk_size: 0 for Caffe2's own, -1 for one message.
+
+    Raises:
+        RuntimeError: the value is neither.
+    """
+    if isinstance(value, bytes):
+        yield BlobProto(name=name, type="std::string", content=value)
+        return
+    if not isinstance(value, (torch.Tensor, np.ndarray)):
+        raise EnforceNotMet(f"The blob {name} of type {kind_of(value)} cannot be serialized")
+    flat = value.reshape(-1) if isinstance(value, np.ndarray) else value.detach().cpu().reshape(-1)
+    size = max(len(flat), 1) if chunk_size == -1 else chunk_size or CHUNK_SIZE
+    for begin in range(0, max(len(flat), 1), size):
+        part = flat[begin : begin + size]
+        proto = BlobProto(name=name, type="Tensor")
+        tensor = proto.tensor
+        tensor.name = name
+        tensor.dims.extend(value.shape)
+        tensor.segment.begin, tensor.segment.end = begin, begin + len(part)
+        tensor.data_type = number_of(value)  # type: ignore[assignment]
+        if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+            tensor.device_detail.device_type = 1
+            tensor.device_detail.device_id = value.device.index or 0
+        _fill(tensor, part)
+        yield proto
+
+
+def deserialize(proto: BlobProto, into: Any = None) -> Any:
+    """Return the value of a message.
+
+    Args:
+        proto: the message.
+        into: the value of the blob's earlier messages: a chunk of a tensor is written into it.
+
+    Raises:
+        RuntimeError: the message holds neither a tensor nor a string.
+    """
+    if proto.HasField("tensor"):
+        return _merged(proto.tensor, into)
+    if proto.type == "std::string":
+        return proto.content
+    raise EnforceNotMet(f"A blob of type {proto.type} cannot be read")
+
+
+def _fill(tensor: TensorProto, part: Any) -> None:
+    kind = tensor.data_type
+    if kind == TensorProto.STRING:
+        tensor.string_data.extend(part.tolist())
+    elif kind == TensorProto.FLOAT16:
+        tensor.int32_data.extend((part.view(torch.int16).to(torch.int32) & 0xFFFF).tolist())
+    else:
+        # An array fills a packed field far faster than a list.
+        getattr(tensor, _FIELDS.get(kind, "int32_data")).extend(part.numpy())
+
+
+def _merged(tensor: TensorProto, into: Any) -> Any:
+    total = int(np.prod(list(tensor.dims), dtype=np.int64))
+    whole = not tensor.HasField("segment") or (tensor.segment.begin, tensor.segment.end) == (0, total)
+    if whole:
+        return from_proto(tensor)
+    part = TensorProto()
+    part.CopyFrom(tensor)
+    begin, end = tensor.segment.begin, tensor.segment.end
+    del part.dims[:]
+    part.dims.append(end - begin)
+    values = from_proto(part)
+    shape = tuple(tensor.dims)
+    if into is None or tuple(into.shape) != shape or into.dtype != values.dtype:
+        into = (
+            np.full(shape, b"", dtype=object)
+            if isinstance(values, np.ndarray)
+            else torch.zeros(shape, dtype=values.dtype)
+        )
+    into.reshape(-1)[begin:end] = values
+    return into

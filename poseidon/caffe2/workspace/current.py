@@ -1,0 +1,83 @@
+"""The workspaces of the process, and which one is the current."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.workspace import Workspace
+
+log = logging.getLogger("poseidon.caffe2.workspace")
+
+DEFAULT = "default"
+_workspaces: dict[str, Workspace] = {DEFAULT: Workspace()}
+_current_name = DEFAULT
+
+
+def current() -> Workspace:
+    """Return the current workspace."""
+    return _workspaces[_current_name]
+
+
+def CurrentWorkspace() -> str:
+    """Return the name of the current workspace."""
+    return _current_name
+
+
+def Workspaces() -> list[str]:
+    """Return the names of all workspaces."""
+    return list(_workspaces)
+
+
+def SwitchWorkspace(name: str, create_if_missing: bool = False) -> None:
+    """Make another workspace the current one.
+
+    Raises:
+        RuntimeError: there is none of this name.
+    """
+    global _current_name  # noqa: PLW0603 (a process has one current workspace)
+    if name not in _workspaces:
+        if not create_if_missing:
+            raise EnforceNotMet(f"Workspace of the specified name does not exist: {name}")
+        _workspaces[name] = Workspace()
+    _current_name = name
+
+
+@contextlib.contextmanager
+def WorkspaceGuard(workspace_name: str) -> Iterator[None]:
+    """Work in another workspace; it is made where there is none."""
+    before = CurrentWorkspace()
+    SwitchWorkspace(workspace_name, True)
+    try:
+        yield
+    finally:
+        SwitchWorkspace(before)
+
+
+def ResetWorkspace(root_folder: str | None = None) -> bool:
+    """Drop all blobs and nets of the current workspace.
+
+    Args:
+        root_folder: its folder from now on; by default ".".
+    """
+    if root_folder is not None and not os.path.exists(root_folder):
+        os.makedirs(root_folder)
+    current().reset(root_folder or ".")
+    return True
+
+
+def RootFolder() -> str:
+    """Return the folder of the current workspace."""
+    return current().root_folder
+
+
+def GlobalInit(args: Sequence[str]) -> bool:
+    """Take Caffe2's command line flags (`--caffe2_log_level=2`); what is not known here is ignored."""
+    for argument in args[1:]:
+        key, _, value = str(argument).partition("=")
+        if key == "--caffe2_log_level" and value.lstrip("-").isdigit():
+            log.setLevel(max(logging.DEBUG, 20 + 10 * int(value)))
+    return True

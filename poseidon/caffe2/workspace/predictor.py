@@ -1,0 +1,49 @@
+"""A predictor: an init net and a net to run, in a workspace of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from poseidon.caffe2.proto import caffe2_pb2
+from poseidon.caffe2.runtime.facade import WorkspaceView
+from poseidon.caffe2.runtime.workspace import Workspace
+from poseidon.caffe2.workspace.current import current
+from poseidon.caffe2.workspace.nets import StringifyProto
+
+
+class Predictor:
+    """Runs a net on inputs; its parameters come from the init net, and from the current workspace where it has them."""
+
+    def __init__(self, init_net: Any, predict_net: Any) -> None:
+        """Run the init net and create the other.
+
+        Args:
+            init_net, predict_net: NetDefs, their bytes, or nets.
+        """
+        self._workspace = Workspace(parent=current())
+        self._net = caffe2_pb2.NetDef.FromString(StringifyProto(predict_net))
+        init = caffe2_pb2.NetDef.FromString(StringifyProto(init_net))
+        self._workspace.run_once(init)
+        made = {name for op in init.op for name in op.output}
+        self._inputs = [name for name in self._net.external_input if name not in made]
+        for name in self._inputs:
+            self._workspace.create(name)
+        self._compiled = self._workspace.create_net(self._net, overwrite=True)
+
+    def run(self, inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray]) -> list[Any]:
+        """Return the net's external outputs for inputs, given in the order of the external inputs or by name.
+
+        Raises:
+            RuntimeError: there are more inputs than the net has, or an operator has failed.
+        """
+        named = dict(inputs) if isinstance(inputs, Mapping) else dict(zip(self._inputs, inputs, strict=False))
+        if len(named) < len(inputs):
+            raise RuntimeError(f"{len(inputs)} inputs are given, the net has {len(self._inputs)}")
+        view = WorkspaceView(self._workspace)
+        for name, value in named.items():
+            view.create_blob(name).feed(value)
+        self._compiled.run()
+        return [view.fetch_blob(name) for name in self._net.external_output]
