@@ -55,7 +55,7 @@ class RestartedJob:
     Attributes:
         result: of its last start.
         restarts: their number.
-        repeated: iterations that were computed more than once, as far as they were reported to the launcher.
+        repeated: iterations that were lost and computed again, as far as they were reported to the launcher.
     """
 
     result: JobResult
@@ -105,9 +105,12 @@ class _Restarts:
         self._settings = settings
         self._attempt = 0
         self._restarts = 0
-        self._repeated = 0
+        self._repeated = 0  # before the last loss
+        self._repeated_since = 0  # by it
         self._waited_s = 0.0
-        self._reached = 0
+        self._reached = 0  # of all starts
+        self._lost_at = 0
+        self._point = StartingPoint()
 
     def run(self) -> RestartedJob:
         """Run the job; see `run_with_restarts`."""
@@ -118,7 +121,9 @@ class _Restarts:
             except JobInterrupted as loss:
                 point = self._prepare(loss)
             else:
-                return RestartedJob(result=result, restarts=self._restarts, repeated=self._repeated)
+                return RestartedJob(
+                    result=result, restarts=self._restarts, repeated=self._repeated + self._repeated_since
+                )
 
     def _prepare(self, loss: JobInterrupted) -> StartingPoint:
         """Decide what follows a loss, report it, and wait before the next start.
@@ -142,6 +147,8 @@ class _Restarts:
     def _count(self, loss: JobInterrupted) -> None:
         self._waited_s = 0.0
         self._reached = max(self._reached, loss.iteration)
+        self._lost_at = loss.iteration
+        self._repeated += self._repeated_since
         if self._settings.max_restarts == 0:
             raise _ended(str(loss), loss)
         if self._restarts == self._settings.max_restarts:
@@ -161,16 +168,22 @@ class _Restarts:
             raise _ended(f"{loss} (waited {self._waited_s:.0f} s for it to come back)", loss)
 
     def _report(self, loss: JobInterrupted, point: StartingPoint) -> None:
-        where = f"from {point.state}" if point.state else "from the beginning"
-        if loss.while_starting:
+        # A snapshot can be lost with its host: only the start that follows decides what is repeated.
+        self._repeated_since = max(0, self._lost_at - point.iteration)
+        unchanged, self._point = point == self._point, point
+        if loss.while_starting and unchanged:
             self._driver.report(f"{loss}; trying again")
             return
-        repeated = max(0, loss.iteration - point.iteration)
-        self._repeated += repeated
+        what = (
+            "trying again"
+            if loss.while_starting
+            else f"restart {self._restarts} of {self._settings.max_restarts}"
+        )
+        where = f"from {point.state}" if point.state else "from the beginning"
+        repeated = max(0, self._reached - point.iteration)
         count = f"{repeated} iteration{'' if repeated == 1 else 's'}"
         self._driver.report(
-            f"{loss}; restart {self._restarts} of {self._settings.max_restarts}: going on {where} at iteration "
-            f"{point.iteration}, at least {count} to repeat"
+            f"{loss}; {what}: going on {where} at iteration {point.iteration}, at least {count} to repeat"
         )
 
 

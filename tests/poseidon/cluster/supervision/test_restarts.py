@@ -33,8 +33,14 @@ class World:
     """Each start ends as the script says; the first is from the beginning, later ones from the snapshot."""
 
     def __init__(
-        self, script: Sequence[JobResult | Exception], *, stop_at: int | None = None, without: str = ""
+        self,
+        script: Sequence[JobResult | Exception],
+        *,
+        stop_at: int | None = None,
+        without: str = "",
+        points: Sequence[StartingPoint] = (),
     ) -> None:
+        self._points = list(points)
         self._without = without
         self._script = list(script)
         self._stop_at = stop_at
@@ -50,7 +56,9 @@ class World:
         return end
 
     def starting_point(self) -> StartingPoint:
-        return SNAPSHOT if self.starts else StartingPoint()
+        if not self.starts:
+            return StartingPoint()
+        return self._points.pop(0) if self._points else SNAPSHOT
 
     def drop_missing_hosts(self) -> str:
         return self._without
@@ -78,16 +86,26 @@ def test_a_loss_is_followed_by_a_start_from_the_snapshot() -> None:
     assert world.said[0] == (
         "worker 1 was killed; restart 1 of 3: going on from snap_iter_50.solverstate at iteration 50, at least 7 iterations to repeat"
     )
-    assert world.said[1].endswith("1 iteration to repeat")
+    assert world.said[1].endswith("at least 7 iterations to repeat")  # the first start had got to 57
     assert (
         describe_ending("j", ended)
         == "job j finished at iteration 100 after 2 restarts, at least 8 iterations repeated"
     )
 
 
-def test_a_loss_before_the_snapshot_was_reached_again_repeats_nothing() -> None:
+def test_a_loss_before_the_snapshot_was_reached_again_is_not_counted_twice() -> None:
     world = World([lost(), lost(0), DONE])
     assert run_with_restarts(world, RestartSettings(max_restarts=3)).repeated == 7
+    assert world.said[1].endswith("at least 7 iterations to repeat")
+
+
+def test_a_snapshot_that_is_lost_with_its_host_repeats_more() -> None:
+    world = World([lost(), absent(), DONE], points=[SNAPSHOT, StartingPoint()])
+    assert run_with_restarts(world, RestartSettings(max_restarts=3)).repeated == 57
+    assert world.said[1] == (
+        "no route to node1; trying again: going on from the beginning at iteration 0, at least 57 iterations to repeat"
+    )
+    assert world.starts[-1] == (2, StartingPoint())
 
 
 @pytest.mark.parametrize(("most", "words"), [(1, "once already"), (2, "2 times already")])
