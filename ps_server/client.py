@@ -158,7 +158,7 @@ class Client:
             out: flat float32 of the table's size.
         """
         with self._monitor:
-            self._session.bind(table, out)
+            self._session.values.bind(table, out)
 
     def push(self, table: int, array: Array, *, rate: float = 0.0) -> None:
         """Send this iteration's gradient (staleness 0) or change (staleness > 0) of a table; returns at once.
@@ -212,7 +212,7 @@ class Client:
         self._until_fresh(table, staleness)
         self._meter.waited(table, began_s)
         with self._monitor:
-            pieces = self._session.take(table)
+            pieces = self._session.values.take(table)
         for piece in pieces:
             view = out[piece.start : piece.stop]
             np.copyto(view, piece.value)
@@ -223,7 +223,7 @@ class Client:
         """Return the history that the shards keep for a table of staleness 0."""
         self._do(lambda: self._session.ask_history(table))
         return self._monitor.wait_for(
-            lambda: self._session.history(table), f"the history of table {table} did not come"
+            lambda: self._session.values.take_history(table), f"the history of table {table} did not come"
         )
 
     def store_copy(self, table: int, array: Array) -> None:
@@ -410,7 +410,7 @@ class Client:
             for message, parts in received:
                 self._meter.received(message, parts)
                 if isinstance(message, Value):
-                    self._session.land(shard, message)
+                    self._session.values.land(shard, message)
             with self._monitor:
                 for message, _ in received:
                     if isinstance(message, MemoryAnswer):

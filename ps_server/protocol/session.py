@@ -12,15 +12,13 @@ Laws:
   previous session.
 * A pushed array is held, and must not be written to, until the shard has it: at staleness 0 until the next value of its
   chunk arrives, at staleness > 0 until a value that includes it arrives.
-* A table of staleness 0 may be bound to its reader's array. Values are then written to that array when they arrive: between a
-  push and the next read, when no thread reads the array.
+* A table of staleness 0 may be bound to its reader's array (`values.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -28,13 +26,14 @@ import numpy as np
 from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.chunk_copy import ChunkCopy, Held, Piece, feedback_for
+from ps_server.protocol.chunk_copy import Held, feedback_for
 from ps_server.protocol.clock import needed_clock
 from ps_server.protocol.control import WorkerCollections, WorkerSignals
 from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.placement import Chunk, place
-from ps_server.protocol.precision import NUMPY_TYPES, add, of_pushes, of_values
-from ps_server.protocol.settings import Consistency, Keeping, Precision, StoreSpec, TableSpec
+from ps_server.protocol.precision import of_pushes
+from ps_server.protocol.settings import Consistency, Keeping, StoreSpec, TableSpec
+from ps_server.protocol.values import WorkerValues, check_array
 from ps_server.rules import history_count
 
 
@@ -73,17 +72,8 @@ class Session:
         self._log = log if store.consistency is Consistency.SSP_AGGR else None
         self._sent_clock = store.start_clock
         self._placement = place(store.tables, store.shards, store.loads)
-        self._copies = tuple(
-            tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in self._placement.chunks
-        )
-        self._bound: list[m.Array | None] = [
-            None if of_values(store, table) is Precision.FLOAT32 else np.zeros(table.size, np.float32)
-            for table in store.tables
-        ]
+        self.values = WorkerValues(store, self._placement.chunks, self._log)
         self._feedback = [feedback_for(store, table) for table in store.tables]
-        self._bound_outside = [False] * len(store.tables)
-        self._fresh = [-1] * store.shards
-        self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
         self._joins = True  # whether `start` sends a `Hello`
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
         self.norm = WorkerNorm(rank, bulk, outside=store.outside_norm, clock=store.start_clock)
@@ -123,7 +113,7 @@ class Session:
         All workers have taken part in a collection since their last message, and none has pushed. Rank 0's signals are
         forgotten: it sends them again once the session has started.
         """
-        if any(copy.pushed != self.store.start_clock for row in self._copies for copy in row):
+        if any(copy.pushed != self.store.start_clock for row in self.values.copies for copy in row):
             raise LocalProtocolError("a store is renewed only before its first push")
         store = replace(self.store, start_clock=start_clock)
         session = Session(self.rank, store, self._token, log=self._log)
@@ -140,40 +130,32 @@ class Session:
                 f"table '{spec.name}' got {len(arrays)} initial arrays; expected {allowed}"
             )
         for array in arrays:
-            self._check_array(table, array)
+            check_array(self.store.tables[table], array)
         return arrays
-
-    def _check_array(self, table: int, array: m.Payload, precision: Precision = Precision.FLOAT32) -> None:
-        spec = self.store.tables[table]
-        if array.shape != (spec.size,) or array.dtype != NUMPY_TYPES[precision]:
-            raise LocalProtocolError(
-                f"table '{spec.name}' takes {spec.size} flat {precision.value}, "
-                f"not {array.dtype} of shape {array.shape}"
-            )
 
     def on_the_wire(self, table: int, array: m.Array) -> m.Payload:
         """Return what to `push` for this iteration's gradient or change: at 16 bits the rounded one. Call it once for each.
 
         Only the thread that pushes the table may call it, at the same time as any other method.
         """
-        self._check_array(table, array)
+        check_array(self.store.tables[table], array)
         feedback = self._feedback[table]
         return array if feedback is None else feedback.round(array)
 
     def push(self, table: int, array: m.Payload, rate: float) -> list[Addressed]:
         """Send the result of `on_the_wire` for this iteration's gradient or change of a table, once."""
-        self._check_array(table, array, of_pushes(self.store, self.store.tables[table]))
+        check_array(self.store.tables[table], array, of_pushes(self.store, self.store.tables[table]))
         if self.store.tables[table].keeping is Keeping.COPY:
             raise LocalProtocolError(
                 f"table '{self.store.tables[table].name}' is a copy: no worker pushes to it"
             )
         outgoing = []
-        for copy in self._copies[table]:
+        for copy in self.values.copies[table]:
             if copy.pushed != self.clock:
                 raise LocalProtocolError(
                     f"table '{self.store.tables[table].name}' was already pushed in iteration {self.clock}"
                 )
-        for copy in self._copies[table]:
+        for copy in self.values.copies[table]:
             chunk = copy.chunk
             part = array[chunk.start : chunk.stop]
             copy.pushed += 1
@@ -199,7 +181,7 @@ class Session:
     def _send_held(self, key: tuple[int, int]) -> Addressed:
         assert self._log is not None
         first, count, array = self._log.take(key)
-        copy = self._copies[key[0]][key[1]]
+        copy = self.values.copies[key[0]][key[1]]
         copy.held.append(Held(array, count))
         copy.sent = first + count
         return Addressed(copy.chunk.shard, m.Push(*key, first, 0.0, array, count))
@@ -217,7 +199,7 @@ class Session:
         """Send the shards the number of iterations whose changes have all been sent."""
         sent = [
             c.sent
-            for (row, t) in zip(self._copies, self.store.tables, strict=True)
+            for (row, t) in zip(self.values.copies, self.store.tables, strict=True)
             if t.adds_changes
             for c in row
         ]
@@ -228,7 +210,7 @@ class Session:
 
     def tick(self) -> list[Addressed]:
         """Finish an iteration. Every table must have been pushed."""
-        for spec, row in zip(self.store.tables, self._copies, strict=True):
+        for spec, row in zip(self.store.tables, self.values.copies, strict=True):
             if spec.keeping is not Keeping.COPY and row[0].pushed != self.clock + 1:
                 raise LocalProtocolError(f"iteration {self.clock} ends without a push of table '{spec.name}'")
         self.clock += 1
@@ -249,7 +231,7 @@ class Session:
             return []
         needed = self._needed(table, staleness)
         outgoing = []
-        for copy in self._copies[table]:
+        for copy in self.values.copies[table]:
             if copy.clock < needed and copy.requested < needed and copy.clock >= 0:
                 copy.requested = needed
                 outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, needed)))
@@ -265,7 +247,7 @@ class Session:
 
     def store_copy(self, table: int, array: m.Array) -> list[Addressed]:
         """Send the value of a table of `Keeping.COPY` at this worker's clock to its shards. Rank 0 only."""
-        self._check_array(table, array)
+        check_array(self.store.tables[table], array)
         return [
             Addressed(c.shard, m.Store(table, c.index, self.clock, array[c.start : c.stop].copy()))
             for c in self._placement.chunks[table]
@@ -274,7 +256,7 @@ class Session:
     def ask_copy(self, table: int) -> list[Addressed]:
         """Ask for what was last stored of a table of `Keeping.COPY`."""
         outgoing = []
-        for copy in self._copies[table]:
+        for copy in self.values.copies[table]:
             copy.clock = -1
             outgoing.append(Addressed(copy.chunk.shard, m.Get(table, copy.chunk.index, 0)))
         return outgoing
@@ -306,42 +288,7 @@ class Session:
         rest = self._send_due(lambda table: self.clock + 1)
         return [*rest, *(Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
 
-    def bind(self, table: int, out: m.Array) -> None:
-        """Let `land` write the values of a table of staleness 0 to `out`."""
-        self._check_array(table, out)
-        spec = self.store.tables[table]
-        if (
-            spec.staleness > 0
-            or spec.keeping is Keeping.COPY
-            or any(c.clock >= 0 for c in self._copies[table])
-        ):
-            raise LocalProtocolError(
-                f"table '{spec.name}' cannot be bound: only tables of staleness 0 can, before their first value"
-            )
-        self._bound[table] = out
-        self._bound_outside[table] = True
-
     # -- receiving -----------------------------------------------------------------------------------------
-
-    def land(self, shard: int, value: m.Value) -> None:
-        """Write a value to the array that its table is bound to. Call `receive` with the value afterwards.
-
-        A reader of the table waits until `receive` was called, so this method may run at the same time as any other.
-
-        Raises:
-            RemoteProtocolError: the value is not one that the shard may send now; nothing is written.
-        """
-        out = self._bound[value.table] if value.table < len(self._bound) else None
-        if out is None:
-            return
-        copy = self._fitting(shard, value)
-        if value.clock <= copy.clock:
-            return
-        view = out[copy.chunk.start : copy.chunk.stop]
-        if value.array.dtype == np.float32:
-            np.copyto(view, value.array)
-        else:
-            add(view, value.array)
 
     def receive(self, shard: int, message: m.Message) -> list[Addressed]:
         """Take one message of a shard. Return the answers to send.
@@ -352,18 +299,17 @@ class Session:
         """
         match message:
             case m.Value():
-                self._receive_value(shard, message)
+                self.values.receive(shard, message)
             case m.Fresh(clock):
-                self._fresh[shard] = max(self._fresh[shard], clock)
+                self.values.receive_fresh(shard, clock)
             case m.Welcome(index) if index == shard:
                 self.signals.welcome(shard)  # all other messages are sent without waiting for it
             case m.PartialNorm(clock, _) if self.norm.expects_partial(shard, clock):
                 return [Addressed(*to) for to in self.norm.add_partial(shard, message)]
             case m.TotalNorm(clock, _) if self.norm.expects_total(shard, clock, now=self.clock):
                 self.norm.put_total(message)
-            case m.History(table, chunk, _, arrays):
-                self._check_history(self._known(shard, table, chunk), arrays)
-                self._histories[table, chunk] = arrays
+            case m.History():
+                self.values.receive_history(shard, message)
             case m.Gathered() if self.collections.expects(message):
                 self.collections.receive(message)
             case m.Signal() if self.rank != 0:
@@ -378,50 +324,6 @@ class Session:
             case _:
                 raise RemoteProtocolError(f"shard {shard} sent an unexpected {type(message).__name__}")
         return []
-
-    def _receive_value(self, shard: int, value: m.Value) -> None:
-        copy = self._fitting(shard, value)
-        if value.clock < copy.clock:
-            return
-        while copy.own < value.own:
-            copy.own += copy.held.popleft().iterations
-        if self._log is not None and self.store.tables[value.table].adds_changes:
-            self._log.value((value.table, value.chunk), np.asarray(value.array, np.float32))
-        copy.clock = value.clock
-        bound = self._bound[value.table]
-        if bound is None:
-            copy.unread = value.array
-        elif not self._bound_outside[value.table]:
-            copy.unread = bound[copy.chunk.start : copy.chunk.stop]
-
-    def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
-        copy = self._known(shard, value.table, value.chunk)
-        if value.array.size != copy.chunk.size or not copy.includes(value.own):
-            raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
-        if value.array.dtype != np.float32:
-            kind = NUMPY_TYPES[of_values(self.store, self.store.tables[value.table])]
-            if value.array.dtype != kind or copy.clock < 0 or value.clock > copy.clock + 1:
-                raise RemoteProtocolError(
-                    f"shard {shard} sent a change that does not fit chunk {value.chunk}"
-                )
-        return copy
-
-    def _check_history(self, copy: ChunkCopy, arrays: Sequence[m.Array]) -> None:
-        chunk, spec = copy.chunk, self.store.tables[copy.chunk.table]
-        expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
-        if len(arrays) != expected or any(array.size != chunk.size for array in arrays):
-            raise RemoteProtocolError(
-                f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"
-            )
-
-    def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:
-        if table < len(self._copies) and chunk < len(self._copies[table]):
-            copy = self._copies[table][chunk]
-            if copy.chunk.shard == shard:
-                return copy
-        raise RemoteProtocolError(
-            f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"
-        )
 
     # -- reading -------------------------------------------------------------------------------------------
 
@@ -439,35 +341,4 @@ class Session:
             staleness: a bound to use in place of the table's own; 0 reads the updates of all workers' finished iterations.
             first: the chunk to begin with; those before it are fresh enough.
         """
-        needed = self._needed(table, staleness)
-        for copy in islice(self._copies[table], first, None):
-            clock = copy.clock
-            if self.store.tables[table].adds_changes and clock >= 0:
-                clock = max(clock, self._fresh[copy.chunk.shard])
-            if clock < needed:
-                return copy.chunk
-        return None
-
-    def take(self, table: int) -> list[Piece]:
-        """Return what has come since the last call; the reader writes it over its copy of the table."""
-        pieces = []
-        for copy in self._copies[table]:
-            if copy.unread is not None:
-                changes = self._own_changes(copy) if self.store.tables[table].adds_changes else ()
-                pieces.append(Piece(copy.chunk.start, copy.chunk.stop, copy.unread, changes))
-                copy.unread = None
-        return pieces
-
-    def _own_changes(self, copy: ChunkCopy) -> tuple[m.Payload, ...]:
-        """Return the changes of this worker that the last value does not include."""
-        kept = None if self._log is None else self._log.peek((copy.chunk.table, copy.chunk.index))
-        sent = tuple(push.array for push in copy.held)
-        return sent if kept is None else (*sent, kept)
-
-    def history(self, table: int) -> list[m.Array] | None:
-        """Return the history that `ask_history` has asked for; None while parts are missing."""
-        row = self._placement.chunks[table]
-        if not all((table, chunk.index) in self._histories for chunk in row):
-            return None
-        parts = [self._histories.pop((table, chunk.index)) for chunk in row]
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return self.values.missing(table, self._needed(table, staleness), first=first)

@@ -371,7 +371,7 @@ def _told_by_the_shard(session: Session, packet: Packet) -> int:
         before = fingerprint(session)
         try:
             if isinstance(message, m.Value):
-                session.land(0, message)
+                session.values.land(0, message)
             session.receive(0, message)
         except (RemoteProtocolError, PeerLost):  # it may be told that another worker has gone, too
             refused += 1

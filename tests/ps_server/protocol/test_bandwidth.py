@@ -131,7 +131,7 @@ class Job:
         self.deliver(rank, self.sessions[rank].ask(0, staleness))
         if self.sessions[rank].missing(0, staleness) is not None:
             return False
-        for piece in self.sessions[rank].take(0):
+        for piece in self.sessions[rank].values.take(0):
             view = self.values[rank][piece.start : piece.stop]
             np.copyto(view, piece.value)
             for change in piece.changes:

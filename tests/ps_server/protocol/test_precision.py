@@ -169,7 +169,7 @@ def test_a_change_out_of_turn_is_refused(clock: int) -> None:
     session = Session(0, spec)
     if clock:
         first = m.Value(0, 0, 0, 0, np.zeros(2, dtype=np.float32))
-        session.land(0, first)
+        session.values.land(0, first)
         session.receive(0, first)
     with pytest.raises(RemoteProtocolError, match="does not fit"):
-        session.land(0, m.Value(0, 0, clock, 0, np.zeros(2, dtype=np.float16)))
+        session.values.land(0, m.Value(0, 0, clock, 0, np.zeros(2, dtype=np.float16)))

@@ -22,7 +22,7 @@ def array(*values: float) -> m.Array:
 
 def read(s: Session) -> list[float]:
     out = np.full(2, np.nan, dtype=np.float32)
-    for piece in s.take(0):
+    for piece in s.values.take(0):
         out[piece.start : piece.stop] = piece.value
         for change in piece.changes:
             out[piece.start : piece.stop] += change
@@ -69,41 +69,6 @@ def test_own_changes_that_the_shard_had_not_yet_are_added_again() -> None:
     assert read(s) == [6111, 6111]
 
 
-def test_values_land_where_a_table_is_bound() -> None:
-    s = session()
-    out = np.zeros(2, dtype=np.float32)
-    s.bind(0, out)
-    first = m.Value(0, 0, 0, 0, array(1, 2))
-    s.land(0, first)
-    assert s.missing(0) is not None  # nobody may look before it was received
-    s.receive(0, first)
-    assert out.tolist() == [1, 2]
-    assert s.take(0) == []
-    s.push(0, array(1, 1), 0.1)
-    s.tick()
-    s.land(0, m.Value(0, 0, 0, 0, array(9, 9)))  # a repetition of what the reader has: may be in use
-    assert out.tolist() == [1, 2]
-    with pytest.raises(RemoteProtocolError, match="does not fit"):
-        s.land(0, m.Value(0, 0, 2, 2, array(9, 9)))
-    with pytest.raises(RemoteProtocolError, match="does not fit"):
-        s.land(0, m.Value(0, 0, 1, 1, array(9)))
-    assert out.tolist() == [1, 2]
-    s.land(0, m.Value(0, 0, 1, 1, array(3, 4)))
-    assert out.tolist() == [3, 4]
-
-
-def test_only_tables_of_staleness_0_are_bound_and_only_at_first() -> None:
-    out = np.zeros(2, dtype=np.float32)
-    with pytest.raises(LocalProtocolError, match="cannot be bound"):
-        session(staleness=1).bind(0, out)
-    with pytest.raises(LocalProtocolError, match="takes 2 flat float32"):
-        session().bind(0, np.zeros(3, dtype=np.float32))
-    s = session()
-    s.receive(0, m.Value(0, 0, 0, 0, array(1, 2)))
-    with pytest.raises(LocalProtocolError, match="before their first value"):
-        s.bind(0, out)
-
-
 def test_pulled_values_are_asked_for_once() -> None:
     s = session(consistency=Consistency.SSP)
     assert s.ask(0) == []  # the first value comes unasked
@@ -120,19 +85,6 @@ def test_norms_are_summed_in_table_order_whoever_is_first() -> None:
     assert s.receive(1, m.PartialNorm(0, ((1, 0, 2.0),))) == []
     answers = s.receive(0, m.PartialNorm(0, ((0, 0, 1.0),)))
     assert answers == [(0, m.TotalNorm(0, 3.0)), (1, m.TotalNorm(0, 3.0))]
-
-
-def test_history_is_put_together_from_its_chunks() -> None:
-    tables = (TableSpec(name="w", size=4, rows=2),)
-    s = Session(0, StoreSpec(workers=1, shards=2, tables=tables))
-    for addressed in s.ask_history(0):
-        assert s.history(0) is None
-        message = addressed.message
-        assert isinstance(message, m.GetHistory)
-        s.receive(addressed.shard, m.History(0, message.chunk, 0, [array(message.chunk, message.chunk)]))
-    history = s.history(0)
-    assert history is not None
-    assert history[0].tolist() == [0, 0, 1, 1]
 
 
 def test_a_signal_is_heard_once_though_every_shard_passes_it_on() -> None:

@@ -1,0 +1,200 @@
+"""The values of all tables on one worker: a copy of each chunk, and what a reader gets of it.
+
+Law: a value is written to the array of its reader (`bind`) when it arrives: between a push of the table and the next read,
+when no thread reads the array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+
+from ps_server.errors import LocalProtocolError, RemoteProtocolError
+from ps_server.protocol import messages as m
+from ps_server.protocol.bandwidth import ChangeLog
+from ps_server.protocol.chunk_copy import ChunkCopy, Piece
+from ps_server.protocol.placement import Chunk
+from ps_server.protocol.precision import NUMPY_TYPES, add, of_values
+from ps_server.protocol.settings import Keeping, Precision, StoreSpec, TableSpec
+from ps_server.rules import history_count
+
+
+def check_array(spec: TableSpec, array: m.Payload, precision: Precision = Precision.FLOAT32) -> None:
+    """Check an array of this worker's program for a table.
+
+    Raises:
+        LocalProtocolError: its type or its shape is wrong.
+    """
+    if array.shape != (spec.size,) or array.dtype != NUMPY_TYPES[precision]:
+        raise LocalProtocolError(
+            f"table '{spec.name}' takes {spec.size} flat {precision.value}, "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+
+
+class WorkerValues:
+    """See the module's docstring.
+
+    Args:
+        store: the store, the same on every worker.
+        chunks: of each table.
+        log: changes that are held back; None: there are none.
+    """
+
+    def __init__(self, store: StoreSpec, chunks: Sequence[Sequence[Chunk]], log: ChangeLog | None) -> None:
+        self.copies = tuple(tuple(ChunkCopy(chunk, store.start_clock) for chunk in row) for row in chunks)
+        """The copies of the chunks of each table."""
+        self._store = store
+        self._log = log
+        self._bound: list[m.Array | None] = [
+            None if of_values(store, table) is Precision.FLOAT32 else np.zeros(table.size, np.float32)
+            for table in store.tables
+        ]
+        self._bound_outside = [False] * len(store.tables)
+        self._fresh = [-1] * store.shards
+        self._histories: dict[tuple[int, int], Sequence[m.Array]] = {}
+
+    def bind(self, table: int, out: m.Array) -> None:
+        """Let `land` write the values of a table of staleness 0 to `out`.
+
+        Raises:
+            LocalProtocolError: the table's staleness is above 0, it is a copy, or its first value has come.
+        """
+        spec = self._store.tables[table]
+        check_array(spec, out)
+        if (
+            spec.staleness > 0
+            or spec.keeping is Keeping.COPY
+            or any(c.clock >= 0 for c in self.copies[table])
+        ):
+            raise LocalProtocolError(
+                f"table '{spec.name}' cannot be bound: only tables of staleness 0 can, before their first value"
+            )
+        self._bound[table] = out
+        self._bound_outside[table] = True
+
+    # -- receiving -----------------------------------------------------------------------------------------
+
+    def land(self, shard: int, value: m.Value) -> None:
+        """Write a value to the array that its table is bound to. Call `Session.receive` with the value afterwards.
+
+        A reader of the table waits until that was called, so this method may run at the same time as any other.
+
+        Raises:
+            RemoteProtocolError: the value is not one that the shard may send now; nothing is written.
+        """
+        out = self._bound[value.table] if value.table < len(self._bound) else None
+        if out is None:
+            return
+        copy = self._fitting(shard, value)
+        if value.clock <= copy.clock:
+            return
+        view = out[copy.chunk.start : copy.chunk.stop]
+        if value.array.dtype == np.float32:
+            np.copyto(view, value.array)
+        else:
+            add(view, value.array)
+
+    def receive(self, shard: int, value: m.Value) -> None:
+        """Take a value of a shard.
+
+        Raises:
+            RemoteProtocolError: the value is not one that the shard may send now.
+        """
+        copy = self._fitting(shard, value)
+        if value.clock < copy.clock:
+            return
+        while copy.own < value.own:
+            copy.own += copy.held.popleft().iterations
+        if self._log is not None and self._store.tables[value.table].adds_changes:
+            self._log.value((value.table, value.chunk), np.asarray(value.array, np.float32))
+        copy.clock = value.clock
+        bound = self._bound[value.table]
+        if bound is None:
+            copy.unread = value.array
+        elif not self._bound_outside[value.table]:
+            copy.unread = bound[copy.chunk.start : copy.chunk.stop]
+
+    def receive_fresh(self, shard: int, clock: int) -> None:
+        """Note that the values of a shard have all changes of iterations before `clock`."""
+        self._fresh[shard] = max(self._fresh[shard], clock)
+
+    def receive_history(self, shard: int, history: m.History) -> None:
+        """Take the history of a chunk.
+
+        Raises:
+            RemoteProtocolError: it does not fit the chunk.
+        """
+        chunk = self._known(shard, history.table, history.chunk).chunk
+        spec = self._store.tables[chunk.table]
+        expected = history_count(spec.rule.kind) if spec.follows_gradients else 0
+        if len(history.arrays) != expected or any(array.size != chunk.size for array in history.arrays):
+            raise RemoteProtocolError(
+                f"shard {chunk.shard} sent a history that does not fit chunk {chunk.index}"
+            )
+        self._histories[history.table, history.chunk] = history.arrays
+
+    def _fitting(self, shard: int, value: m.Value) -> ChunkCopy:
+        copy = self._known(shard, value.table, value.chunk)
+        if value.array.size != copy.chunk.size or not copy.includes(value.own):
+            raise RemoteProtocolError(f"shard {shard} sent a value that does not fit chunk {value.chunk}")
+        if value.array.dtype != np.float32:
+            kind = NUMPY_TYPES[of_values(self._store, self._store.tables[value.table])]
+            if value.array.dtype != kind or copy.clock < 0 or value.clock > copy.clock + 1:
+                raise RemoteProtocolError(
+                    f"shard {shard} sent a change that does not fit chunk {value.chunk}"
+                )
+        return copy
+
+    def _known(self, shard: int, table: int, chunk: int) -> ChunkCopy:
+        if table < len(self.copies) and chunk < len(self.copies[table]):
+            copy = self.copies[table][chunk]
+            if copy.chunk.shard == shard:
+                return copy
+        raise RemoteProtocolError(
+            f"shard {shard} sent chunk {chunk} of table {table}, which it does not have"
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def missing(self, table: int, needed: int, *, first: int = 0) -> Chunk | None:
+        """Return the first chunk of a table that has not reached clock `needed`, or None.
+
+        Args:
+            table: index of the table.
+            needed: the clock.
+            first: the chunk to begin with; those before it are fresh enough.
+        """
+        for copy in islice(self.copies[table], first, None):
+            clock = copy.clock
+            if self._store.tables[table].adds_changes and clock >= 0:
+                clock = max(clock, self._fresh[copy.chunk.shard])
+            if clock < needed:
+                return copy.chunk
+        return None
+
+    def take(self, table: int) -> list[Piece]:
+        """Return what has come since the last call; the reader writes it over its copy of the table."""
+        pieces = []
+        for copy in self.copies[table]:
+            if copy.unread is not None:
+                changes = self._own_changes(copy) if self._store.tables[table].adds_changes else ()
+                pieces.append(Piece(copy.chunk.start, copy.chunk.stop, copy.unread, changes))
+                copy.unread = None
+        return pieces
+
+    def _own_changes(self, copy: ChunkCopy) -> tuple[m.Payload, ...]:
+        """Return the changes of this worker that the last value does not include."""
+        held = None if self._log is None else self._log.peek((copy.chunk.table, copy.chunk.index))
+        sent = tuple(push.array for push in copy.held)
+        return sent if held is None else (*sent, held)
+
+    def take_history(self, table: int) -> list[m.Array] | None:
+        """Return the history of a table, once; None while parts are missing."""
+        row = self.copies[table]
+        if not all((table, copy.chunk.index) in self._histories for copy in row):
+            return None
+        parts = [self._histories.pop((table, copy.chunk.index)) for copy in row]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
