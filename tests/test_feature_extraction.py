@@ -84,7 +84,7 @@ def test_the_mean_image_is_fetched_whole_or_not_at_all(repository: Path, tmp_pat
 
     failed = fetch("absent.tar.gz")
     assert failed.returncode == 1
-    assert re.fullmatch(r"get_ilsvrc_aux.sh: \S+ cannot be downloaded; mean_value: .*\n", failed.stderr)
+    assert re.fullmatch(r"get_ilsvrc_aux.sh: \S+ cannot be fetched; mean_value: .*\n", failed.stderr)
     assert [path.name for path in script.parent.iterdir()] == [script.name]
     assert fetch("aux.tar.gz").returncode == 0
     assert sorted(path.name for path in script.parent.iterdir()) == sorted([*names, script.name])
