@@ -15,6 +15,16 @@ from poseidon.caffe2.core.blobs import (
     output_to_list,
 )
 from poseidon.caffe2.core.cloning import DEFAULT_REMAP_FUNCS
+from poseidon.caffe2.core.device_copies import (
+    InferBlobDevices,
+    InferOpBlobDevices,
+    InferOpDeviceAsBlobDevices,
+    InjectCrossDeviceCopies,
+    InjectDeviceCopiesAmongNets,
+    InjectDeviceCopiesAmongNetsWithoutB2D,
+    copy_func_between_devices,
+    device_equal,
+)
 from poseidon.caffe2.core.devices import DataType, DeviceOption, IsGPUDeviceType, device_option_equal
 from poseidon.caffe2.core.gradients import IR, GetIndexFromGradientList, GradientRegistry, OpSSA
 from poseidon.caffe2.core.net import Net
@@ -70,6 +80,12 @@ __all__ = [
     "GlobalInit",
     "GradientRegistry",
     "GradientSlice",
+    "InferBlobDevices",
+    "InferOpBlobDevices",
+    "InferOpDeviceAsBlobDevices",
+    "InjectCrossDeviceCopies",
+    "InjectDeviceCopiesAmongNets",
+    "InjectDeviceCopiesAmongNetsWithoutB2D",
     "IsGPUDeviceType",
     "IsOperator",
     "IsOperatorWithEngine",
@@ -84,6 +100,8 @@ __all__ = [
     "_RegisterPythonImpl",
     "_get_blob_ref",
     "add_nets_in_order",
+    "copy_func_between_devices",
+    "device_equal",
     "device_option_equal",
     "execution_step",
     "get_net_name",
@@ -97,6 +115,13 @@ __all__ = [
     "scoped_execution_step",
     "to_execution_step",
 ]
+
+
+def __getattr__(name: str) -> set[str]:
+    if name == "_REGISTERED_OPERATORS":
+        return set(workspace.RegisteredOperators())
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
 
 _global_init_args: list[Sequence[str]] = []
 

@@ -31,7 +31,7 @@ def summed_to(gradient: Tensor, like: Tensor) -> Tensor:
     return gradient.sum_to_size(like.shape) if gradient.shape != like.shape else gradient
 
 
-@operator("Add", gradient="AddGradient(GO0, I0, I1) -> GI0, GI1")
+@operator("Add", gradient="AddGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.add)
 def add(
     a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
 ) -> Tensor:
@@ -55,7 +55,7 @@ def add_gradient(
     return summed_to(dy, a), summed_to(dy, fitted).reshape(b.shape)
 
 
-@operator("Sub", gradient="SubGradient(GO0, I0, I1) -> GI0, GI1")
+@operator("Sub", gradient="SubGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.sub)
 def sub(
     a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
 ) -> Tensor:
@@ -79,7 +79,7 @@ def sub_gradient(
     return summed_to(dy, a), -summed_to(dy, fitted).reshape(b.shape)
 
 
-@operator("Mul", gradient="MulGradient(GO0, I0, I1) -> GI0, GI1")
+@operator("Mul", gradient="MulGradient(GO0, I0, I1) -> GI0, GI1", plain=torch.mul)
 def mul(
     a: Tensor, b: Tensor, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
 ) -> Tensor:
@@ -145,7 +145,7 @@ def sum_(x: Tensor, *others: Tensor) -> Tensor:
     return total
 
 
-@operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0")
+@operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0", plain=torch.clone)
 def copy(x: Tensor) -> Tensor:
     """Return a copy of x."""
     return x.clone()

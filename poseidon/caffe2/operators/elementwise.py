@@ -9,7 +9,7 @@ from torch.nn import functional
 from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
-@operator("Relu", gradient="ReluGradient(O0, GO0) -> GI0")
+@operator("Relu", gradient="ReluGradient(O0, GO0) -> GI0", plain=torch.relu)
 def relu(x: Tensor) -> Tensor:
     """Return max(x, 0)."""
     return torch.relu(x)
@@ -21,7 +21,7 @@ def relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
     return torch.where(y > 0, dy, 0)
 
 
-@operator("Sigmoid", gradient="SigmoidGradient(O0, GO0) -> GI0")
+@operator("Sigmoid", gradient="SigmoidGradient(O0, GO0) -> GI0", plain=torch.sigmoid)
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x))."""
     return torch.sigmoid(x)
@@ -33,7 +33,7 @@ def sigmoid_gradient(y: Tensor, dy: Tensor) -> Tensor:
     return dy * y * (1 - y)
 
 
-@operator("Tanh", gradient="TanhGradient(O0, GO0) -> GI0")
+@operator("Tanh", gradient="TanhGradient(O0, GO0) -> GI0", plain=torch.tanh)
 def tanh(x: Tensor) -> Tensor:
     """Return tanh(x)."""
     return torch.tanh(x)
@@ -57,31 +57,31 @@ def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor
     return torch.where(y > 0, dy, alpha * dy)
 
 
-@operator("Exp", gradient="Mul(O0, GO0) -> GI0")
+@operator("Exp", gradient="Mul(O0, GO0) -> GI0", plain=torch.exp)
 def exp(x: Tensor) -> Tensor:
     """Return e^x."""
     return torch.exp(x)
 
 
-@operator("Log", gradient="Div(GO0, I0) -> GI0")
+@operator("Log", gradient="Div(GO0, I0) -> GI0", plain=torch.log)
 def log(x: Tensor) -> Tensor:
     """Return the natural logarithm."""
     return torch.log(x)
 
 
-@operator("Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0}; Mul(GO0, I0) -> GI0")
+@operator("Sqr", gradient="Scale(GO0) -> GO0 {scale=2.0}; Mul(GO0, I0) -> GI0", plain=torch.square)
 def sqr(x: Tensor) -> Tensor:
     """Return x * x."""
     return x * x
 
 
-@operator("Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5}; Div(GI0, O0) -> GI0")
+@operator("Sqrt", gradient="Scale(GO0) -> GI0 {scale=0.5}; Div(GI0, O0) -> GI0", plain=torch.sqrt)
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root."""
     return torch.sqrt(x)
 
 
-@operator("Negative", gradient="Negative(GO0) -> GI0")
+@operator("Negative", gradient="Negative(GO0) -> GI0", plain=torch.neg)
 def negative(x: Tensor) -> Tensor:
     """Return -x."""
     return -x
@@ -93,7 +93,7 @@ def scale(x: Tensor, *, scale: float = 1.0) -> Tensor:
     return x * scale
 
 
-@operator("StopGradient", gradient=NO_GRADIENT)
+@operator("StopGradient", gradient=NO_GRADIENT, plain=torch.clone)
 def stop_gradient(x: Tensor) -> Tensor:
     """Return x; no gradient flows back."""
     return x.clone()

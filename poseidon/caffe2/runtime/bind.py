@@ -45,7 +45,9 @@ def function_of(
     if known.stateful:
         made: Callable[..., Any] = known.make(**arguments)
         return made
-    return functools.partial(known.make, **arguments) if arguments else known.make
+    if arguments:
+        return functools.partial(known.make, **arguments)
+    return known.plain or known.make
 
 
 def bind(definition: OperatorDef, inputs: Sequence[Blob], outputs: Sequence[Blob], workspace: Any) -> Step:

@@ -56,11 +56,12 @@ class Net:
         if len(self.chains) > 1:
             ChainRun(self.chains, self._run_step)(min(self.threads, len(self.chains)))
             return
-        index = -1
+        step = None
         try:
-            for index, step in enumerate(self.steps):  # noqa: B007 (the handler reads it)
+            for step in self.steps:
                 step()
         except Exception as error:
+            index = self.steps.index(step)  # type: ignore[arg-type]
             raise failure(error, self.definition.op[index], self.name, index) from error
 
     def _run_step(self, index: int) -> None:

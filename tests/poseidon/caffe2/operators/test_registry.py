@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from poseidon.caffe2 import workspace
 from poseidon.caffe2.core import CreateOperator
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.operators.gradients import GradientMaker, Sparse, parse_rule
 from poseidon.caffe2.operators.registry import Context, find, nearest, operator
+from poseidon.caffe2.runtime.bind import function_of
 
 
 @pytest.fixture
@@ -110,6 +112,12 @@ def test_a_missing_gradient_is_named() -> None:
         parse_rule("G(GO1) -> GI0")(maker)
 
 
-def test_every_operator_runs_on_its_own_arguments() -> None:
-    x = torch.ones(2, 3)
-    assert find("Relu").make(x).shape == x.shape
+def test_no_operator_is_registered_by_two_modules() -> None:
+    assert workspace.RegisteredOperators()
+    assert registry.registered_twice == []
+
+
+def test_torchs_own_function_is_called_where_no_argument_is_given() -> None:
+    plain = function_of(CreateOperator("Add", ["a", "b"], "y"), None)
+    assert plain is torch.add
+    assert function_of(CreateOperator("Add", ["a", "b"], "y", broadcast=1), None) is not torch.add

@@ -1,0 +1,31 @@
+"""Copies between devices."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from poseidon.caffe2.operators.registry import Context, operator
+
+
+@operator("CopyGPUToCPU", gradient="CopyCPUToGPU(GO0) -> GI0")
+def copy_gpu_to_cpu(x: Tensor) -> Tensor:
+    """Return a copy on the CPU."""
+    return x.to("cpu", copy=True)
+
+
+@operator("CopyCPUToGPU", gradient="CopyGPUToCPU(GO0) -> GI0")
+def copy_cpu_to_gpu(x: Tensor, *, context: Context) -> Tensor:
+    """Return a copy on the operator's device."""
+    return x.to(context.device, copy=True)
+
+
+@operator("CopyFromCPUInput", gradient="CopyOnDeviceLike(GO0, I0) -> GI0")
+def copy_from_cpu_input(x: Tensor, *, context: Context) -> Tensor:
+    """Return a copy of a tensor of the CPU on the operator's device."""
+    return x.to(context.device, copy=True)
+
+
+@operator("EnsureCPUOutput", gradient="CopyFromCPUInput(GO0) -> GI0")
+def ensure_cpu_output(x: Tensor) -> Tensor:
+    """Return a copy on the CPU, wherever the input is."""
+    return x.to("cpu", copy=True)

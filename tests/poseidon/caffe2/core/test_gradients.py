@@ -1,0 +1,135 @@
+"""The backward pass: versions, sums, sparse gradients, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from poseidon.caffe2.core import BlobReference, CreateOperator, GradientRegistry, GradientSlice, Net
+
+Wanted = list[tuple[str, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def kinds() -> Iterator[None]:
+    """Operators for tests: their gradients read the gradients only, the output too, nothing, or are sparse."""
+
+    def register(kind: str, reads: Any, sparse: bool = False) -> None:
+        def gradient(op: Any, given: list[Any]) -> Any:
+            names = [f"{name}_grad" for name in op.input]
+            if reads is None:
+                return [], [None for _ in op.input]
+            blobs = [BlobReference(str(name)) for name in (*reads(op), *given)]
+            if sparse:
+                parts = [f"{names[0]}_indices", f"{names[0]}_values"]
+                made = CreateOperator(f"{kind}Gradient", blobs, [BlobReference(part) for part in parts])
+                return made, [GradientSlice(*parts)]
+            return CreateOperator(f"{kind}Gradient", blobs, [BlobReference(name) for name in names]), names
+
+        GradientRegistry.RegisterGradient(kind)(gradient)
+
+    register("Plain", lambda op: [])
+    register("Output", lambda op: op.output)
+    register("Input", lambda op: op.input)
+    register("Nothing", None)
+    register("Rows", lambda op: [], sparse=True)
+    yield
+    for kind in ("Plain", "Output", "Input", "Nothing", "Rows"):
+        del GradientRegistry.gradient_registry_[kind]
+
+
+def backward(operators: list[tuple[str, str, str]], ys: Any) -> tuple[list[str], dict[str, Any]]:
+    made, gradients = GradientRegistry.GetBackwardPass(
+        [CreateOperator(kind, x.split(), y.split()) for kind, x, y in operators], ys
+    )
+    lines = [f"{op.type}({' '.join(op.input)}) -> {' '.join(op.output)}" for op in made]
+    return lines, {str(name): gradient for name, gradient in gradients.items()}
+
+
+def test_a_line() -> None:
+    lines, gradients = backward([("Plain", "x", "h"), ("Output", "h", "y")], {"y": "dy"})
+    assert lines == ["OutputGradient(y dy) -> h_grad", "PlainGradient(h_grad) -> x_grad"]
+    assert gradients == {"y": "dy", "h": "h_grad", "x": "x_grad"}
+
+
+def test_a_loss_without_a_gradient_gets_ones() -> None:
+    lines, _ = backward([("Plain", "x", "y")], ["y"])
+    assert lines == ["ConstantFill(y) -> y_autogen_grad", "PlainGradient(y_autogen_grad) -> x_grad"]
+
+
+def test_gradients_of_two_readers_are_summed() -> None:
+    lines, _ = backward([("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"})
+    assert lines[-3:] == [
+        "PlainGradient(b_grad) -> x_grad",
+        "PlainGradient(a_grad) -> _x_grad_autosplit_0",
+        "Sum(x_grad _x_grad_autosplit_0) -> x_grad",
+    ]
+
+
+def test_a_reader_without_gradient_adds_nothing() -> None:
+    lines, _ = backward([("Plain", "x", "a"), ("Nothing", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"})
+    assert lines[-1] == "PlainGradient(a_grad) -> x_grad"
+
+
+def test_versions_of_a_blob_have_gradients_of_their_own() -> None:
+    lines, _ = backward(
+        [("Plain", "x", "x"), ("Plain", "x", "a"), ("Plain", "x", "b"), ("Plain", "a b", "y")], {"y": "dy"}
+    )
+    assert lines[-2:] == ["Sum(x_grad _x_grad_autosplit_0) -> x_grad", "PlainGradient(x_grad) -> x_grad"]
+
+
+def test_sparse_gradients_are_concatenated() -> None:
+    lines, gradients = backward([("Rows", "w", "a"), ("Rows", "w", "b"), ("Plain", "a b", "y")], {"y": "dy"})
+    assert lines[-2:] == [
+        "Concat(_w_grad_indices_autosplit_0 _w_grad_indices_autosplit_1) -> w_grad_indices_concat w_grad_indices_concat_split",
+        "Concat(_w_grad_values_autosplit_0 _w_grad_values_autosplit_1) -> w_grad_values_concat w_grad_values_concat_split",
+    ]
+    assert gradients["w"] == GradientSlice("w_grad_indices_concat", "w_grad_values_concat")
+
+
+@pytest.mark.parametrize(
+    ("operators", "ys", "message"),
+    [
+        ([("Output", "x", "h"), ("Plain", "h", "h"), ("Output", "h", "y")], {"y": "dy"}, "version"),
+        ([("Input", "x", "y"), ("Plain", "x", "x")], {"y": "dy"}, "version"),
+        ([("Plain", "x", "x"), ("Plain", "y", "x"), ("Plain", "x", "y")], {"y": "dy"}, "version"),
+        (
+            [("Rows", "w", "a"), ("Plain", "w", "b"), ("Plain", "a b", "y")],
+            {"y": "dy"},
+            "mix of sparse and dense",
+        ),
+    ],
+)
+def test_what_cannot_be_differentiated_is_refused(operators: Wanted, ys: Any, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        backward(operators, ys)
+
+
+def test_an_orphan_stop_gradient_is_refused() -> None:
+    with pytest.raises(ValueError, match="'b' is orphan"):
+        backward([("Plain", "x", "a"), ("StopGradient", "a", "b"), ("Plain", "a", "y")], {"y": "dy"})
+
+
+def test_an_operator_without_gradient_is_named() -> None:
+    with pytest.raises(
+        Exception, match=r"Exception when creating gradient for \[Sign\]: ?the operator Sign has no gradient"
+    ):
+        backward([("Sign", "x", "y")], ["y"])
+
+
+def test_a_gradient_in_place_is_renamed_with_all_that_makes_it() -> None:
+    net = Net("chain")
+    net.Sqrt("x", "a")
+    net.Sqrt("x", "b")
+    net.Add(["a", "b"], "y")
+    net.AddGradientOperators(["y"])
+    lines = [f"{op.type}({' '.join(op.input)}) -> {' '.join(op.output)}" for op in net.Proto().op[-5:]]
+    assert lines == [
+        "Scale(b_grad) -> x_grad",
+        "Div(x_grad b) -> x_grad",
+        "Scale(a_grad) -> _x_grad_autosplit_0",
+        "Div(_x_grad_autosplit_0 a) -> _x_grad_autosplit_0",
+        "Sum(x_grad _x_grad_autosplit_0) -> x_grad",
+    ]
