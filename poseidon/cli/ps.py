@@ -61,9 +61,9 @@ def _listing(here: Sequence[HostJob], remote: Sequence[RemoteJob], with_hosts: b
 
 def _by_host(here: Sequence[HostJob], remote: Sequence[RemoteJob]) -> list[tuple[str | None, HostJob]]:
     """Return each job with its host; None: this machine, which may be one of the hosts."""
-    seen = {job.job.record for job in remote}
+    seen = {job.reported.record for job in remote}
     rows: list[tuple[str | None, HostJob]] = [(None, job) for job in here if job.record not in seen]
-    return [*rows, *((job.host.address, job.job) for job in remote)]
+    return [*rows, *((job.host.address, job.reported) for job in remote)]
 
 
 def _fields(host: str | None, job: HostJob) -> dict[str, object]:

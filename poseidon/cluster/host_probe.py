@@ -48,14 +48,16 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
         )
     if facts["torch"] is None:
         problems.append(f"{sys.executable} has no torch")
-    alike = facts["poseidon"] == needs["poseidon"]
+    same_version = facts["poseidon"] == needs["poseidon"]
     for client in needs["clients"]:
         own = facts["addresses"][str(client["id"])] = _address(client, problems)
         if own is not None:
-            problems += [problem for port in client["ports"] if (problem := port_problem(own, port, alike))]
+            problems += [
+                problem for port in client["ports"] if (problem := port_problem(own, port, same_version))
+            ]
         _check_folders(client, needs["space_bytes"], problems)
         _check_modules(client["modules"], problems)
-        if alike:
+        if same_version:
             _check_files(client, needs["space_bytes"], problems)
     _check_devices(needs["clients"], problems)
     facts["problems"] = list(dict.fromkeys(problems))
@@ -65,7 +67,7 @@ def answer(needs: dict[str, Any]) -> dict[str, Any]:
 def _poseidon(problems: list[str], expected: str) -> str | None:
     try:
         version = str(importlib.import_module("poseidon").__version__)
-    except Exception as error:  # noqa: BLE001 - whatever a package there does when it is imported
+    except Exception as error:  # noqa: BLE001 - any error of the import
         problems.append(f"{sys.executable} has no Poseidon ({error}); give its line python= or workdir=")
         return None
     if version != expected:
@@ -119,7 +121,7 @@ def _job_at(address: str, port: int) -> str | None:
     try:
         jobs_here = importlib.import_module("poseidon.cluster.jobs.this_host")
         found = jobs_here.job_at(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][4][0], port)
-    except Exception:  # noqa: BLE001 - that the port is taken is told without it
+    except Exception:  # noqa: BLE001 - the port is reported without it
         return None
     return found if found is None else str(found)
 

@@ -65,9 +65,9 @@ class Host:
         address: a name, an IPv4 address, or an IPv6 address without brackets.
         port: first port of its shards, 1..65535; 0 for any free ports.
         role: what the host is for.
-        user: who logs in over SSH; None: as `~/.ssh/config` says, else the user of the launcher.
-        ssh_port: where its sshd listens; None: as `~/.ssh/config` says, else 22.
-        gpus: the devices of its workers, as `--gpu` takes them; None: what `--gpu` says.
+        user: to log in as over SSH; None: from `~/.ssh/config`, else the user of the launcher.
+        ssh_port: of its sshd; None: from `~/.ssh/config`, else 22.
+        gpus: the devices of its workers, in the syntax of `--gpu`; None: those of `--gpu`.
         python: its interpreter, a program's name or a path (`~/` is the user's home); None: the launcher's own
             path where that exists, else `python3`.
         workdir: the folder its processes run in; None: the launcher's own where that exists, else the user's home.
@@ -103,7 +103,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """What the words of one line say; `Client` has their meaning."""
+    """The options of one line, `key=value`; `Host` explains them."""
 
     role: HostRole = HostRole.BOTH
     user: str | None = None
@@ -150,9 +150,9 @@ def parse_machinefile(text: str, *, source: str, channels: int = 1) -> tuple[Hos
     """
     found: list[tuple[int, Host]] = []
     for number, line in enumerate(text.split("\n"), start=1):
-        words = line.partition("#")[0].split()
-        if words:
-            found.append((number, _parse_line(words, f"{source}:{number}", channels)))
+        fields = line.partition("#")[0].split()
+        if fields:
+            found.append((number, _parse_line(fields, f"{source}:{number}", channels)))
     if not found:
         raise MachinefileError(f"{source}: no client found; expected one line {LAYOUT} for each machine")
     _check_ids(found, source)
@@ -189,12 +189,12 @@ def socket_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _parse_line(words: list[str], place: str, channels: int) -> Host:
-    if len(words) < 3:
-        raise MachinefileError(f"{place}: expected {LAYOUT}, found '{' '.join(words)}'")
-    extra = parse_options(words[3:], place)
-    identifier = parse_number(words[0], f"{place}: the client id")
-    port = parse_number(words[2], f"{place}: the port", highest=HIGHEST_PORT)
+def _parse_line(fields: list[str], place: str, channels: int) -> Host:
+    if len(fields) < 3:
+        raise MachinefileError(f"{place}: expected {LAYOUT}, found '{' '.join(fields)}'")
+    extra = parse_options(fields[3:], place)
+    identifier = parse_number(fields[0], f"{place}: the client id")
+    port = parse_number(fields[2], f"{place}: the port", highest=HIGHEST_PORT)
     if port and port + channels - 1 > HIGHEST_PORT and extra.role is not HostRole.WORKER:
         raise MachinefileError(
             f"{place}: {channels} shards from port {port} on go beyond port {HIGHEST_PORT}; "
@@ -202,7 +202,7 @@ def _parse_line(words: list[str], place: str, channels: int) -> Host:
         )
     return Host(
         id=identifier,
-        address=_parse_address(words[1], place),
+        address=_parse_address(fields[1], place),
         port=port,
         role=extra.role,
         user=extra.user,
@@ -269,23 +269,23 @@ def _check_ports(found: list[tuple[int, Host]], source: str, channels: int) -> N
             )
 
 
-def parse_options(words: Sequence[str], place: str) -> HostOptions:
+def parse_options(options: Sequence[str], place: str) -> HostOptions:
     """Parse the options that follow the port.
 
     Args:
-        words: as they stand in the line.
+        options: as the line has them.
         place: file and line, for errors.
 
     Raises:
-        MachinefileError: an option is unknown, stands twice, or has an illegal value.
+        MachinefileError: an option is unknown, is repeated, or has an illegal value.
     """
     found: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for option in options:
+        name, equals, value = option.partition("=")
         if name not in _CHECKS or not equals:
-            raise MachinefileError(f"{place}: {_unknown_option(word)}")
+            raise MachinefileError(f"{place}: {_unknown_option(option)}")
         if name in found:
-            raise MachinefileError(f"{place}: a machine has one {name}, found a second word {name}=")
+            raise MachinefileError(f"{place}: a machine has one {name}, found a second {name}=")
         _CHECKS[name](value, place)
         found[name] = value
     return HostOptions(

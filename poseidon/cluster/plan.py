@@ -2,7 +2,7 @@
 
 Law: pure and deterministic. Worker ranks run over the hosts that work, device by device; shard indices over those
 that serve, channel by channel; every process that is given the same hosts and numbers computes the same plan. Where
-hosts that only serve stand beside working ones, shards carry what makes all links alike (`best_loads`).
+hosts that only serve stand beside working ones, the shards are loaded so that all links carry the same (`best_loads`).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class JobPlan:
 
     @property
     def loads(self) -> tuple[int, ...]:
-        """The relative load of each shard; empty where all are alike."""
+        """The relative load of each shard; empty where all are equal."""
         loads = tuple(shard.load for shard in self.shards)
         return () if len(set(loads)) <= 1 else loads
 
@@ -161,7 +161,7 @@ def plan_job(
     Args:
         hosts: in the order of their ids, as `read_machinefile` returns them; at least one that works.
         devices_per_host: the devices of every working host, as `devices_from_flag` returns them, save of those
-            whose line in the machinefile says `gpus=`.
+            whose line in the machinefile has `gpus=`.
         channels: shards per serving host (`--num_comm_channels_per_client`), 1 to 1024.
         with_server: whether the job has shards at all.
 

@@ -258,7 +258,7 @@ CASES = [
     Case("unknown name", "node7.invalid: the name node7.invalid is not known", host="node7.invalid"),
     Case("host down", "{host}: cannot be reached: Connection refused", spoil=down),
     Case("wrong SSH port", "{host}:9: cannot be reached: Connection refused", words="ssh_port=9"),
-    Case("another server", "no SSH server that we can talk to", spoil=something_else),
+    Case("another server", "no SSH server that we can use", spoil=something_else),
     Case(
         "jump host refuses",
         "{first}:9: cannot be reached",

@@ -51,7 +51,7 @@ class LinkSettings:
         hello_s: until the agent answers `Hello`; Python starts slowly on a busy machine.
         silence_s: without a report from the agent until it counts as lost; it sends heartbeats every two seconds.
         launcher_silence_s: without a request from the launcher until its agents take it for lost. It is longer, since a
-            launcher may be stopped for a moment (Ctrl-Z), and when it is gone for good nothing waits.
+            launcher may be stopped for a moment (Ctrl-Z), and when it has ended nothing waits for its agents.
         grace_s: from SIGTERM to SIGKILL when an agent ends its processes.
     """
 
@@ -156,8 +156,8 @@ class AgentLink:
                 first_line=spec.first_line.decode(),
             )
         )
-        if self._lost is not None:  # the process was added after the others were told
-            process.lose(self._lost, unwanted=self._killed_by_user)
+        if self._lost is not None:  # it was added after the loss was reported
+            process.lose(self._lost, killed_by_user=self._killed_by_user)
         process.await_start(START_S)
         return process
 
@@ -223,20 +223,20 @@ class AgentLink:
         elif isinstance(report, Refused) and report.id == -1:
             self._lose(printable(report.message))
         elif isinstance(report, KilledByUser):
-            self._lose("the job was killed there", unwanted=True)
+            self._lose("the job was killed there", killed_by_user=True)
         else:
             process = self._processes.get(report.id)
             if process is not None:
                 process.take(report)
 
-    def _lose(self, why: str, *, unwanted: bool = False) -> None:
+    def _lose(self, why: str, *, killed_by_user: bool = False) -> None:
         with self._lock:
             if self._lost is not None or self._closed.is_set():
                 return
-            self._lost, self._killed_by_user = why, unwanted
+            self._lost, self._killed_by_user = why, killed_by_user
             processes = list(self._processes.values())
         self._welcomed.set()
         with ExitStack() as stack:  # each callback runs, whatever another one raises
             for process in reversed(processes):
-                stack.callback(process.lose, why, unwanted=unwanted)
+                stack.callback(process.lose, why, killed_by_user=killed_by_user)
             stack.callback(self._channel.close)

@@ -119,10 +119,10 @@ class RemoteProcess:
         elif isinstance(report, Exited):
             self._end(report.status)
 
-    def lose(self, why: str, *, unwanted: bool = False) -> None:
-        """Report the loss of its agent; `unwanted`: the user has killed the job there."""
+    def lose(self, why: str, *, killed_by_user: bool = False) -> None:
+        """Report the loss of its agent; `killed_by_user`: the user has killed the job there."""
         if self._started is None:
-            self._refusal, self._killed_by_user = why, unwanted
+            self._refusal, self._killed_by_user = why, killed_by_user
             self._answered.set()
         elif self._status is None:
             message = f"{self._label}: {why}; the job was stopped"
@@ -131,7 +131,7 @@ class RemoteProcess:
                 "message": message,
                 "exit_code": 1,
                 "host_lost": True,
-                "unwanted": unwanted,
+                "unwanted": killed_by_user,
             }
             try:
                 self._listener.event(self._name, event)

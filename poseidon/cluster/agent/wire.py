@@ -55,7 +55,7 @@ class Hello:
         protocol: of the launcher.
         version: of the launcher's Poseidon.
         record: the job, as `poseidon.cluster.jobs.registry.record_fields` writes it.
-        silence_s: the agent takes a launcher that has sent nothing for so long for gone.
+        silence_s: without a request, after which the agent takes the launcher for lost.
         grace_s: from SIGTERM to SIGKILL when the agent ends its processes.
     """
 

@@ -119,7 +119,7 @@ class Registry:
         """Write or replace a job's record.
 
         Raises:
-            JobError: it cannot be written; the text says where and why.
+            JobError: it cannot be written; the message has the path and the reason.
         """
         path = self._path(record.job)
         try:
@@ -162,7 +162,7 @@ class Registry:
         """Forget a job; nothing happens when it is not there.
 
         Raises:
-            JobError: it cannot be removed; the text says why.
+            JobError: it cannot be removed; the message has the reason.
         """
         path = self._path(job)
         try:
@@ -280,8 +280,8 @@ def _host(fields: Mapping[str, object]) -> Host:
     identifier, port = fields["id"], fields["port"]
     if not isinstance(identifier, int) or not isinstance(port, int):
         raise ValueError("a client's id and port are whole numbers")
-    words = [f"{name}={fields[name]}" for name in _OPTIONS if fields.get(name) is not None]
-    checked = parse_options(words, f"client {identifier}")
+    options = [f"{name}={fields[name]}" for name in _OPTIONS if fields.get(name) is not None]
+    checked = parse_options(options, f"client {identifier}")
     return Host(id=identifier, address=str(fields["host"]), port=port, **asdict(checked))
 
 

@@ -38,11 +38,11 @@ class RemoteJob:
 
     Attributes:
         host: a line of the machinefile for that host.
-        job: the job as that host reports it.
+        reported: the job as that host reports it.
     """
 
     host: Host
-    job: HostJob
+    reported: HostJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def list_remote_jobs(hosts: Sequence[Host], ask: Ask) -> tuple[list[RemoteJob], 
             if "job" not in answer:
                 continue
             try:
-                jobs.append(RemoteJob(host=host, job=HostJob.from_fields(answer)))
+                jobs.append(RemoteJob(host=host, reported=HostJob.from_fields(answer)))
             except JobError as error:
                 problems.append(f"{host.address}: {error}")
     return jobs, problems

@@ -53,8 +53,8 @@ def jobs_by_id(
     """
     own = tuple(record for record in records if record.job in jobs)
     hosts = remote_hosts([*more_hosts, *(host for record in own for host in record.hosts)])
-    far, problems = list_remote_jobs(hosts, ask)
-    seen = tuple(job for job in far if job.job.record.job in jobs)
+    remote_jobs, problems = list_remote_jobs(hosts, ask)
+    seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
     return StopTargets(jobs=tuple(jobs), records=own, hosts=hosts, seen=seen, problems=tuple(problems))
 
 
@@ -79,13 +79,13 @@ def jobs_of_hostfile(hostfile: Path, records: Sequence[JobRecord], ask: Ask) -> 
     if not own and mistake is not None:
         raise mistake
     hosts = remote_hosts([*(hosts_of_file or ()), *(host for record in own for host in record.hosts)])
-    far, problems = list_remote_jobs(hosts, ask)
-    remote_records = [job.job.record for job in far]
+    remote_jobs, problems = list_remote_jobs(hosts, ask)
+    remote_records = [job.reported.record for job in remote_jobs]
     remote = (
         remote_jobs_of_machinefile(remote_records, hostfile.resolve(), hosts_of_file) if hosts_of_file else ()
     )
     jobs = tuple(dict.fromkeys(record.job for record in (*own, *remote)))
-    seen = tuple(job for job in far if job.job.record.job in jobs)
+    seen = tuple(job for job in remote_jobs if job.reported.record.job in jobs)
     return StopTargets(jobs=jobs, records=own, hosts=hosts, seen=seen, problems=tuple(problems))
 
 
@@ -112,7 +112,7 @@ def stop_jobs(
     count = sum(_stop_local(job, registry, timeouts, report, problems) for job in targets.jobs)
     killed = kill_remote_jobs(targets.jobs, targets.hosts, ask, timeouts=timeouts, report=report)
     for host, stopped in killed.counts.items():
-        before = sum(job.job.living + job.job.launcher for job in targets.seen if job.host == host)
+        before = sum(job.reported.living + job.reported.launcher for job in targets.seen if job.host == host)
         if before > stopped:
             report(f"{host.address}: {before - stopped} processes had ended with their launcher")
         count += stopped
@@ -126,7 +126,7 @@ def stop_jobs(
             registry.write(record)
     if killed.problems and own:
         place = registry.folder / (f"{targets.jobs[0]}.json" if len(targets.jobs) == 1 else "")
-        problems.append(f"to forget hosts that are gone for good, remove {place}")
+        problems.append(f"to forget hosts that do not come back, remove {place}")
     report(_sum(targets.jobs, count, bool(problems)))
     return problems
 

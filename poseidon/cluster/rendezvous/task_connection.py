@@ -163,7 +163,7 @@ class TaskConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether its task is alive, as far as is known."""
+        """Whether its task is alive: no loss was noticed yet."""
         return not self._lost
 
     def open(self, argv: Sequence[str], *, timeout_s: float = 15.0) -> TaskChannel:

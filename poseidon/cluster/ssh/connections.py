@@ -75,7 +75,7 @@ class SshConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether the connection is up, as far as is known."""
+        """Whether the connection is up: no loss was noticed yet."""
         return self._transport.is_active()
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Finished:

@@ -142,7 +142,7 @@ def _check_host_key(endpoint: Endpoint, transport: paramiko.Transport, deadline_
         shown = transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as error:
         why = str(error) or "it closed the connection"
-        raise JobError(f"{endpoint.label}: no SSH server that we can talk to: {why}") from error
+        raise JobError(f"{endpoint.label}: no SSH server that we can use: {why}") from error
     key = HostKey(kind=shown.get_name(), blob=shown.asbytes())
     why_not = rejection(known, name, key, endpoint.known_hosts[0])
     if why_not is not None:
@@ -215,7 +215,7 @@ def identities(
 
 
 def _why_not(path: Path, error: Exception) -> str:
-    # Paramiko says that a passphrase is missing with one error or another, by the kind of key.
+    # Paramiko raises one error or another for a missing passphrase, by the kind of key.
     if isinstance(error, paramiko.PasswordRequiredException) or "password" in str(error):
         return f"{path} needs a passphrase (add it to the agent: ssh-add {path})"
     return f"{path} is no private key ({str(error) or type(error).__name__})"

@@ -103,16 +103,16 @@ def rejection(known: Sequence[KnownHost], host: str, key: HostKey, file: Path) -
 
 
 def _parse(line: str) -> KnownHost | None:
-    words = line.split()
-    marker = words.pop(0) if words and words[0].startswith("@") else ""
-    if len(words) < 3 or words[0].startswith("#") or marker not in ("", "@revoked"):
+    fields = line.split()
+    marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+    if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked"):
         return None
     try:
-        blob = base64.b64decode(words[2], validate=True)
+        blob = base64.b64decode(fields[2], validate=True)
     except (binascii.Error, ValueError):
         return None
-    patterns = tuple(words[0].split(","))
-    return KnownHost(patterns=patterns, key=HostKey(kind=words[1], blob=blob), revoked=marker == "@revoked")
+    patterns = tuple(fields[0].split(","))
+    return KnownHost(patterns=patterns, key=HostKey(kind=fields[1], blob=blob), revoked=marker == "@revoked")
 
 
 def _matches(host: str, pattern: str) -> bool:

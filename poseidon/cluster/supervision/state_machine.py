@@ -194,15 +194,15 @@ class JobStateMachine:
         if ended_well or process.explained:
             return
         if exited.status < 0:
-            rank, words = CauseRank.ROOT, describe_exit(exited.status) + process.when
+            rank, how = CauseRank.ROOT, describe_exit(exited.status) + process.when
         elif exited.status > 0:
-            rank, words = CauseRank.UNEXPLAINED, describe_exit(exited.status) + process.when
+            rank, how = CauseRank.UNEXPLAINED, describe_exit(exited.status) + process.when
         else:
-            rank, words = CauseRank.UNEXPLAINED, f"ended before its work was done{process.when}"
-        last = f", last saying '{exited.last_line}'" if exited.last_line and exited.status > 0 else ""
-        # One that ends by itself before it is ready has no chance another time either.
+            rank, how = CauseRank.UNEXPLAINED, f"ended before its work was done{process.when}"
+        last = f", its last line: '{exited.last_line}'" if exited.last_line and exited.status > 0 else ""
+        # A process that ends by itself before it is ready would do so again.
         lost = exited.status < 0 or process.ready
-        self._fail_of(process, rank, words + last, now, Remedy.RESTART if lost else Remedy.NONE)
+        self._fail_of(process, rank, how + last, now, Remedy.RESTART if lost else Remedy.NONE)
 
     def _signal(self, signal: SignalReceived, now: float) -> list[Action]:
         effect = signal.effect
@@ -242,26 +242,26 @@ class JobStateMachine:
         for process in [process for process in self._processes.values() if process.running]:
             silent_s = now - process.reported_s
             if not process.ready and now >= self._start_by_s:
-                words = f"was not ready within {settings.start_timeout_s:g} s"
+                how = f"was not ready within {settings.start_timeout_s:g} s"
             elif process.finish_by_s is not None and now >= process.finish_by_s:
-                words = f"did not end within {settings.finish_timeout_s:g} s of finishing its work"
+                how = f"did not end within {settings.finish_timeout_s:g} s of finishing its work"
             elif process.ready and silent_s >= settings.stall_timeout_s:
-                words = f"has given no sign of life for {settings.stall_timeout_s:g} s{self._since(process)}"
+                how = f"has sent no heartbeat for {settings.stall_timeout_s:g} s{self._since(process)}"
             elif process.moved_s is not None and now - process.moved_s >= settings.stall_timeout_s:
-                words = f"hangs: it has done nothing for {settings.stall_timeout_s:g} s{self._since(process)}"
+                how = f"hangs: it has done nothing for {settings.stall_timeout_s:g} s{self._since(process)}"
             else:
                 continue
             remedy = Remedy.RESTART if process.ready else Remedy.RETRY
-            self._fail_of(process, CauseRank.ROOT, words, now, remedy)
+            self._fail_of(process, CauseRank.ROOT, how, now, remedy)
 
     def _since(self, process: ProcessState) -> str:
         return f" (the last at iteration {process.iteration})" if process.iteration is not None else ""
 
     def _fail_of(
-        self, process: ProcessState, rank: CauseRank, words: str, now: float, remedy: Remedy = Remedy.RESTART
+        self, process: ProcessState, rank: CauseRank, how: str, now: float, remedy: Remedy = Remedy.RESTART
     ) -> None:
         self._fail(
-            Cause(rank=rank, sentence=f"{process.label} {words}; the job was stopped", remedy=remedy), now
+            Cause(rank=rank, sentence=f"{process.label} {how}; the job was stopped", remedy=remedy), now
         )
 
     def _fail(self, cause: Cause, now: float) -> None:

@@ -195,7 +195,7 @@ def test_a_host_of_the_record_that_is_gone(
         poseidon("kill", "quick-1")
     assert re.fullmatch(
         r"processes may be left; try again when they are reached: \S*node7.invalid: the name node7.invalid is not known: .*; "
-        rf"to forget hosts that are gone for good, remove {record}",
+        rf"to forget hosts that do not come back, remove {record}",
         str(caught.value),
     )
     assert poseidon("ps") == 0

@@ -50,7 +50,7 @@ def test_each_account_on_another_machine_is_asked_once() -> None:
 def test_a_host_that_is_down_hides_no_other() -> None:
     network = Network({1: JobError("ml@node1: cannot be reached"), 2: [SEEN.to_fields(), END], 5: [END]})
     jobs, problems = list_remote_jobs(remote_hosts(HOSTS), network)
-    assert [(job.host.id, job.job) for job in jobs] == [(2, SEEN)]
+    assert [(job.host.id, job.reported) for job in jobs] == [(2, SEEN)]
     assert problems == ["ml@node1: cannot be reached"]
 
 

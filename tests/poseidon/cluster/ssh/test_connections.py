@@ -177,7 +177,7 @@ def test_all_problems_at_once(sshd: LoopbackSshd, tmp_path: Path) -> None:
             connect_all(clients, SshSettings(config=sshd.config, connect_timeout_s=1.0))
     first, *problems = str(caught.value).split("\n")
     assert first == "2 problems on the 3 hosts:"
-    assert "no SSH server that we can talk to" in problems[0]
+    assert "no SSH server that we can use" in problems[0]
     assert "nobody-of-that-name@127.0.0.1" in problems[1] and "was refused" in problems[1]
 
 

@@ -168,7 +168,7 @@ EXITS = [
         WORKER_1,
         1,
         "ImportError: x",
-        "worker 1 (client 1, node1, pid 102) exited with status 1, last saying 'ImportError: x'; the job was stopped",
+        "worker 1 (client 1, node1, pid 102) exited with status 1, its last line: 'ImportError: x'; the job was stopped",
     ),
     (
         SHARD,
@@ -266,7 +266,7 @@ def test_silence_is_a_failure() -> None:
     assert terminated(job.wait(9.75, alive=(SHARD, WORKER_0))) == []
     assert terminated(job.wait(0.25, alive=(SHARD, WORKER_0))) == ["shard 0", "worker 0", "worker 1"]
     assert job.error == (
-        "worker 1 (client 1, node1, pid 102) has given no sign of life for 10 s (the last at iteration 7); "
+        "worker 1 (client 1, node1, pid 102) has sent no heartbeat for 10 s (the last at iteration 7); "
         "the job was stopped"
     )
 
