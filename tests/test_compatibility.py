@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support import golden
-from tests.support.compatibility import PAGE, ROOT, effect, fields_of, page, table
+from tests.support.compatibility import HEAD, PAGE, ROOT, effect, fields_of, page, table
 
 
 def lines_without_figures(text: str) -> list[str]:
@@ -25,6 +25,7 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def test_the_page_has_every_type_and_field() -> None:
+    assert PAGE.read_text(encoding="utf-8").startswith(HEAD), "run python -m tests.support.compatibility"
     expected = [(row.kind, row.field) for row in table()]
     assert pairs(PAGE.read_text(encoding="utf-8")) == expected, "run python -m tests.support.compatibility"
 

@@ -69,8 +69,8 @@ This page lists every layer type with its fields, and the tests that compare eac
 
 * **recorded**: cases of real Caffe 1.0 (BVLC, CPU) that set the field. Outputs and gradients of
   bottoms and parameters agree to 1e-4 relative, or to 1e-5 where nothing is summed.
-* **own tests**: the tests that name the field, where no recorded case sets it. They use a formula, an
-  equivalence or finite differences.
+* **own tests**: the tests that name the field, where no recorded case sets it. They use a formula,
+  an equivalence or finite differences.
 * **worst**: the largest relative difference over all blobs of all recorded cases with the layer.
 
 [test_gradients.py](../tests/poseidon/layers/test_gradients.py) checks the gradients of every
