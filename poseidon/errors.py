@@ -51,8 +51,8 @@ class DefinitionError(PoseidonError):
         self.source = source
         self.line = line
         self.column = column
-        place = ":".join(printable(str(part)) for part in (source, line, column) if part is not None)
-        super().__init__(f"{place}: {message}" if place else message)
+        location = ":".join(printable(str(part)) for part in (source, line, column) if part is not None)
+        super().__init__(f"{location}: {message}" if location else message)
 
 
 class DataError(PoseidonError):

@@ -9,7 +9,7 @@ line and column.
 - `overrides`: solver fields from the command line.
 - `shipped`: a solver and its nets as one text, for remote hosts.
 - `phase`: which layers of a net belong to a phase, level and stage.
-- `paths`: resolves the paths in a definition.
+- `paths`: resolves the paths in a definition; `projects` creates project folders from the model zoo.
 - `blob`: BlobProto to array and back.
 - `upgrade`: conversion of old formats (V0, V1).
 - `caffe_pb2`: generated from caffe.proto by `make proto`.

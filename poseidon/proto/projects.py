@@ -1,6 +1,6 @@
-"""Projects: new folders with a net of the zoo, to edit and to train.
+"""Projects: new folders with a net of the model zoo, to edit and to train (`poseidon init`).
 
-Law: a project needs nothing but this package: its definitions name files beside themselves. No file is overwritten.
+Law: a project needs only this package; the paths in its definitions are relative to its folder. No file is overwritten.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from poseidon.errors import UsageError
 from poseidon.proto.paths import shipped_folder
 
 FIRST_SOLVER = {"cifar10": "cifar10_quick", "fcn": "fcn32s"}
-"""The first one of a folder with several; elsewhere it is the one with the shortest name."""
+"""The solver to train first in a folder with several; by default the one with the shortest name."""
 DATA_COMMANDS = {
-    "cifar10": "poseidon prepare_cifar10 --folder=.     # --data=DIR where CIFAR-10 is there already",
+    "cifar10": "poseidon prepare_cifar10 --folder=.     # --data=DIR if you have CIFAR-10",
     "lenet": "poseidon convert_mnist --folder=. MNIST   # MNIST: the folder of the four published files",
     "mnist_autoencoder": "poseidon convert_mnist --folder=. MNIST   # MNIST: the folder of the four published files",
     "siamese": "poseidon convert_mnist_siamese --folder=. MNIST   # MNIST: the folder of the four published files",
@@ -25,36 +25,36 @@ DATA_COMMANDS = {
     "hdf5_classification": "python make_data.py",
 }
 SCRIPTS = ("make_data.py", "train.py")
-"""Scripts of an example that a project gets too."""
+"""The scripts of an example that are copied to its project."""
 OWN_DATA = (
-    "The definitions read databases that you make: `poseidon convert_imageset` and `poseidon compute_image_mean`, "
-    "`--help` says how.\n`source` and `mean_file` name them, beside the definition or by absolute paths."
+    "The definitions read databases that you create with `poseidon convert_imageset` and `poseidon compute_image_mean`; see "
+    "`--help`.\n`source` and `mean_file` name them, relative to the definition or by absolute paths."
 )
 CHECKOUT_LINES = re.compile(r"^sys\.path\.insert.*?^use_environment\(\)\n\n", re.DOTALL | re.MULTILINE)
-"""The lines with which a script finds its checkout; a project's script needs none of them."""
+"""The lines with which a script finds its checkout; they are removed from a project's script."""
 
 
 def projects() -> dict[str, Path]:
-    """Return the folders of the zoo by name, and the example of a torch script.
+    """Return the folders of the model zoo by name, and the example of a torch script.
 
     Raises:
-        UsageError: this installation has no zoo.
+        UsageError: this installation has no model zoo.
     """
     shipped = shipped_folder()
     found = {path.parent.name: path.parent for path in sorted(shipped.glob("prototxt/*/README.md"))}
     if not found:
         raise UsageError(
-            f"this installation has no zoo: {shipped / 'prototxt'} is missing; install Poseidon anew"
+            f"this installation has no model zoo: {shipped / 'prototxt'} is missing; install Poseidon again"
         )
     return {**found, "torch_cnn": shipped / "examples" / "torch_cnn"}
 
 
 def project_files(name: str, source: Path) -> dict[str, str]:
-    """Return the files of a project: their names and texts.
+    """Return the texts of a project's files by name.
 
     Args:
-        name: of the project.
-        source: its folder in the zoo, or of the example.
+        name: the name of the project.
+        source: the folder in the zoo or of the example.
     """
     texts = {path.name: _adapted(path) for path in sorted(source.glob("*.prototxt"))}
     example = shipped_folder() / "examples" / name
@@ -69,10 +69,10 @@ def project_files(name: str, source: Path) -> dict[str, str]:
 
 
 def write_project(folder: Path, files: Mapping[str, str]) -> None:
-    """Write the files into a new or empty folder, all or none.
+    """Write files to a new or empty folder, all or none.
 
     Raises:
-        UsageError: the folder holds something, or is no folder.
+        UsageError: the folder is not empty or not a folder.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already and is not overwritten: name another folder")
@@ -107,13 +107,13 @@ def project_title(folder: Path) -> str:
 
 
 def _solvers(folder: Path) -> Iterator[tuple[str, str]]:
-    """Return the solvers of a folder of the zoo, each with the first line of its comment."""
+    """Yield the solvers of a folder, each with the first line of its comment."""
     for path in sorted(folder.glob("*solver*.prototxt"), key=lambda path: (len(path.name), path.name)):
         yield path.name, path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").rstrip(":.")
 
 
 def training_commands(name: str, folder: Path) -> list[str]:
-    """Return the commands that train a project, in its folder."""
+    """Return the commands that train a project, to be run in its folder."""
     solvers = [solver for solver, _ in _solvers(folder)]
     if not solvers:
         return ["poseidon run --hostfile=machinefile train.py"]
@@ -125,12 +125,12 @@ def training_commands(name: str, folder: Path) -> list[str]:
 
 
 def _readme(name: str, folder: Path) -> str:
-    """Return the README of a project: how it is trained, and what each file is."""
+    """Return the README of a project, with the commands and the list of solvers."""
     commands = "\n".join(f"    {line}" for line in training_commands(name, folder))
     solvers = list(_solvers(folder))
     parts = [
         f"# {project_title(folder)}",
-        f"Made by `poseidon init {name}`; every file here is yours to edit. In this folder:",
+        f"Created by `poseidon init {name}`. Edit the files as you like. In this folder run:",
         commands,
     ]
     if solvers and name not in DATA_COMMANDS:
@@ -140,7 +140,7 @@ def _readme(name: str, folder: Path) -> str:
         parts.append("\n".join(["| solver | |", "|---|---|", *rows]))
         parts.append("A solver names its net; a net names its data and its batch size, which is per worker.")
     parts.append(
-        "`machinefile` says which machines take part: one line for each, `<id> <host> <port>`. Logs and snapshots go to `output/<job>/`.\n"
-        "`poseidon train --help` lists the flags; `poseidon ps`, `logs` and `kill` look after jobs that run."
+        "`machinefile` lists the hosts, one a line: `<id> <host> <port>`. Logs and snapshots are in `output/<job>/`.\n"
+        "`poseidon train --help` lists the flags; `poseidon ps`, `logs` and `kill` manage running jobs."
     )
     return "\n\n".join(parts) + "\n"

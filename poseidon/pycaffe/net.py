@@ -1,6 +1,6 @@
 """Net: pycaffe's net, whose blobs users can read and write, and whose layers they can run in parts.
 
-Law: the semantics are pycaffe's. A layer computes on the current values of blobs and parameters, whoever wrote them.
+Law: the semantics are pycaffe's. A layer computes on the current values of blobs and parameters.
 `poseidon.net.net.Net` is the fast net for training; this one keeps all blobs.
 """
 

@@ -231,10 +231,10 @@ class _Drawer:
     def _note(self, source: int, blob: str) -> str:
         """Return the label of an arrow: the blob's name if the layer has several tops, and its shape if shapes are shown."""
         made = self._boxes[source].layers[0].top
-        words = [blob] if len(made) > 1 else []
+        parts = [blob] if len(made) > 1 else []
         if self._shapes is not None and blob in self._shapes:
-            words.append(times(self._shapes[blob]))
-        return " ".join(words)
+            parts.append(times(self._shapes[blob]))
+        return " ".join(parts)
 
 
 def _label(box: Box, display_lrm: bool) -> str:
@@ -289,9 +289,9 @@ def _wrapped(text: str, signs: str) -> list[str]:
         return [text] if text else []
     if signs == " ":
         return textwrap.wrap(text, LINE_LETTERS)
-    places = [place + 1 for place, sign in enumerate(text[:LINE_LETTERS]) if sign in signs]
-    place = places[-1] if places else LINE_LETTERS
-    return [text[:place], *_wrapped(text[place:], signs)]
+    ends = [index + 1 for index, sign in enumerate(text[:LINE_LETTERS]) if sign in signs]
+    end = ends[-1] if ends else LINE_LETTERS
+    return [text[:end], *_wrapped(text[end:], signs)]
 
 
 def _letter(number: int) -> str:

@@ -37,7 +37,7 @@ LARGEST_RATIO = 1100
 
 
 def is_hdf5(path: Path) -> bool:
-    """Return whether a file is HDF5, by its first bytes or, if it cannot be read, by its suffix."""
+    """Return whether a file is HDF5 by its first bytes or its suffix. If it cannot be read, the suffix decides."""
     try:
         with path.open("rb") as file:
             return file.read(len(SIGNATURE)) == SIGNATURE or path.suffix == SUFFIX

@@ -38,7 +38,7 @@ class LmdbWriter:
     """A writer of a new LMDB database in the folder `path`, which must not exist."""
 
     def __init__(self, path: Path) -> None:
-        # Nobody reads an incomplete database, so one sync at the end is enough.
+        # An incomplete database is never read, so one sync at the end is enough.
         self._environment: Any = lmdb.open(
             str(path), map_size=FIRST_MAP_BYTES, sync=False, metasync=False, lock=False
         )
