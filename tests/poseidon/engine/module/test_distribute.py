@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,111 +12,36 @@ import poseidon
 from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.group import Group
 from poseidon.engine.module.optimizer_group import OptimizerGroup
-from poseidon.engine.module.rule_group import RuleGroup
 from poseidon.engine.module.tensors import Buffers, DistributeOptions
-from poseidon.engine.module.update_rules import SGD, Adam, Nesterov, ParameterGroup, UpdateRule
-from poseidon.engine.module.worker_context import LoopPosition, WorkerContext
+from poseidon.engine.module.update_rules import SGD, Nesterov, ParameterGroup, UpdateRule
+from poseidon.engine.module.worker_context import WorkerContext
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.build import Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions, OnDivergence
-from ps_server import PeerLost, ServerError, SignalKind
+from ps_server import ServerError
 from tests.support.cluster import TIMEOUT_S
-from tests.support.module_groups import How, together
-
-BATCH = 12
-STEPS = 6
-
-
-class Net(nn.Module):
-    """Convolution, attention whose inner layer is never called, a layer used twice, one used never, a tied weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(3, 6, 2)
-        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.wide = nn.Linear(24, 10)
-        self.twice = nn.Linear(10, 10, bias=False)
-        self.idle = nn.Linear(2, 2)
-        self.scale = nn.Parameter(torch.ones(10))
-        self.last = nn.Linear(10, 4)
-        self.tied = nn.Linear(10, 10, bias=False)
-        self.tied.weight = self.twice.weight
-        self.register_buffer("frequencies", torch.rand(3))
-        self.frozen = nn.Parameter(torch.rand(2), requires_grad=False)
-
-    def forward(self, x_NCT: Tensor) -> Tensor:
-        x = torch.tanh(self.conv(x_NCT)).transpose(1, 2)
-        x = x + self.attention(x, x, x, need_weights=False)[0]
-        x = torch.tanh(self.wide(x.flatten(1))) * self.scale
-        x = torch.tanh(self.twice(self.twice(x)) + self.tied(x))
-        result: Tensor = self.last(x)
-        return result
-
-
-BUILDING = threading.Lock()
-
-
-def build(rank: int) -> Net:
-    """Each rank begins with values of its own; rank 0's are the ones that count."""
-    with BUILDING, torch.random.fork_rng():  # the seed is the process's
-        torch.manual_seed(rank)
-        return Net()
-
-
-def batches(passes: int = 1) -> list[list[tuple[Tensor, Tensor]]]:
-    data = torch.Generator().manual_seed(5)
-    return [
-        [
-            (torch.randn(BATCH, 3, 5, generator=data), torch.randn(BATCH, 4, generator=data))
-            for _ in range(passes)
-        ]
-        for _ in range(STEPS)
-    ]
-
-
-def loop(passes: int = 1, **zeroing: bool) -> Callable[[nn.Module, Group], None]:
-    def body(module: nn.Module, group: Group) -> None:
-        for step in batches(passes):
-            module.zero_grad(**zeroing)
-            for x, y in step:
-                own = slice(group.rank, None, group.size)
-                (nn.functional.mse_loss(module(x[own]), y[own]) / passes).backward()
-            group.step()
-
-    return body
-
-
-def assert_same(ends: list[dict[str, Tensor]], expected: dict[str, Tensor], rtol: float = 1e-5) -> None:
-    for end in ends[1:]:
-        for name, value in ends[0].items():
-            assert torch.equal(end[name], value), name
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            ends[0][name], value, rtol=rtol, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
-RULES: dict[str, How] = {
-    "sgd": SGD(lr=lambda step: 0.2 / (1 + step), momentum=0.9, weight_decay=0.01),
-    "adam": Adam(lr=0.01, eps=1e-3),
-    "groups": SGD(lr=0.1, groups=(ParameterGroup(names="*.bias", lr_factor=2, weight_decay_factor=0),)),
-}
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "torch sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01),
-    "torch adamw": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-3),
-}
-
+from tests.support.module_groups import (
+    BATCH,
+    BUILDING,
+    OPTIMIZERS,
+    RULES,
+    STEPS,
+    How,
+    Normed,
+    a_step,
+    assert_same,
+    batches,
+    build,
+    example,
+    loop,
+    member,
+    never,
+    of_batches,
+    together,
+)
 
 KINDS = [kind for kind in ExchangeKind if kind is not ExchangeKind.LOCAL]
-
-
-def member(kind: ExchangeKind = ExchangeKind.HYBRID, staleness: int = 0) -> Membership:
-    return Membership(timeout_s=TIMEOUT_S, options=ExchangeOptions(kind=kind, staleness=staleness))
-
-
-def example() -> Tensor:
-    return torch.ones(BATCH // 2, 3, 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -279,25 +201,6 @@ def test_what_is_not_trained_begins_alike() -> None:
         assert torch.equal(second[name], value), name
 
 
-class Normed(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-
-
-def of_batches(body: Callable[[nn.Module, Group, Tensor], None]) -> Callable[[nn.Module, Group], None]:
-    def run(module: nn.Module, group: Group) -> None:
-        for ((x, _),) in batches():
-            body(module, group, x[group.rank :: group.size, :, 0])
-
-    return run
-
-
-def a_step(module: nn.Module, group: Group, x: Tensor) -> None:
-    module.zero_grad()
-    module(x).square().mean().backward()
-    group.step()
-
-
 @pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
 @pytest.mark.parametrize("buffers", Buffers)
 def test_running_statistics(buffers: Buffers, how: How) -> None:
@@ -307,199 +210,6 @@ def test_running_statistics(buffers: Buffers, how: How) -> None:
     assert alike == (buffers is Buffers.AVERAGE)
     assert int(ends[1]["1.num_batches_tracked"]) == STEPS
     assert torch.equal(ends[0]["0.weight"], ends[1]["0.weight"])
-
-
-def test_mean_and_sampler() -> None:
-    def body(module: nn.Module, group: Group) -> None:
-        assert group.mean(float(group.rank)) == 0.5
-        assert group.mean(0.1) == 0.1  # a number of Python keeps its digits
-        assert torch.equal(group.mean(torch.tensor([1.0, 2]) * (1 + 2 * group.rank)), torch.tensor([2.0, 4]))
-        assert (
-            group.mean(torch.tensor(3 + group.rank)).item() == 3.5
-        )  # whole numbers have a mean that is none
-        assert list(group.sampler(range(4), shuffle=False)) == [group.rank, 2 + group.rank]
-        assert group.device == torch.device("cpu")
-
-    together(2, build, SGD(lr=0.1), body, member=member())
-
-
-def test_a_stop_ends_all_loops_after_the_same_step() -> None:
-    stopped: dict[int, int] = {}
-
-    def body(module: nn.Module, group: Group) -> None:
-        if group.rank == 0:
-            group._exchange.control.request(SignalKind.STOP)
-        for _ in range(50):
-            a_step(module, group, torch.ones(2, 3))
-            if group.stopping:
-                stopped[group.rank] = group.steps
-                with pytest.raises(KeyboardInterrupt, match=f"after step {group.steps}"):
-                    a_step(module, group, torch.ones(2, 3))
-                return
-
-    with pytest.raises(UsageError, match="settle"):  # the loop above has left in the middle of a step
-        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
-    assert len(set(stopped.values())) == 1
-    assert set(stopped) == {0, 1}
-
-
-def test_who_makes_more_steps_than_another_worker_hears_of_it() -> None:
-    def body(module: nn.Module, group: Group) -> None:
-        for _ in range(2 + group.rank):
-            a_step(module, group, torch.ones(2, 3))
-
-    with pytest.raises(PeerLost, match=r"worker 0 has left after 2 iterations, and worker 1 goes on"):
-        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
-
-
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_loop_reports_its_position_while_it_waits(staleness: int) -> None:
-    """Worker 0 is in a collection after its step; worker 1 joins only once that was reported."""
-    reported: list[LoopPosition] = []
-    waits = threading.Event()
-
-    def note(position: LoopPosition) -> None:
-        reported.append(position)
-        if position.collection:
-            waits.set()
-
-    def body(module: nn.Module, group: Group) -> None:
-        if group.rank == 0:
-            group._collections.on_progress = note
-        a_step(module, group, torch.ones(2, 3))
-        assert group.rank == 0 or waits.wait(TIMEOUT_S)
-        group.mean(1.0)
-        group.settle()
-
-    together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member(staleness=staleness))
-    first = [
-        LoopPosition(steps=1, collections=0),
-        LoopPosition(steps=1, collections=1, collection="mean"),
-        LoopPosition(steps=1, collections=1),
-    ]
-    assert reported[:3] == first
-    barriers = [position for position in reported[3:] if position.collection == "settle"]
-    assert [position.collections for position in barriers] == ([2, 3, 4] if staleness else [])
-
-
-def test_a_mean_after_unequal_numbers_of_steps_is_refused() -> None:
-    def body(module: nn.Module, group: Group) -> None:
-        for _ in range(1 + group.rank):
-            a_step(module, group, torch.ones(2, 3))
-        group.mean(1.0)
-
-    with pytest.raises(
-        UsageError, match=r"mean\(\) was called after 1, 2 steps on the workers; expected as many on each"
-    ):
-        together(2, lambda _: Normed(), SGD(lr=0.1), body, member=member())
-
-
-# -- misuse ------------------------------------------------------------------------------------------------
-
-
-def twice(module: nn.Module, group: Group) -> None:
-    for _ in range(2):
-        module(torch.ones(2, 3)).sum().backward()
-
-
-def never(module: nn.Module, group: Group) -> None:
-    group.step()
-
-
-def settles_within(module: nn.Module, group: Group) -> None:
-    module(torch.ones(2, 3)).sum().backward()
-    group.settle()
-
-
-def rate_within(module: nn.Module, group: Group) -> None:
-    assert isinstance(group, RuleGroup)
-    module(torch.ones(2, 3))
-    group.lr = 0.5
-
-
-def by_closure(module: nn.Module, group: Group) -> None:
-    torch.optim.Optimizer.zero_grad(group._optimizer)  # type: ignore[attr-defined]
-    group._optimizer.step(lambda: 0.0)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (twice, r"1 (time|backward pass).*expected step\(\)"),
-        (never, "without a backward pass"),
-        (settles_within, "between a backward pass"),
-    ],
-)
-@pytest.mark.parametrize("how", [SGD(lr=0.1), lambda net: torch.optim.SGD(net.parameters(), lr=0.1)])
-def test_a_loop_in_the_wrong_order(how: How, body: Callable[[nn.Module, Group], None], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        together(1, lambda _: Normed(), how, body)
-
-
-def test_what_only_one_way_can_do_wrong() -> None:
-    with pytest.raises(UsageError, match="before its forward pass"):
-        together(1, lambda _: Normed(), SGD(lr=0.1), rate_within)
-    with pytest.raises(UsageError, match="closure"):
-        together(1, lambda _: Normed(), OPTIMIZERS["torch sgd"], by_closure)
-    with pytest.raises(UsageError, match="--table_staleness=0, not 1"):
-        together(2, lambda _: Normed(), OPTIMIZERS["torch sgd"], never, member=member(staleness=1))
-
-
-def test_a_rate_set_between_steps_counts_from_the_next_one() -> None:
-    module = nn.Linear(1, 1, bias=False)
-    module.weight.data.fill_(0)
-    with poseidon.distribute(module, SGD(lr=1.0)) as group:
-        for rate, expected in ((1.0, -1.0), (0.5, -1.5)):
-            group.lr = rate
-            module(torch.ones(1, 1)).sum().backward()
-            group.step()
-            assert module.weight.item() == expected
-
-
-def left_over(*, drops: bool, thrown: bool = True) -> Callable[[nn.Module, Group], None]:
-    """Two steps of two passes each, behind the first a pass that is left over, which is dropped or stepped by itself."""
-
-    def body(module: nn.Module, group: Group) -> None:
-        for step in range(2):
-            module.zero_grad()
-            for ((x, y),) in batches()[2 * step : 2 * step + 2]:
-                assert group.pending < 2
-                own = slice(group.rank, None, group.size)
-                nn.functional.mse_loss(module(x[own]), y[own]).backward()
-            group.step()
-            if step == 0 and thrown:
-                module.zero_grad()
-                x, y = batches()[5][0]
-                own = slice(group.rank, None, group.size)
-                nn.functional.mse_loss(module(x[own]), y[own]).backward()
-                assert group.pending == 1
-                (group.drop if drops else group.step)()
-                assert group.pending == 0
-        assert group.steps == 2 + (thrown and not drops)
-
-    return body
-
-
-@pytest.mark.parametrize("how", [RULES["sgd"], OPTIMIZERS["torch sgd"]], ids=["rule", "optimizer"])
-@pytest.mark.parametrize("kind", [ExchangeKind.SERVER, ExchangeKind.FACTORS])
-def test_a_pass_that_is_left_over_is_dropped_or_stepped(how: How, kind: ExchangeKind) -> None:
-    options = DistributeOptions(passes=2, example=example())
-    run = partial(together, 2, build, how, options=options, member=member(kind))
-    assert_same(run(left_over(drops=True)), run(left_over(drops=True, thrown=False))[0], rtol=0)
-    (alone,) = together(1, build, how, left_over(drops=False), options=options)
-    assert_same(run(left_over(drops=False)), alone)
-
-
-@pytest.mark.parametrize("how", [SGD(lr=0.1), OPTIMIZERS["torch sgd"]])
-def test_what_has_left_cannot_be_dropped(how: How) -> None:
-    def body(module: nn.Module, group: Group) -> None:
-        group.drop()  # nothing
-        module(torch.ones(2, 3)).sum().backward()
-        with pytest.raises(UsageError, match=r"drop\(\) after pass 1 of 1, whose gradients have left"):
-            group.drop()
-        group.step()
-
-    together(1, lambda _: Normed(), how, body)
 
 
 def test_other_modules_on_other_workers() -> None:
