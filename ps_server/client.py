@@ -77,6 +77,8 @@ class Client:
             client.read(0, weights)
             client.push(0, gradient(weights), rate=0.1)
             client.clock()
+        client.read(0, weights)
+        client.barrier()
         client.close()
     """
 
