@@ -103,7 +103,7 @@ def test_an_older_file_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "a.netoutputs").read_text().startswith("Iteration,")
 
 
-def test_a_full_disk_is_told_once_and_costs_no_row_that_fits_later(
+def test_a_full_disk_is_reported_once_and_loses_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = NetOutputs(tmp_path / "a", clock=Clock())

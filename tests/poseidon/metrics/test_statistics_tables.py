@@ -91,7 +91,7 @@ def test_shards_are_compared_with_their_mean() -> None:
     assert "-" in shard_table([(0, ShardStatistics())])[1].split()
 
 
-def test_who_was_rejections_is_said() -> None:
+def test_rejections_are_listed() -> None:
     shards = [(0, ShardStatistics()), (1, ShardStatistics(refused=3, dropped=1))]
     assert rejections(shards) == ["shard 1 refused 3 connections and dropped 1 message"]
     assert job_tables(JobStatistics(job="j", shards=dict(shards)))[-1] == rejections(shards)[0]

@@ -155,7 +155,7 @@ def test_blobs_are_kept_on_request_only() -> None:
     assert {name: tuple(blob.shape) for name, blob in net.blobs.items()} == net.blob_shapes
 
 
-def test_blobs_are_let_go_when_nobody_needs_them() -> None:
+def test_blobs_are_freed_after_their_last_use() -> None:
     net = build(
         inputs(x=(2, 3))
         + layer("ReLU", "x", "a", name="a")

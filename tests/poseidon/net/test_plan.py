@@ -58,7 +58,7 @@ def test_in_place_makes_a_new_slot_under_the_old_name() -> None:
         (layer("InnerProduct", "x", "a", IP) + layer("ReLU", "a", "b"), False),
     ],
 )
-def test_memory_is_overwritten_only_where_nobody_can_tell(text: str, overwrites: bool) -> None:
+def test_a_bottom_is_overwritten_only_if_no_other_layer_reads_it(text: str, overwrites: bool) -> None:
     assert plan(inputs(x=(2, 3)) + text).steps[-1].overwrites == overwrites
 
 

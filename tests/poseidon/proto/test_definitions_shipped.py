@@ -51,7 +51,7 @@ def test_solver_finds_its_nets(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_header_says_what_it_is(path: Path) -> None:
+def test_the_header_describes_the_file(path: Path) -> None:
     head = path.read_text(encoding="utf-8").split("\n\n")[0]
     assert head.startswith("# ")
     assert "# Run:" in head or "for use after training" in head

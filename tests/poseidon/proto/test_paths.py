@@ -63,13 +63,13 @@ def test_a_relative_folder_gives_an_absolute_path(places: Path) -> None:
     assert resolve("net", folder=Path("sub")) == places / "cwd" / "sub" / "net"
 
 
-def test_a_bare_prefix_lies_beside_its_file(places: Path) -> None:
+def test_a_bare_prefix_is_in_the_folder_of_its_file(places: Path) -> None:
     assert resolve_prefix("lenet", folder=places / "folder") == places / "folder" / "lenet"
     assert resolve_prefix("lenet", folder=places / "absent") == Path.cwd() / "lenet"
 
 
 @pytest.mark.parametrize("placeholder", ["POSEIDON_ROOT", "CAFFE_ROOT"])
-def test_a_placeholder_stands_for_the_repository_root(places: Path, placeholder: str) -> None:
+def test_a_placeholder_means_the_repository_root(places: Path, placeholder: str) -> None:
     (places / "cwd" / "x").mkdir()
     assert resolve(f"{placeholder}/x", folder=places / "folder") == places / "root" / "x"
 

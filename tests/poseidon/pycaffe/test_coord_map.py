@@ -53,7 +53,7 @@ def _map(n: NetSpec) -> tuple[Any, Any, Any]:
     return coord_map_from_to(n.up, n.data)
 
 
-def test_the_crop_lies_on_the_picture(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_crop_is_aligned_with_the_image(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A single bright pixel, passed down and up by means, stays where it is after the crop."""
     n = NetSpec()
     n.data = L.Input(shape={"dim": [1, 1, 12, 12]})

@@ -140,7 +140,7 @@ def blob_of(count: int, **fields: int) -> caffe_pb2.BlobProto:
     return caffe_pb2.BlobProto(data=np.arange(count).tolist(), **fields)
 
 
-def test_the_messages_are_the_same_by_every_name() -> None:
+def test_all_names_have_the_same_message_classes() -> None:
     assert caffe.proto.caffe_pb2 is caffe_pb2 is io.caffe_pb2
 
 

@@ -35,7 +35,7 @@ def classifier() -> NetSpec:
     return n
 
 
-def test_it_says_what_one_would_have_typed() -> None:
+def test_the_definition_equals_a_hand_written_one() -> None:
     typed = """
     layer { name: "data" type: "DummyData" top: "data" top: "label"
       dummy_data_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } shape { dim: 2 } } }
@@ -58,7 +58,7 @@ def test_what_it_prints_can_be_read_and_run(tmp_path) -> None:  # type: ignore[n
     assert list(net.forward()) == ["loss"]
 
 
-def test_layers_that_nobody_named_are_numbered_by_type() -> None:
+def test_unnamed_layers_are_numbered_by_type() -> None:
     data = numbers()
     one = L.Convolution(data, num_output=1, kernel_size=1)
     two = L.Convolution(one, num_output=1, kernel_size=1)
@@ -67,7 +67,7 @@ def test_layers_that_nobody_named_are_numbered_by_type() -> None:
     assert list(net.layer[3].bottom) == ["Convolution1", "Convolution2"]
 
 
-def test_a_layer_stands_before_those_that_need_it() -> None:
+def test_a_layer_is_before_those_that_need_it() -> None:
     n = NetSpec()
     late = numbers()
     n.sum = L.Eltwise(L.ReLU(late), late)

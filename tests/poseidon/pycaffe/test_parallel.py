@@ -62,13 +62,13 @@ def test_two_processes_do_what_one_does(tmp_path: Path, repository: Path) -> Non
         np.testing.assert_allclose(mine, together, rtol=1e-5, atol=1e-7)
 
 
-def test_nccl_says_what_to_use() -> None:
+def test_the_error_of_nccl_names_gloo() -> None:
     for call in (lambda: caffe.NCCL(None, "uid"), caffe.NCCL.new_uid):
         with pytest.raises(UsageError, match=r"expected caffe.Gloo, or `poseidon train`"):
             call()
 
 
-def test_a_meeting_that_cannot_be(simple: Path, tmp_path: Path) -> None:
+def test_an_unknown_rendezvous_is_an_error(simple: Path, tmp_path: Path) -> None:
     path = tmp_path / "solver.prototxt"
     path.write_text(SOLVER.format(net=simple))
     solver = caffe.get_solver(path)

@@ -31,7 +31,7 @@ def test_a_write_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch:
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_read_only_file_system_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_file_system_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even removing what is not there is refused."""
 
     def refuse(path: Path, *_: object, **__: object) -> None:
@@ -62,7 +62,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"\x0a\x7fabc"])
-def test_what_does_not_parse_is_said_so(tmp_path: Path, content: bytes) -> None:
+def test_unparsable_content_is_reported(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state"
     path.write_bytes(content)
     with pytest.raises(SnapshotError, match="is not a solver state, or it is truncated"):

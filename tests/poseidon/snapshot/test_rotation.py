@@ -51,7 +51,7 @@ def test_what_is_not_of_this_run_stays(tmp_path: Path) -> None:
     assert all(path.exists() for path in (*others, newest))
 
 
-def test_what_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_removed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "snap", 5)
     newest = write(tmp_path / "snap", 10)
 

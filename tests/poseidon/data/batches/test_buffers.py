@@ -7,7 +7,7 @@ import torch
 from poseidon.data.batches.buffers import BufferPool
 
 
-def test_memory_is_used_again_once_nobody_sees_it() -> None:
+def test_memory_is_reused_after_the_last_reference() -> None:
     pool = BufferPool((2, 3))
     tensor = torch.from_numpy(pool.take())
     address = tensor.data_ptr()

@@ -92,7 +92,7 @@ def test_the_source_of_a_client(
     assert found == tmp_path / expected
 
 
-def test_a_missing_part_says_how_to_make_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_part_has_the_command(tmp_path: Path) -> None:
     (tmp_path / "db").mkdir()
     with pytest.raises(
         DataError,

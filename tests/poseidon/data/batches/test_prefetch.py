@@ -52,7 +52,7 @@ def test_close_ends_a_thread_that_waits_for_room() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "poseidon-test"]
 
 
-def test_a_closed_prefetcher_says_so() -> None:
+def test_a_closed_prefetcher_raises() -> None:
     prefetcher = Prefetcher(lambda number: number, first=0, depth=1, name="poseidon-test")
     prefetcher.close()
     with pytest.raises(DataError, match="was closed"):

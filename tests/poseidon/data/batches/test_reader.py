@@ -220,7 +220,7 @@ def test_force_color(tmp_path: Path) -> None:
         assert torch.equal(colored.next()[0], plain.next()[0].expand(4, 3, 4, 4))
 
 
-def test_no_labels_when_nobody_wants_them(tmp_path: Path) -> None:
+def test_no_labels_without_a_label_top(tmp_path: Path) -> None:
     with reader(make_pictures(tmp_path / "db", 3), label=False) as source:
         assert source.next()[1].shape == (0,)
 
@@ -272,7 +272,7 @@ def test_what_cannot_be_opened(tmp_path: Path, make: Callable[[Path], BatchReade
         make(path)
 
 
-def test_a_closed_reader_says_so(tmp_path: Path) -> None:
+def test_a_closed_reader_raises(tmp_path: Path) -> None:
     source = reader(make_pictures(tmp_path / "db", 3))
     source.next()
     source.close()

@@ -27,7 +27,7 @@ def test_a_database_is_detected(tmp_path: Path, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_wrong_kind_says_what_to_write(tmp_path: Path, backend: Backend) -> None:
+def test_the_error_for_a_wrong_kind_has_the_right_setting(tmp_path: Path, backend: Backend) -> None:
     path = make_pictures(tmp_path / "db", 1, backend=backend)
     other = Backend(1 - backend)
     with pytest.raises(

@@ -49,7 +49,7 @@ def test_every_use_names_the_remedy_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["db"]
 
 
-def test_a_command_says_it_in_one_line(
+def test_a_command_prints_the_error_on_one_line(
     no_plyvel: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "list").write_text("a.jpg 0\n")

@@ -85,9 +85,7 @@ def test_real_data_that_is_found(
     assert names(tmp_path / "example") == {name.replace("lmdb", kind) for name in LMDB_NAMES}
 
 
-def test_without_data_the_built_in_set_says_so_every_time(
-    tmp_path: Path, make: Callable[..., Prepared]
-) -> None:
+def test_the_built_in_set_warns_every_time(tmp_path: Path, make: Callable[..., Prepared]) -> None:
     first = make(url=NO_SERVER)
     assert first.warning is not None
     assert "THIS IS NOT CIFAR-10" in first.warning

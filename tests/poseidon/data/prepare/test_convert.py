@@ -66,7 +66,7 @@ def test_pairs(tmp_path: Path, source: Path) -> None:
     assert [label for _, label in found] == expected.labels.tolist()
 
 
-def test_a_pair_is_of_one_class_where_its_label_says_so() -> None:
+def test_the_label_of_a_pair_is_whether_its_classes_are_equal() -> None:
     labels = np.arange(200, dtype=np.uint8) % 10
     images = np.broadcast_to(labels[:, None, None, None], (200, 1, 2, 3))
     made = random_pairs(Labelled(images=images, labels=labels), seed=3)

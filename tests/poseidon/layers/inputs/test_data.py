@@ -114,9 +114,7 @@ def test_a_net_that_fails_to_compile_lets_go_of_its_database(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("flag", "channels"), [("", 1), ("force_encoded_color: true", 3)])
-def test_grey_pictures_become_colour_where_data_param_says_so(
-    tmp_path: Path, flag: str, channels: int
-) -> None:
+def test_gray_images_become_color_with_force_encoded_color(tmp_path: Path, flag: str, channels: int) -> None:
     picture = io.BytesIO()
     Image.fromarray(np.full((3, 4), 7, np.uint8)).save(picture, "PNG")
     with write_database(tmp_path / "db", Backend.LMDB) as writer:

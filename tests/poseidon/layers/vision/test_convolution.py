@@ -49,7 +49,7 @@ def test_groups_are_convolutions_side_by_side() -> None:
     torch.testing.assert_close(net({"x": x})["y"], torch.cat(halves, 1))
 
 
-def test_axis_folds_what_lies_before_it_into_the_batch() -> None:
+def test_axes_before_axis_are_part_of_the_batch() -> None:
     body = f"convolution_param {{ num_output: 4 kernel_size: 3 axis: 2 {FILL} }}"
     net = build(inputs(x=(2, 3, 6, 5, 5)) + layer("Convolution", "x", "y", body))
     weight, bias = (info.parameter.detach() for info in net.parameters_info)

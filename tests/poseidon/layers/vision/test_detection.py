@@ -63,7 +63,7 @@ def test_the_size_of_the_picture_may_be_given() -> None:
     assert boxes("min_size: 4 img_size: 60")[0, 0].tolist() == pytest.approx([4, 13 / 3, 6, 17 / 3])
 
 
-def test_without_flip_each_shape_lies_one_way() -> None:
+def test_without_flip_there_are_no_inverse_aspect_ratios() -> None:
     assert boxes("min_size: 4 aspect_ratio: 2 flip: false").shape == (6, 2, 4)
 
 
@@ -119,7 +119,7 @@ def test_a_region_inside_is_pooled_as_a_picture_of_its_own() -> None:
     assert x.grad is not None and float(x.grad.sum()) == y.numel()
 
 
-def test_what_lies_outside_gives_nothing() -> None:
+def test_a_region_outside_the_map_is_zero() -> None:
     x = noise(2, 3, 8, 9).abs()
     y = roi(regions=1)({"x": x, "r": torch.tensor([[0.0, 6, 2, 11, 5]])})["y"]
     torch.testing.assert_close(y[0, :, 0, 0], x[0, :, 2:4, 6:8].amax((1, 2)))

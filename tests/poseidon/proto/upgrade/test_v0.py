@@ -129,7 +129,7 @@ def test_upgrading_twice_is_upgrading_once() -> None:
     assert upgrade_net(once) == once
 
 
-def test_what_a_layer_did_not_have_is_left_out_and_told(
+def test_unknown_settings_of_a_layer_are_dropped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "net.prototxt"

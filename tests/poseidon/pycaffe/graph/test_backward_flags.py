@@ -63,7 +63,9 @@ LEARNING = fact("x", "y", learns=True)
         ),
     ],
 )
-def test_needs(layers: list[LayerInfo], force: bool, backward: list[int], bottoms: list[list[int]]) -> None:
+def test_backward_flags(
+    layers: list[LayerInfo], force: bool, backward: list[int], bottoms: list[list[int]]
+) -> None:
     found = backward_flags(layers, force=force)
     assert [int(need.backward) for need in found] == backward
     assert [[int(flag) for flag in need.bottoms] for need in found] == bottoms
