@@ -22,7 +22,9 @@ TORCH_OF: dict[int, torch.dtype] = {
 }
 """torch's type by the number of `TensorProto.DataType`; strings are numpy arrays and have none."""
 
-NUMBER_OF: dict[torch.dtype, int] = {dtype: number for number, dtype in TORCH_OF.items()}
+NUMBER_OF: dict[torch.dtype, int] = {
+    dtype: int(number) for number, dtype in TORCH_OF.items() if number != TensorProto.BYTE
+}
 """The number of `TensorProto.DataType` by torch's type."""
 
 

@@ -59,7 +59,7 @@ from poseidon.caffe2.workspace.immediate import (
     StartImmediate,
     StopImmediate,
 )
-from poseidon.caffe2.workspace.inference import InferShapesAndTypes
+from poseidon.caffe2.workspace.inference import InferShapesAndTypes, data_type_of
 from poseidon.caffe2.workspace.nets import (
     BackgroundPlan,
     CallWithExceptionIntercept,
@@ -151,6 +151,7 @@ __all__ = [
     "WorkspaceGuard",
     "Workspaces",
     "blobs",
+    "data_type_of",
     "has_cuda_support",
     "has_fbgemm",
     "has_gpu_support",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from poseidon.caffe2.proto.caffe2_pb2 import TensorProto
 from poseidon.caffe2.runtime import shapes
 from poseidon.caffe2.runtime.data_types import NUMBER_OF, TORCH_OF
 from poseidon.caffe2.workspace.current import current
@@ -41,3 +43,11 @@ def InferShapesAndTypes(
         {name: list(value.shape) for name, value in found.items()},
         {name: int(NUMBER_OF[value.dtype]) for name, value in found.items()},
     )
+
+
+def data_type_of(dtype: Any) -> int:
+    """Return the number of `TensorProto.DataType` for a numpy type; strings and objects are STRING."""
+    kind = np.dtype(dtype)
+    if kind.kind in "SUO":
+        return int(TensorProto.STRING)
+    return int(NUMBER_OF[torch.from_numpy(np.empty(0, dtype=kind)).dtype])
