@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from poseidon.data.batches.claimed_size import check_claim
 from poseidon.errors import DataError
+from poseidon.proto.blob import varint
 from poseidon.proto.caffe_pb2 import Datum
 
 Array = npt.NDArray[Any]
@@ -110,7 +111,7 @@ class RawLayout:
         if datum.encoded or not datum.data or min(shape) < 1 or len(datum.data) != int(np.prod(shape)):
             return None
         header = Datum(channels=shape[0], height=shape[1], width=shape[2]).SerializeToString()
-        head = header + DATA_TAG + _varint(len(datum.data))
+        head = header + DATA_TAG + varint(len(datum.data))
         layout = RawLayout(shape=shape, head=head, end=len(head) + len(datum.data))
         if not layout.matches(record) or layout.pixels(record) != datum.data:
             return None
@@ -138,14 +139,6 @@ class RawLayout:
                 # A longer tail or a negative number (ten bytes) is left to the general parser.
                 return number if index + 2 == len(rest) and number < 1 << 31 else None
         return None
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
 
 
 def _parse(record: bytes | memoryview) -> Datum:

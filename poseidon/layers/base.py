@@ -20,7 +20,13 @@ from torch import Tensor, nn
 
 from poseidon.errors import PoseidonError
 from poseidon.layers.fillers import FillerError, check, fill
-from poseidon.proto.caffe_pb2 import FillerParameter, LayerParameter
+from poseidon.proto.caffe_pb2 import (
+    ConvolutionParameter,
+    EmbedParameter,
+    FillerParameter,
+    InnerProductParameter,
+    LayerParameter,
+)
 
 Shape = tuple[int, ...]
 # Caffe counts the values of a blob with an int.
@@ -269,6 +275,21 @@ def check_count(kind: str, count: int, least: int, most: int | None) -> None:
     else:
         expected = f"{least} to {most}"
     raise LayerError(f"has {counted(count, kind)}, expected {expected}")
+
+
+def check_image(shape: Shape) -> None:
+    """Raise LayerError unless a bottom has the shape of images, N x C x H x W."""
+    if len(shape) != 4:
+        raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)")
+
+
+def optional_bias(
+    param: ConvolutionParameter | InnerProductParameter | EmbedParameter,
+) -> tuple[BlobSpec, ...]:
+    """Return the spec of the blob `bias`, with a value for each output; nothing if `bias_term` is false."""
+    if not param.bias_term:
+        return ()
+    return (BlobSpec(name="bias", shape=(param.num_output,), filler=param.bias_filler),)
 
 
 def check_size(name: str, shape: Shape) -> None:

@@ -56,7 +56,7 @@ def only_diff(array: npt.ArrayLike) -> BlobProto:
 
 
 def _packed(tag: bytes, numbers: npt.NDArray[np.float32]) -> bytes:
-    return tag + _varint(numbers.nbytes) + numbers.tobytes() if numbers.size else b""
+    return tag + varint(numbers.nbytes) + numbers.tobytes() if numbers.size else b""
 
 
 def from_array(array: npt.ArrayLike) -> BlobProto:
@@ -69,7 +69,7 @@ def from_array(array: npt.ArrayLike) -> BlobProto:
     return blob
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     """Encode a count as a protobuf varint: base 128, low digits first, the high bit set on all but the last."""
     digits = bytearray()
     while value > 0x7F:

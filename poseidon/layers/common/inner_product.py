@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis
+from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, optional_bias
 from poseidon.layers.common.rearrange import check_range
 from poseidon.layers.registry import register
 
@@ -44,7 +44,7 @@ class InnerProduct(Layer):
         weight = (inputs, outputs) if self.transpose else (outputs, inputs)
         self.declare(
             BlobSpec(name="weight", shape=weight, filler=param.weight_filler),
-            *([BlobSpec(name="bias", shape=(outputs,), filler=param.bias_filler)] if param.bias_term else []),
+            *optional_bias(param),
         )
         return [(*shape[: self.axis], outputs)]
 
@@ -77,11 +77,7 @@ class Embed(Layer):
         self.allow_absent("bias")
         self.declare(
             BlobSpec(name="weight", shape=(param.input_dim, param.num_output), filler=param.weight_filler),
-            *(
-                [BlobSpec(name="bias", shape=(param.num_output,), filler=param.bias_filler)]
-                if param.bias_term
-                else []
-            ),
+            *optional_bias(param),
         )
         return [(*bottoms[0], param.num_output)]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, times
+from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, check_image, times
 from poseidon.layers.fillers import filler_or
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import LRNParameter
@@ -75,8 +75,7 @@ class LRN(Layer):
         param, shape = self.param.lrn_param, bottoms[0]
         if param.local_size % 2 == 0:
             raise LayerError(f"local_size is {param.local_size}, expected an odd number")
-        if len(shape) != 4:
-            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)")
+        check_image(shape)
         self.size, self.alpha, self.beta, self.k = param.local_size, param.alpha, param.beta, param.k
         self.across = param.norm_region == LRNParameter.ACROSS_CHANNELS
         return [shape]

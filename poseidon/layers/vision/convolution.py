@@ -14,7 +14,16 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from poseidon.layers.base import BlobSpec, Layer, LayerError, Shape, canonical_axis, once_or, times
+from poseidon.layers.base import (
+    BlobSpec,
+    Layer,
+    LayerError,
+    Shape,
+    canonical_axis,
+    once_or,
+    optional_bias,
+    times,
+)
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import ConvolutionParameter
 
@@ -162,7 +171,7 @@ class BaseConvolution(Layer):
         self.allow_absent("bias")
         self.declare(
             BlobSpec(name="weight", shape=self.weight_shape(channels, outputs), filler=param.weight_filler),
-            *([BlobSpec(name="bias", shape=(outputs,), filler=param.bias_filler)] if param.bias_term else []),
+            *optional_bias(param),
         )
         return [(*shape[: self.axis], outputs, *extents)] * len(bottoms)
 

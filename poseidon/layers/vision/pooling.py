@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import TEST, PoolingParameter
 
@@ -77,8 +77,7 @@ class Pooling(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.pooling_param, bottoms[0]
-        if len(shape) != 4:
-            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)")
+        check_image(shape)
         self.is_stochastic = param.pool == PoolingParameter.STOCHASTIC
         self.is_max = param.pool == PoolingParameter.MAX
         self.with_mask = len(self.param.top) > 1

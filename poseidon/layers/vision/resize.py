@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
 from poseidon.layers.registry import register
 
 
@@ -24,8 +24,7 @@ class Interp(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.interp_param, bottoms[0]
-        if len(shape) != 4:
-            raise LayerError(f"bottom of shape {times(shape)} has {len(shape)} axes, expected 4 (NxCxHxW)")
+        check_image(shape)
         self.front, self.back = -param.pad_beg, -param.pad_end
         if min(self.front, self.back) < 0:
             raise LayerError(
