@@ -96,6 +96,7 @@ class Agent:
         self._record: JobRecord | None = None
         self._scratch = ""
         self._silence_s, self._grace_s = HELLO_S, 5.0
+        self._received_s = time.monotonic()
         self._inbox: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED)
         self._outbox: queue.Queue[Report | None] = queue.Queue(MAX_QUEUED)
         self._lost = threading.Event()
@@ -132,17 +133,17 @@ class Agent:
         self._stopping.set()
 
     def _handle_requests(self) -> int:
-        received_s = awake_s = time.monotonic()
+        self._received_s = awake_s = time.monotonic()
         while not self._stopping.is_set() and not self._lost.is_set():
             line, now = self._next_line(), time.monotonic()
             if now - awake_s > LONGEST_PAUSE_S:
-                received_s += now - awake_s
+                self._received_s += now - awake_s
             awake_s = now
             if line == b"":
-                if now - received_s > self._silence_s:
+                if now - self._received_s > self._silence_s:
                     return 1
                 continue
-            received_s = now
+            self._received_s = now
             if line is None:
                 return 1
             request = self._decode(line)
@@ -205,7 +206,7 @@ class Agent:
 
     def _start(self, request: Start) -> None:
         if request.id in self._running:
-            self.report(Refused(id=request.id, message=f"process {request.id} was started before"))
+            self._answer(Refused(id=request.id, message=f"process {request.id} was started before"))
             return
         program, *arguments = request.argv
         spec = ProcessSpec(
@@ -219,11 +220,11 @@ class Agent:
         try:
             process = self._launcher.start(spec, here, forwarder)
         except JobError as error:
-            self.report(Refused(id=request.id, message=str(error)))
+            self._answer(Refused(id=request.id, message=str(error)))
             return
         self._running[request.id] = process
         self._register(request.name, process)
-        self.report(Started(id=request.id, pid=process.pid, created_s=process.created_s))
+        self._answer(Started(id=request.id, pid=process.pid, created_s=process.created_s))
         forwarder.started.set()
 
     def _register(self, name: ProcessName, process: LocalProcess) -> None:
@@ -254,15 +255,22 @@ class Agent:
             if there is not None and self._record is not None and there.launcher == self._record.launcher:
                 self._registry.remove(self._job)
 
-    def report(self, report: Report, *, timeout_s: float = math.inf) -> None:
-        """Queue a report; wait while the channel is slow. Drop it once the channel is lost or the time is up."""
+    def report(self, report: Report, *, timeout_s: float = math.inf) -> bool:
+        """Queue a report; wait while the channel is slow. Drop it, and return False, when the channel is lost or time is up."""
         deadline_s = time.monotonic() + timeout_s
         while not self._lost.is_set() and time.monotonic() < deadline_s:
             try:
                 self._outbox.put(report, timeout=TICK_S)
             except queue.Full:
                 continue
-            return
+            return True
+        return False
+
+    def _answer(self, report: Report) -> None:
+        """Queue a report from the loop, which has to check for the launcher's silence and for signals."""
+        while not self._stopping.is_set() and not self.report(report, timeout_s=TICK_S):
+            if self._lost.is_set() or time.monotonic() - self._received_s > self._silence_s:
+                return
 
     def _thread(self, role: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:

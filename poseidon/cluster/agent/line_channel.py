@@ -1,15 +1,16 @@
 """A channel of text lines in both directions, over any transport.
 
-Law: a line is bytes without a line end; a longer one than `LONGEST_LINE_BYTES` is cut.
+Law: a line is bytes without a line end; a longer one than `MAX_LINE_BYTES` is cut.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from typing import IO, Protocol
 
-LONGEST_LINE_BYTES = 4 << 20
+MAX_LINE_BYTES = 4 << 20
 
 
 class LineChannel(Protocol):
@@ -34,7 +35,7 @@ class PipeLineChannel:
 
     Args:
         inlet: what is read.
-        outlet: what is written.
+        outlet: what is written; nothing may be in its buffer.
     """
 
     def __init__(self, inlet: IO[bytes], outlet: IO[bytes]) -> None:
@@ -45,16 +46,17 @@ class PipeLineChannel:
     def send(self, line: bytes) -> None:
         """See `LineChannel`."""
         with self._lock:
+            rest = memoryview(line + b"\n")
             try:
-                self._outlet.write(line + b"\n")
-                self._outlet.flush()
+                while rest:  # past the stream's buffer, whose lock would hold up `close`
+                    rest = rest[os.write(self._outlet.fileno(), rest) :]
             except ValueError as error:
                 raise OSError("the pipe is closed") from error
 
     def receive(self) -> bytes | None:
         """See `LineChannel`."""
         try:
-            line = self._inlet.readline(LONGEST_LINE_BYTES)
+            line = self._inlet.readline(MAX_LINE_BYTES)
         except (OSError, ValueError):
             return None
         return line.rstrip(b"\r\n") if line else None

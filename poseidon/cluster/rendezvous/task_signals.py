@@ -16,6 +16,7 @@ from contextlib import suppress
 from types import TracebackType
 
 WAIT_S = 3.0
+_POLL_S = 0.05
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
@@ -29,6 +30,8 @@ class TaskSignals:
     def __init__(self, *, wait_s: float = WAIT_S) -> None:
         self._wait_s = wait_s
         self._noted = threading.Event()
+        self._closed = threading.Event()
+        self._forwarder: threading.Thread | None = None
 
     def __enter__(self) -> TaskSignals:
         self._read_end, self._write_end = os.pipe()
@@ -41,6 +44,9 @@ class TaskSignals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._noted.set()
+        self._closed.set()
+        if self._forwarder is not None:  # it reads the pipe
+            self._forwarder.join()
         signal.set_wakeup_fd(self._before)
         os.close(self._read_end)
         os.close(self._write_end)
@@ -49,14 +55,18 @@ class TaskSignals:
         """Note that another task was asked to end. Returns at once; only the first call counts."""
         if not self._noted.is_set():
             self._noted.set()
-            threading.Thread(target=self._forward, name="poseidon asked to end", daemon=True).start()
+            self._forwarder = threading.Thread(
+                target=self._forward, name="poseidon asked to end", daemon=True
+            )
+            self._forwarder.start()
 
     def _forward(self) -> None:
         until_s = time.monotonic() + self._wait_s
         while time.monotonic() < until_s:
             if self._signalled():
                 return
-            time.sleep(0.05)
+            if self._closed.wait(_POLL_S):
+                return
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _signalled(self) -> bool:

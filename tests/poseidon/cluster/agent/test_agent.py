@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from poseidon import __version__
 from poseidon.cluster.agent.__main__ import Agent
 from poseidon.cluster.agent.line_channel import PipeLineChannel
 from poseidon.cluster.agent.link import AgentLink, LinkSettings
-from poseidon.cluster.agent.wire import Hello, Refused, Welcome, decode_report, encode_request
+from poseidon.cluster.agent.wire import Hello, Refused, Start, Welcome, decode_report, encode_request
 from poseidon.cluster.jobs.kill import KillTimeouts, kill_job
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, Registry, record_fields
 from poseidon.cluster.machinefile import Host
@@ -28,6 +29,7 @@ from poseidon.errors import JobError, JobKilled
 from poseidon.settings import inherited_environment
 from tests.support.job_child import ENDLESS_WORKER, WORKER, child
 from tests.support.live_processes import live_pids, none_left
+from tests.support.polling import until
 from tests.support.recording_listener import WAIT_S, RecordingListener
 
 pytestmark = pytest.mark.processes
@@ -308,7 +310,30 @@ def test_a_launcher_that_reads_nothing_does_not_keep_a_killed_agent(
     served.report(Refused(id=0, message="waits"))
     served.stop(killed_by_user=True)
     thread.join(WAIT_S / 2)
+    ended = list(codes)
     launcher.accepts.set()
     launcher.close()
     thread.join(WAIT_S)
-    assert codes == [1]
+    assert ended == [1]
+
+
+def test_a_launcher_that_reads_nothing_does_not_keep_an_agent_from_its_signals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poseidon.cluster.agent.__main__.MAX_QUEUED", 1)
+    launcher = FakeLauncher(HELLO)
+    served, thread, codes = _served(launcher, tmp_path)
+    launcher.accepts.clear()
+    served.report(Refused(id=0, message="is being sent"))
+    served.report(Refused(id=0, message="waits"))
+    start = Start(id=7, name=NAME, argv=("/no/such/program",), environment={}, first_line="")
+    launcher.lines.put(encode_request(start))
+    until(launcher.lines.empty, "the request was not taken", WAIT_S)
+    time.sleep(0.3)  # the loop waits with its answer
+    served.stop()
+    thread.join(WAIT_S / 2)
+    ended = list(codes)
+    launcher.accepts.set()
+    launcher.close()
+    thread.join(WAIT_S)
+    assert ended == [1]

@@ -42,3 +42,24 @@ def test_one_request_reaches_the_launcher(who: str, wait_s: str) -> None:
         check=True,
     )
     assert done.stdout == "1\n"
+
+
+ENDED = """
+import os, signal, time
+from poseidon.cluster.rendezvous.task_signals import TaskSignals
+
+taken = []
+signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
+with TaskSignals(wait_s=0.3) as signals:
+    signals.other_task_signalled("SIGTERM")
+time.sleep(1.0)
+print(len(taken))
+"""
+
+
+@pytest.mark.processes
+def test_a_job_that_has_ended_is_not_signalled() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "0\n"
