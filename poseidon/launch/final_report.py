@@ -77,8 +77,8 @@ def short_path(path: Path) -> str:
 def aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
     """Return entries as lines, their texts in one column.
 
-    >>> aligned([("model", "a.caffemodel"), ("go on", "poseidon train")])
-    ['  model:  a.caffemodel', '  go on:  poseidon train']
+    >>> aligned([("model", "a.caffemodel"), ("resume", "poseidon train")])
+    ['  model:   a.caffemodel', '  resume:  poseidon train']
     """
     width = max((len(name) for name, _ in entries), default=0) + 1
     return [f"  {name + ':':<{width}}  {text}" for name, text in entries]

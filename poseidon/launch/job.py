@@ -46,7 +46,7 @@ class Job(ABC):
     worker_module: str
     """The Python module that a worker's process runs."""
     restarts_by_itself: bool
-    """Whether a restart without a snapshot of the user's own choice goes on from where the job was."""
+    """Whether the job restarts on several hosts without --max_restarts."""
 
     def __init__(
         self, request: JobRequest, site: Site, *, title: str, stem: str, devices: tuple[str, ...]
@@ -116,7 +116,7 @@ class Job(ABC):
         """Return the launcher's files that every worker needs.
 
         Args:
-            point: where the start goes on from.
+            point: where the start resumes from.
         """
         return ()
 

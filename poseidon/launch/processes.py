@@ -95,7 +95,7 @@ class Start:
 
     Attributes:
         attempt: 0, 1, ...
-        point: where it goes on from.
+        point: where it resumes from.
         launcher: starts the processes, and knows their hosts.
         token: the start's secret, hexadecimal.
         keys: of all connections; None: they are not encrypted.

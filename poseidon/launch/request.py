@@ -207,7 +207,7 @@ class TrainRequest(JobRequest, TrainingOptions):
         JobRequest.__post_init__(self)
         if self.snapshot and self.weights:
             raise UsageError(
-                "--snapshot and --weights exclude each other: go on from a run, or start from a model"
+                "--snapshot and --weights exclude each other: resume a run, or start from a model"
             )
 
 

@@ -33,7 +33,7 @@ class ScriptJob(Job):
     """
 
     worker_module = "poseidon.engine.module.script"
-    restarts_by_itself = False  # a script that saves nothing would start from its own beginning
+    restarts_by_itself = False  # a script that saves nothing starts from its own beginning
     request: ScriptRequest
 
     def __init__(self, request: ScriptRequest, site: Site) -> None:
@@ -59,7 +59,7 @@ class ScriptJob(Job):
         state = Path(newest.state)
         own, of_script = self._argv()
         command = " ".join((resume_command(own, state), shlex.join(of_script)))
-        return [("go on" + where, self.site.resume_command(command, short_path(state))), *report]
+        return [("resume" + where, self.site.resume_command(command, short_path(state))), *report]
 
     def _argv(self) -> tuple[list[str], list[str]]:
         """Return this command's own arguments, and the script with its arguments."""

@@ -146,7 +146,7 @@ class TrainingJob(Job):
             )
             finished = result.outcome is not Outcome.STOPPED
             hint = f"  # once max_iter is above {self._solver.param.max_iter}" if finished else ""
-            entries.append(("go on", command + hint))
+            entries.append(("resume", command + hint))
         else:
             entries.append(("model", "no snapshot was written"))
         log = self.output / "worker_0.log"

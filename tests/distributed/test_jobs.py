@@ -102,7 +102,7 @@ def test_ctrl_c_stops_all_after_a_snapshot_and_the_run_goes_on_and_saves_without
     assert mean != own, "worker 0's log has the mean, worker 1's its own loss"
     (state,) = folder.glob("snap_iter_*.solverstate")
     iteration = int(re.findall(r"\d+", state.name)[0])
-    (command,) = [line.partition("go on:")[2] for line in job.lines if "go on:" in line]
+    (command,) = [line.partition("resume:")[2] for line in job.lines if "resume:" in line]
     words = shlex.split(command)
     assert words[:2] == ["poseidon", "train"]
     with training(folder, *words[2:]) as job:

@@ -107,7 +107,7 @@ def _no_model(_: str) -> str:
 def _train(parser: Parser) -> None:
     group = parser.section("What to train")
     flag(group, "solver", "the solver definition (prototxt)", metavar="FILE", required=True)
-    flag(group, "snapshot", "go on from a .solverstate, or a job's newest", metavar="FILE|JOB", default="")
+    flag(group, "snapshot", "resume from a .solverstate, or a job's newest", metavar="FILE|JOB", default="")
     flag(
         group,
         "weights",
@@ -167,7 +167,7 @@ def _run(parser: Parser) -> None:
     flag(
         group,
         "snapshot",
-        "go on from a file of group.save(), or a job's newest",
+        "resume from a file of group.save(), or a job's newest",
         metavar="FILE|JOB",
         default="",
     )

@@ -70,8 +70,8 @@ def test_the_command_that_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_entries_stand_below_each_other() -> None:
-    assert aligned([("model", "a"), ("go on", "b"), ("x", "c")]) == [
-        "  model:  a",
-        "  go on:  b",
-        "  x:      c",
+    assert aligned([("model", "a"), ("resume", "b"), ("x", "c")]) == [
+        "  model:   a",
+        "  resume:  b",
+        "  x:       c",
     ]
