@@ -148,8 +148,8 @@ def measure(kind: str, *, closes: bool, rounds: int, seconds: float) -> list[str
     client = Client([address], rank=0, store=STORE, keys=keys.of_worker(0))
     value = np.zeros(ELEMENTS, dtype=np.float32)
     client.start(lambda table: [value])
-    stranger = spawn.Process(target=flood, args=(at_flood, address, keys.shards[0].public), daemon=True)
-    stranger.start()
+    flooder = spawn.Process(target=flood, args=(at_flood, address, keys.shards[0].public), daemon=True)
+    flooder.start()
     flooding.recv()
     iterate(client, value, 2 * seconds)
     at_rest, flooded = [], []
@@ -162,7 +162,7 @@ def measure(kind: str, *, closes: bool, rounds: int, seconds: float) -> list[str
     serving.send("how many?")
     refused = serving.recv()
     client.close()
-    for process in (stranger, shard):
+    for process in (flooder, shard):
         process.join(5)
         process.terminate()
     rest_ms, flood_ms = statistics.median(at_rest), statistics.median(flooded)

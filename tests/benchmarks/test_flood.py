@@ -1,4 +1,4 @@
-"""The flood's command line, and its strangers, whom a shard counts."""
+"""The flood's command line, and its connections, which a shard counts."""
 
 from __future__ import annotations
 

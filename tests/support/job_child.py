@@ -49,7 +49,7 @@ for iteration in (100, 120):
 say("done")
 """
 
-# A worker that trains until it is told to stop, or stopped.
+# A worker that trains until it is asked to stop, or stopped.
 ENDLESS_WORKER = """
 beat()
 say("ready")

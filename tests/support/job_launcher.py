@@ -3,7 +3,7 @@
     python -m tests.support.job_launcher STATE_FOLDER JOB HOSTFILE
 
 Prints one JSON line with the pids of its processes, each on its own host, when the job runs. A worker ends only when
-it is told to, and goes on without its launcher. Other hosts are reached over SSH, with what HOME holds for that.
+it is asked to, and goes on without its launcher. Other hosts are reached over SSH, with what HOME holds for that.
 """
 
 from __future__ import annotations

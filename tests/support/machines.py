@@ -30,10 +30,10 @@ def machines(
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
             machine, local = divmod(rank, local_workers)
-            meeting = Path(folder) / f"{machine}"
-            meeting.mkdir(exist_ok=True)
+            folder_of_host = Path(folder) / f"{machine}"
+            folder_of_host.mkdir(exist_ok=True)
             group = LocalGroup(
-                address=str(meeting / "workers"),
+                address=str(folder_of_host / "workers"),
                 rank=local,
                 workers=local_workers,
                 timeout_s=TIMEOUT_S,

@@ -1,6 +1,6 @@
 """Unauthenticated peers at a job's sockets: everything that can be sent without the job's keys, and the answers.
 
-Law: a stranger is content only when it was refused; what it hears before is what ZeroMQ tells everybody who connects.
+Law: a peer must be refused; before that it receives only what ZeroMQ sends to everybody who connects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from poseidon import __version__
-from poseidon.cluster.rendezvous import wire as meeting
+from poseidon.cluster.rendezvous import wire as rendezvous
 from poseidon.exchange.factors import wire as factors
 from poseidon.exchange.factors.session import Factors, Pair
 from ps_server import StoreSpec, TableSpec
@@ -39,15 +39,15 @@ def every_request_without_keys() -> list[Packet]:
     sent = [encode(message) for message in every_request(store, TOKEN)]
     to_peers = (factors.Join(1, TOKEN), Factors(0, 0, Pair(ones, ones)), factors.Leave())
     sent += [factors.encode(message) for message in to_peers]
-    arrival = meeting.TaskInfo(
+    arrival = rendezvous.TaskInfo(
         version=__version__, rank=1, size=2, local_rank=0, address="127.0.0.1", host="stranger"
     )
     others = [
-        meeting.Message(kind=kind, program=1, arguments=("true",), payload=b"x")
-        for kind in meeting.Kind
-        if kind is not meeting.Kind.JOIN
+        rendezvous.Message(kind=kind, program=1, arguments=("true",), payload=b"x")
+        for kind in rendezvous.Kind
+        if kind is not rendezvous.Kind.JOIN
     ]
-    sent += [meeting.encode(message) for message in (arrival.message(), *others)]
+    sent += [rendezvous.encode(message) for message in (arrival.message(), *others)]
     return [[bytes(frame) for frame in frames] for frames in sent]
 
 

@@ -14,12 +14,12 @@ def nobody_waits(words: str) -> None:
 
 def test_a_second_measurement_waits_for_the_first(tmp_path: Path) -> None:
     lock, order = tmp_path / "lock", []
-    told = threading.Event()
+    waiting = threading.Event()
 
     def report(words: str) -> None:
         order.append("waits")
         assert str(lock) in words
-        told.set()
+        waiting.set()
 
     def second() -> None:
         with alone(report, lock):
@@ -28,7 +28,7 @@ def test_a_second_measurement_waits_for_the_first(tmp_path: Path) -> None:
     thread = threading.Thread(target=second)
     with alone(nobody_waits, lock):
         thread.start()
-        assert told.wait(20)
+        assert waiting.wait(20)
         order.append("first ends")
     thread.join(20)
     assert order == ["waits", "first ends", "second"]

@@ -84,8 +84,8 @@ def test_going_on_regardless_warns_once(tmp_path: Path, caplog: pytest.LogCaptur
         write_definitions(tmp_path, batch=5, extra=extra), Job(saving=SnapshotSettings(stop_at_nan=False))
     )
     assert ended.iterations == {0: 6}
-    told = [record.getMessage() for record in caplog.records]
-    assert sum("training goes on (--on_nan=warn)" in words for words in told) == 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("training goes on (--on_nan=warn)" in text for text in messages) == 1
     assert states(tmp_path) == []
 
 

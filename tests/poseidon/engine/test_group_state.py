@@ -291,13 +291,13 @@ def test_a_group_saves_and_resumes_by_prefix(tmp_path: Path) -> None:
 
 
 def test_a_job_tells_what_it_goes_on_from_and_hears_of_what_is_saved(tmp_path: Path) -> None:
-    told = []
+    saved = []
     module = build(0)
-    group = join(module, MOMENTUM, DistributeOptions(), WorkerContext(folder=tmp_path, on_saved=told.append))
+    group = join(module, MOMENTUM, DistributeOptions(), WorkerContext(folder=tmp_path, on_saved=saved.append))
     steps(module, group, 2)
     path = group.save()
     assert path == tmp_path / "checkpoint_iter_2.pt"
-    assert [(written.state, written.iteration) for written in told] == [(path, 2)]
+    assert [(written.state, written.iteration) for written in saved] == [(path, 2)]
     again = build(0)
     group = join(again, MOMENTUM, DistributeOptions(), WorkerContext(checkpoint=path))
     with pytest.raises(

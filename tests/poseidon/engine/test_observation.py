@@ -61,39 +61,39 @@ def iterate(seen: Observation) -> None:
 def observe(
     *schemes: Scheme, counts: bool = False, trace: Recorded | None = None
 ) -> tuple[list[dict[str, object]], nn.Linear]:
-    """What an observed worker has told after one iteration."""
-    layer, told = nn.Linear(2, 2), list[dict[str, object]]()
+    """Observe a worker for one iteration. Return its events and its layer."""
+    layer, events = nn.Linear(2, 2), list[dict[str, object]]()
 
-    def tell(event: str, **fields: object) -> None:
-        told.append(json.loads(json.dumps({"event": event, **fields})))
+    def send(event: str, **fields: object) -> None:
+        events.append(json.loads(json.dumps({"event": event, **fields})))
 
     built = build(layer, *schemes, counts=counts)
-    seen = Observation(built, [("layer", layer)], trace or NO_TRACE, tell)
+    seen = Observation(built, [("layer", layer)], trace or NO_TRACE, send)
     seen.watch()
     iterate(seen)
     layer(torch.ones(1, 2)).sum().backward()
     seen.close()
     seen.close()
-    return told, layer
+    return events, layer
 
 
-def test_the_last_word_comes_at_the_end_and_the_launcher_understands_it() -> None:
-    told, _ = observe(Scheme.SERVER, Scheme.LOCAL, counts=True)
-    assert len(told) == 1
-    said = parse_worker(told[-1])
-    assert said is not None
-    assert said.iterations == 1
-    weight, bias = said.tensors
+def test_the_last_statistics_are_sent_at_the_end_and_the_launcher_reads_them() -> None:
+    events, _ = observe(Scheme.SERVER, Scheme.LOCAL, counts=True)
+    assert len(events) == 1
+    statistics = parse_worker(events[-1])
+    assert statistics is not None
+    assert statistics.iterations == 1
+    weight, bias = statistics.tensors
     assert (weight.name, weight.scheme, weight.bytes_out, weight.bytes_in) == ("weight", "ps", 100, 200)
     assert weight.hidden_s == pytest.approx(5 - weight.waited_s)
     assert bias == TensorStatistics(name="bias", scheme="local", waited_s=bias.waited_s)
 
 
-def test_bytes_that_nobody_counts_are_not_known() -> None:
-    told, _ = observe(Scheme.ALLREDUCE, Scheme.ALLREDUCE)
-    said = parse_worker(told[-1])
-    assert said is not None
-    assert said.tensors[0].bytes_out is None  # a worker that another one speaks for
+def test_bytes_that_are_not_counted_are_unknown() -> None:
+    events, _ = observe(Scheme.ALLREDUCE, Scheme.ALLREDUCE)
+    statistics = parse_worker(events[-1])
+    assert statistics is not None
+    assert statistics.tensors[0].bytes_out is None  # another worker exchanges for this one
 
 
 def test_with_a_trace_layers_and_calls_are_seen_until_the_end() -> None:

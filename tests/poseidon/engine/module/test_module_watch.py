@@ -1,4 +1,4 @@
-"""Which backward passes are heard of."""
+"""Which backward passes are noticed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of_parameters(module: nn.Module, x: Tensor) -> object:
 
 
 @pytest.mark.parametrize(
-    ("module", "backward", "heard"),
+    ("module", "backward", "noticed"),
     [
         (nn.Linear(2, 2), lambda module, x: module(x).sum().backward(), 1),
         (Checkpointed(), lambda module, x: module(x).sum().backward(), 1),
@@ -40,10 +40,10 @@ def of_parameters(module: nn.Module, x: Tensor) -> object:
         (nn.Linear(2, 2), lambda module, x: x.sum().backward(), 0),
     ],
 )
-def test_what_is_heard_of(module: nn.Module, backward: Pass, heard: int) -> None:
+def test_what_is_heard_of(module: nn.Module, backward: Pass, noticed: int) -> None:
     count: list[bool] = []
     watch = OutputWatch(module, list(module.parameters()), lambda: count.append(True))
     backward(module, torch.ones(1, 2, requires_grad=True))
     watch.close()
     module(torch.ones(1, 2)).sum().backward()
-    assert len(count) == heard
+    assert len(count) == noticed

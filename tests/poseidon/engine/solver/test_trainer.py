@@ -38,7 +38,7 @@ def folder(tmp_path: Path, databases: Path) -> Path:
 
 
 def train(folder: Path, job: Job, *, batch: int, extra: str = "", **net: bool) -> Ended:
-    """Run a job in `folder`; its final weights and what was heard."""
+    """Run a job in `folder`; its final weights and the records."""
     extra = extra if "max_iter" in extra else extra + f"\nmax_iter: {ITERATIONS}"
     return run(write_definitions(folder, batch=batch, extra=extra, **net), job)
 

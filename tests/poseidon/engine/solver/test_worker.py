@@ -15,8 +15,8 @@ def test_a_job_that_is_at_its_end_already_says_where_that_is() -> None:
     outlet = io.StringIO()
     start = Progress(iteration=20, losses=(0.5, 0.25))
     ProgressReporter(LauncherConnection(outlet=outlet), 20, 100, start).report()
-    told = json.loads(outlet.getvalue())
-    assert (told["iteration"], told["max_iter"], told["loss"]) == (20, 20, 0.375)
+    sent = json.loads(outlet.getvalue())
+    assert (sent["iteration"], sent["max_iter"], sent["loss"]) == (20, 20, 0.375)
 
 
 def test_an_iteration_is_told_in_place_of_the_beginning_and_once() -> None:
@@ -36,8 +36,8 @@ def test_the_launcher_hears_of_a_test_and_of_the_iteration_before_it() -> None:
     )
     reporter.test(1, 7)
     reporter.test(2, 7)  # too soon after the first
-    told = [json.loads(line) for line in outlet.getvalue().splitlines()]
-    assert [(line["iteration"], line["loss"], line.get("tested"), line.get("to_test")) for line in told] == [
+    sent = [json.loads(line) for line in outlet.getvalue().splitlines()]
+    assert [(line["iteration"], line["loss"], line.get("tested"), line.get("to_test")) for line in sent] == [
         (4, 0.5, None, None),
         (4, 0.5, 1, 7),
     ]

@@ -1,4 +1,4 @@
-"""What is told before a process starts; the sentences are held through the command line in test_broken_inputs.py."""
+"""Checks before a process starts; the messages are held through the command line in test_broken_inputs.py."""
 
 from __future__ import annotations
 
