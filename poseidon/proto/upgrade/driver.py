@@ -6,10 +6,16 @@ Law: a current definition is returned unchanged; upgrading twice equals upgradin
 from __future__ import annotations
 
 from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
-from poseidon.proto.upgrade.batch_norm import fix_batch_norm, has_batch_norm_params
-from poseidon.proto.upgrade.data_params import has_old_transformation, move_transformation
-from poseidon.proto.upgrade.inputs import has_inputs, to_input_layer
-from poseidon.proto.upgrade.solver_type import has_solver_type, to_type
+from poseidon.proto.upgrade.fields import (
+    fix_batch_norm,
+    has_batch_norm_params,
+    has_inputs,
+    has_old_transformation,
+    has_solver_type,
+    move_transformation,
+    to_input_layer,
+    to_type,
+)
 from poseidon.proto.upgrade.v0 import from_v0, is_v0
 from poseidon.proto.upgrade.v1 import from_v1, is_v1
 

@@ -1,4 +1,4 @@
-"""V0 nets, Caffe's first grammar: every setting finds its place, padding layers are folded away."""
+"""V0 nets, Caffe's first format: every setting, and padding layers."""
 
 from __future__ import annotations
 
