@@ -8,9 +8,7 @@ Source: caffe's ImageDataLayer and ReadImageToCVMat: channels in BGR order, resi
 
 from __future__ import annotations
 
-import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +25,7 @@ from poseidon.data.batches.draws import skipped_records
 from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
-from poseidon.data.batches.reader import MAX_DECODERS
+from poseidon.data.batches.prefetch import DecoderPool
 from poseidon.data.batches.transform import Transform
 from poseidon.errors import DataError
 
@@ -163,7 +161,7 @@ class ImageMaker:
         self._plan = plan
         self._skipped = _skipped(source, lines, plan)
         self._order = Order([len(lines)], shuffle=plan.shuffle, seed=plan.seed)
-        self._pool: ThreadPoolExecutor | None = None
+        self._decoders = DecoderPool()
         first = self._image(self._line(0))
         self._shape = self._output_shape(first, self._line(0))
         self._buffers = BufferPool((plan.batch_size, *self._shape))
@@ -199,9 +197,7 @@ class ImageMaker:
 
     def close(self) -> None:
         """Stop the decoding threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        self._decoders.close()
 
     def _line(self, n: int) -> Line:
         """Return this reader's n-th line."""
@@ -210,10 +206,7 @@ class ImageMaker:
     def _images(self, lines: list[Line]) -> list[Bytes]:
         if len(lines) == 1:
             return [self._image(lines[0])]
-        if self._pool is None:
-            decoders = min(MAX_DECODERS, os.cpu_count() or 1)
-            self._pool = ThreadPoolExecutor(decoders, thread_name_prefix="poseidon-decode")
-        return list(self._pool.map(self._image, lines))
+        return self._decoders.map(self._image, lines)
 
     def _image(self, line: Line) -> Bytes:
         try:

@@ -1,4 +1,4 @@
-"""A background thread that computes numbered results before they are needed.
+"""A background thread that computes numbered results before they are needed, and a pool of threads for decoding.
 
 Law: `get` returns the results of `make(first)`, `make(first + 1)`, ... in this order. The thread is at most `depth` results
 ahead. Its first error is raised by the `get` that would have returned the result.
@@ -6,10 +6,12 @@ ahead. Its first error is raised by the `get` that would have returned the resul
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
 
 from poseidon.errors import DataError
 
@@ -17,6 +19,8 @@ Made = TypeVar("Made")
 
 # The interval at which a waiting thread checks that the other one is alive.
 WATCH_S = 1.0
+# With more threads the workers of a host would compete for its cores.
+MAX_DECODERS = 4
 
 
 class Prefetcher(Generic[Made]):
@@ -83,3 +87,23 @@ class Prefetcher(Generic[Made]):
             while len(self._ready) >= self._depth and not self._closed:
                 self._changed.wait(WATCH_S)
             return not self._closed
+
+
+class DecoderPool:
+    """A pool of threads for decoding, which start with the first `map`."""
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+
+    def map(self, function: Callable[..., Made], *arguments: Iterable[Any]) -> list[Made]:
+        """Call a function with the arguments of each item in parallel. Return the results in order."""
+        if self._executor is None:
+            threads = min(MAX_DECODERS, os.cpu_count() or 1)
+            self._executor = ThreadPoolExecutor(threads, thread_name_prefix="poseidon-decode")
+        return list(self._executor.map(function, *arguments))
+
+    def close(self) -> None:
+        """Stop the threads. A second call does nothing."""
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None

@@ -6,9 +6,7 @@ recompute any batch. The error for a damaged record names its key and its databa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from poseidon.data.batches.buffers import BufferPool
 from poseidon.data.batches.draws import skipped_records
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
+from poseidon.data.batches.prefetch import DecoderPool
 from poseidon.data.batches.transform import Transform
 from poseidon.data.databases.cursor import Cursor, open_cursor
 from poseidon.data.datum import Decoding, RawLayout, decode
@@ -32,8 +31,6 @@ Record = bytes | memoryview
 
 # Labels of raw records are cached by their encoded bytes, up to this many different ones.
 KNOWN_TAILS = 100_000
-# Images are decoded in parallel. With more threads the workers of a host would compete for its cores.
-MAX_DECODERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,7 @@ class BatchMaker:
         self._plan = plan
         self._skipped = skipped_records(plan.seed, plan.rand_skip)
         self._tails: dict[bytes, int | None] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._decoders = DecoderPool()
         first = cursor.value()
         image, _ = self._decode(first, cursor.position, cursor.key())
         self._shape = image.shape
@@ -108,9 +105,7 @@ class BatchMaker:
 
     def close(self) -> None:
         """Close the cursor and stop the decoding threads. No `make` may be running."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        self._decoders.close()
         self._cursor.close()
 
     def _raw_batch(self, numbers: list[int], draws: npt.NDArray[np.int64], data: Floats) -> list[int] | None:
@@ -148,10 +143,7 @@ class BatchMaker:
         for number in numbers:
             self._cursor.seek(number)
             found.append((self._cursor.value(), self._cursor.position, self._cursor.key()))
-        if self._pool is None:
-            decoders = min(MAX_DECODERS, os.cpu_count() or 1)
-            self._pool = ThreadPoolExecutor(decoders, thread_name_prefix="poseidon-decode")
-        return list(self._pool.map(self._fill, found, draws, data))
+        return self._decoders.map(self._fill, found, draws, data)
 
     def _fill(self, found: tuple[Record, int, bytes], choice: npt.NDArray[np.int64], target: Floats) -> int:
         """Decode a record into `target` and return its label."""

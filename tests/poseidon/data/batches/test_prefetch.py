@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from poseidon.data.batches.prefetch import Prefetcher
+from poseidon.data.batches.prefetch import DecoderPool, Prefetcher
 from poseidon.errors import DataError
 
 
@@ -58,3 +58,11 @@ def test_a_closed_prefetcher_raises() -> None:
     with pytest.raises(DataError, match="was closed"):
         for _ in range(2):
             prefetcher.get()
+
+
+def test_a_decoder_pool_keeps_the_order_and_can_be_closed_twice() -> None:
+    pool = DecoderPool()
+    pool.close()
+    assert pool.map(lambda a, b: a + b, range(100), range(100)) == list(range(0, 200, 2))
+    pool.close()
+    pool.close()
