@@ -157,7 +157,7 @@ def _lead(
     ):
         own_part = threading.Thread(
             target=_run_own_task,
-            args=(rendezvous.address, key, _task_info(task, address), _settings(task, timeout_s)),
+            args=(rendezvous, key, _task_info(task, address), _settings(task, timeout_s)),
             name="poseidon rank 0",
             daemon=True,
         )
@@ -174,11 +174,14 @@ def _lead(
         return code
 
 
-def _run_own_task(address: str, key: bytes, info: TaskInfo, settings: TaskSettings) -> None:
+def _run_own_task(rendezvous: RendezvousServer, key: bytes, info: TaskInfo, settings: TaskSettings) -> None:
+    """Run rank 0's own task on its thread; an exception ends the wait for the other tasks."""
     try:
-        run_task(address, task_keys(key), info, settings)
-    except JobError as error:
-        print(f"poseidon worker: rank 0 to itself: {error}", file=sys.stderr)
+        run_task(rendezvous.address, task_keys(key), info, settings)
+    except Exception as error:  # noqa: BLE001 - `gather` raises it; later the host counts as lost
+        why = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+        print(f"poseidon worker: rank 0's own task: {why}", file=sys.stderr)
+        rendezvous.abort(f"rank 0's own task: {why}")
 
 
 def _task_info(task: Task, address: str) -> TaskInfo:

@@ -128,6 +128,12 @@ class RendezvousServer:
         self._send_all(Message(kind=Kind.WELCOME))
         return found
 
+    def abort(self, why: str) -> None:
+        """End a `gather` that waits with an error; only the first call counts. May be called from any thread."""
+        with self._changed:
+            self._failure = self._failure or why
+            self._changed.notify_all()
+
     def dismiss(self, status: int, why: str = "") -> None:
         """Dismiss all tasks; only the first call counts.
 
@@ -179,9 +185,7 @@ class RendezvousServer:
 
     def _fail(self, why: str) -> None:
         print(f"poseidon: {why}", file=sys.stderr)
-        with self._changed:
-            self._failure = self._failure or why
-            self._changed.notify_all()
+        self.abort(why)
         for member in list(self._members.values()):
             member.lost = True
             if member.connection is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -90,7 +91,8 @@ def close_transport(transport: paramiko.Transport) -> None:
         process.kill()
     # Paramiko's thread signals the program once more at its end: it may be reaped, and its pipes closed, after that only.
     transport.join(CLOSE_S)
-    process.wait(CLOSE_S)
+    with suppress(subprocess.TimeoutExpired):  # the kernel holds it
+        process.wait(CLOSE_S)
     for pipe in (process.stdin, process.stdout, process.stderr):
         with suppress(OSError):
             if pipe is not None:

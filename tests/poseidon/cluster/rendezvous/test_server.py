@@ -284,3 +284,13 @@ def test_an_exception_of_the_servers_thread_ends_every_wait() -> None:
     assert guest.gone.wait(LIMIT_S) and other.gone.wait(LIMIT_S)
     thread.join(LIMIT_S)
     others.join(LIMIT_S)
+
+
+def test_a_failure_of_the_own_task_ends_the_wait_for_the_others() -> None:
+    with meeting(2) as found:
+        threading.Timer(0.2, found.abort, args=["rank 0's own task failed"]).start()
+        with pytest.raises(JobError, match="rank 0's own task failed"):
+            found.gather(LIMIT_S)
+        found.abort("a later one does not count")
+        with pytest.raises(JobError, match="rank 0's own task failed"):
+            found.gather(LIMIT_S)
