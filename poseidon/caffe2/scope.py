@@ -76,7 +76,9 @@ def DeviceScope(scope: DeviceOption, node_name: str | None = None) -> Iterator[N
     if outer is not None:
         if outer.HasField("node_name") and not inner.HasField("node_name"):
             inner.node_name = outer.node_name
-        inner.extra_info.extend(sorted(set(outer.extra_info) - set(inner.extra_info)))
+        merged = sorted({*outer.extra_info, *inner.extra_info})
+        del inner.extra_info[:]
+        inner.extra_info.extend(merged)
     _scopes.device = inner
     try:
         yield

@@ -24,6 +24,10 @@ from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
 
 
+class DuplicateInputError(AssertionError, ValueError):
+    """A net declares an external input twice; scripts for Caffe2 catch it as an AssertionError."""
+
+
 class Net(NetCopies):
     """A net that is built by calls: `net.Relu(x, y)` adds an operator and returns a reference to its output.
 
@@ -186,16 +190,16 @@ class Net(NetCopies):
         """Declare blobs that the net reads and does not make.
 
         Raises:
-            ValueError: one is declared already.
+            DuplicateInputError: one is declared already, or given twice.
         """
         assert inputs
         self._refresh()
         refs = [_get_blob_ref(blob) for blob in inputs]
-        for ref in refs:
-            if ref in self._external_input_map:
-                raise ValueError(f"Net already contained an input named {ref}")
-            self._net.external_input.append(str(ref))
-            self._external_input_map.add(str(ref))
+        for index, ref in enumerate(refs):
+            if ref in self._external_input_map or ref in refs[:index]:
+                raise DuplicateInputError(f"Net already contained an input named {ref}")
+        self._net.external_input.extend(str(ref) for ref in refs)
+        self._external_input_map.update(str(ref) for ref in refs)
         made = tuple(BlobReference(str(ref), self) for ref in refs)
         return made[0] if len(made) == 1 else made
 
@@ -350,6 +354,9 @@ class Net(NetCopies):
     def _RunAllOnGPU(self, gpu_id: int = 0, use_cudnn: bool = False) -> None:
         option = caffe2_pb2.DeviceOption(device_type=workspace.GpuDeviceType, device_id=gpu_id)
         self._net.device_option.CopyFrom(option)
+        for argument in (argument for op in self._net.op for argument in op.arg):
+            if argument.name.endswith("step_net"):
+                argument.n.device_option.CopyFrom(option)
         if use_cudnn:
             for op in self._net.op:
                 op.engine = "CUDNN"

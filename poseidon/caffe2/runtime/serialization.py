@@ -80,8 +80,8 @@ def _fill(tensor: TensorProto, part: Any) -> None:
     elif kind == TensorProto.FLOAT16:
         tensor.int32_data.extend((part.view(torch.int16).to(torch.int32) & 0xFFFF).tolist())
     else:
-        # An array fills a packed field far faster than a list.
-        getattr(tensor, _FIELDS.get(kind, "int32_data")).extend(part.numpy())
+        numbers = part.to(torch.uint8) if kind == TensorProto.BOOL else part
+        getattr(tensor, _FIELDS.get(kind, "int32_data")).extend(numbers.numpy())
 
 
 def _merged(tensor: TensorProto, into: Any) -> Any:

@@ -1,0 +1,204 @@
+"""Nets under construction: names, external blobs, copies; operators' arguments; plans."""
+
+from __future__ import annotations
+
+from inspect import currentframe
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, workspace
+from poseidon.caffe2.proto import caffe2_pb2
+
+
+def outputs(net: core.Net) -> list[str]:
+    return [name for op in net.Proto().op for name in op.output]
+
+
+def test_names_get_the_scope_and_references_keep_theirs() -> None:
+    outside = core.BlobReference("x")
+    with core.NameScope("s"):
+        op = core.CreateOperator("Add", ["x", outside], "y")
+    assert list(op.input) == ["s/x", "x"]
+    assert list(op.output) == ["s/y"]
+
+
+def test_a_second_net_of_a_name_gets_a_number() -> None:
+    first, second = core.Net("numbered"), core.Net("numbered")
+    assert (first.Name(), second.Name()) == ("numbered", "numbered_1")
+    assert core.Net(first.Proto()).Name() == "numbered_2"
+
+
+def test_anonymous_outputs_have_names_of_their_own() -> None:
+    net = core.Net("anonymous")
+    with core.NameScope("s"):
+        x = net.Relu("x")
+        net.Relu(x)
+        net.FC([x, "w", "b"], 2)
+    assert outputs(net) == ["s/anonymous/Relu", "s/anonymous/Relu_2", "s/anonymous/FC:0", "s/anonymous/FC:1"]
+    net._CheckLookupTables()
+
+
+def test_blobs_that_no_net_has() -> None:
+    net = core.Net("next")
+    with core.NameScope("s"):
+        assert [str(net.NextScopedBlob("b")) for _ in range(3)] == ["s/b", "s/b_0", "s/b_1"]
+    net.Relu("x", "y")
+    assert str(net.NextBlob("y")) == "y_0"
+    assert [net.NextName(), net.NextName()] == ["next_blob_0", "next_blob_1"]
+
+
+def test_external_inputs_are_what_nobody_made() -> None:
+    net = core.Net("external")
+    h = net.Relu("x", "h")
+    net.Add([h, "b"], "y")
+    assert net.external_inputs == ["x", "b"]
+    with pytest.raises(ValueError, match="already contained an input named b"):
+        net.AddExternalInput("b")
+    with pytest.raises(ValueError, match="named c"):
+        net.AddExternalInput("c", "c")
+    net.AddExternalOutput(h)
+    assert net.external_outputs == ["h"]
+
+
+def test_an_operator_that_does_not_exist() -> None:
+    net = core.Net("unknown")
+    with pytest.raises(AttributeError, match=r"Relo is not a registered operator. Did you mean: \[Relu"):
+        net.Relo("x")
+    with pytest.raises(AttributeError, match="does not have a net"):
+        core.BlobReference("x").Relu()
+
+
+def test_calls_on_references_chain() -> None:
+    net = core.Net("chained")
+    net.Relu("x", "a").Tanh([], "b").Add(["x"], "c")
+    assert list(net.Proto().op[2].input) == ["b", "x"]
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "expected"),
+    [
+        (3, "i", 3),
+        (True, "i", 1),
+        (2.5, "f", 2.5),
+        ("text", "s", b"text"),
+        (b"\xff", "s", b"\xff"),
+        (np.int64(4), "i", 4),
+        (np.float32(0.5), "f", 0.5),
+        ((1, 2), "ints", [1, 2]),
+        ([1.0, 2.5], "floats", [1.0, 2.5]),
+        (np.array([[1, 2], [3, 4]]), "ints", [1, 2, 3, 4]),
+        (["a", b"b"], "strings", [b"a", b"b"]),
+    ],
+)
+def test_arguments(value: Any, field: str, expected: Any) -> None:
+    (argument,) = core.CreateOperator("Relu", "x", "y", key=value).arg
+    assert argument.name == "key"
+    found = getattr(argument, field)
+    assert (list(found) if isinstance(expected, list) else found) == expected
+
+
+@pytest.mark.parametrize("value", [None, [1, 2.5], object(), [object()]])
+def test_what_is_no_argument_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="Unknown argument type: key=key"):
+        core.CreateOperator("Relu", "x", "y", key=value)
+
+
+def test_fields_of_an_operator() -> None:
+    op = core.CreateOperator("Relu", "x", "y", name="n", control_input="z", engine="E", random_seed=5, arg=[])
+    assert (op.name, op.engine, list(op.control_input), op.device_option.random_seed) == ("n", "E", ["z"], 5)
+    for wrong in (3, ["x", 4]):
+        with pytest.raises(TypeError, match="type"):
+            core.CreateOperator("Relu", wrong, "y")
+
+
+def test_a_clone_has_other_names() -> None:
+    net = core.Net("cloned")
+    net.Relu("x", "h")
+    net.Tanh("h", "y")
+    copy = net.Clone("copy", {"h": "g"}, update_external_list=True)
+    assert [list(op.output) for op in copy.Proto().op] == [["g"], ["y"]]
+    assert list(copy.Proto().external_output) == ["y"]
+    assert outputs(net) == ["h", "y"]
+
+
+def test_a_part_of_a_net() -> None:
+    net = core.Net("whole")
+    net.Relu("x", "a")
+    b = net.Add(["a", "w"], "b")
+    c = net.Tanh(b, "c")
+    net.AddGradientOperators([c])
+    part, (made,) = net.ClonePartial("part", {"a": "given"}, [c])
+    assert [list(op.input) for op in part.Proto().op] == [["given", "w"], ["part/b"]]
+    assert part.external_inputs == ["given", "w"]
+    assert (str(made), made.Net()) == ("part/c", part)
+    with pytest.raises(AssertionError, match="would generate the given input"):
+        net.ClonePartial("wrong", ["x", "b"], ["a", c])
+
+
+def test_appending_a_net_keeps_what_is_still_external() -> None:
+    first, second = core.Net("first"), core.Net("second")
+    first.Sum(["in1", "in2"], ["sum"])
+    second.Sum(["in3", "in4"], ["in1"])
+    second.AppendNet(first)
+    assert second.external_inputs == ["in3", "in4", "in2"]
+    assert len(second.Proto().op) == 2
+
+
+def test_the_line_that_made_an_operator_is_known() -> None:
+    net = core.Net("lines")
+    frame = currentframe()
+    assert frame is not None
+    net.Relu("x", "y"); line = frame.f_lineno  # noqa: E702  # fmt: skip
+    net.PopulateProtoWithFileName()
+    assert net.Proto().op[0].name == f"{__file__}:{line}"
+
+
+def test_ssa_and_paths() -> None:
+    net = core.Net("ssa")
+    net.Relu("x", "x")
+    net.Tanh("x", "y")
+    ssa, versions = core.get_ssa(net)
+    assert ssa == [([("x", 0)], [("x", 1)]), ([("x", 1)], [("y", 1)])]
+    assert versions == {"x": 1, "y": 1}
+    assert core.get_undefined_blobs(ssa) == {"x"}
+    assert core.get_op_ids_in_path(ssa, versions, ["x"], ["y"]) == [1]
+
+
+def test_device_options() -> None:
+    one, other = core.DeviceOption(0), core.DeviceOption(0)
+    other.node_name = "node"
+    assert core.device_option_equal(one, other)
+    assert not core.device_option_equal(one, other, ignore_node_name=False)
+    one.device_id = 5
+    assert core.device_option_equal(one, other)
+    one.device_type = 1
+    assert not core.device_option_equal(one, other)
+
+
+def test_a_plan_and_its_message_are_one() -> None:
+    net = core.Net("planned")
+    net.ConstantFill([], "c", shape=[1])
+    inner = core.execution_step("inner", net, num_iter=2)
+    plan = core.Plan(core.execution_step("outer", [inner], concurrent_substeps=True))
+    again = core.Plan.create_from_proto(plan.Proto())
+    assert [step.Name() for step in again.Steps()] == ["outer"]
+    assert again.Steps()[0].Substeps()[0].Proto().num_iter == 2
+    assert [n.Name() for n in again.Nets()] == ["planned_1"]
+    workspace.ResetWorkspace()
+    assert workspace.RunPlan(again)
+    assert workspace.RunPlan(inner)
+    background = workspace.RunPlanInBackground(plan)
+    background._thread.join()
+    assert background.is_succeeded()
+    workspace.ResetWorkspace()
+
+
+def test_the_step_nets_of_recurrent_operators_move_too() -> None:
+    net = core.Net("moved")
+    op = core.CreateOperator("RecurrentNetwork", [], [], step_net=caffe2_pb2.NetDef(name="step"))
+    net.Proto().op.add().CopyFrom(op)
+    net.RunAllOnGPU(gpu_id=1)
+    assert net.Proto().device_option.device_id == 1
+    assert net.Proto().op[0].arg[0].n.device_option == net.Proto().device_option

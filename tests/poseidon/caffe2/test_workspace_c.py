@@ -1,0 +1,125 @@
+"""`workspace.C`, the immediate mode, predictors, costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, workspace
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    workspace.ResetWorkspace()
+    yield
+    workspace.StopImmediate()
+    workspace.ResetWorkspace()
+
+
+def test_a_workspace_of_its_own() -> None:
+    ws = workspace.C.Workspace()
+    assert ws.nets == {} and ws.blobs == {}
+    net = core.Net("own")
+    net.ConstantFill([], "c", shape=[2], value=1.5)
+    ws.create_net(net).run()
+    assert ws.blobs["c"].fetch().tolist() == [1.5, 1.5]
+    assert list(ws.nets) == [net.Name()]
+    with pytest.raises(RuntimeError, match="exists already"):
+        ws.create_net(net)
+    assert not workspace.HasBlob("c")
+    with pytest.raises(TypeError, match="str is no NetDef"):
+        ws.create_net("net")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda net: net, lambda net: net.Proto().op[0], lambda net: core.Plan(core.execution_step("s", net))],
+)
+def test_nets_operators_and_plans_run(make: object) -> None:
+    ws = workspace.C.Workspace()
+    net = core.Net("runs")
+    net.ConstantFill([], "c", shape=[1])
+    ws.run(make(net))  # type: ignore[operator]
+    assert "c" in ws.blobs
+
+
+def test_the_current_workspace() -> None:
+    workspace.FeedBlob("x", np.ones(2))
+    assert workspace.C.Workspace.current.blobs["x"].fetch().tolist() == [1, 1]
+
+
+def test_a_tensor_is_seen_and_changed() -> None:
+    tensor = workspace.C.Workspace().create_blob("x").tensor()
+    tensor.feed(np.array([1.0, 2.0]))
+    tensor.data[0] = 3
+    assert tensor.fetch().tolist() == [3, 2]
+    tensor.init([2, 3], core.DataType.INT32)
+    assert (tensor.data.dtype, tensor.shape) == (np.int32, (2, 3))
+    tensor.reshape([6])
+    assert tensor.shape == (6,)
+    tensor.feed(np.array([[b"a"]], dtype=object))
+    assert tensor.data[0, 0] == b"a"
+    with pytest.raises(RuntimeError, match="cannot be initialized"):
+        tensor.init([1], core.DataType.STRING)
+
+
+def test_blobs_are_serialized() -> None:
+    blob = workspace.C.Workspace().create_blob("x")
+    blob.feed(np.arange(4).reshape(2, 2))
+    workspace.DeserializeBlob("y", blob.serialize("x"))
+    assert workspace.FetchBlob("y").tolist() == [[0, 1], [2, 3]]
+    workspace.FeedBlob("text", b"abc")
+    workspace.DeserializeBlob("y", workspace.SerializeBlob("text"))
+    assert workspace.FetchBlob("y") == b"abc"
+
+
+def test_operators_run_as_they_are_created() -> None:
+    workspace.StartImmediate(i_know=True)
+    folder = workspace._immediate_root_folder
+    assert os.path.isdir(folder)
+    core.Net("immediate").ConstantFill([], "c", shape=[2], value=1.0)
+    assert workspace.ImmediateBlobs() == ["c"]
+    assert not workspace.HasBlob("c")
+    workspace.FeedImmediate("c", 2 * workspace.FetchImmediate("c"))
+    assert workspace.FetchImmediate("c").tolist() == [2, 2]
+    workspace.StopImmediate()
+    assert not os.path.exists(folder)
+    assert workspace._immediate_root_folder == ""
+    with pytest.raises(RuntimeError, match="Can't find blob"):
+        workspace.FetchImmediate("c")
+
+
+def test_a_predictor() -> None:
+    init, net = core.Net("init"), core.Net("predict")
+    init.ConstantFill([], "w", shape=[1, 2], value=2.0)
+    init.ConstantFill([], "b", shape=[1], value=1.0)
+    net.AddExternalOutput(net.FC(["x", "w", "b"], "y"))
+    predictor = workspace.Predictor(init.Proto().SerializeToString(), net.Proto())
+    for given in ([np.ones((1, 2), dtype=np.float32)], {"x": np.ones((1, 2), dtype=np.float32)}):
+        assert [out.tolist() for out in predictor.run(given)] == [[[5.0]]]
+    with pytest.raises(RuntimeError, match="2 inputs are given, the net has 1"):
+        predictor.run([np.ones(2)] * 2)
+
+
+def test_sizes_and_costs() -> None:
+    workspace.FeedBlob("x", np.zeros((2, 3), dtype=np.int16))
+    workspace.FeedBlob("s", np.array([b"abc", b"d"]))
+    workspace.FeedBlob("t", np.array([b"", b""]))
+    assert workspace.GetBlobSizeBytes("x") == 12
+    assert workspace.GetBlobSizeBytes("s") - workspace.GetBlobSizeBytes("t") == 4
+    workspace.FeedBlob("X", np.zeros((1, 1, 8, 8)))
+    workspace.FeedBlob("W", np.zeros((1, 1, 3, 3)))
+    op = core.CreateOperator("Conv", ["X", "W"], "Y", kernel=3, pad=1)
+    assert workspace.GetOperatorCost(op, ["X", "W"])[0] == 1152
+
+
+def test_the_transform_that_exists() -> None:
+    net = core.Net("transformed")
+    net.Proto().op.add().CopyFrom(core.CreateOperator("Conv", ["x", "w"], "y", kernel=3))
+    assert workspace.ApplyTransform("ConvToNNPack", net).op[0].engine == "NNPACK"
+    assert net.Proto().op[0].engine == ""
+    with pytest.raises(RuntimeError, match="There is no transform Other"):
+        workspace.ApplyTransform("Other", net)
