@@ -1,4 +1,4 @@
-"""A project of every net of the zoo names everything beside itself; what is there is not overwritten."""
+"""A project of every net of the zoo has paths in its own folder; existing files are not overwritten."""
 
 from __future__ import annotations
 
