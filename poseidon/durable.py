@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def put_in_place(partial: Path, path: Path) -> None:
+def replace_durably(partial: Path, path: Path) -> None:
     """Flush a file to disk, rename it, and flush its new name as well.
 
     Args:

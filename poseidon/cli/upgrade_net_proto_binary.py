@@ -5,7 +5,7 @@ from __future__ import annotations
 from poseidon.cli.upgrading import Upgrade
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.proto.upgrade.driver import needs_upgrade, upgrade_net
-from poseidon.proto.upgrade.v0 import stray_settings
+from poseidon.proto.upgrade.v0 import dropped_settings
 from poseidon.snapshot.files import read_message
 
 COMMAND = Upgrade(
@@ -14,6 +14,6 @@ COMMAND = Upgrade(
     needed=needs_upgrade,
     upgrade=upgrade_net,
     write=NetParameter.SerializeToString,
-    left_out=stray_settings,
+    left_out=dropped_settings,
 )
 run = COMMAND.run

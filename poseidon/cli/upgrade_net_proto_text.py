@@ -6,7 +6,7 @@ from poseidon.cli.upgrading import Upgrade
 from poseidon.proto.caffe_pb2 import NetParameter
 from poseidon.proto.text import read, to_text
 from poseidon.proto.upgrade.driver import needs_upgrade, upgrade_net
-from poseidon.proto.upgrade.v0 import stray_settings
+from poseidon.proto.upgrade.v0 import dropped_settings
 
 COMMAND = Upgrade(
     what="a net in text",
@@ -14,6 +14,6 @@ COMMAND = Upgrade(
     needed=needs_upgrade,
     upgrade=upgrade_net,
     write=lambda net: to_text(net).encode(),
-    left_out=stray_settings,
+    left_out=dropped_settings,
 )
 run = COMMAND.run

@@ -25,7 +25,7 @@ from poseidon.cluster.supervision.loop import JobListener
 from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.cluster.supervision.signals import SignalRequests
 from poseidon.cluster.supervision.state import Outcome
-from poseidon.durable import flush, put_in_place
+from poseidon.durable import flush, replace_durably
 from poseidon.errors import PoseidonError
 from poseidon.snapshot.checksums import find_damage, sealed_files, sums_path
 
@@ -221,7 +221,7 @@ class SnapshotCopies:
                 return None
             sums_path(here).unlink(missing_ok=True)  # of an earlier one: they are not those of the new files
             for path in files:
-                put_in_place(path, self._folder / path.name)
+                replace_durably(path, self._folder / path.name)
         self._forget_old(here)
         return here
 

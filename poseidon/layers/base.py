@@ -124,7 +124,7 @@ class Layer(nn.Module):
         # the gradient at the top.
         self.offers_factors = False
         # Cleared by `setup` if the layer does not update its statistics.
-        self.moves_statistics = self.STATISTICS
+        self.updates_statistics = self.STATISTICS
         self.generator: torch.Generator | None = None
         # Cleared by `setup` if this definition rules out a change of shape.
         self.tops_may_change_shape = self.TOPS_MAY_CHANGE_SHAPE

@@ -224,7 +224,7 @@ class _Compiler:
 
     def _install_blobs(self, layer: Layer) -> None:
         entries = self.table.add_layer(
-            layer.param, layer.blob_specs, factors=layer.offers_factors, statistics=layer.moves_statistics
+            layer.param, layer.blob_specs, factors=layer.offers_factors, statistics=layer.updates_statistics
         )
         donated = self._donated(layer)
         for index, entry in enumerate(entries):

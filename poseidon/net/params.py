@@ -43,7 +43,7 @@ class ParamInfo:
 
 
 @dataclass(slots=True)
-class Owned:
+class OwnedBlob:
     """A blob during compilation. Layers that share it may still set its multipliers."""
 
     layer: str
@@ -66,13 +66,13 @@ class ParamTable:
     """The table of a net's blobs, filled layer by layer."""
 
     def __init__(self) -> None:
-        self.owned: list[Owned] = []
-        self._by_name: dict[str, Owned] = {}
+        self.owned: list[OwnedBlob] = []
+        self._by_name: dict[str, OwnedBlob] = {}
         self._layers: set[str] = set()
 
     def add_layer(
         self, param: LayerParameter, specs: tuple[BlobSpec, ...], *, factors: bool, statistics: bool = False
-    ) -> list[Owned]:
+    ) -> list[OwnedBlob]:
         """Add the blobs of the next layer.
 
         Args:
@@ -106,7 +106,7 @@ class ParamTable:
 
     def _add(
         self, param: LayerParameter, index: int, spec: BlobSpec, spec_param: ParamSpec, factors: bool
-    ) -> Owned:
+    ) -> OwnedBlob:
         if spec_param.name and spec_param.name in self._by_name:
             owner = self._by_name[spec_param.name]
             _check_share(owner, spec.shape, spec_param)
@@ -116,7 +116,7 @@ class ParamTable:
             raise LayerError(
                 f"blob {index} holds statistics, which solvers do not update; expected lr_mult: 0"
             )
-        entry = Owned(
+        entry = OwnedBlob(
             layer=param.name,
             layer_type=param.type,
             index=index,
@@ -141,7 +141,7 @@ def multiplier(value: float | None) -> float:
     return 1.0 if value is None else value
 
 
-def _info(entry: Owned) -> ParamInfo:
+def _info(entry: OwnedBlob) -> ParamInfo:
     assert entry.parameter is not None
     return ParamInfo(
         name=entry.name,
@@ -156,7 +156,7 @@ def _info(entry: Owned) -> ParamInfo:
     )
 
 
-def _check_share(owner: Owned, shape: Shape, spec_param: ParamSpec) -> None:
+def _check_share(owner: OwnedBlob, shape: Shape, spec_param: ParamSpec) -> None:
     """Raise LayerError unless a blob of `shape` can share the owner's tensor. Merge its multipliers into the owner."""
     prefix = f"param '{spec_param.name}', shared with layer '{owner.layer}',"
     if spec_param.share_mode == ParamSpec.PERMISSIVE:

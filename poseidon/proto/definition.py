@@ -19,7 +19,7 @@ from poseidon.proto.text import M, decode, parse, parse_binary, read_content
 from poseidon.proto.tokens import Setting, settings
 from poseidon.proto.upgrade.driver import upgrade_net, upgrade_solver
 from poseidon.proto.upgrade.errors import UpgradeError
-from poseidon.proto.upgrade.v0 import is_v0, kept_layers, stray_settings
+from poseidon.proto.upgrade.v0 import dropped_settings, is_v0, kept_layers
 
 LOGGER = logging.getLogger(__name__)
 
@@ -254,10 +254,10 @@ def read_net(path: str | Path) -> NetDefinition:
         DefinitionError: the file cannot be read or the definition is wrong.
     """
     path = Path(path)
-    return net_of(read_content(path), source=str(path), folder=path.absolute().parent)
+    return parse_net(read_content(path), source=str(path), folder=path.absolute().parent)
 
 
-def net_of(content: bytes, *, source: str, folder: Path) -> NetDefinition:
+def parse_net(content: bytes, *, source: str, folder: Path) -> NetDefinition:
     """Parse the content of a net definition file; see `read_net`.
 
     Args:
@@ -279,10 +279,10 @@ def read_solver(path: str | Path) -> SolverDefinition:
         DefinitionError: the file cannot be read or the definition is wrong.
     """
     path = Path(path)
-    return solver_of(read_content(path), source=str(path), folder=path.absolute().parent)
+    return parse_solver(read_content(path), source=str(path), folder=path.absolute().parent)
 
 
-def solver_of(
+def parse_solver(
     content: bytes, *, source: str, folder: Path, nets: Mapping[str, NetDefinition] | None = None
 ) -> SolverDefinition:
     """Parse the content of a solver definition file; see `read_solver`.
@@ -322,7 +322,7 @@ def _net_definition(
     """Upgrade a net to the current format and keep the line number of each layer."""
     found = list(lines)
     layer_lines = tuple(line for path, line in found if path in (("layer",), ("layers",)))
-    for index, message in stray_settings(param):
+    for index, message in dropped_settings(param):
         line_suffix = f":{layer_lines[index]}" if layer_lines else ""
         LOGGER.warning("%s%s: %s", source, line_suffix, message)
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import DefinitionError
-from poseidon.proto.definition import NetDefinition, SolverDefinition, net_of, read_solver, solver_of
+from poseidon.proto.definition import NetDefinition, SolverDefinition, parse_net, parse_solver, read_solver
 from poseidon.proto.text import read_content
 
 _NET_FILES = ("net", "train_net")
@@ -57,7 +57,7 @@ def unpack_solver(text: str) -> SolverDefinition:
         source, folder, content = _unpacked(fields)
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise DefinitionError("the definitions that the launcher sent are damaged") from error
-    return solver_of(content, source=source, folder=folder, nets=nets)
+    return parse_solver(content, source=source, folder=folder, nets=nets)
 
 
 def _packed(path: Path) -> dict[str, str]:
@@ -72,4 +72,4 @@ def _unpacked(fields: Mapping[str, Any]) -> tuple[str, Path, bytes]:
 
 def _net(fields: Mapping[str, Any]) -> NetDefinition:
     source, folder, content = _unpacked(fields)
-    return net_of(content, source=source, folder=folder)
+    return parse_net(content, source=source, folder=folder)

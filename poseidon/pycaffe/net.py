@@ -83,7 +83,7 @@ class Net(NetBase):
             self.copy_from(weights)
 
     @classmethod
-    def of(cls, definition: NetDefinition, state: NetState, seed: int | None = None) -> Net:
+    def from_definition(cls, definition: NetDefinition, state: NetState, seed: int | None = None) -> Net:
         """Create a net from a definition, with initial weights drawn from `seed` if given."""
         net = cls.__new__(cls)
         net._build(definition, state, seed)

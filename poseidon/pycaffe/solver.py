@@ -65,12 +65,12 @@ class Solver:
         self.iter = 0
         train = definition.net_definition()
         seed = self._settings.random_seed
-        self.net = Net.of(train, definition.train_state(train), seed)
+        self.net = Net.from_definition(train, definition.train_state(train), seed)
         self._tests: tuple[TestNet, ...] = definition.test_nets()
         for weights in self.param.weights:
             for part in filter(None, weights.split(",")):
                 self.net.copy_from(definition.resolve(part))
-        self.test_nets = [Net.of(test.definition, test.state, seed) for test in self._tests]
+        self.test_nets = [Net.from_definition(test.definition, test.state, seed) for test in self._tests]
         for net in self.test_nets:
             net.share_with(self.net)
         self._updater = Updater(self.net._built, self._settings)

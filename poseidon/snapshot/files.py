@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from poseidon.durable import put_in_place
+from poseidon.durable import replace_durably
 from poseidon.errors import SnapshotError
 from poseidon.proto.text import strings_are_text
 
@@ -52,7 +52,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             left.unlink(missing_ok=True)  # from a process that was killed during the write
         with partial.open("wb") as file:
             file.write(content)
-        put_in_place(partial, path)
+        replace_durably(partial, path)
     except OSError as error:
         with suppress(OSError):  # a read-only file system raises even if the file does not exist
             partial.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poseidon.durable import put_in_place
+from poseidon.durable import replace_durably
 from tests.support.flushes import Flush, watch_flushes
 
 
@@ -15,7 +15,7 @@ def test_content_first_then_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     partial.write_bytes(b"new")
     path.write_bytes(b"old")
     seen = watch_flushes(monkeypatch)
-    put_in_place(partial, path)
+    replace_durably(partial, path)
     assert path.read_bytes() == b"new"
     assert seen == [Flush(path=partial, holds=None), Flush(path=tmp_path, holds=frozenset({"file"}))]
 
@@ -24,5 +24,5 @@ def test_what_is_not_there_replaces_nothing(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with pytest.raises(FileNotFoundError):
-        put_in_place(tmp_path / "partial", path)
+        replace_durably(tmp_path / "partial", path)
     assert path.read_bytes() == b"old"

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from poseidon.cluster.machinefile import Host, HostOptions, parse_options
 from poseidon.cluster.plan import ProcessName
-from poseidon.durable import put_in_place
+from poseidon.durable import replace_durably
 from poseidon.errors import JobError, MachinefileError, UsageError
 
 EXTRACTION = "extract_features"
@@ -129,7 +129,7 @@ class Registry:
             try:
                 with os.fdopen(handle, "w", encoding="utf-8") as stream:
                     json.dump(record_fields(record), stream, indent=1)
-                put_in_place(Path(temporary), path)
+                replace_durably(Path(temporary), path)
             except BaseException:
                 os.unlink(temporary)
                 raise

@@ -41,7 +41,7 @@ class BatchNorm(Layer):
             raise LayerError("bottom is a scalar, expected at least 1 axis")
         in_test = self.context.phase == TEST
         self.reads_estimates = param.use_global_stats if param.HasField("use_global_stats") else in_test
-        self.moves_statistics = not self.reads_estimates
+        self.updates_statistics = not self.reads_estimates
         self.fraction, self.eps = param.moving_average_fraction, param.eps
         channels = 1 if len(shape) == 1 else shape[1]
         self.declare(

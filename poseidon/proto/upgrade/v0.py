@@ -122,7 +122,7 @@ def kept_layers(net: NetParameter) -> list[int]:
 def from_v0(net: NetParameter) -> NetParameter:
     """Return the net with every V0 layer in the V1 format and without padding layers.
 
-    A setting that V0 does not define for a layer type is dropped, as in Caffe; `stray_settings` lists such settings.
+    A setting that V0 does not define for a layer type is dropped, as in Caffe; `dropped_settings` lists such settings.
 
     Raises:
         UpgradeError: a type that V0 does not have, or a padding layer that no convolution or pooling reads.
@@ -151,7 +151,7 @@ def from_v0(net: NetParameter) -> NetParameter:
     return upgraded
 
 
-def stray_settings(net: NetParameter) -> list[tuple[int, str]]:
+def dropped_settings(net: NetParameter) -> list[tuple[int, str]]:
     """Return the settings of a V0 net that its upgrade drops, each as the index of the layer and a message."""
     found = []
     for index, layer in enumerate(net.layers):
