@@ -1,4 +1,4 @@
-"""Meetings over real sockets: the tasks are threads, their programs children."""
+"""Rendezvous over real sockets: the tasks are threads, their programs children."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ class Guest:
 
 
 @contextmanager
-def meeting(size: int, **more: object) -> Iterator[RendezvousServer]:
+def rendezvous(size: int, **more: object) -> Iterator[RendezvousServer]:
     with RendezvousServer("127.0.0.1", 0, server_keys(KEY), size=size, **more) as found:  # type: ignore[arg-type]
         yield found
 
 
 @contextmanager
 def gathered(count: int) -> Iterator[tuple[RendezvousServer, list[Guest], list[TaskConnection]]]:
-    """A meeting of tasks on hosts of their own."""
-    with meeting(count) as found:
+    """A rendezvous of tasks on hosts of their own."""
+    with rendezvous(count) as found:
         guests = [Guest(found.address, rank, count) for rank in range(count)]
         threads = [guest.start() for guest in guests]
         try:
@@ -133,7 +133,7 @@ def test_a_program_to_its_end() -> None:
 
 
 def test_those_who_only_wait_leave_with_the_others() -> None:
-    with meeting(4) as found:
+    with rendezvous(4) as found:
         places = [(0, 0), (1, 1), (2, 0), (3, 1)]
         guests = [Guest(found.address, rank, 4, local_rank=local) for rank, local in places]
         threads = [guest.start() for guest in guests]
@@ -155,7 +155,7 @@ def test_an_error_sends_everybody_away_and_ends_their_programs() -> None:
 
 
 def test_a_task_without_the_key_is_not_heard() -> None:
-    with meeting(2) as found:
+    with rendezvous(2) as found:
         stranger = Guest(found.address, 1, 2, key=OTHER_KEY, join_timeout_s=1.0)
         mine = Guest(found.address, 0, 2)
         threads = [mine.start(), stranger.start()]
@@ -168,7 +168,7 @@ def test_a_task_without_the_key_is_not_heard() -> None:
 
 
 def test_nobody_is_heard_in_clear() -> None:
-    with meeting(1) as found, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+    with rendezvous(1) as found, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(found.address)
         arrival = TaskInfo(
@@ -193,7 +193,7 @@ def test_nobody_is_heard_in_clear() -> None:
     ],
 )
 def test_a_task_that_does_not_belong_here(wrong: dict[str, object], message: str) -> None:
-    with meeting(2) as found:
+    with rendezvous(2) as found:
         guest = Guest(found.address, 1, 2)
         for name, value in wrong.items():
             setattr(guest, name, value)
@@ -237,7 +237,7 @@ def test_a_task_that_is_asked_to_end_tells_rank_0() -> None:
         asked.append(name)
         heard.set()
 
-    with meeting(1, on_signal=on_signal) as found:
+    with rendezvous(1, on_signal=on_signal) as found:
         guest = Guest(found.address, 0, 1)
         thread = guest.start()
         ((_, host),) = found.gather(LIMIT_S)
@@ -251,7 +251,7 @@ def test_a_task_that_is_asked_to_end_tells_rank_0() -> None:
 
 def test_a_port_that_is_taken() -> None:
     with (
-        meeting(1) as found,
+        rendezvous(1) as found,
         pytest.raises(JobError, match="Address already in use; --rendezvous_port names another"),
     ):
         RendezvousServer("127.0.0.1", int(found.address.rpartition(":")[2]), server_keys(KEY), size=1)
@@ -268,7 +268,7 @@ def test_an_exception_of_the_servers_thread_ends_every_wait() -> None:
     def fail(name: str) -> None:
         raise RuntimeError(f"nothing can be done about {name}")
 
-    with meeting(2, on_signal=fail) as found:
+    with rendezvous(2, on_signal=fail) as found:
         guest = Guest(found.address, 0, 2)
         thread = guest.start()
         other = Guest(found.address, 1, 2)
@@ -287,7 +287,7 @@ def test_an_exception_of_the_servers_thread_ends_every_wait() -> None:
 
 
 def test_a_failure_of_the_own_task_ends_the_wait_for_the_others() -> None:
-    with meeting(2) as found:
+    with rendezvous(2) as found:
         threading.Timer(0.2, found.abort, args=["rank 0's own task failed"]).start()
         with pytest.raises(JobError, match="rank 0's own task failed"):
             found.gather(LIMIT_S)
