@@ -12,10 +12,11 @@ from __future__ import annotations
 import sys
 
 _PRELUDE = """
-import json, os, select, signal, sys, threading, time
+import contextlib, json, os, select, signal, sys, threading, time
 def say(event, **fields):
     line = json.dumps({"event": event, **fields}) + "\\n"
-    os.write(1, line.encode())
+    with contextlib.suppress(BrokenPipeError):  # the launcher may be gone, which ends no child
+        os.write(1, line.encode())
 def _beat():
     while True:
         say("alive")
