@@ -28,8 +28,8 @@ from poseidon.cli.checkout import use_environment
 use_environment()
 
 import torch
-from by_hand import AlexNet, CifarQuick, GoogLeNet, ResNet50
 from torch import Tensor, nn
+from torch_models import AlexNet, CifarQuick, GoogLeNet, ResNet50
 
 from poseidon.layers.base import LayerContext
 from poseidon.layers.neuron.dropout import Dropout

@@ -33,9 +33,9 @@ use_environment()
 
 import numpy as np
 import torch
-from by_hand import CifarQuick
 from PIL import Image
 from torch import Tensor
+from torch_models import CifarQuick
 
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.reader import BatchReader
