@@ -1,0 +1,218 @@
+"""Convolution and its transpose, in any number of dimensions and both orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.windows import Fit, Windows, channels_last, channels_second, spread
+
+DIMENSIONS = ("", "1D", "2D", "3D")
+
+
+def _rule(maker: GradientMaker) -> None:
+    """Make the gradients of the filter, of the bias where there is one, and of the input unless it is not wanted."""
+    bias = len(maker.forward.input) == 3 and not maker.argument("no_bias", 0)
+    outputs = [maker.GI(1)]
+    if bias:
+        outputs.append(maker.GI(2))
+    if not maker.argument("no_gradient_to_input", 0):
+        outputs.append(maker.GI(0))
+    own: dict[str, Any] = {} if bias else {"no_bias": 1}
+    maker.op(f"{maker.forward.type}Gradient", [maker.I(0), maker.I(1), maker.GO(0)], outputs, own, copy=True)
+
+
+@operator(*(f"Conv{count}" for count in DIMENSIONS), gradient=_rule)
+class Conv:
+    """Cross-correlation of images with a filter: `group` parts of the channels each have filters of their own."""
+
+    def __init__(self, *, context: Context, group: int = 1) -> None:
+        self.windows = Windows(context.definition)
+        self.group = group
+
+    def __call__(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """Return the images of x filtered by w, plus b by channel."""
+        if self.windows.last:
+            x, w = channels_second(x), channels_second(w)
+        _check_channels(x, w, b, self.group)
+        fit = self.windows.fit(x.shape[2:], w.shape[2:])
+        padding: tuple[int, ...] = fit.before
+        if not fit.symmetric:
+            x, padding = fit.pad(x), (0,) * len(fit.before)
+        y = _convolve(x, w, b, fit, padding, self.group)
+        return channels_last(y) if self.windows.last else y
+
+
+def _convolve(
+    x: Tensor, w: Tensor, b: Tensor | None, fit: Fit, padding: tuple[int, ...], group: int
+) -> Tensor:
+    zeros = [0] * len(padding)
+    return torch.convolution(x, w, b, fit.stride, padding, fit.dilation, False, zeros, group)
+
+
+def _check_channels(x: Tensor, w: Tensor, b: Tensor | None, group: int) -> None:
+    if x.dim() != w.dim():
+        raise ValueError(f"the input has {x.dim()} dimensions, the filter {w.dim()}")
+    if x.shape[1] != w.shape[1] * group or w.shape[0] % group:
+        raise ValueError(
+            f"{x.shape[1]} channels in {group} groups do not fit a filter of {w.shape[0]} x {w.shape[1]} channels"
+        )
+    if b is not None and b.shape != w.shape[:1]:
+        raise ValueError(f"the bias has the shape {list(b.shape)}, the filter {w.shape[0]} outputs")
+
+
+@operator(*(f"Conv{count}Gradient" for count in DIMENSIONS), outputs=(1, 3))
+class ConvGradient:
+    """The gradients of `Conv`: of the filter, of the bias (without `no_bias`), of the input where it is named."""
+
+    def __init__(self, *, context: Context, group: int = 1, no_bias: bool = False) -> None:
+        self.windows = Windows(context.definition)
+        self.group = group
+        self.bias = not no_bias
+        self.input = context.outputs == (2 if no_bias else 3)
+
+    def __call__(self, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients that are wanted."""
+        last = self.windows.last
+        if last:
+            x, w, dy = channels_second(x), channels_second(w), channels_second(dy)
+        fit = self.windows.fit(x.shape[2:], w.shape[2:])
+        zeros = [0] * len(fit.before)
+        padding = fit.before if fit.symmetric else zeros
+        dx, dw, db = torch.ops.aten.convolution_backward(
+            dy,
+            x if fit.symmetric else fit.pad(x),
+            w,
+            [w.shape[0]],
+            fit.stride,
+            padding,
+            fit.dilation,
+            False,
+            zeros,
+            self.group,
+            [self.input, True, self.bias],
+        )
+        if self.input and not fit.symmetric:
+            dx = fit.crop(dx)
+        if last:
+            dw, dx = channels_last(dw), channels_last(dx) if self.input else dx
+        return tuple(gradient for gradient in (dw, db, dx) if gradient is not None)
+
+
+class _Transposed:
+    """What `ConvTranspose` and its gradient share: the padding is cut off the output."""
+
+    def __init__(self, context: Context, group: int) -> None:
+        self.windows = Windows(context.definition)
+        self.group = group
+
+    def fit(self, x: Tensor, w: Tensor) -> Fit:
+        """Return the windows that the output has: their number is the size of the input."""
+        count = x.dim() - 2
+        heads, tails = self.windows.paddings(count)
+        kernel = self.windows.kernel_of(count, tuple(w.shape[2:]))
+        stride, adjustment = spread(self.windows.stride, count), spread(self.windows.adjustment, count)
+        dilation = spread(self.windows.dilation, count)
+        if any(extra >= step for extra, step in zip(adjustment, stride, strict=True) if extra):
+            raise ValueError(f"adj {list(adjustment)} is not below the stride {list(stride)}")
+        return Fit(kernel, stride, dilation, heads, tails, adjustment)
+
+
+@operator("ConvTranspose", gradient=_rule)
+class ConvTranspose(_Transposed):
+    """The transpose of a convolution; `adj` adds rows and columns at the end."""
+
+    def __init__(self, *, context: Context, group: int = 1) -> None:
+        super().__init__(context, group)
+
+    def __call__(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """Return the images; the filter has input channels first."""
+        last = self.windows.last
+        if last:
+            x, w = channels_second(x), channels_second(w)
+        if x.shape[1] != w.shape[0]:
+            raise ValueError(f"the input has {x.shape[1]} channels, the filter {w.shape[0]}")
+        fit = self.fit(x, w)
+        zeros = [0] * len(fit.before)
+        full = torch.convolution(x, w, b, fit.stride, zeros, fit.dilation, True, fit.output, self.group)
+        y = fit.crop(full)
+        return channels_last(y) if last else y
+
+
+@operator("ConvTransposeGradient", outputs=(1, 3))
+class ConvTransposeGradient(_Transposed):
+    """The gradients of `ConvTranspose`, as `ConvGradient` gives them."""
+
+    def __init__(self, *, context: Context, group: int = 1, no_bias: bool = False) -> None:
+        super().__init__(context, group)
+        self.bias = not no_bias
+        self.input = context.outputs == (2 if no_bias else 3)
+
+    def __call__(self, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients that are wanted."""
+        last = self.windows.last
+        if last:
+            x, w, dy = channels_second(x), channels_second(w), channels_second(dy)
+        fit = self.fit(x, w)
+        zeros = [0] * len(fit.before)
+        dx, dw, db = torch.ops.aten.convolution_backward(
+            fit.pad(dy),
+            x,
+            w,
+            [dy.shape[1]],
+            fit.stride,
+            zeros,
+            fit.dilation,
+            True,
+            fit.output,
+            self.group,
+            [self.input, True, self.bias],
+        )
+        if last:
+            dw, dx = channels_last(dw), channels_last(dx) if self.input else dx
+        return tuple(gradient for gradient in (dw, db, dx) if gradient is not None)
+
+
+@operator("Im2Col", gradient="Col2Im(GO0, I0) -> GI0")
+class Im2Col:
+    """The windows of images as columns: N x (C kh kw) x oh x ow, or N x oh x ow x (kh kw C) in the order NHWC."""
+
+    def __init__(self, *, context: Context) -> None:
+        self.windows = Windows(context.definition)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the windows of x."""
+        last = self.windows.last
+        images = channels_second(x) if last else x
+        fit = self.windows.fit(images.shape[2:])
+        columns = functional.unfold(fit.pad(images), fit.kernel, fit.dilation, 0, fit.stride)
+        if not last:
+            return columns.reshape(*columns.shape[:2], *fit.output)
+        parts = columns.reshape(x.shape[0], x.shape[-1], -1, *fit.output)
+        return parts.permute(0, 3, 4, 2, 1).flatten(3)
+
+
+@operator("Col2Im", gradient="Im2Col(GO0) -> GI0")
+class Col2Im:
+    """Images of the shape of the second input: the sum of the columns where their windows lie."""
+
+    def __init__(self, *, context: Context) -> None:
+        self.windows = Windows(context.definition)
+
+    def __call__(self, columns: Tensor, like: Tensor) -> Tensor:
+        """Return the images."""
+        last = self.windows.last
+        shape = channels_second(like).shape if last else like.shape
+        fit = self.windows.fit(shape[2:])
+        if last:
+            parts = columns.reshape(shape[0], *fit.output, -1, shape[1])
+            columns = parts.permute(0, 4, 3, 1, 2)
+        size = tuple(sum(sides) for sides in zip(shape[2:], fit.before, fit.after, strict=True))
+        flat = columns.reshape(shape[0], -1, fit.output[0] * fit.output[1])
+        images = fit.crop(functional.fold(flat, size, fit.kernel, fit.dilation, 0, fit.stride))
+        return channels_last(images) if last else images
