@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.core.blobs import (
     BlobReference,
-    ScopedBlobReference,
-    ScopedName,
-    _get_blob_ref,
     _RectifyInputOutput,
     unknown_operator,
 )
 from poseidon.caffe2.core.cloning import NetCopies
+from poseidon.caffe2.core.devices import DataType
 from poseidon.caffe2.core.gradients import GradientRegistry
+from poseidon.caffe2.core.net_blobs import NetBlobs
 from poseidon.caffe2.core.operators import CreateOperator, IsOperator
 from poseidon.caffe2.core.python_operators import _RegisterPythonImpl
 from poseidon.caffe2.core.tracebacks import caller_of_operator
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.proto import caffe2_pb2
 
+_FILLERS = {
+    "int32": "GivenTensorIntFill",
+    "int64": "GivenTensorInt64Fill",
+    "bool": "GivenTensorBoolFill",
+    "float64": "GivenTensorFill",
+    "float32": "GivenTensorFill",
+}
+"""The filler of each numpy type; doubles are stored as floats."""
 
-class DuplicateInputError(AssertionError, ValueError):
-    """A net declares an external input twice; scripts for Caffe2 catch it as an AssertionError."""
+
+class _Prefixes(threading.local):
+    """The names of the net builders that are open in a thread."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
 
 
-class Net(NetCopies):
+_prefixes = _Prefixes()
+
+
+class Net(NetCopies, NetBlobs):
     """A net that is built by calls: `net.Relu(x, y)` adds an operator and returns a reference to its output.
 
     Each net has a name of its own in the process: a second `Net("train")` is `train_1`.
@@ -71,10 +88,10 @@ class Net(NetCopies):
         self._net.name = Net._get_next_net_name(name)
         workspace.operator_tracebacks.pop(self._net.name, None)
 
-    @classmethod
-    def current_prefix(cls) -> str:
-        """Return the prefix that a net builder around gives; there is none here."""
-        return ""
+    @staticmethod
+    def current_prefix() -> str:
+        """Return the name of the net builder around, which new nets have before their own."""
+        return _prefixes.names[-1] if _prefixes.names else ""
 
     @staticmethod
     def _reset_used_names() -> None:
@@ -108,134 +125,6 @@ class Net(NetCopies):
         for index, op in enumerate(self.Proto().op):
             if tracebacks and index in tracebacks:
                 op.name = ":".join(map(str, tracebacks[index][0][:2]))
-
-    # Lookup tables.
-
-    def _InvalidateLookupTables(self) -> None:
-        self._recreate_lookup_tables = True
-
-    def _RecreateLookupTables(self) -> None:
-        self._op_outputs = {name for op in self._net.op for name in op.output}
-        self._external_input_map = set(self._net.external_input)
-        self._recreate_lookup_tables = False
-
-    def _refresh(self) -> None:
-        if self._recreate_lookup_tables:
-            self._RecreateLookupTables()
-
-    def _CheckLookupTables(self) -> None:
-        """Raise AssertionError when the tables differ from the NetDef."""
-        outputs = {name for op in self._net.op for name in op.output}
-        external = set(self._net.external_input)
-        assert self._recreate_lookup_tables or outputs == self._op_outputs
-        assert self._recreate_lookup_tables or external == self._external_input_map
-
-    # Names and external blobs.
-
-    def BlobIsDefined(self, blob: Any) -> bool:
-        """Return whether an operator of the net makes a blob, or it is an external input."""
-        self._refresh()
-        return str(blob) in self._op_outputs or str(blob) in self._external_input_map
-
-    def UsesBlob(self, blob: Any) -> bool:
-        """Return whether an operator reads a blob, or it is an external input."""
-        name = str(blob)
-        return any(name in op.input for op in self._net.op) or name in self._net.external_input
-
-    def UsedBlobNames(self) -> set[str]:
-        """Return the names of all blobs of the net."""
-        names = {name for op in self._net.op for name in (*op.input, *op.output)}
-        return names.union(self._net.external_input, self._net.external_output)
-
-    def GetBlobRef(self, blob_name: str) -> BlobReference:
-        """Return a reference to a blob of the net.
-
-        Raises:
-            AssertionError: the net has no such blob.
-        """
-        assert self.BlobIsDefined(blob_name), f"{blob_name} is not a blob of net {self.Name()}"
-        return BlobReference(blob_name, self)
-
-    def NextBlob(self, prefix: str = "unnamed") -> BlobReference:
-        """Return a reference that neither the net nor an earlier call used: the prefix, or `<prefix>_<n>`."""
-        name, index = prefix, 0
-        while name in self._registered_blob_names or self.BlobIsDefined(name):
-            name = f"{prefix}_{index}"
-            index += 1
-        self._registered_blob_names.add(name)
-        return BlobReference(name, self)
-
-    def NextScopedBlob(self, prefix: str = "unnamed") -> BlobReference:
-        """Return what `NextBlob` gives for the prefix in the current scope."""
-        return self.NextBlob(ScopedName(prefix))
-
-    def NextName(self, prefix: str | None = None, output_id: int | None = None) -> str:
-        """Return a name for an output that was given none.
-
-        Args:
-            prefix: the operator's type; by default `blob` and a number.
-            output_id: the index of the output, where there are several.
-        """
-        if not prefix:
-            self._next_name_index += 1
-            return f"{self.Name()}_blob_{self._next_name_index - 1}"
-        suffix = "" if output_id is None else f":{output_id}"
-        name, index = f"{self.Name()}/{prefix}{suffix}", 2
-        while self.BlobIsDefined(ScopedName(name)):
-            name = f"{self.Name()}/{prefix}_{index}{suffix}"
-            index += 1
-        return name
-
-    def AddExternalInput(self, *inputs: Any) -> Any:
-        """Declare blobs that the net reads and does not make.
-
-        Raises:
-            DuplicateInputError: one is declared already, or given twice.
-        """
-        assert inputs
-        self._refresh()
-        refs = [_get_blob_ref(blob) for blob in inputs]
-        for index, ref in enumerate(refs):
-            if ref in self._external_input_map or ref in refs[:index]:
-                raise DuplicateInputError(f"Net already contained an input named {ref}")
-        self._net.external_input.extend(str(ref) for ref in refs)
-        self._external_input_map.update(str(ref) for ref in refs)
-        made = tuple(BlobReference(str(ref), self) for ref in refs)
-        return made[0] if len(made) == 1 else made
-
-    def AddScopedExternalInputs(self, *inputs: str) -> Any:
-        """Declare external inputs in the current scope."""
-        return self.AddExternalInput(*[ScopedBlobReference(blob) for blob in inputs])
-
-    def AddExternalOutput(self, *outputs: Any) -> None:
-        """Declare outputs that are read outside.
-
-        Raises:
-            AssertionError: one is no BlobReference, or not a blob of the net.
-        """
-        for blob in outputs:
-            assert isinstance(blob, BlobReference)
-            assert self.BlobIsDefined(blob), f"{blob} is not defined in net {self.Proto()}"
-            self.Proto().external_output.append(str(blob))
-
-    def AddScopedExternalOutputs(self, *outputs: str) -> None:
-        """Declare external outputs in the current scope."""
-        self.AddExternalOutput(*[ScopedBlobReference(blob) for blob in outputs])
-
-    @property
-    def external_inputs(self) -> list[BlobReference]:
-        """References to the external inputs."""
-        return [_get_blob_ref(name) for name in self._net.external_input]
-
-    @property
-    def external_outputs(self) -> list[BlobReference]:
-        """References to the external outputs."""
-        return [_get_blob_ref(name) for name in self._net.external_output]
-
-    def RemoveExternalInput(self, blob: Any) -> None:
-        """Take a blob out of the external inputs."""
-        self._net.external_input.remove(str(blob))
-        self._InvalidateLookupTables()
 
     # Operators.
 
@@ -294,6 +183,22 @@ class Net(NetCopies):
         if grad_input_indices:
             arguments["grad_input_indices"] = grad_input_indices
         return lambda *args, **kwargs: self._CreateAndAddToSelf("Python", *args, **{**kwargs, **arguments})
+
+    def Const(self, array: Any, blob_out: Any = None, dtype: Any = None) -> Any:
+        """Add an operator that fills a blob with given values; a bool makes a boolean without dimensions.
+
+        Args:
+            array: a number, a string, or an array of these.
+            blob_out: the blob; by default one with a name of its own.
+            dtype: the numpy type of the values.
+        """
+        if isinstance(array, bool):
+            return self.ConstantFill([], blob_out or 1, dtype=DataType.BOOL, value=array)
+        values = np.array(array) if dtype is None else np.array(array, dtype=dtype)
+        kind = _FILLERS.get(
+            values.dtype.name, "GivenTensorStringFill" if values.dtype.kind in "SUO" else "GivenTensorFill"
+        )
+        return getattr(self, kind)([], blob_out or 1, shape=values.shape, values=values.flatten().tolist())
 
     def _ExtendOps(self, new_ops: Iterable[caffe2_pb2.OperatorDef]) -> None:
         ops = list(new_ops)

@@ -181,13 +181,6 @@ def add_nets_in_order(step: ExecutionStep, net_list: list[Net]) -> None:
     for net in step.Nets():
         if net not in net_list:
             net_list.append(net)
-    reported = step.Proto().report_net
-    if (
-        reported
-        and reported not in [net.Name() for net in step.Nets()]
-        and reported not in [n.Name() for n in net_list]
-    ):
-        return
 
 
 class Plan:
@@ -262,14 +255,13 @@ class Plan:
 
 
 def to_execution_step(step_or_nets: Any, default_name: str | None = None) -> ExecutionStep:
-    """Return a step for a step, a net, a list of these, or an object that has a net."""
+    """Return a step for a step, a net, a list of these, or a net builder."""
     if isinstance(step_or_nets, ExecutionStep):
         return step_or_nets
     if not default_name and hasattr(step_or_nets, "name"):
         default_name = step_or_nets.name
-    stop_blob = None
+    stop_blob = getattr(step_or_nets, "_stop_blob", None)
     if hasattr(step_or_nets, "get"):
-        stop_blob = step_or_nets.stop_blob() if hasattr(step_or_nets, "stop_blob") else None
         step_or_nets = step_or_nets.get()
     return execution_step(default_name, step_or_nets, should_stop_blob=stop_blob)
 

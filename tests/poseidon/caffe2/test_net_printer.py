@@ -1,0 +1,133 @@
+"""Blocks of a net builder, tasks, jobs; their text and their analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from poseidon.caffe2 import core, net_printer, workspace
+from poseidon.caffe2.checkpoint import Job
+from poseidon.caffe2.net_builder import NetBuilder, ops
+from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup, final_output
+
+conditions = pytest.mark.skipif(
+    not all(map(core.IsOperator, ("GE", "Or", "Not"))), reason="comparisons are not there yet"
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    workspace.ResetWorkspace()
+    yield
+    workspace.ResetWorkspace()
+
+
+def run(builder: NetBuilder) -> None:
+    plan = core.Plan("plan")
+    plan.AddStep(core.to_execution_step(builder))
+    workspace.RunPlan(plan)
+
+
+def fetch(blob: Any) -> Any:
+    return workspace.FetchBlob(blob).item()
+
+
+def job_of(*builders: Any) -> Job:
+    with Job() as job:
+        with job.init_group, Task():
+            ops.Const(1, blob_out="shared")
+        for build in builders:
+            with Task():
+                build()
+    return job
+
+
+def test_nets_of_a_block_run_in_order() -> None:
+    with NetBuilder("order") as builder:
+        x = ops.Const(2.0)
+        ops.net(name="second")
+        y = ops.Mul([x, x])
+    run(builder)
+    assert fetch(y) == 4
+
+
+@conditions
+def test_loops_and_conditions() -> None:
+    with NetBuilder("loops") as builder:
+        total, large, small, rest = (ops.Const(0) for _ in range(4))
+        with ops.loop(10) as outer:
+            tens = ops.Mul([outer.iter(), ops.Const(10)])
+            with ops.loop(outer.iter()) as inner:
+                value = ops.Add([tens, inner.iter()])
+                with ops.If(ops.GE([value, ops.Const(80)])) as branch:
+                    ops.Add([large, value], [large])
+                with branch.Elif(ops.GE([value, ops.Const(50)])) as branch:
+                    ops.Add([small, value], [small])
+                with branch.Else():
+                    ops.Add([rest, value], [rest])
+                ops.Add([total, value], [total])
+    run(builder)
+    values = [10 * i + j for i in range(10) for j in range(i)]
+    expected = [sum(values), sum(v for v in values if v >= 80), sum(v for v in values if 50 <= v < 80)]
+    assert [fetch(blob) for blob in (total, large, small)] == expected
+    assert fetch(rest) == sum(v for v in values if v < 50)
+
+
+def test_what_runs_around_a_task() -> None:
+    with Task(name="around") as task:
+        with ops.task_init():
+            one = ops.Const(1)
+        two = ops.Add([one, one])
+        with ops.task_init():
+            three = ops.Const(3)
+        total = ops.Add([two, three])
+        with ops.task_exit():
+            seven = ops.Add([total, one])
+        ops.Add([total, one], [total])
+        final_output([two, seven])
+    workspace.RunPlan(core.Plan(task.get_step()))
+    assert [fetch(name) for name in task.output_names()] == [2, 7]
+
+
+def test_tasks_are_grouped_by_node() -> None:
+    with Cluster() as cluster, TaskGroup() as group:
+        for name in ("a", "b", "a"):
+            with Node(name), Task():
+                ops.Const(1)
+    assert cluster.nodes() == group.used_nodes() == ["a", "b"]
+    assert [task.node for task in group.tasks_by_node().tasks()] == ["a", "b"]
+
+
+def test_a_job_is_printed() -> None:
+    text = net_printer.to_string(job_of(lambda: ops.Add(["shared", "shared"], "twice")))
+    assert "job.epoch_group" in text
+    assert "twice = Add(shared, shared)" in text
+
+
+def test_a_whole_job_is_analyzed() -> None:
+    net_printer.analyze(job_of(lambda: ops.Add(["shared", "distributed_ctx_init_x"], "twice")))
+
+
+@pytest.mark.parametrize(
+    ("builders", "message"),
+    [
+        ([lambda: ops.Add(["shared", "nobody"], "y")], "Blob undefined: nobody"),
+        ([lambda: ops.Const(1, blob_out="y")] * 2, "created by multiple parallel steps: y"),
+    ],
+)
+def test_a_mistake_of_a_job_is_found(builders: list[Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        net_printer.analyze(job_of(*builders))
+
+
+def test_a_scope_that_all_blobs_share_is_written_once() -> None:
+    net = core.Net("scoped")
+    net.Add(["s/t/a", "s/t/b"], "s/t/c", axis=1)
+    assert "s/t/: c = Add(a, b, axis=1)" in net_printer.to_string(net, factor_prefixes=True)
+
+
+def test_other_things_are_refused() -> None:
+    with pytest.raises(TypeError, match="int cannot be printed or analyzed"):
+        net_printer.to_string(3)
