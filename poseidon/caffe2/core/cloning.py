@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from poseidon.caffe2 import schema
 from poseidon.caffe2.core.blobs import BlobReference
 from poseidon.caffe2.core.ssa import (
     get_op_ids_in_path,
@@ -69,7 +70,8 @@ class NetCopies:
             find_external(proto)
         made = type(self)(proto)  # type: ignore[call-arg]
         if keep_schema:
-            made._input_record, made._output_record = self._input_record, self._output_record
+            made._input_record = _renamed(self._input_record, names)
+            made._output_record = _renamed(self._output_record, names)
         made._attr_dict.update(self._attr_dict)
         return made
 
@@ -159,6 +161,13 @@ def find_external(proto: caffe2_pb2.NetDef) -> None:
     del proto.external_input[:], proto.external_output[:]
     proto.external_input.extend(inputs)
     proto.external_output.extend(name for name in made if name not in read)
+
+
+def _renamed(record: Any, names: dict[str, str]) -> Any:
+    if record is None or not record.has_blobs():
+        return record
+    blobs = [BlobReference(names.get(str(blob), str(blob))) for blob in record.field_blobs()]
+    return schema.from_blob_list(record, blobs)
 
 
 def _named(inputs: Any) -> dict[str, str]:

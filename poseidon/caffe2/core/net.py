@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from poseidon.caffe2 import workspace
+from poseidon.caffe2 import schema, scope, workspace
 from poseidon.caffe2.core.blobs import (
     BlobReference,
     _RectifyInputOutput,
@@ -283,6 +283,39 @@ class Net(NetCopies, NetBlobs):
     def output_record(self) -> Any:
         """Return the record of the net's outputs, None where it has none."""
         return self._output_record
+
+    def set_input_record(self, input_record: Any) -> Any:
+        """Set the record of the net's inputs, which become external inputs; return it with blobs.
+
+        Raises:
+            AssertionError: the net has another record.
+        """
+        assert self._input_record is None or input_record == self._input_record, (
+            "Input schema cannot be reset"
+        )
+        if not input_record.has_blobs():
+            with scope.NameScope(self.Name()):
+                input_record = schema.NewRecord(self, input_record)
+        self._input_record = input_record
+        for blob in input_record.field_blobs():
+            if str(blob) not in self._net.external_input:
+                self.AddExternalInput(blob)
+        return input_record
+
+    def set_output_record(self, record: Any) -> Any:
+        """Set the record of the net's outputs, which become external outputs.
+
+        Raises:
+            AssertionError: the net has another record, or does not make a blob of this one.
+        """
+        assert self._output_record is None or record == self._output_record, "Output schema cannot be reset"
+        for blob in record.field_blobs():
+            assert self.BlobIsDefined(blob), f"Output blob is not in net: {blob}"
+        for blob in record.field_blobs():
+            if str(blob) not in self._net.external_output:
+                self.AddExternalOutput(blob)
+        self._output_record = record
+        return record
 
     def DeduplicateGradientSlices(self, g: Any, aggregator: str = "sum") -> Any:
         """Return a sparse gradient with each index once; the values of one index are summed, or averaged.

@@ -1,0 +1,176 @@
+"""Drawings of nets with Graphviz, through pydot."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pydot
+
+from poseidon.caffe2.proto import caffe2_pb2
+from poseidon.caffe2.utils import ArgsToDict
+
+log = logging.getLogger(__name__)
+
+OP_STYLE = {"shape": "box", "color": "#0F9D58", "style": "filled", "fontcolor": "#FFFFFF"}
+BLOB_STYLE = {"shape": "octagon"}
+
+
+def _escape_label(name: str) -> str:
+    """Return a text as Graphviz takes it: quoted, with line ends written out."""
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{quoted}"'
+
+
+def _operators(operators_or_net: Any, name: str | None) -> tuple[list[Any], str]:
+    if isinstance(operators_or_net, caffe2_pb2.NetDef):
+        return list(operators_or_net.op), name or operators_or_net.name
+    if hasattr(operators_or_net, "Proto"):
+        return _operators(operators_or_net.Proto(), name)
+    return list(operators_or_net), name or "unnamed"
+
+
+def GetOpNodeProducer(append_output: bool, **kwargs: Any) -> Callable[[Any, int], Any]:
+    """Return a function `(operator, index)` that makes the node of an operator; kwargs are Graphviz's attributes."""
+
+    def produce(op: Any, op_id: int) -> Any:
+        parts = [op.name or op.type]
+        parts.append(f"(#{op_id}, {op.type})" if op.name else f"(#{op_id})")
+        label = " ".join(parts)
+        if append_output:
+            label += "".join(f"\n{output}" for output in op.output)
+        return pydot.Node(_escape_label(label), **(kwargs or OP_STYLE))
+
+    return produce
+
+
+def GetPydotGraph(
+    operators_or_net: Any,
+    name: str | None = None,
+    rankdir: str = "LR",
+    op_node_producer: Callable[[Any, int], Any] | None = None,
+) -> Any:
+    """Return a graph of operators and blobs; a blob that is written again is a node of its own.
+
+    Args:
+        operators_or_net: operators, a net or a NetDef.
+        name: of the graph.
+        rankdir: its direction, Graphviz's `LR`, `TB`, `RL` or `BT`.
+        op_node_producer: makes the node of an operator.
+    """
+    operators, name = _operators(operators_or_net, name)
+    graph = pydot.Dot(_escape_label(name), rankdir=rankdir)
+    produce = op_node_producer or GetOpNodeProducer(False, **OP_STYLE)
+    versions: defaultdict[str, int] = defaultdict(int)
+    nodes: dict[tuple[str, int], Any] = {}
+
+    def blob(blob_name: str) -> Any:
+        key = blob_name, versions[blob_name]
+        if key not in nodes:
+            nodes[key] = pydot.Node(
+                _escape_label(f"{blob_name}_{key[1]}"), label=_escape_label(blob_name), **BLOB_STYLE
+            )
+            graph.add_node(nodes[key])
+        return nodes[key]
+
+    for index, op in enumerate(operators):
+        node = produce(op, index)
+        graph.add_node(node)
+        for read in op.input:
+            graph.add_edge(pydot.Edge(blob(read), node))
+        for made in op.output:
+            if (made, versions[made]) in nodes:
+                versions[made] += 1
+            graph.add_edge(pydot.Edge(node, blob(made)))
+    return graph
+
+
+def GetPydotGraphMinimal(
+    operators_or_net: Any,
+    name: str | None = None,
+    rankdir: str = "LR",
+    minimal_dependency: bool = False,
+    op_node_producer: Callable[[Any, int], Any] | None = None,
+) -> Any:
+    """Return a graph of operators only: an edge leads from the one that makes a blob to those that read it.
+
+    Args:
+        operators_or_net, name, rankdir, op_node_producer: see `GetPydotGraph`.
+        minimal_dependency: whether edges that follow from others are left out.
+    """
+    operators, name = _operators(operators_or_net, name)
+    graph = pydot.Dot(_escape_label(name), rankdir=rankdir)
+    produce = op_node_producer or GetOpNodeProducer(True, **OP_STYLE)
+    maker: dict[str, int] = {}
+    above: list[set[int]] = []
+    nodes = []
+    for index, op in enumerate(operators):
+        nodes.append(produce(op, index))
+        graph.add_node(nodes[-1])
+        before = {maker[read] for read in op.input if read in maker}
+        covered = set().union(*(above[earlier] for earlier in before)) if before else set()
+        for earlier in sorted(before - covered if minimal_dependency else before):
+            graph.add_edge(pydot.Edge(nodes[earlier], nodes[index]))
+        above.append(before | covered)
+        maker.update(dict.fromkeys(op.output, index))
+    return graph
+
+
+def GetOperatorMapForPlan(plan_def: Any) -> dict[str, list[Any]]:
+    """Return the operators of a plan's nets, by the net's name."""
+    return {net.name: list(net.op) for net in plan_def.network}
+
+
+def GetPlanGraph(plan_def: Any, name: str | None = None, rankdir: str = "TB") -> Any:
+    """Return a graph of the nets of a plan, in the order in which its steps run them."""
+    graph = pydot.Dot(_escape_label(name or plan_def.name), rankdir=rankdir)
+    previous = None
+    for net in _nets_in_order(plan_def.execution_step):
+        node = pydot.Node(_escape_label(net), **OP_STYLE)
+        graph.add_node(node)
+        if previous is not None:
+            graph.add_edge(pydot.Edge(previous, node))
+        previous = node
+    return graph
+
+
+def _nets_in_order(steps: Iterable[Any]) -> Iterable[str]:
+    for step in steps:
+        yield from step.network
+        yield from _nets_in_order(step.substep)
+
+
+def GetGraphInJson(operators_or_net: Any, output_filepath: str) -> None:
+    """Write operators and blobs of a net as JSON: nodes, and edges by their indices."""
+    operators, _ = _operators(operators_or_net, None)
+    nodes: list[dict[str, Any]] = []
+    edges: list[dict[str, int]] = []
+    blobs: dict[str, int] = {}
+
+    def blob(name: str) -> int:
+        if name not in blobs:
+            blobs[name] = len(nodes)
+            nodes.append({"id": len(nodes), "label": name})
+        return blobs[name]
+
+    for op in operators:
+        index = len(nodes)
+        arguments = {key: str(value) for key, value in ArgsToDict(op.arg).items()}
+        nodes.append({"id": index, "label": op.type, "args": arguments})
+        edges += [{"source": blob(name), "target": index} for name in op.input]
+        edges += [{"source": index, "target": blob(name)} for name in op.output]
+    with open(output_filepath, "w", encoding="utf-8") as file:
+        json.dump({"nodes": nodes, "edges": edges}, file)
+
+
+def GetGraphPngSafe(func: Callable[..., Any], *args: Any, **kwargs: Any) -> bytes | None:
+    """Return the picture of the graph that a function makes as PNG; None, with a log line, where it cannot be drawn."""
+    try:
+        graph = func(*args, **kwargs)
+        return bytes(graph.create_png())
+    except Exception as error:  # noqa: BLE001 (Graphviz may be absent, or refuse the graph, in many ways)
+        log.error("Failed to draw graph: %s", error)
+        return None
