@@ -15,8 +15,8 @@ from poseidon.caffe2.utils import ArgsToDict
 
 log = logging.getLogger(__name__)
 
-OP_STYLE = {"shape": "box", "color": "#0F9D58", "style": "filled", "fontcolor": "#FFFFFF"}
-BLOB_STYLE = {"shape": "octagon"}
+OP_STYLE: dict[str, Any] = {"shape": "box", "color": "#0F9D58", "style": "filled", "fontcolor": "#FFFFFF"}
+BLOB_STYLE: dict[str, Any] = {"shape": "octagon"}
 
 
 def _escape_label(name: str) -> str:
