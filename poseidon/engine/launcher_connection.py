@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from poseidon.engine.module.worker_context import LoopPosition
@@ -24,7 +25,7 @@ ORPHAN_S = 60.0
 """Once its launcher has gone, a worker has this long to write a snapshot and end."""
 
 NOTES = {
-    "stop": "asked to stop: ending after a few iterations; a test ends with its batch; a second request ends the job at once",
+    "stop": "asked to stop: the job ends after a few iterations, a test after its batch; a second request ends it at once",
     "snapshot": "asked for a snapshot: writing it after the iteration or test under way",
 }
 """The log line that follows a request at once: a test pass may keep the job busy for a while."""
@@ -58,7 +59,7 @@ class LauncherConnection:
     def start(self) -> None:
         """Start to receive commands and to send heartbeats."""
         threading.Thread(target=self._receive, name="poseidon-commands", daemon=True).start()
-        threading.Thread(target=self._send_heartbeats, name="poseidon-alive", daemon=True).start()
+        self._thread("poseidon-alive", self._send_heartbeats).start()
 
     def send(self, event: str, **fields: object) -> None:
         """Write one event; does nothing once the launcher has gone."""
@@ -85,13 +86,22 @@ class LauncherConnection:
 
     def forward_requests(self, exchange: Exchange, rank: int) -> None:
         """Start to forward the launcher's requests to all workers (rank 0); other ranks note a stop only."""
-        threading.Thread(
-            target=self._forward, args=(exchange, rank), name="poseidon-requests", daemon=True
-        ).start()
+        self._thread("poseidon-requests", lambda: self._forward(exchange, rank)).start()
 
     def close(self) -> None:
         """Stop the heartbeats."""
         self._closed.set()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the launcher ends the job
+                message = f"the thread {name} failed: {type(error).__name__}: {error}"
+                LOGGER.error("%s", message)
+                self.send("error", message=message, exit_code=1)
+
+        return threading.Thread(target=run, name=name, daemon=True)
 
     def _forward(self, exchange: Exchange, rank: int) -> None:
         while True:

@@ -83,6 +83,7 @@ class Observation:
         traces = [ExchangeTrace(names, trace)] if trace is not NO_TRACE else []
         self.exchange: Exchange = ObservedExchange(built.exchange, [*observers, self._waits, *traces])
         self._closed = threading.Event()
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._report, name="poseidon-statistics", daemon=True)
         self._thread.start()
 
@@ -111,15 +112,22 @@ class Observation:
         self._thread.join()
         if self._hooks is not None:
             self._hooks.close()
-        self._send_statistics(self.statistics())
         try:
-            self.exchange.close()
+            if self._failure is not None:
+                raise self._failure
+            self._send_statistics(self.statistics())
         finally:
-            self._trace.close()
+            try:
+                self.exchange.close()
+            finally:
+                self._trace.close()
 
     def _report(self) -> None:
-        while not self._closed.wait(STATISTICS_S):
-            self._send_statistics(self.statistics())
+        try:
+            while not self._closed.wait(STATISTICS_S):
+                self._send_statistics(self.statistics())
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `close` raises the error
+            self._failure = error
 
     def _send_statistics(self, statistics: WorkerStatistics) -> None:
         self._send("statistics", **asdict(statistics))

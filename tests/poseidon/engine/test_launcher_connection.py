@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import time
 
 import pytest
 
 from poseidon.engine.launcher_connection import LauncherConnection
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
+from poseidon.exchange.base import ExchangeSettings
+from poseidon.exchange.single import SingleProcessExchange
+from ps_server import SignalKind
 
 
 def connection(*commands: object) -> tuple[LauncherConnection, io.StringIO]:
@@ -58,6 +62,47 @@ def test_commands_that_cannot_be_read_count_as_a_launcher_that_has_gone() -> Non
         assert launcher.gone.wait(5)
         with pytest.raises(JobError, match="stopped before training began"):
             launcher.wait_for_addresses()
+    finally:
+        launcher.close()
+
+
+def failures(outlet: io.StringIO) -> list[str]:
+    events = [json.loads(text) for text in outlet.getvalue().splitlines()]
+    return [event["message"] for event in events if event["event"] == "error"]
+
+
+def until(outlet: io.StringIO) -> list[str]:
+    """Wait until a thread has reported its failure."""
+    deadline_s = time.monotonic() + 5
+    while not (found := failures(outlet)) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return found
+
+
+def test_a_failure_while_requests_are_forwarded_reaches_the_launcher() -> None:
+    launcher, outlet = connection()
+    exchange = SingleProcessExchange([], ExchangeSettings())
+
+    def fail(kind: SignalKind) -> None:
+        raise RuntimeError(f"no {kind.name}")
+
+    exchange.control.request = fail  # type: ignore[method-assign]
+    launcher.commands.put({"do": "stop"})
+    launcher.forward_requests(exchange, 0)
+    assert until(outlet) == ["the thread poseidon-requests failed: RuntimeError: no STOP"]
+
+
+def test_a_failure_of_the_heartbeat_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.engine.launcher_connection.HEARTBEAT_S", 0.0)
+    launcher, outlet = connection()
+
+    def fail() -> None:
+        raise RuntimeError("no reading")
+
+    monkeypatch.setattr(launcher.watchdog, "read", fail)
+    launcher.start()
+    try:
+        assert until(outlet) == ["the thread poseidon-alive failed: RuntimeError: no reading"]
     finally:
         launcher.close()
 

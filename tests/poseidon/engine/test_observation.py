@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,6 +76,22 @@ def observe(
     seen.close()
     seen.close()
     return events, layer
+
+
+def test_a_failure_while_statistics_are_sent_is_raised_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poseidon.engine.observation.STATISTICS_S", 0.0)
+    failed = threading.Event()
+
+    def fail(event: str, **fields: object) -> None:
+        failed.set()
+        raise RuntimeError("no room")
+
+    layer, trace = nn.Linear(2, 2), Recorded()
+    seen = Observation(build(layer, Scheme.LOCAL, Scheme.LOCAL), [], trace, fail)
+    assert failed.wait(5)
+    with pytest.raises(RuntimeError, match="no room"):
+        seen.close()
+    seen.close()
 
 
 def test_the_last_statistics_are_sent_at_the_end_and_the_launcher_reads_them() -> None:
