@@ -25,7 +25,7 @@ from poseidon.settings import let_waiting_threads_sleep
 
 GROUPS: Mapping[str, Sequence[Command]] = {
     "Train": (nets.INIT, *jobs.COMMANDS),
-    "Look after jobs": watch.COMMANDS,
+    "Manage jobs": watch.COMMANDS,
     "Nets, models, logs": nets.COMMANDS,
     "Data": data.COMMANDS,
     "Shell": watch.SHELL,

@@ -32,8 +32,8 @@ def run(flags: argparse.Namespace) -> int:
         raise UsageError(
             "--key_file is missing: make one with 'poseidon worker --new_key=FILE', for all tasks"
         )
-    if not flags.meeting_timeout > 0:
-        raise UsageError(f"--meeting_timeout={flags.meeting_timeout:g}: expected more than 0 seconds")
+    if not flags.rendezvous_timeout > 0:
+        raise UsageError(f"--rendezvous_timeout={flags.rendezvous_timeout:g}: expected more than 0 seconds")
     job_flags = _job_flags(flags.job_arguments)
     key = read_key(Path(flags.key_file))
     task = task_from(inherited_environment(), port=flags.rendezvous_port)
@@ -45,7 +45,7 @@ def run(flags: argparse.Namespace) -> int:
         code: int = import_module(f"poseidon.cli.{job_flags.command}").run(job_flags, site)
         return code
 
-    return take_part(task, key, flags.meeting_timeout, run_job)
+    return take_part(task, key, flags.rendezvous_timeout, run_job)
 
 
 def _job_flags(arguments: Sequence[str]) -> argparse.Namespace:

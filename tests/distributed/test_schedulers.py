@@ -32,7 +32,7 @@ JOB = ("train", "--solver=solver.prototxt", "--output=out")
 
 def words(*job: str, key: str = "key") -> list[str]:
     """Return the command of each task."""
-    return [sys.executable, "-m", "poseidon", "worker", f"--key_file={key}", "--meeting_timeout=200", *job]
+    return [sys.executable, "-m", "poseidon", "worker", f"--key_file={key}", "--rendezvous_timeout=200", *job]
 
 
 def slurm(rank: int, size: int, master: str, port: int) -> dict[str, str]:

@@ -20,6 +20,7 @@ from poseidon.cli.parsers.form import (
     flag,
     help_flag,
     number,
+    old_name,
     one_of,
     port,
     positive,
@@ -126,7 +127,7 @@ def _train(parser: Parser) -> None:
     flag(
         group,
         "set",
-        "any field, as often as you like",
+        "any field; may be given more than once",
         dest="settings",
         action="append",
         metavar="FIELD=VALUE",
@@ -185,14 +186,9 @@ def _worker(parser: Parser) -> None:
     flag(group, "key_file", "the key: a file that every task can read, no one else", metavar="FILE")
     flag(group, "new_key", "make such a file, and end", metavar="FILE")
     flag(group, "rendezvous_port", "port of rank 0; default: $MASTER_PORT", type=port, metavar="P")
-    flag(
-        group,
-        "meeting_timeout",
-        "seconds until all tasks have come (300)",
-        type=number,
-        default=300.0,
-        metavar="S",
-    )
+    text = "seconds until all tasks have connected (300)"
+    flag(group, "rendezvous_timeout", text, type=number, default=300.0, metavar="S")
+    old_name(group, "meeting_timeout", "rendezvous_timeout", type=number)
     help_flag(parser)
 
 
@@ -210,7 +206,7 @@ def _extract_features(parser: Parser) -> None:
         metavar="NAMES",
         help="a database for each blob",
     )
-    flag(group, "num_mini_batches", "most batches of a worker (all)", type=whole, default=0, metavar="N")
+    flag(group, "num_mini_batches", "at most N batches of a worker (all)", type=whole, default=0, metavar="N")
     chosen(group, "backend", "lmdb or leveldb (leveldb)", BACKENDS, default="leveldb", metavar="KIND")
     import_flag(group)
     group = parser.section("Where it runs")
@@ -237,8 +233,8 @@ def _clients(group: Group) -> None:
 def _machines(parser: Parser) -> None:
     group = parser.section(
         "Where it runs",
-        "A client is a machine: a line '<id> <host> <port>' of the machinefile. A worker is a process with a copy of the "
-        "net, on one device. A shard is a server process that holds a part of the parameters.",
+        "A client is a line '<id> <host> <port>' of the machinefile: workers and shards on that host. A worker is a process "
+        "with a copy of the net, on one device. A shard is a server process that holds a part of the parameters.",
     )
     _clients(group)
     flag(group, "threads", "CPU threads of a worker (equal parts)", type=whole, metavar="N")
@@ -282,7 +278,7 @@ def _exchange(parser: Parser) -> None:
     flag(group, "num_rows_per_table", text, type=count, default=0, metavar="N")
     text = "SSP (pull), SSPPush (push), SSPAggr"
     chosen(group, "consistency_model", text, CONSISTENCIES, default="SSPPush", metavar="NAME")
-    text = "megabits/s of early changes (SSPAggr)"
+    text = "Mbit/s for changes sent early (SSPAggr)"
     flag(group, "client_bandwidth_mbps", text, type=positive, metavar="F")
     text = "float32 (default), float16, bfloat16"
     chosen(group, "wire_precision", text, PRECISIONS, default="float32", metavar="TYPE")

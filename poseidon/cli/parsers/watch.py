@@ -1,4 +1,4 @@
-"""The commands that look after jobs: ps, logs, stats, kill; and completion, of the shell."""
+"""The commands that manage jobs: ps, logs, stats, kill; and completion, of the shell."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _ps(parser: Parser) -> None:
 def _logs(parser: Parser) -> None:
     word(parser, "job", _JOB, nargs="?", metavar="JOB")
     group = parser.section("Flags")
-    flag(group, "worker", "of this worker alone", type=whole, metavar="RANK")
-    flag(group, "shard", "of this shard alone", type=whole, metavar="INDEX")
-    flag(group, "lines", "the last N lines alone", type=whole, metavar="N")
-    switch(group, "follow", "go on until the job ends")
+    flag(group, "worker", "only the lines of this worker", type=whole, metavar="RANK")
+    flag(group, "shard", "only the lines of this shard", type=whole, metavar="INDEX")
+    flag(group, "lines", "only the last N lines", type=whole, metavar="N")
+    switch(group, "follow", "print new lines until the job ends")
     help_flag(parser)
 
 
@@ -48,10 +48,10 @@ def _stats(parser: Parser) -> None:
     word(parser, "job", _JOB, nargs="?", metavar="JOB")
     group = parser.section("Flags")
     switch(group, "json", "print statistics.json, for scripts")
-    flag(group, "trace", "put the traces of a job (train --trace) into one file", type=Path, metavar="FILE")
-    flag(group, "picture", "draw an iteration from its trace: PNG, SVG or PDF", type=Path, metavar="FILE")
-    flag(group, "iteration", "which one (the one in the middle)", type=whole, metavar="N")
-    flag(group, "rank", "of which worker (0)", type=whole, default=0, metavar="R")
+    flag(group, "trace", "merge the traces of a job (train --trace) into one file", type=Path, metavar="FILE")
+    flag(group, "picture", "draw one iteration of the trace: PNG, SVG, PDF", type=Path, metavar="FILE")
+    flag(group, "iteration", "iteration of the picture (the middle one)", type=whole, metavar="N")
+    flag(group, "rank", "worker of the picture (0)", type=whole, default=0, metavar="R")
     help_flag(parser)
 
 
@@ -88,7 +88,7 @@ COMMANDS: Sequence[Command] = (
     Command(
         name="stats",
         line="show what a job's tensors and shards cost",
-        description="Print, for each tensor, bytes and time on the way per iteration, and, for each shard, its load.",
+        description="Print the bytes and the transfer time of each tensor per iteration, and the load of each shard.",
         example="poseidon stats\nposeidon stats output/<job> --trace=job.json",
         declare=_stats,
     ),

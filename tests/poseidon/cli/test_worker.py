@@ -41,7 +41,11 @@ def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["stats"], "the job is missing"),
         (["train", "--solver=s", "--hostfile=f"], "--hostfile has no place here"),
         (["--", "train", "--solver=s", "--background"], "--background has no place here"),
-        (["--meeting_timeout=0", "run", "script.py"], "--meeting_timeout=0: expected more than 0 seconds"),
+        (
+            ["--rendezvous_timeout=0", "run", "script.py"],
+            "--rendezvous_timeout=0: expected more than 0 seconds",
+        ),
+        (["--meeting_timeout=0", "run", "script.py"], "--rendezvous_timeout=0: expected more than 0 seconds"),
         (["run", "script.py", "--hostfile=the_scripts_own"], "no RANK and WORLD_SIZE"),
     ],
 )
