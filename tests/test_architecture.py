@@ -46,8 +46,8 @@ SHARED = {"poseidon.__version__", "poseidon.durable", "poseidon.errors", "poseid
 """What every package of `poseidon` may import. `ps_server` imports nothing of `poseidon`."""
 
 
-def room_of(module: str) -> str:
-    """The room that a dotted module name belongs to: `ps_server`, or `poseidon.<room>`."""
+def package_of(module: str) -> str:
+    """Return the package that a dotted module name belongs to: `ps_server`, or `poseidon.<package>`."""
     parts = module.split(".")
     return parts[0] if parts[0] == "ps_server" else ".".join(parts[:2])
 
@@ -82,17 +82,17 @@ def module_of(name: str, known: set[str]) -> str:
 
 
 def test_each_package_imports_exactly_what_the_list_says() -> None:
-    found: dict[str, set[str]] = {room: set() for room in MAY_IMPORT}
+    found: dict[str, set[str]] = {package: set() for package in MAY_IMPORT}
     for module, path in modules():
-        room = room_of(module)
+        package = package_of(module)
         if module in {"poseidon", "poseidon.__main__"} | SHARED:
             continue
-        assert room in found, f"{module} is in no package of the list"
+        assert package in found, f"{module} is in no package of the list"
         for name in imports(module, path):
-            if room_of(name) in SHARED and room != "ps_server":
+            if package_of(name) in SHARED and package != "ps_server":
                 continue
-            if room_of(name) != room:
-                found[room].add(room_of(name))
+            if package_of(name) != package:
+                found[package].add(package_of(name))
     assert found == MAY_IMPORT
 
 

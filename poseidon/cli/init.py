@@ -36,6 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"there is no project '{arguments.project}'; {hint}")
     folder = Path(arguments.folder or name)
     write_project(folder, project_files(name, known[name]))
-    print(f"{folder} is ready, and README.md in it says what it has. To train:\n")
+    print(f"Created {folder}; its README.md describes the files. To train:\n")
     print("\n".join(f"    {command}" for command in (f"cd {folder}", *training_commands(name, known[name]))))
     return 0

@@ -145,7 +145,7 @@ class TrainingJob(Job):
                 resume_command(self.request.argv, Path(newest.state)), short_path(Path(newest.state))
             )
             finished = result.outcome is not Outcome.STOPPED
-            hint = f"  # once max_iter is above {self._solver.param.max_iter}" if finished else ""
+            hint = f"  # set max_iter above {self._solver.param.max_iter} first" if finished else ""
             entries.append(("resume", command + hint))
         else:
             entries.append(("model", "no snapshot was written"))

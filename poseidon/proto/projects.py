@@ -141,6 +141,7 @@ def _readme(name: str, folder: Path) -> str:
         parts.append("A solver names its net; a net names its data and its batch size, which is per worker.")
     parts.append(
         "`machinefile` lists the hosts, one a line: `<id> <host> <port>`. Logs and snapshots are in `output/<job>/`.\n"
-        "`poseidon train --help` lists the flags; `poseidon ps`, `logs` and `kill` manage running jobs."
+        f"`poseidon {'train' if solvers else 'run'} --help` lists the flags; `poseidon ps`, `logs` and `kill` manage "
+        "running jobs."
     )
     return "\n\n".join(parts) + "\n"

@@ -234,12 +234,12 @@ def _obtain(request: Request, found: Path | None, report: Report) -> tuple[Cifar
     """Return the data for the databases, and why it is not real; an empty string if it is."""
     if found is not None:
         return read_cifar10(found), ""
-    reason = "none was found"
+    reason = "CIFAR-10 was not found"
     if request.url:
         try:
             return read_cifar10(fetch(request, report=report)), ""
         except ConnectionError as error:
-            reason = f"none was found, and {error}"
+            reason = f"CIFAR-10 was not found, and {error}"
     train = draw_images(BUILT_IN_TRAIN, seed=1, report=report)
     return Cifar10(
         train=train, test=draw_images(BUILT_IN_TEST, seed=2), origin=f"{BUILT_IN}, not CIFAR-10"

@@ -50,8 +50,8 @@ class ScriptConnection(LauncherConnection):
     """See `LauncherConnection`."""
 
     notes = {  # noqa: RUF012 - never changed
-        "stop": "asked to stop: after a step that all workers reach together; a second request ends the job at once",
-        "snapshot": "asked for a snapshot: the script is notified after a step that all workers reach together",
+        "stop": "asked to stop: the job ends after a step that all workers reach; a second request ends it at once",
+        "snapshot": "asked for a snapshot: the script is notified after a step that all workers reach",
     }
 
     def end_without_launcher(self) -> None:
