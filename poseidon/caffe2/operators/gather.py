@@ -1,0 +1,353 @@
+"""Gather and scatter: rows by index, one-hot rows, unique values, sparse and dense forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import operator
+
+
+def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
+    """Return entries of x along an axis, in the shape of the indices.
+
+    Raises:
+        IndexError: an index is not one of the axis.
+    """
+    if isinstance(x, np.ndarray):
+        return np.take(x, indices.cpu().numpy(), axis)
+    axis = axis % x.dim()
+    flat = torch.index_select(x, axis, indices.reshape(-1).to(x.device, torch.int64))
+    return flat.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+def _wrapped(indices: Tensor, size: int, wrap: bool) -> Tensor:
+    return torch.where(indices < 0, indices + size, indices) if wrap else indices
+
+
+def _matched(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+    """Return the indices as `torch.gather` and `scatter_add` want them, where outer dimensions match."""
+    inner = x.shape[axis + 1 :]
+    spread = indices.long().reshape(*x.shape[:axis], -1, *([1] * len(inner)))
+    return spread.expand(*spread.shape[: axis + 1], *inner)
+
+
+def _gather_rule(maker: GradientMaker) -> None:
+    if maker.argument("dense_gradient", 0):
+        arguments = {"axis": maker.argument("axis", 0)}
+        maker.op("BatchGatherGradient", [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0)], arguments)
+        return
+    if maker.argument("axis", 0):
+        raise ValueError("the gradient of Gather is sparse: it needs axis=0, or dense_gradient=1")
+    maker.sparse(0, maker.I(1), maker.GO(0))
+
+
+@operator("Gather", gradient=_gather_rule)
+def gather(
+    x: Any, indices: Tensor, *, axis: int = 0, match_outer: bool = False, wrap_indices: bool = False
+) -> Any:
+    """Return entries of x along an axis by index.
+
+    Args:
+        x: the entries, numbers or strings.
+        indices: int32 or int64, of any shape, which takes the place of the axis.
+        axis: the dimension that they index.
+        match_outer: whether the dimensions of the indices before the axis are those of x.
+        wrap_indices: whether negative indices count from the end.
+    """
+    axis = axis % x.ndim
+    indices = _wrapped(indices, x.shape[axis], wrap_indices)
+    if not match_outer:
+        return taken(x, indices, axis)
+    found = torch.gather(x, axis, _matched(x, indices, axis))
+    return found.reshape(*indices.shape, *x.shape[axis + 1 :])
+
+
+def _batch_gather_rule(maker: GradientMaker) -> None:
+    maker.op("BatchGatherGradient", [maker.I(0), maker.I(1), maker.GO(0)], [maker.GI(0)])
+
+
+@operator("BatchGather", gradient=_batch_gather_rule)
+def batch_gather(x: Any, indices: Tensor, *, match_outer: bool = False) -> Any:
+    """Return entries of x along its second dimension by index."""
+    return gather(x, indices, axis=1, match_outer=match_outer)
+
+
+@operator("BatchGatherGradient")
+def batch_gather_gradient(
+    x: Tensor, indices: Tensor, dy: Tensor, *, axis: int = 1, match_outer: bool = False
+) -> Tensor:
+    """Return the gradient of `Gather` along an axis, and of `BatchGather`."""
+    axis = axis % x.dim()
+    dx = torch.zeros(x.shape, dtype=dy.dtype, device=dy.device)
+    if match_outer:
+        spread = _matched(x, indices, axis)
+        return dx.scatter_add(axis, spread, dy.reshape(spread.shape))
+    given = dy.reshape(*x.shape[:axis], indices.numel(), *x.shape[axis + 1 :])
+    return dx.index_add(axis, indices.reshape(-1).to(torch.int64), given)
+
+
+@operator("GatherRanges")
+def gather_ranges(x: Any, ranges: Tensor) -> tuple[Any, Tensor]:
+    """Return the entries of x in all ranges (start, length), and how many each example has.
+
+    Args:
+        x: a vector of numbers or strings.
+        ranges: integers of shape (examples, ranges of an example, 2).
+    """
+    starts, lengths = ranges[..., 0].reshape(-1), ranges[..., 1].reshape(-1)
+    return taken(x, places(starts, lengths)), ranges[..., 1].sum(1, dtype=torch.int32)
+
+
+@operator("LengthsGather")
+def lengths_gather(x: Any, lengths: Tensor, indices: Tensor) -> Any:
+    """Return the entries of the segments that the indices name, one segment behind the other."""
+    starts = lengths.cumsum(0) - lengths
+    chosen = indices.long()
+    return taken(x, places(starts[chosen], lengths[chosen]))
+
+
+def places(starts: Tensor, lengths: Tensor) -> Tensor:
+    """Return all indices of ranges: for each, `start` to `start + length - 1`."""
+    ends = lengths.cumsum(0)
+    shift = torch.repeat_interleave(starts.long() - ends + lengths, lengths.long())
+    return torch.arange(len(shift), device=lengths.device) + shift
+
+
+@operator("GatherRangesToDense", inputs=(2, 3))
+def gather_ranges_to_dense(
+    x: Any,
+    ranges: Tensor,
+    key: Tensor | None = None,
+    *,
+    lengths: list[int],
+    min_observation: int = 0,
+    max_mismatched_ratio: float = 1.0,
+) -> tuple[Any, ...]:
+    """Return one matrix for each of the ranges of an example: rows of its length, 0 where a range is empty.
+
+    Args:
+        x: a vector.
+        ranges: (start, length) of shape (examples, ranges, 2); a length is that of the argument, or 0.
+        key: numbers by which the entries of a range are sorted.
+        lengths: the width of each output.
+
+    Raises:
+        ValueError: `ranges` has not one range for each output.
+    """
+    if ranges.shape[1] != len(lengths):
+        raise ValueError(f"{ranges.shape[1]} ranges are given for {len(lengths)} outputs")
+    dense = []
+    for place, width in enumerate(lengths):
+        starts = ranges[:, place, 0].long()
+        whole = ranges[:, place, 1] == width
+        rows = torch.where(whole, starts, 0)[:, None] + torch.arange(width)
+        rows = rows.clamp(max=max(len(x) - 1, 0))
+        if key is not None:
+            rows = rows.gather(1, key[rows].argsort(dim=1, stable=True))
+        found = taken(x, rows)
+        if isinstance(found, np.ndarray):
+            found[~whole.numpy()] = b""
+        else:
+            found = torch.where(whole[:, None], found, 0)
+        dense.append(found)
+    return tuple(dense)
+
+
+@operator("ScatterAssign")
+def scatter_assign(x: Tensor, indices: Tensor, slices: Tensor) -> Tensor:
+    """Write the slices to the rows of x that the indices name, and return x."""
+    x[indices.long()] = slices.to(x.dtype)
+    return x
+
+
+@operator("Scatter")
+def scatter(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 1) -> Tensor:
+    """Write the updates to x where the indices say along an axis, and return x."""
+    return x.scatter_(axis, indices.long(), updates)
+
+
+@operator("OneHot")
+def one_hot(indices: Tensor, size: Tensor) -> Tensor:
+    """Return a row of `size` for each index, 1 at the index."""
+    wide = torch.arange(int(size.item()), device=indices.device)
+    return (indices[:, None] == wide).to(torch.float32)
+
+
+@operator("SegmentOneHot")
+def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
+    """Return a row of `size` for each segment, 1 at the indices of the segment."""
+    rows = torch.zeros(len(lengths), int(size.item()), device=indices.device)
+    segments = torch.repeat_interleave(torch.arange(len(lengths), device=indices.device), lengths.long())
+    rows[segments, indices.long()] = 1
+    return rows
+
+
+@operator("BatchOneHot")
+def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
+    """Return for each column of x as many columns as its length: whether x is each of the values."""
+    columns = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
+    wide = taken(x, columns, 1)
+    if isinstance(wide, np.ndarray):
+        return torch.from_numpy((wide == values[None, :]).astype(np.uint8))
+    return (wide == values[None, :]).to(x.dtype)
+
+
+@operator("BatchBucketOneHot")
+def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
+    """Return for each column of x one column more than it has boundaries: whether x is in each interval."""
+    parts, begin = [], 0
+    for column, length in enumerate(lengths.tolist()):
+        limits = boundaries[begin : begin + length]
+        bucket = torch.searchsorted(limits.contiguous(), x[:, column].contiguous())
+        parts.append((bucket[:, None] == torch.arange(length + 1, device=x.device)).to(torch.uint8))
+        begin += length
+    return torch.cat(parts, 1)
+
+
+@operator("Unique")
+def unique(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different values in order, and for each element the place of its value, int32."""
+    values, inverse = torch.unique(x, sorted=True, return_inverse=True)
+    return values, inverse.to(torch.int32)
+
+
+def _dense_size(indices: Tensor, like: Tensor | None) -> int:
+    if like is not None:
+        return like.shape[0]
+    return int(indices.max()) + 1 if indices.numel() else 0
+
+
+@operator("SparseToDense", gradient="Gather(GO0, I0) -> GI1")
+def sparse_to_dense(indices: Tensor, values: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return a tensor whose rows are sums of the values of their index.
+
+    Args:
+        indices: the row of each value.
+        values: one for each index.
+        like: a tensor whose first dimension is that of the result; by default the largest index decides.
+    """
+    dense = values.new_zeros(_dense_size(indices, like), *values.shape[1:])
+    return dense.index_add(0, indices.long(), values)
+
+
+def _mask_rule(maker: GradientMaker) -> None:
+    lengths = [maker.I(3)] if len(maker.forward.input) == 4 else []
+    maker.op("SparseToDenseMaskGradient", [maker.I(0), maker.GO(0), *lengths], [maker.GI(1)])
+
+
+def _mask_places(
+    indices: Tensor, lengths: Tensor | None, mask: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which entries the mask names, and their row and column."""
+    wanted = torch.tensor(list(mask), device=indices.device)
+    same = indices[:, None] == wanted
+    if lengths is None:
+        rows = torch.zeros_like(indices, dtype=torch.int64)
+    else:
+        rows = torch.repeat_interleave(torch.arange(len(lengths), device=indices.device), lengths.long())
+    found = same.any(1)
+    return found, rows[found], same.long().argmax(1)[found]
+
+
+@operator("SparseToDenseMask", gradient=_mask_rule)
+def sparse_to_dense_mask(
+    indices: Tensor,
+    values: Any,
+    default: Any,
+    lengths: Tensor | None = None,
+    *,
+    mask: list[int],
+    return_presence_mask: bool = False,
+) -> tuple[Any, Tensor]:
+    """Return for each example the values of the indices of the mask, in its order, and which of them are there.
+
+    Args:
+        indices: the indices of all examples, one example behind the other.
+        values: one for each index.
+        default: the value of indices that an example does not have.
+        lengths: how many indices each example has; without it there is one example, and no first dimension.
+        mask: the indices that are wanted.
+        return_presence_mask: whether there is a second output.
+    """
+    found, rows, columns = _mask_places(indices, lengths, mask)
+    count = 1 if lengths is None else len(lengths)
+    present = torch.zeros(count, len(mask), dtype=torch.bool, device=indices.device)
+    present[rows, columns] = True
+    if isinstance(values, np.ndarray):
+        dense = np.full((count, len(mask), *values.shape[1:]), default.reshape(-1)[0], dtype=object)
+        dense[rows.numpy(), columns.numpy()] = values[found.numpy()]
+    else:
+        dense = default.reshape(values.shape[1:]).repeat(count, len(mask), *[1] * (values.dim() - 1))
+        dense[rows, columns] = values[found]
+    return (dense, present) if lengths is not None else (dense[0], present[0])
+
+
+@operator("SparseToDenseMaskGradient")
+def sparse_to_dense_mask_gradient(
+    indices: Tensor, dy: Tensor, lengths: Tensor | None = None, *, mask: list[int]
+) -> Tensor:
+    """Return the gradient of `SparseToDenseMask`: that of an entry which the mask names."""
+    found, rows, columns = _mask_places(indices, lengths, mask)
+    rest = dy.shape[1:] if lengths is None else dy.shape[2:]
+    dx = dy.new_zeros(len(indices), *rest)
+    dx[found] = dy.reshape(-1, len(mask), *rest)[rows, columns]
+    return dx
+
+
+@operator("Find")
+def find(index: Tensor, query: Tensor, *, missing_value: int = -1) -> Tensor:
+    """Return the last place of each queried value in an index, or `missing_value`."""
+    same = index.reshape(1, -1) == query.reshape(-1, 1)
+    last = index.numel() - 1 - same.flip(1).long().argmax(1)
+    found = torch.where(same.any(1), last, missing_value)
+    return found.reshape(query.shape).to(query.dtype)
+
+
+@operator("FindDuplicateElements")
+def find_duplicate_elements(x: Any) -> Tensor:
+    """Return the places of all elements that were seen before."""
+    seen: set[Any] = set()
+    again = []
+    for place, item in enumerate(x.tolist()):
+        if item in seen:
+            again.append(place)
+        seen.add(item)
+    return torch.tensor(again, dtype=torch.int64)
+
+
+@operator("BooleanMask", gradient="BooleanMaskGradient(GO0, I1) -> GI0")
+def boolean_mask(x: Any, mask: Tensor) -> tuple[Any, Tensor]:
+    """Return the rows of x where the mask holds, and their places."""
+    found = torch.nonzero(mask).reshape(-1)
+    return taken(x, found), found
+
+
+@operator("BooleanMaskGradient")
+def boolean_mask_gradient(dy: Tensor, mask: Tensor) -> Tensor:
+    """Return the gradient of `BooleanMask`."""
+    dx = dy.new_zeros(len(mask), *dy.shape[1:])
+    dx[mask] = dy
+    return dx
+
+
+@operator("BooleanMaskLengths")
+def boolean_mask_lengths(lengths: Tensor, mask: Tensor) -> Tensor:
+    """Return how many elements of each segment the mask keeps."""
+    segments = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
+    return torch.zeros_like(lengths).index_add(0, segments, mask.to(lengths.dtype))
+
+
+@operator("BooleanUnmask")
+def boolean_unmask(mask: Tensor, x: Tensor, *others: Tensor) -> Tensor:
+    """Return one vector from pairs of masks and values: each value where its mask holds, the first that does."""
+    pairs = [mask, x, *others]
+    made = x.new_zeros(mask.shape)
+    for place in range(len(pairs) - 2, -1, -2):
+        made[pairs[place]] = pairs[place + 1]
+    return made

@@ -1,0 +1,284 @@
+"""Other shapes for the same values: reshape, flatten, squeeze, transpose, tile, expand, slice, and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import operator
+
+
+def _reshape_rule(maker: GradientMaker) -> None:
+    dx = maker.GI(0)
+    maker.op("Reshape", [maker.GO(0), maker.O(1)], [dx, f"_{dx}_dims"], copy=False)
+
+
+def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Return a shape in which 0 stands for the old size of the same place, and -1 for what is left.
+
+    Raises:
+        ValueError: the numbers of values differ, or the size that -1 stands for does not follow.
+    """
+    sizes = [old[place] if size == 0 and place < len(old) else size for place, size in enumerate(wanted)]
+    total = int(np.prod(old, dtype=np.int64))
+    known = int(np.prod([size for size in sizes if size != -1], dtype=np.int64))
+    if sizes.count(-1) > 1:
+        raise ValueError("a shape can have one -1 only")
+    if -1 in sizes:
+        if known == 0 or total % known:
+            raise ValueError(
+                f"the size that -1 stands for in {list(wanted)} does not follow from {list(old)}"
+            )
+        return [total // known if size == -1 else size for size in sizes]
+    if known != total:
+        raise ValueError(f"a tensor of shape {list(old)} cannot have the shape {sizes}")
+    return sizes
+
+
+@operator("Reshape", gradient=_reshape_rule)
+def reshape(
+    x: Any, shape_tensor: Tensor | None = None, *, shape: list[int] | None = None
+) -> tuple[Any, Tensor]:
+    """Return x in another shape, and its old shape; see `new_shape` for 0 and -1.
+
+    Raises:
+        ValueError: no shape is given, or x cannot have it.
+    """
+    if shape_tensor is not None:
+        shape = shape_tensor.tolist()
+    if shape is None:
+        raise ValueError("Reshape needs a second input or the argument shape")
+    device = x.device if isinstance(x, Tensor) and x.device.type == "meta" else None
+    old = torch.tensor(list(x.shape), dtype=torch.int64, device=device)
+    return x.reshape(new_shape(x.shape, shape)), old
+
+
+@operator("ResizeLike", gradient="ResizeLike(GO0, I0) -> GI0")
+def resize_like(x: Any, like: Any) -> Any:
+    """Return x in the shape of another tensor."""
+    return x.reshape(like.shape)
+
+
+@operator("Flatten", gradient="ResizeLike(GO0, I0) -> GI0")
+def flatten(x: Any, *, axis: int = 1) -> Any:
+    """Return x as a matrix: dimensions before `axis` are its rows."""
+    axis = axis % x.ndim if axis < 0 else axis
+    rows = int(np.prod(x.shape[:axis], dtype=np.int64))
+    return x.reshape((rows, int(np.prod(x.shape[axis:], dtype=np.int64))))
+
+
+@operator("FlattenToVec", gradient="ResizeLike(GO0, I0) -> GI0")
+def flatten_to_vec(x: Any) -> Any:
+    """Return x as a vector."""
+    return x.reshape((-1,))
+
+
+@operator("ExpandDims", gradient="Squeeze(GO0) -> GI0")
+def expand_dims(x: Any, *, dims: list[int]) -> Any:
+    """Return x with a dimension of 1 at each place of the result that `dims` names."""
+    sizes = list(x.shape)
+    for place in sorted(set(dims)):
+        sizes.insert(place, 1)
+    return x.reshape(sizes)
+
+
+@operator("Squeeze", gradient="ExpandDims(GO0) -> GI0")
+def squeeze(x: Any, *, dims: list[int]) -> Any:
+    """Return x without the dimensions that `dims` names.
+
+    Raises:
+        ValueError: one of these is not 1.
+    """
+    for place in dims:
+        if x.shape[place] != 1:
+            raise ValueError(f"the dimension {place} of {list(x.shape)} is not 1")
+    return x.reshape([size for place, size in enumerate(x.shape) if place not in dims])
+
+
+def _transpose_rule(maker: GradientMaker) -> None:
+    made = maker.op("Transpose", [maker.GO(0)], [maker.GI(0)])
+    for argument in made.arg:
+        if argument.name == "axes":
+            inverse = np.argsort(list(argument.ints)).tolist()
+            argument.ints[:] = inverse
+
+
+@operator("Transpose", gradient=_transpose_rule)
+def transpose(x: Any, *, axes: list[int] = []) -> Any:  # noqa: B006 (it is not changed)
+    """Return x with its dimensions in the order of `axes`, by default reversed."""
+    order = axes or list(range(x.ndim))[::-1]
+    return x.transpose(order) if isinstance(x, np.ndarray) else x.permute(order).contiguous()
+
+
+@operator("MergeDim")
+def merge_dim(x: Tensor) -> Tensor:
+    """Return x with its first two dimensions as one."""
+    return x.flatten(0, 1)
+
+
+def _prepend_rule(maker: GradientMaker) -> None:
+    maker.op("MergeDim", [maker.GO(0)], [maker.GI(0)], copy=False)
+
+
+@operator("PrependDim", gradient=_prepend_rule)
+def prepend_dim(x: Tensor, *, dim_size: int) -> Tensor:
+    """Return x with its first dimension split in two, the first of `dim_size`."""
+    return x.reshape(dim_size, x.shape[0] // dim_size, *x.shape[1:])
+
+
+def _repeats(x: Any, tiles: int, axis: int) -> list[int]:
+    return [tiles if place == axis % x.ndim else 1 for place in range(x.ndim)]
+
+
+@operator("Tile", gradient="TileGradient(GO0, I1?, I2?) -> GI0")
+def tile(
+    x: Any,
+    tiles_tensor: Tensor | None = None,
+    axis_tensor: Tensor | None = None,
+    *,
+    tiles: int = 1,
+    axis: int = 0,
+) -> Any:
+    """Return x `tiles` times along an axis; inputs replace the arguments."""
+    tiles = tiles if tiles_tensor is None else int(tiles_tensor.item())
+    axis = axis if axis_tensor is None else int(axis_tensor.item())
+    repeats = _repeats(x, tiles, axis)
+    return np.tile(x, repeats) if isinstance(x, np.ndarray) else x.repeat(repeats)
+
+
+@operator("TileGradient")
+def tile_gradient(
+    dy: Tensor,
+    tiles_tensor: Tensor | None = None,
+    axis_tensor: Tensor | None = None,
+    *,
+    tiles: int = 1,
+    axis: int = 0,
+) -> Tensor:
+    """Return the gradient of `Tile`."""
+    tiles = tiles if tiles_tensor is None else int(tiles_tensor.item())
+    axis = (axis if axis_tensor is None else int(axis_tensor.item())) % dy.dim()
+    return dy.reshape(*dy.shape[:axis], tiles, -1, *dy.shape[axis + 1 :]).sum(axis)
+
+
+@operator("NumpyTile")
+def numpy_tile(x: Any, repeats: Tensor) -> Any:
+    """Return x repeated along each axis, as often as the second input says.
+
+    Raises:
+        ValueError: there is not one number for each axis.
+    """
+    if len(repeats) != x.ndim:
+        raise ValueError(f"a tensor of {x.ndim} dimensions needs {x.ndim} repeats, not {len(repeats)}")
+    return np.tile(x, repeats.tolist()) if isinstance(x, np.ndarray) else x.repeat(repeats.tolist())
+
+
+@operator("Expand", gradient="ExpandGradient(GO0, I0) -> GI0")
+def expand(x: Tensor, shape: Tensor) -> Tensor:
+    """Return x broadcast to a shape, by NumPy's rule in both directions."""
+    return x.expand(torch.broadcast_shapes(x.shape, shape.tolist())).contiguous()
+
+
+@operator("ExpandGradient")
+def expand_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of `Expand`."""
+    return dy.sum_to_size(x.shape)
+
+
+def _slices(x: Any, starts: Sequence[int], ends: Sequence[int]) -> tuple[slice, ...]:
+    """Return Python's slices for starts and ends; a negative number counts from the end, -1 is the end itself."""
+    found = []
+    for size, start, end in zip(x.shape, starts, ends, strict=False):
+        found.append(
+            slice(
+                start + size + 1 if start < 0 else min(start, size),
+                end + size + 1 if end < 0 else min(end, size),
+            )
+        )
+    return tuple(found)
+
+
+@operator("Slice", gradient="SliceGradient(I0, I1?, I2?, GO0) -> GI0")
+def slice_(
+    x: Any,
+    starts_tensor: Tensor | None = None,
+    ends_tensor: Tensor | None = None,
+    *,
+    starts: list[int] = [],  # noqa: B006
+    ends: list[int] = [],  # noqa: B006
+) -> Any:
+    """Return a part of x: from `starts` to before `ends`, where -1 is the end of a dimension."""
+    if starts_tensor is not None and ends_tensor is not None:
+        starts, ends = starts_tensor.tolist(), ends_tensor.tolist()
+    part = x[_slices(x, starts, ends)]
+    return part.copy() if isinstance(part, np.ndarray) else part.contiguous()
+
+
+@operator("SliceGradient", inputs=(2, 4))
+def slice_gradient(
+    x: Tensor,
+    *others: Tensor,
+    starts: list[int] = [],  # noqa: B006
+    ends: list[int] = [],  # noqa: B006
+) -> Tensor:
+    """Return the gradient of `Slice`; the inputs after x are starts and ends where there are any, and dy."""
+    *limits, dy = others
+    if limits:
+        starts, ends = limits[0].tolist(), limits[1].tolist()
+    dx = torch.zeros(x.shape, dtype=dy.dtype, device=dy.device)
+    dx[_slices(x, starts, ends)] = dy
+    return dx
+
+
+def _on(x: Any, values: Any, dtype: torch.dtype) -> Tensor:
+    meta = isinstance(x, Tensor) and x.device.type == "meta"
+    return torch.tensor(values, dtype=dtype, device="meta" if meta else "cpu")
+
+
+@operator("Shape")
+def shape(x: Any, *, axes: list[int] = []) -> Tensor:  # noqa: B006
+    """Return the sizes of all dimensions, or of `axes`; int64, on the CPU."""
+    sizes = list(x.shape)
+    return _on(x, [sizes[axis] for axis in axes] if axes else sizes, torch.int64)
+
+
+@operator("Size")
+def size(x: Any) -> Tensor:
+    """Return the number of values, an int64 scalar on the CPU."""
+    return _on(x, int(np.prod(x.shape, dtype=np.int64)), torch.int64)
+
+
+@operator("IsEmpty")
+def is_empty(x: Any) -> Tensor:
+    """Return whether x has no values, a scalar."""
+    return _on(x, 0 in x.shape, torch.bool)
+
+
+@operator("HasElements")
+def has_elements(*xs: Any) -> Tensor:
+    """Return whether one of the inputs has values, a scalar."""
+    return _on(xs[0], any(0 not in x.shape for x in xs), torch.bool)
+
+
+@operator("LengthsToShape")
+def lengths_to_shape(lengths: Tensor) -> Tensor:
+    """Return (number of lengths, length) where all lengths are equal.
+
+    Raises:
+        ValueError: they are not.
+    """
+    values = lengths.tolist()
+    if len(set(values)) != 1:
+        raise ValueError("LengthsToShape needs equal lengths")
+    return torch.tensor([len(values), values[0]], dtype=torch.int32)
+
+
+@operator("EnsureDense", gradient="GI0 = GO0")
+def ensure_dense(x: Tensor) -> Tensor:
+    """Return x; its gradient is dense."""
+    return x.clone()

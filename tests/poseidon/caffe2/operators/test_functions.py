@@ -1,0 +1,132 @@
+"""Functions of single elements: values by numpy, gradients by finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, workspace
+from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+
+X = numbers(3, 4)
+INSIDE = (X / (1 + np.abs(X).max())).astype("f4")
+POSITIVE = (np.abs(X) + 0.5).astype("f4")
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "expected"),
+    [
+        ("Abs", X, np.abs),
+        ("Acos", INSIDE, np.arccos),
+        ("Asin", INSIDE, np.arcsin),
+        ("Atan", X, np.arctan),
+        ("Cos", X, np.cos),
+        ("Sin", X, np.sin),
+        ("Tan", INSIDE, np.tan),
+        ("Cosh", X, np.cosh),
+        ("Sinh", X, np.sinh),
+        ("Cube", X, lambda x: x**3),
+        ("Cbrt", X, np.cbrt),
+        ("Rsqrt", POSITIVE, lambda x: 1 / np.sqrt(x)),
+        ("Reciprocal", POSITIVE, np.reciprocal),
+        ("Log1p", POSITIVE, np.log1p),
+        ("Logit", np.abs(INSIDE), lambda x: np.log(x / (1 - x))),
+    ],
+)
+def test_a_function_and_its_gradient(kind: str, x: Array, expected: Callable[[Array], Array]) -> None:
+    np.testing.assert_allclose(run(kind, [x])[0], expected(x), rtol=1e-5, atol=1e-6)
+    assert_gradients(kind, [x], [0])
+
+
+def test_erf() -> None:
+    np.testing.assert_allclose(run("Erf", [np.array([0, 1], "f4")])[0], [0, 0.8427008], rtol=1e-5)
+    assert_gradients("Erf", [X], [0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "arguments", "expected"),
+    [
+        ("Ceil", [-1.5, 1.2], {}, [-1, 2]),
+        ("Floor", [-1.5, 1.2], {}, [-2, 1]),
+        ("Clip", [-2.0, 0.5, 2.0], {"min": -1.0, "max": 1.0}, [-1, 0.5, 1]),
+        ("Clip", [-2.0, 2.0], {"max": 1.0}, [-2, 1]),
+        ("Clip", [-2.0, 2.0], {}, [-2, 2]),
+        ("ReplaceNaN", [np.nan, 2.0], {"value": 3.0}, [3, 2]),
+        ("Logit", [0.0, 1.0], {"eps": 0.5}, [0, 0]),
+        ("Pow", [2.0, 3.0], {"exponent": 2.0}, [4, 9]),
+        ("NanCheck", [1.0, 2.0], {}, [1, 2]),
+        ("Alias", [1.0, 2.0], {}, [1, 2]),
+        ("NegateGradient", [1.0, 2.0], {}, [1, 2]),
+    ],
+)
+def test_values(kind: str, x: list[float], arguments: dict[str, Any], expected: list[float]) -> None:
+    np.testing.assert_allclose(run(kind, [np.array(x, "f4")], **arguments)[0], expected)
+
+
+@pytest.mark.parametrize(("follow", "expected"), [(False, [-1, 1, -1]), (True, [2, 1, 2])])
+def test_the_sign_of_a_remainder(follow: bool, expected: list[int]) -> None:
+    x = np.array([-4, 4, -1], dtype=np.int64)
+    (y,) = run("Mod", [x], divisor=3, sign_follow_divisor=follow)
+    np.testing.assert_array_equal(y, expected)
+    assert y.dtype == np.int64
+
+
+def test_a_divisor_of_zero_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="divisor must not be 0"):
+        run("Mod", [np.array([1])], divisor=0)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 2.0, -1.0, 3.0])
+def test_the_gradient_of_a_power(exponent: float) -> None:
+    assert_gradients("Pow", [POSITIVE], [0], exponent=exponent)
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments"), [((3, 4), {}), ((4,), {"broadcast": 1}), ((3,), {"broadcast": 1, "axis": 0})]
+)
+def test_the_gradients_of_a_power_of_two_inputs(shape: tuple[int, ...], arguments: dict[str, int]) -> None:
+    exponents = np.linspace(0.5, 2, int(np.prod(shape))).reshape(shape).astype("f4")
+    fitted = exponents[:, None] if arguments.get("axis") == 0 else exponents
+    np.testing.assert_allclose(run("Pow", [POSITIVE, exponents], **arguments)[0], POSITIVE**fitted, rtol=1e-5)
+    assert_gradients("Pow", [POSITIVE, exponents], [0, 1], **arguments)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(("kind", "outputs"), [("NanCheck", 1), ("EnforceFinite", 0)])
+def test_a_value_that_is_not_finite_is_an_error(kind: str, outputs: int, bad: float) -> None:
+    with pytest.raises(RuntimeError, match="Index 1 is not finite"):
+        run(kind, [np.array([0, bad], "f4")], outputs)
+
+
+@pytest.mark.parametrize("to", [core.DataType.INT32, "int32"])
+def test_a_cast_cuts_fractions_off(to: int | str) -> None:
+    (y,) = run("Cast", [np.array([1.7, -1.7], "f4")], to=to)
+    assert y.dtype == np.int32
+    assert y.tolist() == [1, -1]
+
+
+def test_the_gradient_of_a_cast_goes_back() -> None:
+    net = core.Net("cast")
+    net.Cast("x", "y", to=core.DataType.FLOAT, from_type=core.DataType.DOUBLE)
+    workspace.FeedBlob("x", np.ones(2))
+    gradients = net.AddGradientOperators(["y"])
+    workspace.RunNetOnce(net)
+    assert workspace.FetchBlob(gradients["x"]).dtype == np.float64
+
+
+def test_half_precision_and_back() -> None:
+    (half,) = run("FloatToHalf", [X])
+    assert half.dtype == np.float16
+    np.testing.assert_allclose(run("HalfToFloat", [half])[0], X, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["NanCheck", "Alias"])
+def test_the_gradient_passes(kind: str) -> None:
+    assert_gradients(kind, [X], [0])
+
+
+def test_the_gradient_of_a_limit_is_zero() -> None:
+    assert_gradients("Clip", [X], [0], min=-0.5, max=0.5)

@@ -1,0 +1,48 @@
+"""ArgMax, ArgMin, TopK."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.caffe2_operators import assert_gradients, numbers, run
+
+X = numbers(3, 5, 2)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_positions_of_extremes(axis: int, keep: int) -> None:
+    for kind, expected in (("ArgMax", X.argmax(axis)), ("ArgMin", X.argmin(axis))):
+        (y,) = run(kind, [X], axis=axis, keepdims=keep)
+        np.testing.assert_array_equal(y, np.expand_dims(expected, axis) if keep else expected)
+        assert y.dtype == np.int64
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("k", [1, 2])
+def test_top_values(axis: int, k: int) -> None:
+    values, indices, flat = run("TopK", [X], 3, k=k, axis=axis)
+    order = np.argsort(-X, axis, kind="stable").take(range(k), axis)
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(X, order, axis))
+    np.testing.assert_array_equal(X.reshape(-1)[flat], values.reshape(-1))
+    assert_gradients("TopK", [X], [0], 2, (0,), k=k, axis=axis)
+
+
+def test_fewer_values_than_asked_for() -> None:
+    values, indices, flat = run("TopK", [np.array([[2, 3]], "f4")], 3, k=3)
+    assert (values.tolist(), indices.tolist()) == ([[3, 2, 0]], [[1, 0, -1]])
+    assert flat.tolist() == [1, 0, -1]
+
+
+def test_equal_values_keep_their_order() -> None:
+    assert run("TopK", [np.zeros((1, 50), "f4")], 2, k=4)[1].tolist() == [[0, 1, 2, 3]]
+
+
+def test_top_values_of_segments() -> None:
+    x, lengths = np.array([3, 1, 2, 5, 4], "f4"), np.array([3, 0, 1, 1], dtype=np.int32)
+    values, indices = run("LengthsTopK", [x, lengths], 2, k=2)
+    assert values.tolist() == [[3, 2], [0, 0], [5, 0], [4, 0]]
+    assert indices.tolist() == [[0, 2], [-1, -1], [0, -1], [0, -1]]
+    assert_gradients("LengthsTopK", [x, lengths], [0], 2, (0,), k=2)
