@@ -43,11 +43,11 @@ class ExecutionStep:
         self._step = caffe2_pb2.ExecutionStep()
         self._substeps: list[ExecutionStep] = []
         self._nets: list[Net] = []
+        self._report_nets: list[Net] = []
         if isinstance(name, caffe2_pb2.ExecutionStep):
             self._step.CopyFrom(name)
             return
         self._step.name = name or ExecutionStep._get_next_step_name("step")
-        self._step.name = name
         for net in [nets] if isinstance(nets, (Net, str)) else nets or []:
             self.AddNet(net)
         if num_iter is not None:
@@ -80,6 +80,12 @@ class ExecutionStep:
         """Return the step's nets."""
         return self._nets
 
+    def AllNets(self) -> list[Net]:
+        """Return the nets of the step and of the steps inside, each once, those that report included."""
+        nets: list[Net] = []
+        add_nets_in_order(self, nets)
+        return nets
+
     def Substeps(self) -> list[ExecutionStep]:
         """Return the steps inside."""
         return self._substeps
@@ -111,6 +117,8 @@ class ExecutionStep:
 
     def SetReportNet(self, report_net: Any, report_interval: int) -> None:
         """Set a net that runs every so many seconds while the step runs."""
+        if isinstance(report_net, Net):
+            self._report_nets.append(report_net)
         self._step.report_net = str(get_net_name(report_net))
         self._step.report_interval = report_interval
 
@@ -178,7 +186,7 @@ def add_nets_in_order(step: ExecutionStep, net_list: list[Net]) -> None:
     """Append the nets of a step and of the steps inside to a list, each once."""
     for substep in step.Substeps():
         add_nets_in_order(substep, net_list)
-    for net in step.Nets():
+    for net in [*step.Nets(), *step._report_nets]:
         if net not in net_list:
             net_list.append(net)
 
@@ -230,9 +238,7 @@ class Plan:
             return
         self._plan.execution_step.add().CopyFrom(step.Proto())
         self._steps.append(step)
-        nets: list[Net] = []
-        add_nets_in_order(step, nets)
-        self.AddNets(nets)
+        self.AddNets(step.AllNets())
 
     def Steps(self) -> list[ExecutionStep]:
         """Return the steps."""

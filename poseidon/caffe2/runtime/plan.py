@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 
@@ -40,7 +41,7 @@ class _Runner:
         """Run a step, and copies of it at the same time where it asks for these."""
         copies = step.num_concurrent_instances or 1
         if copies > 1:
-            self._together([lambda end: self._run_one(step, workspace, end)] * copies, stopped)
+            self._together([partial(self._run_one, step, workspace)] * copies, stopped)
         else:
             self._run_one(step, workspace, stopped)
 
@@ -50,14 +51,10 @@ class _Runner:
             for name in _nets_of(step):
                 inner.create_net(self.nets[name], overwrite=True)
             workspace = inner
-        if step.report_net:
-            self._beside(
-                step.report_net,
-                step.report_interval,
-                workspace,
-                lambda: self._iterate(step, workspace, stopped),
-            )
-        else:
+        with ExitStack() as beside:
+            if step.report_net:
+                net = workspace.nets[step.report_net]
+                beside.enter_context(_repeated(net.run, step.report_interval or 1, step.report_net))
             self._iterate(step, workspace, stopped)
 
     def _iterate(self, step: ExecutionStep, workspace: Workspace, stopped: Stop) -> None:
@@ -82,27 +79,22 @@ class _Runner:
             if should_stop():
                 return True
         parts = [part for part in step.substep if iteration == 0 or not part.only_once]
-        if step.concurrent_substeps and len(parts) > 1:
-            self._together(
-                [lambda end, part=part: self._part(part, workspace, end) for part in parts],  # type: ignore[misc]
-                should_stop,
-            )
-        else:
+        with ExitStack() as beside:
             for part in parts:
-                self.run(part, workspace, should_stop)
-                if should_stop():
-                    return True
+                if part.run_every_ms:
+                    often = partial(self.run, part, workspace, should_stop)
+                    beside.enter_context(_repeated(often, part.run_every_ms / 1000, part.name))
+            workers = [partial(self.run, part, workspace) for part in parts if not part.run_every_ms]
+            if step.concurrent_substeps and len(workers) > 1:
+                self._together(workers, should_stop)
+            else:
+                for work in workers:
+                    work(should_stop)
+                    if should_stop():
+                        return True
         return should_stop()
 
-    def _part(self, part: ExecutionStep, workspace: Workspace, stopped: Stop) -> None:
-        if not part.run_every_ms:
-            self.run(part, workspace, stopped)
-            return
-        while not stopped():
-            time.sleep(part.run_every_ms / 1000)
-            self.run(part, workspace, stopped)
-
-    def _together(self, parts: list[Callable[[Stop], None]], stopped: Stop) -> None:
+    def _together(self, parts: Sequence[Callable[[Stop], None]], stopped: Stop) -> None:
         """Run parts on threads; the first that fails ends the others."""
         failed = threading.Event()
 
@@ -120,22 +112,34 @@ class _Runner:
             for future in [pool.submit(guarded, part) for part in parts]:
                 future.result()
 
-    def _beside(self, net: str, interval_s: int, workspace: Workspace, work: Callable[[], None]) -> None:
-        """Run a net every so many seconds while the work is under way, and once at its end."""
-        done = threading.Event()
 
-        def report() -> None:
-            while not done.wait(interval_s or 1):
-                workspace.nets[net].run()
+@contextmanager
+def _repeated(call: Callable[[], None], interval_s: float, name: str) -> Iterator[None]:
+    """Make a call every so many seconds while the block is under way, and once at its end.
 
-        thread = threading.Thread(target=report, name=f"report of {net}")
-        thread.start()
+    Raises:
+        BaseException: what the first call that failed has raised.
+    """
+    done = threading.Event()
+    errors: list[BaseException] = []
+
+    def repeat() -> None:
         try:
-            work()
-        finally:
-            done.set()
-            thread.join()
-        workspace.nets[net].run()
+            while not done.wait(interval_s):
+                call()
+        except BaseException as error:  # noqa: BLE001 (the thread of the block raises it)
+            errors.append(error)
+
+    thread = threading.Thread(target=repeat, name=f"caffe2-every-{interval_s}-s-{name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+    call()
 
 
 def _nets_of(step: ExecutionStep) -> Iterable[str]:
@@ -146,6 +150,8 @@ def _nets_of(step: ExecutionStep) -> Iterable[str]:
 
 def _is_true(workspace: Workspace, name: str) -> bool:
     value = workspace.get(name).value
+    if value is None:
+        return False
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise EnforceNotMet(f"The blob {name} that stops a step is not one boolean")
     return bool(value.item())

@@ -165,15 +165,10 @@ def RunOperatorsOnce(operators: Iterable[Any]) -> bool:
 def _plan_def(plan_or_step: Any) -> caffe2_pb2.PlanDef:
     if isinstance(plan_or_step, caffe2_pb2.PlanDef):
         return plan_or_step
-    if hasattr(plan_or_step, "Substeps"):
+    if hasattr(plan_or_step, "AllNets"):
         plan = caffe2_pb2.PlanDef(name=plan_or_step.Name())
         plan.execution_step.add().CopyFrom(plan_or_step.Proto())
-        seen: dict[str, Any] = {}
-        queue = [plan_or_step]
-        for step in queue:
-            queue.extend(step.Substeps())
-            seen.update({net.Name(): net for net in step.Nets()})
-        plan.network.extend(net.Proto() for net in seen.values())
+        plan.network.extend(net.Proto() for net in plan_or_step.AllNets())
         return plan
     return caffe2_pb2.PlanDef.FromString(StringifyProto(plan_or_step))
 
