@@ -54,7 +54,7 @@ def elements_of_type(dtype: Any = np.float32, filter_: Callable[[Any], bool] | N
     elements: Any
     if dtype in (np.float16, np.float32, np.float64):
         width: Any = {np.float16: 16, np.float32: 32, np.float64: 64}[dtype]
-        elements = st.floats(min_value=-1.0, max_value=1.0, width=width)
+        elements = st.floats(min_value=-1.0, max_value=1.0, width=width, allow_subnormal=False)
     elif dtype is np.int32:
         elements = st.integers(min_value=0, max_value=2**31 - 1)
     elif dtype is np.int64:

@@ -55,8 +55,9 @@ def test_a_builder_is_called_once_for_each_operator() -> None:
     net = core.Net("built")
     net.Python((builder, ["one"], {"extra": 3}))(["x"], ["y"])
     assert made == []
-    workspace.CreateNet(net.Clone("copy"))
-    workspace.RunNet("copy", 3)
+    copy = net.Clone("copy")
+    workspace.CreateNet(copy)
+    workspace.RunNet(copy, 3)
     assert made == ["one"]
     assert workspace.FetchBlob("y").tolist() == [4, 1]
 
