@@ -124,7 +124,7 @@ def block_s(folder: Path, block: Block, iterations: int) -> list[float]:
             replica,
             exchange,
             LoopSettings(prefix=solver.snapshot_prefix(), title="cost", on_progress=note),
-            checkpoint=Checkpoint(replica, private_histories=False),
+            checkpoint=Checkpoint(replica),
             testers=[],
             log=GlogSink(logging.getLogger("poseidon.cost")),
             sinks=[],

@@ -87,7 +87,7 @@ class Membership:
 
     @property
     def private_histories(self) -> bool:
-        """Whether each host has histories of its own, as `ExchangeState.private` of its exchange: rules run on workers."""
+        """`ExchangeState.private` of the exchange, before it is built."""
         return self.options.staleness > 0 and not self.alone
 
     @property

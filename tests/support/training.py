@@ -237,14 +237,10 @@ def _run_worker(
         local_workers=1,
     )
     replica = Replica(solver, settings, context)
-    checkpoint = Checkpoint(
-        replica,
-        private_histories=job.staleness > 0,
-        settings=job.saving,
-    )
+    checkpoint = Checkpoint(replica, settings=job.saving)
     start, histories = Progress(iteration=0), None
     if job.resume is not None:
-        resumed = checkpoint.restore(job.resume)
+        resumed = checkpoint.restore(job.resume, private_histories=job.staleness > 0)
         replica.load([resumed.model])
         start, histories = resumed.progress, resumed.histories
     common = ExchangeSettings(

@@ -91,7 +91,7 @@ class RuleGroup(Group):
     @property
     def _histories_differ(self) -> bool:
         """True if the rule runs on each worker, on its own gradients."""
-        return self._context.member.private_histories
+        return self._exchange.state.private
 
     def _save_how(self) -> dict[str, Any]:
         return {"lr": self._set_rate, **({} if self._histories_differ else self._histories())}

@@ -83,19 +83,15 @@ class Checkpoint:
 
     Args:
         replica: the nets of this worker.
-        private_histories: the update rule runs on each worker, with histories of its own (staleness > 0).
         settings: how snapshots are kept.
     """
 
-    def __init__(
-        self, replica: Replica, *, private_histories: bool, settings: SnapshotSettings | None = None
-    ) -> None:
+    def __init__(self, replica: Replica, *, settings: SnapshotSettings | None = None) -> None:
         self._replica = replica
         self._solver = replica.solver.param
         self._arrays_per_blob = history_count(replica.settings.base_rule.kind)
         self._rank = replica.context.rank
         self._workers = replica.context.workers
-        self._private_histories = private_histories
         self._settings = settings or SnapshotSettings()
         self._writer = SnapshotWriter(self._settings.on_wait)
 
@@ -129,7 +125,7 @@ class Checkpoint:
         if self._rank != 0:
             return
         states = [PoseidonWorkerState.FromString(payload) for payload in payloads]
-        histories = self._averaged(states) if self._private_histories else exchange.state.histories()
+        histories = self._averaged(states) if exchange.state.private else exchange.state.histories()
         diffs = None if before is None else self._replica.changes_since(before)
         contents = self._contents(prefix, progress, states, histories, diffs)
         if not self._is_finite(contents):
@@ -166,7 +162,7 @@ class Checkpoint:
         state.smoothed_loss.extend(progress.losses)
         for name, reader in self._replica.train.readers():
             state.reader.add(layer=name, batches=reader.batches_done)
-        if self._private_histories:
+        if exchange.state.private:
             for history in exchange.state.histories():
                 state.history.extend(from_array(array) for array in history)
         return state
@@ -232,11 +228,12 @@ class Checkpoint:
             for info in self._replica.train.parameters_info
         ]
 
-    def restore(self, path: Path) -> Resumed:
+    def restore(self, path: Path, *, private_histories: bool) -> Resumed:
         """Restore the positions of the readers and the random states.
 
         Args:
             path: the `.solverstate`.
+            private_histories: `ExchangeState.private` of the exchange to come.
 
         Raises:
             SnapshotError: the file, or the weights it names, is missing, broken, or of another net.
@@ -251,7 +248,7 @@ class Checkpoint:
         own = self._own_state(path, state)
         if own is not None:
             self._restore_position(own, state)
-            if self._private_histories and own.history:
+            if private_histories and own.history:
                 histories = self._own_history(path, own)
         progress = Progress(
             iteration=state.iteration,

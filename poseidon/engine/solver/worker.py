@@ -167,7 +167,6 @@ class Worker:
         member = document.membership()
         checkpoint = Checkpoint(
             replica,
-            private_histories=member.private_histories,
             settings=SnapshotSettings(
                 keep=document.snapshot_keep,
                 on_written=self._report_snapshot,
@@ -218,7 +217,9 @@ class Worker:
         if not document.snapshot:
             self._log_notes(replica.load(weight_files(replica.solver, document.weights)))
             return Progress(iteration=0), None
-        resumed = checkpoint.restore(Path(document.snapshot))
+        resumed = checkpoint.restore(
+            Path(document.snapshot), private_histories=document.membership().private_histories
+        )
         self._log_notes(replica.load([resumed.model]))
         if self._document.rank == 0:
             LOGGER.info("going on from %s at iteration %d", document.snapshot, resumed.progress.iteration)
