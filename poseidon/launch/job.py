@@ -121,7 +121,7 @@ class Job(ABC):
         return ()
 
     def shares_data(self) -> bool:
-        """Tell whether every host can do what another one did."""
+        """Return whether every host can do what another one did."""
         return False
 
     # -- what the user reads -----------------------------------------------------------------------------

@@ -217,7 +217,7 @@ class LogLines:
 
 
 def is_running(folder: Path) -> bool:
-    """Tell whether the launcher of a job runs on this machine.
+    """Return whether the launcher of a job runs on this machine.
 
     Args:
         folder: of the job.

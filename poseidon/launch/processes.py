@@ -68,7 +68,7 @@ def _tunables(inherited: str) -> str:
 
 
 def is_encrypted(encrypt: Encrypt, hosts: Sequence[Host]) -> bool:
-    """Tell whether the job's own sockets are encrypted."""
+    """Return whether the job's own sockets are encrypted."""
     return encrypt is Encrypt.ON or has_remote_hosts(hosts)
 
 

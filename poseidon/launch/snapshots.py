@@ -296,7 +296,7 @@ class SnapshotList(JobListener):
 
 
 def _is_here(state: Path, sums: bytes) -> bool:
-    """Tell whether a snapshot of this machine is whole and has these checksums."""
+    """Return whether a snapshot of this machine is whole and has these checksums."""
     with suppress(OSError):
         return sums_path(state).read_bytes() == sums and find_damage(state) is None
     return False

@@ -109,7 +109,7 @@ class Terminal(JobListener):
             self._last_scores[net] = f"{text}{more} (test at iteration {iteration})"
 
     def _is_new(self, line: str) -> bool:
-        """Tell whether the text, without its time and place, comes for the first time."""
+        """Return whether the text, without its time and place, comes for the first time."""
         text = line.partition("] ")[2] or line
         if text in self._printed:
             return False

@@ -280,7 +280,7 @@ def word(parser: Parser, name: str, text: str, **settings: Any) -> None:
 
 
 def takes_value(action: argparse.Action) -> bool:
-    """Tell whether a flag is shown with a value."""
+    """Return whether a flag is shown with a value."""
     return bool(action.option_strings) and action.nargs != 0 and not isinstance(action, _Switch)
 
 

@@ -92,7 +92,7 @@ def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Ca
     """Stop a job and remove its record.
 
     The launcher gets SIGTERM first, since it can end the job after a complete iteration; where only the job's agent runs here,
-    the agent tells the launcher not to start the job again. The processes that are left get SIGTERM, and SIGKILL when they
+    the agent notifies the launcher, which does not restart the job. The processes that are left get SIGTERM, and SIGKILL when they
     do not end; stopped (SIGSTOP) processes too.
 
     Args:
