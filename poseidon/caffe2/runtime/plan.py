@@ -58,19 +58,23 @@ class _Runner:
             self._iterate(step, workspace, stopped)
 
     def _iterate(self, step: ExecutionStep, workspace: Workspace, stopped: Stop) -> None:
-        def should_stop() -> bool:
-            return stopped() or (bool(step.should_stop_blob) and _is_true(workspace, step.should_stop_blob))
-
-        iteration = 0
         endless = bool(step.should_stop_blob) and not step.HasField("num_iter")
         total = step.num_iter if step.HasField("num_iter") else 1
+        iteration = 0
         while (endless or iteration < total) and not stopped():
-            if self._once(step, workspace, iteration, should_stop):
+            if self._once(step, workspace, iteration, stopped):
                 return
             iteration += 1
 
-    def _once(self, step: ExecutionStep, workspace: Workspace, iteration: int, should_stop: Stop) -> bool:
-        """Run the parts of a step once; return whether the iterations end."""
+    def _once(self, step: ExecutionStep, workspace: Workspace, iteration: int, stopped: Stop) -> bool:
+        """Run the parts of a step once; return whether the iterations end.
+
+        A step looks at its own blob, and behind each part only: the blob may be an old one before.
+        """
+
+        def should_stop() -> bool:
+            return stopped() or (bool(step.should_stop_blob) and _is_true(workspace, step.should_stop_blob))
+
         for name in step.network:
             net = workspace.nets.get(name)
             if net is None:
@@ -82,14 +86,14 @@ class _Runner:
         with ExitStack() as beside:
             for part in parts:
                 if part.run_every_ms:
-                    often = partial(self.run, part, workspace, should_stop)
+                    often = partial(self.run, part, workspace, stopped)
                     beside.enter_context(_repeated(often, part.run_every_ms / 1000, part.name))
             workers = [partial(self.run, part, workspace) for part in parts if not part.run_every_ms]
             if step.concurrent_substeps and len(workers) > 1:
-                self._together(workers, should_stop)
+                self._together(workers, stopped)
             else:
                 for work in workers:
-                    work(should_stop)
+                    work(stopped)
                     if should_stop():
                         return True
         return should_stop()

@@ -12,10 +12,6 @@ from poseidon.caffe2.checkpoint import Job
 from poseidon.caffe2.net_builder import NetBuilder, ops
 from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup, final_output
 
-conditions = pytest.mark.skipif(
-    not all(map(core.IsOperator, ("GE", "Or", "Not"))), reason="comparisons are not there yet"
-)
-
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
@@ -53,7 +49,6 @@ def test_nets_of_a_block_run_in_order() -> None:
     assert fetch(y) == 4
 
 
-@conditions
 def test_loops_and_conditions() -> None:
     with NetBuilder("loops") as builder:
         total, large, small, rest = (ops.Const(0) for _ in range(4))
