@@ -1,0 +1,148 @@
+"""Activations with parameters, and those that are not functions of one element."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from poseidon.caffe2.operators.registry import operator
+
+
+@operator("PRelu", gradient="PReluGradient(O0, GO0, I0, I1) -> GI0, GI1")
+def prelu(x: Tensor, slope: Tensor, *, order: str = "NCHW") -> Tensor:
+    """Return x, or slope * x where it is negative; the slope is one number, or one for each channel."""
+    return torch.where(x > 0, x, x * _slopes(slope, x, order))
+
+
+def _slopes(slope: Tensor, x: Tensor, order: str) -> Tensor:
+    if slope.numel() == 1 or order == "NHWC":
+        return slope
+    return slope.reshape(-1, *[1] * (x.dim() - 2))
+
+
+@operator("PReluGradient")
+def prelu_gradient(
+    y: Tensor, dy: Tensor, x: Tensor, slope: Tensor, *, order: str = "NCHW"
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and of the slope."""
+    slopes = _slopes(slope, x, order)
+    negative = torch.where(x > 0, 0, dy * x)
+    return torch.where(x > 0, dy, dy * slopes), negative.sum_to_size(slopes.shape).reshape(slope.shape)
+
+
+@operator("Elu", gradient="EluGradient(O0, GO0) -> GI0")
+def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """Return x, or alpha * (e^x - 1) where it is negative."""
+    return functional.elu(x, alpha)
+
+
+@operator("EluGradient")
+def elu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """Return the gradient of `Elu`."""
+    return torch.where(y < 0, dy * (y + alpha), dy)
+
+
+@operator("Selu", gradient="SeluGradient(O0, GO0) -> GI0")
+def selu(x: Tensor, *, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805) -> Tensor:
+    """Return scale * x, or scale * alpha * (e^x - 1) where it is negative."""
+    return scale * functional.elu(x, alpha)
+
+
+@operator("SeluGradient")
+def selu_gradient(
+    y: Tensor, dy: Tensor, *, alpha: float = 1.6732632423543772, scale: float = 1.0507009873554805
+) -> Tensor:
+    """Return the gradient of `Selu`."""
+    return dy * torch.where(y > 0, scale, y + alpha * scale)
+
+
+@operator("Gelu", gradient="GeluGradient(GO0, I0) -> GI0")
+def gelu(x: Tensor, *, fast_gelu: bool = False) -> Tensor:
+    """Return x times the normal distribution function of x; `fast_gelu` approximates it by tanh."""
+    return functional.gelu(x, approximate="tanh" if fast_gelu else "none")
+
+
+@operator("GeluGradient")
+def gelu_gradient(dy: Tensor, x: Tensor, *, fast_gelu: bool = False) -> Tensor:
+    """Return the gradient of `Gelu`."""
+    result: Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh" if fast_gelu else "none")
+    return result
+
+
+@operator("Swish", gradient="SwishGradient(I0, O0, GO0) -> GI0")
+def swish(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x)."""
+    return x * torch.sigmoid(x)
+
+
+@operator("SwishGradient")
+def swish_gradient(x: Tensor, y: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `Swish`."""
+    return dy * (y + torch.sigmoid(x) * (1 - y))
+
+
+@operator("HardSigmoid", gradient="HardSigmoidGradient(O0, GO0) -> GI0")
+def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    """Return alpha * x + beta, limited to 0 and 1."""
+    return (alpha * x + beta).clamp(0, 1)
+
+
+@operator("HardSigmoidGradient")
+def hard_sigmoid_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.2) -> Tensor:
+    """Return the gradient of `HardSigmoid`."""
+    return torch.where((y > 0) & (y < 1), alpha * dy, 0)
+
+
+@operator("ThresholdedRelu", gradient="ThresholdedReluGradient(O0, GO0) -> GI0")
+def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """Return x, or 0 where it is not above alpha."""
+    return torch.where(x > alpha, x, 0)
+
+
+@operator("ThresholdedReluGradient")
+def thresholded_relu_gradient(y: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `ThresholdedRelu`."""
+    return torch.where(y > 0, dy, 0)
+
+
+@operator("ReluN", gradient="ReluNGradient(O0, GO0) -> GI0")
+def relu_n(x: Tensor, *, n: float = 6.0) -> Tensor:
+    """Return x, limited to 0 and n."""
+    return x.clamp(0, n)
+
+
+@operator("ReluNGradient")
+def relu_n_gradient(y: Tensor, dy: Tensor, *, n: float = 6.0) -> Tensor:
+    """Return the gradient of `ReluN`."""
+    return torch.where((y > 0) & (y < n), dy, 0)
+
+
+@operator("Softplus", gradient="SoftplusGradient(O0, GO0) -> GI0")
+def softplus(x: Tensor) -> Tensor:
+    """Return log(1 + e^x)."""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+@operator("SoftplusGradient")
+def softplus_gradient(y: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `Softplus`."""
+    return dy * (1 - torch.exp(-y))
+
+
+@operator("Softsign", gradient="SoftsignGradient(I0, GO0) -> GI0")
+def softsign(x: Tensor) -> Tensor:
+    """Return x / (1 + |x|)."""
+    return functional.softsign(x)
+
+
+@operator("SoftsignGradient")
+def softsign_gradient(x: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `Softsign`."""
+    return dy / (1 + x.abs()) ** 2
+
+
+@operator("Glu")
+def glu(x: Tensor, *, dim: int = -1) -> Tensor:
+    """Return the first half along a dimension times the sigmoid of the second."""
+    return functional.glu(x, dim)

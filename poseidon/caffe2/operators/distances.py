@@ -1,0 +1,209 @@
+"""Distances, similarities and rankings of pairs, and accuracies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import operator
+
+EPSILON = 1e-12
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x as a matrix with its first dimension; a vector has rows of one element."""
+    return x.reshape(x.shape[0], -1) if x.dim() else x.reshape(1, 1)
+
+
+def _spread(dz: Tensor, x: Tensor) -> Tensor:
+    """Return gradients by row in a shape that broadcasts to x."""
+    return dz.reshape(-1, *[1] * (x.dim() - 1))
+
+
+@operator("SquaredL2Distance", gradient="SquaredL2DistanceGradient(I0, I1, GO0) -> GI0, GI1")
+def squared_l2_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Return half the sum of squared differences of each row."""
+    return 0.5 * _rows((x - y) ** 2).sum(1)
+
+
+@operator("SquaredL2DistanceGradient")
+def squared_l2_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `SquaredL2Distance`."""
+    dx = _spread(dz, x) * (x - y)
+    return dx, -dx
+
+
+@operator("L1Distance", gradient="L1DistanceGradient(I0, I1, GO0) -> GI0, GI1")
+def l1_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of absolute differences of each row."""
+    return _rows((x - y).abs()).sum(1)
+
+
+@operator("L1DistanceGradient")
+def l1_distance_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `L1Distance`; a difference below 1e-12 has none."""
+    difference = x - y
+    dx = _spread(dz, x) * torch.where(difference.abs() < EPSILON, 0, difference.sign())
+    return dx, -dx
+
+
+@operator("DotProduct", gradient="DotProductGradient(I0, I1, GO0) -> GI0, GI1")
+def dot_product(x: Tensor, y: Tensor) -> Tensor:
+    """Return the product of each pair of rows."""
+    return _rows(x * y).sum(1)
+
+
+@operator("DotProductGradient")
+def dot_product_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `DotProduct`."""
+    spread = _spread(dz, x)
+    return spread * y, spread * x
+
+
+def _widened(short: Tensor, width: int, pad_value: float, replicate: bool) -> Tensor:
+    """Return rows made as wide as others: with a value at their end, or repeated."""
+    if replicate:
+        return short.repeat(1, width // max(short.shape[1], 1))
+    return functional.pad(short, (0, width - short.shape[1]), value=pad_value)
+
+
+@operator("DotProductWithPadding", gradient="DotProductWithPaddingGradient(I0, I1, GO0) -> GI0, GI1")
+def dot_product_with_padding(
+    x: Tensor, y: Tensor, *, pad_value: float = 0.0, replicate: bool = False
+) -> Tensor:
+    """Return the product of each pair of rows; the shorter rows are filled up, or repeated."""
+    width = max(x.shape[1], y.shape[1])
+    a, b = (_widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows for rows in (x, y))
+    return (a * b).sum(1)
+
+
+@operator("DotProductWithPaddingGradient")
+def dot_product_with_padding_gradient(
+    x: Tensor, y: Tensor, dz: Tensor, *, pad_value: float = 0.0, replicate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `DotProductWithPadding`."""
+    width, spread = max(x.shape[1], y.shape[1]), dz.reshape(-1, 1)
+    a, b = (_widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows for rows in (x, y))
+    return _narrowed(spread * b, x, replicate), _narrowed(spread * a, y, replicate)
+
+
+def _narrowed(gradient: Tensor, like: Tensor, replicate: bool) -> Tensor:
+    if replicate:
+        return gradient.reshape(like.shape[0], -1, like.shape[1]).sum(1)
+    return gradient[:, : like.shape[1]]
+
+
+def _norms(rows: Tensor) -> Tensor:
+    result: Tensor = torch.linalg.vector_norm(rows, dim=1).clamp(min=EPSILON)
+    return result
+
+
+@operator("CosineSimilarity", gradient="CosineSimilarityGradient(I0, I1, GO0) -> GI0, GI1")
+def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
+    """Return the cosine of the angle of each pair of rows."""
+    a, b = _rows(x), _rows(y)
+    norms = _norms(a) * _norms(b)
+    return (a * b).sum(1) / norms
+
+
+@operator("CosineSimilarityGradient")
+def cosine_similarity_gradient(x: Tensor, y: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `CosineSimilarity`."""
+    a, b, given = _rows(x), _rows(y), dz.reshape(-1, 1)
+    left, right = _norms(a).unsqueeze(1), _norms(b).unsqueeze(1)
+    cosine = (a * b).sum(1, keepdim=True) / (left * right)
+    dx = given * (b / (left * right) - cosine * a / left**2)
+    dy = given * (a / (left * right) - cosine * b / right**2)
+    return dx.reshape(x.shape), dy.reshape(y.shape)
+
+
+@operator("MarginRankingCriterion", gradient="MarginRankingCriterionGradient(I0, I1, I2, GO0) -> GI0, GI1")
+def margin_ranking_criterion(x1: Tensor, x2: Tensor, y: Tensor, *, margin: float = 1.0) -> Tensor:
+    """Return max(0, margin - y * (x1 - x2))."""
+    return (margin - y * (x1 - x2)).clamp(min=0)
+
+
+@operator("MarginRankingCriterionGradient")
+def margin_ranking_criterion_gradient(
+    x1: Tensor, x2: Tensor, y: Tensor, dz: Tensor, *, margin: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `MarginRankingCriterion`."""
+    dx = torch.where(margin - y * (x1 - x2) >= 0, -y * dz, 0)
+    return dx, -dx
+
+
+@operator("CosineEmbeddingCriterion", gradient="CosineEmbeddingCriterionGradient(I0, I1, GO0) -> GI0")
+def cosine_embedding_criterion(s: Tensor, y: Tensor, *, margin: float = 0.0) -> Tensor:
+    """Return 1 - s for a pair that belongs together (y is 1), else max(0, s - margin)."""
+    return torch.where(y == 1, 1 - s, (s - margin).clamp(min=0))
+
+
+@operator("CosineEmbeddingCriterionGradient")
+def cosine_embedding_criterion_gradient(s: Tensor, y: Tensor, dz: Tensor, *, margin: float = 0.0) -> Tensor:
+    """Return the gradient of `CosineEmbeddingCriterion`."""
+    return torch.where(y == 1, -dz, torch.where(s >= margin, dz, 0))
+
+
+def _pair_rule(maker: GradientMaker) -> None:
+    lengths = list(maker.forward.input[2:])
+    maker.op("PairWiseLossGradient", [maker.I(0), maker.I(1), maker.GO(0), *lengths], [maker.GI(0)])
+
+
+def _sessions(x: Tensor, lengths: Tensor | None) -> list[int]:
+    return [x.shape[0]] if lengths is None else lengths.tolist()
+
+
+def _differences(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each ordered pair (i, j) x_j - x_i, and whether label i is the larger."""
+    return x[None, :] - x[:, None], labels[:, None] > labels[None, :]
+
+
+@operator("PairWiseLoss", gradient=_pair_rule)
+def pair_wise_loss(x: Tensor, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Return for each session the mean of log(1 + exp(x_j - x_i)) over the pairs where label i is the larger."""
+    sizes = _sessions(x, lengths)
+    losses = []
+    for values, wanted in zip(x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), strict=True):
+        differences, ordered = _differences(values, wanted)
+        losses.append((functional.softplus(differences) * ordered).sum() / ordered.sum().clamp(min=1))
+    return torch.stack(losses)
+
+
+@operator("PairWiseLossGradient")
+def pair_wise_loss_gradient(x: Tensor, labels: Tensor, dy: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Return the gradient of `PairWiseLoss`."""
+    sizes, parts = _sessions(x, lengths), []
+    pieces = zip(x.reshape(-1).split(sizes), labels.reshape(-1).split(sizes), dy.reshape(-1), strict=True)
+    for values, wanted, given in pieces:
+        differences, ordered = _differences(values, wanted)
+        slopes = torch.sigmoid(differences) * ordered * given / ordered.sum().clamp(min=1)
+        parts.append(slopes.sum(0) - slopes.sum(1))
+    return torch.cat(parts).reshape(x.shape)
+
+
+@operator("Accuracy")
+def accuracy(predictions: Tensor, labels: Tensor, *, top_k: int = 1) -> Tensor:
+    """Return the part of the rows whose label is among the `top_k` largest; of equal ones the first is the largest."""
+    picked = labels.reshape(-1, 1).long()
+    own = predictions.gather(1, picked)
+    earlier = torch.arange(predictions.shape[1], device=predictions.device) < picked
+    ahead = (predictions > own) | ((predictions == own) & earlier)
+    return (ahead.sum(1) < top_k).float().mean() if len(labels) else predictions.new_zeros(())
+
+
+@operator("MultiClassAccuracy")
+def multi_class_accuracy(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each class the part of its rows that are predicted, and their number."""
+    wanted, classes = labels.reshape(-1).long(), predictions.shape[1]
+    right = (predictions.argmax(1) == wanted).to(predictions.dtype)
+    hits = predictions.new_zeros(classes).index_add(0, wanted, right)
+    amounts = torch.bincount(wanted, minlength=classes).int()
+    return hits / amounts.clamp(min=1), amounts
+
+
+@operator("Perplexity")
+def perplexity(probabilities: Tensor) -> Tensor:
+    """Return the product of p^(-1 / N)."""
+    return (probabilities ** (-1 / max(probabilities.numel(), 1))).prod()

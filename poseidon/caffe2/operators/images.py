@@ -1,0 +1,226 @@
+"""Images: order of dimensions, sizes, padding, blocks and the order of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.windows import Windows, channels_last, channels_second
+
+
+@operator("NCHW2NHWC", gradient="NHWC2NCHW(GO0) -> GI0")
+def nchw_to_nhwc(x: Tensor) -> Tensor:
+    """Return x with the channels last."""
+    return channels_last(x).contiguous()
+
+
+@operator("NHWC2NCHW", gradient="NCHW2NHWC(GO0) -> GI0")
+def nhwc_to_nchw(x: Tensor) -> Tensor:
+    """Return x with the channels second."""
+    return channels_second(x).contiguous()
+
+
+def pulled_back(function: Callable[[Tensor], Tensor], shape: Sequence[int], dy: Tensor) -> Tensor:
+    """Return the gradient of a linear function at an input of a shape."""
+    with torch.enable_grad():
+        x = torch.zeros(shape, dtype=dy.dtype, device=dy.device, requires_grad=True)
+        found: tuple[Tensor, ...] = torch.autograd.grad(function(x), x, dy)
+    return found[0]
+
+
+def _scales(given: Tensor | None, height: float, width: float) -> tuple[float, float]:
+    if given is None or given.is_meta:
+        return height, width
+    first, second = given.tolist()
+    return first, second
+
+
+def _nearest(images: Tensor, height: float, width: float) -> Tensor:
+    """Return resized images in the order NCHW: each pixel is that at its place divided by the scale, rounded down."""
+    for axis, scale in ((2, height), (3, width)):
+        size = images.shape[axis]
+        places = torch.arange(int(size * scale), device=images.device)
+        images = images.index_select(axis, (places / scale).long().clamp(max=size - 1))
+    return images
+
+
+def _resize_rule(maker: GradientMaker) -> None:
+    kind = f"{maker.forward.type}Gradient"
+    maker.op(kind, [maker.GO(0), maker.I(0), *maker.forward.input[1:]], [maker.GI(0)])
+
+
+@operator("ResizeNearest", gradient=_resize_rule)
+def resize_nearest(
+    x: Tensor,
+    scales: Tensor | None = None,
+    *,
+    width_scale: float = 1.0,
+    height_scale: float = 1.0,
+    order: str = "NCHW",
+) -> Tensor:
+    """Return images resized by the nearest pixel; a second input gives the scales of height and width."""
+    height, width = _scales(scales, height_scale, width_scale)
+    if order == "NHWC":
+        return channels_last(_nearest(channels_second(x), height, width))
+    return _nearest(x, height, width)
+
+
+@operator("ResizeNearestGradient")
+def resize_nearest_gradient(
+    dy: Tensor,
+    x: Tensor,
+    scales: Tensor | None = None,
+    *,
+    width_scale: float = 1.0,
+    height_scale: float = 1.0,
+    order: str = "NCHW",
+) -> Tensor:
+    """Return the gradient of `ResizeNearest`."""
+    height, width = _scales(scales, height_scale, width_scale)
+    if order == "NHWC":
+        dx = pulled_back(lambda z: _nearest(z, height, width), channels_second(x).shape, channels_second(dy))
+        return channels_last(dx)
+    return pulled_back(lambda z: _nearest(z, height, width), x.shape, dy)
+
+
+def _bilinear(x: Tensor, height: float, width: float) -> Tensor:
+    size = (int(x.shape[2] * height), int(x.shape[3] * width))
+    return functional.interpolate(x, size, mode="bilinear", align_corners=True)
+
+
+@operator("UpsampleBilinear", gradient=_resize_rule)
+def upsample_bilinear(
+    x: Tensor, scales: Tensor | None = None, *, width_scale: float = 1.0, height_scale: float = 1.0
+) -> Tensor:
+    """Return images resized by bilinear interpolation; corners stay corners."""
+    return _bilinear(x, *_scales(scales, height_scale, width_scale))
+
+
+@operator("UpsampleBilinearGradient")
+def upsample_bilinear_gradient(
+    dy: Tensor,
+    x: Tensor,
+    scales: Tensor | None = None,
+    *,
+    width_scale: float = 1.0,
+    height_scale: float = 1.0,
+) -> Tensor:
+    """Return the gradient of `UpsampleBilinear`."""
+    height, width = _scales(scales, height_scale, width_scale)
+    return pulled_back(lambda z: _bilinear(z, height, width), x.shape, dy)
+
+
+class _Padding:
+    """The padding of images: `pad` or `pad_t`, `pad_l`, `pad_b`, `pad_r`, and a mode."""
+
+    modes: dict[bytes, str] = {b"constant": "constant", b"reflect": "reflect", b"edge": "replicate"}  # noqa: RUF012
+
+    def __init__(self, *, context: Context, mode: bytes = b"constant", value: float = 0.0) -> None:
+        if mode not in self.modes:
+            raise ValueError(f"PadImage: there is no mode {mode.decode()!r}")
+        self.windows = Windows(context.definition)
+        heads, tails = self.windows.paddings(2)
+        self.sides = [heads[1], tails[1], heads[0], tails[0]]
+        self.mode = self.modes[mode]
+        self.value = value
+
+    def pad(self, images: Tensor, value: float) -> Tensor:
+        """Return images in the order NCHW with their padding."""
+        if self.mode == "constant":
+            return functional.pad(images, self.sides, value=value)
+        return functional.pad(images, self.sides, mode=self.mode)
+
+
+@operator("PadImage", gradient="PadImageGradient(GO0) -> GI0")
+class PadImage(_Padding):
+    """Images with a border of a value, of their reflection, or of their edge."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the images."""
+        if self.windows.last:
+            return channels_last(self.pad(channels_second(x), self.value))
+        return self.pad(x, self.value)
+
+
+@operator("PadImageGradient")
+class PadImageGradient(_Padding):
+    """The gradient of `PadImage`."""
+
+    def __call__(self, dy: Tensor) -> Tensor:
+        """Return the gradient of the images."""
+        given = channels_second(dy) if self.windows.last else dy
+        left, right, top, bottom = self.sides
+        shape = (*given.shape[:2], given.shape[2] - top - bottom, given.shape[3] - left - right)
+        dx = pulled_back(lambda x: self.pad(x, 0.0), shape, given)
+        return channels_last(dx) if self.windows.last else dx
+
+
+def _shuffled(x: Tensor, rows: int, order: str) -> Tensor:
+    """Return x whose channels are read by columns of a matrix with so many rows."""
+    axis = x.dim() - 1 if order == "NHWC" else 1
+    result: Tensor = x.unflatten(axis, (rows, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+    return result
+
+
+@operator("ChannelShuffle", gradient="ChannelShuffleGradient(GO0) -> GI0")
+def channel_shuffle(x: Tensor, *, group: int = 1, order: str = "NCHW") -> Tensor:
+    """Return x with the channels of all groups by turns."""
+    return _shuffled(x, group, order)
+
+
+@operator("ChannelShuffleGradient")
+def channel_shuffle_gradient(dy: Tensor, *, group: int = 1, order: str = "NCHW") -> Tensor:
+    """Return the gradient of `ChannelShuffle`."""
+    return _shuffled(dy, dy.shape[-1 if order == "NHWC" else 1] // group, order)
+
+
+class _Blocks:
+    """Blocks of pixels as images of a larger batch, and back."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 2,
+        pad: int = 0,
+        pad_t: int | None = None,
+        pad_l: int | None = None,
+        pad_b: int | None = None,
+        pad_r: int | None = None,
+        order: str = "NCHW",
+    ) -> None:
+        given = (pad_l, pad_r, pad_t, pad_b)
+        self.sides = [pad if side is None else side for side in given]
+        self.block = block_size
+        if order != "NCHW":
+            raise ValueError(f"blocks of images are in the order NCHW only, not {order}")
+
+
+@operator("SpaceToBatch", gradient="BatchToSpace(GO0) -> GI0")
+class SpaceToBatch(_Blocks):
+    """The pixels of one place in all blocks are an image; these images follow each other in the batch."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the images."""
+        size = self.block
+        padded = functional.pad(x, self.sides)
+        count, channels, height, width = padded.shape
+        parts = padded.reshape(count, channels, height // size, size, width // size, size)
+        return parts.permute(3, 5, 0, 1, 2, 4).reshape(-1, channels, height // size, width // size)
+
+
+@operator("BatchToSpace", gradient="SpaceToBatch(GO0) -> GI0")
+class BatchToSpace(_Blocks):
+    """The inverse of `SpaceToBatch`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the images."""
+        size = self.block
+        _, channels, height, width = x.shape
+        parts = x.reshape(size, size, -1, channels, height, width)
+        images = parts.permute(2, 3, 4, 0, 5, 1).reshape(-1, channels, height * size, width * size)
+        return functional.pad(images, [-side for side in self.sides])

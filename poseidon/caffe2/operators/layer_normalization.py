@@ -1,0 +1,184 @@
+"""Normalization of single examples: by instance, group, layer or vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.windows import channels_last, channels_second
+
+
+def _statistics(rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return mean and sqrt(variance + epsilon) over the last dimension, which stays."""
+    mean = rows.mean(-1, keepdim=True)
+    return mean, (rows.var(-1, unbiased=False, keepdim=True) + epsilon).sqrt()
+
+
+def _centred(rows: Tensor, drows: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    """Return the gradient of rows through (rows - mean) * inverse, where both are their statistics."""
+    normal = (rows - mean) * inverse
+    inner = (drows * normal).mean(-1, keepdim=True)
+    return inverse * (drows - drows.mean(-1, keepdim=True) - normal * inner)
+
+
+def _by_group(x: Tensor, groups: int) -> Tensor:
+    """Return images as N x groups x elements."""
+    result: Tensor = x.unflatten(1, (groups, -1)).flatten(2)
+    return result
+
+
+def _grouped(x: Tensor, s: Tensor, b: Tensor, groups: int, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize groups of channels of images in the order NCHW; return y, means and 1 / deviations, N x groups."""
+    mean, deviation = _statistics(_by_group(x, groups), epsilon)
+    normal = ((_by_group(x, groups) - mean) / deviation).reshape(x.shape)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    y = normal * s.reshape(shape) + b.reshape(shape)
+    return y, mean.squeeze(-1), 1 / deviation.squeeze(-1)
+
+
+def _grouped_gradients(
+    x: Tensor, s: Tensor, dy: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    groups = mean.shape[1]
+    rows, mean, inverse = _by_group(x, groups), mean.unsqueeze(-1), inverse.unsqueeze(-1)
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    normal = ((rows - mean) * inverse).reshape(x.shape)
+    scaled = (dy * s.reshape(1, -1, *[1] * (x.dim() - 2))).reshape(rows.shape)
+    dx = _centred(rows, scaled, mean, inverse).reshape(x.shape)
+    return dx, (dy * normal).sum(axes), dy.sum(axes)
+
+
+def _instance_rule(maker: GradientMaker) -> None:
+    saved = [maker.O(1), maker.O(2)] if len(maker.forward.output) == 3 else []
+    inputs = [maker.I(0), maker.I(1), maker.I(2), maker.GO(0), *saved]
+    maker.op("InstanceNormGradient", inputs, [maker.GI(0), maker.GI(1), maker.GI(2)])
+
+
+@operator("InstanceNorm", gradient=_instance_rule)
+def instance_norm(
+    x: Tensor, s: Tensor, b: Tensor, *, epsilon: float = 1e-5, order: str = "NCHW"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, and mean and 1 / deviation of each channel of each image."""
+    images = channels_second(x) if order == "NHWC" else x
+    y, mean, inverse = _grouped(images, s, b, images.shape[1], epsilon)
+    return (channels_last(y) if order == "NHWC" else y), mean, inverse
+
+
+@operator("InstanceNormGradient", inputs=(4, 6))
+def instance_norm_gradient(
+    x: Tensor,
+    s: Tensor,
+    b: Tensor,
+    dy: Tensor,
+    mean: Tensor | None = None,
+    inverse: Tensor | None = None,
+    *,
+    epsilon: float = 1e-5,
+    order: str = "NCHW",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of `InstanceNorm`."""
+    if order == "NHWC":
+        x, dy = channels_second(x), channels_second(dy)
+    if mean is None or inverse is None:
+        found, deviation = _statistics(x.flatten(2), epsilon)
+        mean, inverse = found.squeeze(-1), 1 / deviation.squeeze(-1)
+    dx, ds, db = _grouped_gradients(x, s, dy, mean, inverse)
+    return (channels_last(dx) if order == "NHWC" else dx), ds, db
+
+
+@operator(
+    "GroupNorm",
+    gradient="GroupNormGradient(GO0, I0, I1, I2, O1, O2) -> GI0, GI1, GI2",
+)
+def group_norm(
+    x: Tensor, s: Tensor, b: Tensor, *, group: int = 32, epsilon: float = 1e-5, order: str = "NCHW"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, and mean and 1 / deviation of each group of channels of each image."""
+    images = channels_second(x) if order == "NHWC" else x
+    if images.shape[1] % group:
+        raise ValueError(f"{images.shape[1]} channels do not make {group} groups")
+    y, mean, inverse = _grouped(images, s, b, group, epsilon)
+    return (channels_last(y) if order == "NHWC" else y), mean, inverse
+
+
+@operator("GroupNormGradient")
+def group_norm_gradient(
+    dy: Tensor, x: Tensor, s: Tensor, b: Tensor, mean: Tensor, inverse: Tensor, *, order: str = "NCHW"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of `GroupNorm`."""
+    if order == "NHWC":
+        x, dy = channels_second(x), channels_second(dy)
+    dx, ds, db = _grouped_gradients(x, s, dy, mean, inverse)
+    return (channels_last(dx) if order == "NHWC" else dx), ds, db
+
+
+def _layer_rule(maker: GradientMaker) -> None:
+    inputs = [maker.GO(0), maker.O(0), maker.O(1), maker.O(2), maker.I(0)]
+    outputs = [maker.GI(0)]
+    if maker.argument("elementwise_affine", 0):
+        inputs.append(maker.I(1))
+        outputs += [maker.GI(1), maker.GI(2)]
+    maker.op("LayerNormGradient", inputs, outputs)
+
+
+@operator("LayerNorm", gradient=_layer_rule)
+def layer_norm(
+    x: Tensor, s: Tensor | None = None, b: Tensor | None = None, *, axis: int = 1, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, mean and deviation over the dimensions from `axis` on; scale and bias are by element of these."""
+    axis %= x.dim()
+    rows = x.flatten(axis)
+    mean, deviation = _statistics(rows, epsilon)
+    y = (rows - mean) / deviation
+    if s is not None and b is not None:
+        y = y * s.reshape(-1) + b.reshape(-1)
+    return y.reshape(x.shape), mean, deviation
+
+
+@operator("LayerNormGradient", outputs=(1, 3))
+def layer_norm_gradient(
+    dy: Tensor,
+    y: Tensor,
+    mean: Tensor,
+    deviation: Tensor,
+    x: Tensor,
+    s: Tensor | None = None,
+    *,
+    axis: int = 1,
+) -> tuple[Tensor, ...]:
+    """Return the gradient of x, and of scale and bias where these are inputs."""
+    axis %= x.dim()
+    rows, given = x.flatten(axis), dy.flatten(axis)
+    mean, inverse = mean.reshape(*rows.shape[:-1], 1), 1 / deviation.reshape(*rows.shape[:-1], 1)
+    if s is None:
+        return (_centred(rows, given, mean, inverse).reshape(x.shape),)
+    normal, axes = (rows - mean) * inverse, list(range(axis))
+    dx = _centred(rows, given * s.reshape(-1), mean, inverse).reshape(x.shape)
+    return dx, (given * normal).sum(axes).reshape(s.shape), given.sum(axes).reshape(s.shape)
+
+
+def _norm(x: Tensor, axis: int) -> Tensor:
+    result: Tensor = torch.linalg.vector_norm(x, dim=axis, keepdim=True).clamp(min=1e-12)
+    return result
+
+
+@operator("Normalize", gradient="NormalizeGradient(I0, GO0) -> GI0")
+def normalize(x: Tensor, *, axis: int = -1) -> Tensor:
+    """Return x divided by its Euclidean norm along an axis."""
+    return x / _norm(x, axis)
+
+
+@operator("NormalizeGradient")
+def normalize_gradient(x: Tensor, dy: Tensor, *, axis: int = -1) -> Tensor:
+    """Return the gradient of `Normalize`."""
+    norm = _norm(x, axis)
+    return dy / norm - x * (x * dy).sum(axis, keepdim=True) / norm**3
+
+
+@operator("NormalizeL1")
+def normalize_l1(x: Tensor, *, axis: int = -1) -> Tensor:
+    """Return x divided by the sum of its magnitudes along an axis; where this is 0, x."""
+    norm = x.abs().sum(axis, keepdim=True)
+    return x / torch.where(norm == 0, 1, norm)

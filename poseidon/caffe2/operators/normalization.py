@@ -1,0 +1,220 @@
+"""Normalization over batches, channels, groups and layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.windows import channels_last, channels_second
+
+
+def by_channel(value: Tensor, like: Tensor) -> Tensor:
+    """Return numbers by channel in a shape that broadcasts to images in the order NCHW."""
+    return value.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+def _batch_rule(maker: GradientMaker) -> None:
+    outputs = [maker.GI(0), maker.GI(1), maker.GI(2)]
+    if maker.argument("is_test", 0):
+        inputs = [maker.I(0), maker.I(1), maker.GO(0), maker.I(3), maker.I(4)]
+    else:
+        inputs = [maker.I(0), maker.I(1), maker.GO(0), maker.O(3), maker.O(4)]
+        if maker.argument("num_batches", 1) > 1:
+            inputs += outputs[1:]
+    maker.op("SpatialBNGradient", inputs, outputs)
+
+
+@operator("SpatialBN", gradient=_batch_rule, inputs=(5, 7), outputs=(1, 5))
+class SpatialBN:
+    """Batch normalization by channel.
+
+    In training the running mean and variance keep `momentum` of their values; the rest is that of the batch, whose
+    variance is unbiased there. The saved statistics are the batch's mean and 1 / sqrt(variance + epsilon). With
+    `num_batches` the sums and sums of squares over several batches are inputs.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: Context,
+        is_test: bool,
+        epsilon: float = 1e-5,
+        momentum: float = 0.9,
+        num_batches: int = 1,
+        order: str = "NCHW",
+    ) -> None:
+        definition = context.definition
+        self.test = is_test
+        self.epsilon = epsilon
+        self.momentum = momentum
+        self.batches = num_batches
+        self.last = order == "NHWC"
+        same = list(definition.output[1:3]) == list(definition.input[3:5])
+        self.in_place = same and context.device.type != "meta"
+
+    def __call__(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        sums: Tensor | None = None,
+        squares: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return y and in training the running mean and variance and the saved statistics."""
+        x = channels_second(x) if self.last else x
+        if self.test:
+            y = torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, self.epsilon, True)
+            return (channels_last(y) if self.last else y,)
+        if not self.in_place:
+            mean, variance = mean.clone(), variance.clone()
+        if sums is not None and squares is not None:
+            y, saved, inverse = self._joined(x, scale, bias, mean, variance, sums, squares)
+        elif x.numel() == 0:
+            y, saved, inverse = x.clone(), torch.zeros_like(mean), torch.zeros_like(mean)
+        else:
+            y, saved, inverse = torch.native_batch_norm(
+                x, scale, bias, mean, variance, True, 1 - self.momentum, self.epsilon
+            )
+        return (channels_last(y) if self.last else y), mean, variance, saved, inverse
+
+    def _joined(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        sums: Tensor,
+        squares: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalize with sums over all batches."""
+        count = self.batches * x.numel() // max(x.shape[1], 1)
+        saved = sums / count
+        spread = squares / count - saved * saved
+        inverse = (spread + self.epsilon).rsqrt()
+        mean.mul_(self.momentum).add_((1 - self.momentum) * saved)
+        variance.mul_(self.momentum).add_((1 - self.momentum) * spread * (count / max(count - 1, 1)))
+        factor = scale * inverse
+        return by_channel(factor, x) * x + by_channel(bias - factor * saved, x), saved, inverse
+
+
+@operator("SpatialBNGradient", inputs=(5, 7))
+class SpatialBNGradient:
+    """The gradients of `SpatialBN`: of x, scale and bias."""
+
+    def __init__(
+        self,
+        *,
+        is_test: bool = False,
+        epsilon: float = 1e-5,
+        num_batches: int = 1,
+        order: str = "NCHW",
+    ) -> None:
+        self.test = is_test
+        self.epsilon = epsilon
+        self.batches = num_batches
+        self.last = order == "NHWC"
+
+    def __call__(
+        self,
+        x: Tensor,
+        scale: Tensor,
+        dy: Tensor,
+        mean: Tensor,
+        inverse: Tensor,
+        ds: Tensor | None = None,
+        db: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients; in a test `inverse` is the variance, with several batches ds and db are their sums."""
+        if self.last:
+            x, dy = channels_second(x), channels_second(dy)
+        if self.test:
+            dx, ds, db = self._fixed(x, scale, dy, mean, inverse)
+        elif ds is not None and db is not None:
+            ds, db = ds / self.batches, db / self.batches
+            count = x.numel() // max(x.shape[1], 1)
+            centred = (x - by_channel(mean, x)) * by_channel(inverse, x)
+            rest = (by_channel(db, x) + centred * by_channel(ds, x)) / count
+            dx = by_channel(scale * inverse, x) * (dy - rest)
+        else:
+            dx, ds, db = torch.ops.aten.native_batch_norm_backward(
+                dy, x, scale, None, None, mean, inverse, True, self.epsilon, [True, True, True]
+            )
+        return (channels_last(dx) if self.last else dx), ds, db
+
+    def _fixed(
+        self, x: Tensor, scale: Tensor, dy: Tensor, mean: Tensor, variance: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inverse = (variance + self.epsilon).rsqrt()
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        centred = (x - by_channel(mean, x)) * by_channel(inverse, x)
+        return by_channel(scale * inverse, x) * dy, (dy * centred).sum(axes), dy.sum(axes)
+
+
+@operator("ChannelStats")
+def channel_stats(x: Tensor, *, order: str = "NCHW") -> tuple[Tensor, Tensor]:
+    """Return the sum and the sum of squares of each channel."""
+    x = channels_second(x) if order == "NHWC" else x
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    return x.sum(axes), (x * x).sum(axes)
+
+
+@operator("ChannelBackpropStats")
+def channel_backprop_stats(
+    x: Tensor, mean: Tensor, inverse: Tensor, dy: Tensor, *, order: str = "NCHW"
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of scale and bias of one batch."""
+    if order == "NHWC":
+        x, dy = channels_second(x), channels_second(dy)
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    centred = (x - by_channel(mean, x)) * by_channel(inverse, x)
+    return (dy * centred).sum(axes), dy.sum(axes)
+
+
+def _neighbours(x: Tensor, size: int) -> Tensor:
+    """Return for each channel (the second dimension) the sum over it and its (size - 1) / 2 neighbours on each side."""
+    reach = (size - 1) // 2
+    padded = x.new_zeros((x.shape[0], x.shape[1] + 2 * reach, *x.shape[2:]))
+    padded[:, reach : reach + x.shape[1]] = x
+    return padded.unfold(1, 2 * reach + 1, 1).sum(-1)
+
+
+@operator("LRN", gradient="LRNGradient(I0, O0, GO0) -> GI0")
+def lrn(
+    x: Tensor,
+    *,
+    size: int = 0,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    bias: float = 1.0,
+    order: str = "NCHW",
+) -> tuple[Tensor, Tensor]:
+    """Return x / scale^beta, and scale = bias + alpha / size * sum of the squares of near channels."""
+    images = channels_second(x) if order == "NHWC" else x
+    scale = bias + alpha / size * _neighbours(images * images, size)
+    y = images * scale**-beta
+    return (channels_last(y), channels_last(scale)) if order == "NHWC" else (y, scale)
+
+
+@operator("LRNGradient")
+def lrn_gradient(
+    x: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    *,
+    size: int = 0,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    bias: float = 1.0,
+    order: str = "NCHW",
+) -> Tensor:
+    """Return the gradient of `LRN`."""
+    if order == "NHWC":
+        x, y, dy = channels_second(x), channels_second(y), channels_second(dy)
+    scale = bias + alpha / size * _neighbours(x * x, size)
+    dx = dy * scale**-beta - 2 * alpha * beta / size * x * _neighbours(dy * y / scale, size)
+    return channels_last(dx) if order == "NHWC" else dx

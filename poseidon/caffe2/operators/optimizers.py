@@ -1,0 +1,268 @@
+"""Updates of whole parameters: momentum, Adagrad, Adam, RMSProp, Adadelta, FTRL, LARS and others."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import Context, operator
+
+
+def momentum_step(g: Tensor, m: Tensor, lr: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+    """Return the step to subtract and the new momentum, which has the learning rate in it."""
+    moved = m * momentum + g * lr
+    return ((1 + momentum) * moved - momentum * m if nesterov else moved), moved
+
+
+@operator("MomentumSGD")
+def momentum_sgd(
+    g: Tensor, m: Tensor, lr: Tensor, *, momentum: float = 0.0, nesterov: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the step to subtract and the new momentum."""
+    return momentum_step(g, m, lr, momentum, nesterov)
+
+
+@operator("MomentumSGDUpdate")
+class MomentumSGDUpdate:
+    """`MomentumSGD` and the subtraction of the step; blobs that are inputs and outputs are updated in place."""
+
+    def __init__(self, *, context: Context, momentum: float = 0.0, nesterov: bool = False) -> None:
+        definition = context.definition
+        same = list(definition.output) == [definition.input[i] for i in (0, 1, 3)]
+        self.in_place = same and context.device.type != "meta"
+        self.momentum = momentum
+        self.nesterov = nesterov
+
+    def __call__(self, g: Tensor, m: Tensor, lr: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the step that was subtracted, the new momentum and the new parameter."""
+        if self.in_place and not self.nesterov:
+            m.mul_(self.momentum).add_(g * lr)
+            return g.copy_(m), m, w.sub_(m)
+        step, moved = momentum_step(g, m, lr, self.momentum, self.nesterov)
+        return step, moved, w.sub_(step) if self.in_place else w - step
+
+
+@operator("FP32MomentumSGDUpdate")
+def fp32_momentum_sgd_update(
+    g: Tensor,
+    m: Tensor,
+    lr: Tensor,
+    w: Tensor,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return step, momentum and parameter; the weight decay is a part of the gradient."""
+    step, moved = momentum_step(g + weight_decay * w, m, lr, momentum, nesterov)
+    return step, moved, w - step
+
+
+@operator("FP16MomentumSGDUpdate")
+def fp16_momentum_sgd_update(
+    g: Tensor,
+    m: Tensor,
+    lr: Tensor,
+    w: Tensor,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return step, momentum and parameter of half precision, computed in single precision."""
+    wide = fp32_momentum_sgd_update(
+        g.float(),
+        m.float(),
+        lr.float(),
+        w.float(),
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+    )
+    step, moved, updated = (tensor.to(w.dtype) for tensor in wide)
+    return step, moved, updated
+
+
+def adagrad_step(
+    w: Tensor, h: Tensor, g: Tensor, lr: Tensor, epsilon: float, decay: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return parameter, history, effective learning rate and the update that was added."""
+    history = decay * h + g * g
+    effective = lr / (history.sqrt() + epsilon)
+    update = effective * g
+    return w + update, history, effective, update
+
+
+@operator("Adagrad", outputs=(2, 4))
+def adagrad(
+    w: Tensor,
+    h: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    decay: float = 1.0,
+    weight_decay: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return parameter, sum of squares, effective learning rate and update."""
+    return adagrad_step(w, h, g + weight_decay * w if weight_decay else g, lr, epsilon, decay)
+
+
+def adam_step(
+    m1: Tensor,
+    m2: Tensor,
+    g: Tensor,
+    squares: Tensor,
+    iteration: int,
+    betas: tuple[float, float],
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the moments and the gradient that the learning rate multiplies.
+
+    Args:
+        m1, m2: the moments.
+        g: the gradient.
+        squares: its squares, or means of these.
+        iteration: the counter; the correction of the moments' bias uses the next number.
+        betas: the decay of the moments.
+        epsilon: what is added to the root of the second moment.
+    """
+    beta1, beta2 = betas
+    correction = math.sqrt(1 - beta2 ** (iteration + 1)) / (1 - beta1 ** (iteration + 1))
+    first = beta1 * m1 + (1 - beta1) * g
+    second = beta2 * m2 + (1 - beta2) * squares
+    root = second.sqrt() + epsilon
+    return first, second, correction * first / root.reshape(root.shape + (1,) * (g.dim() - root.dim()))
+
+
+def counted(iteration: Tensor) -> int:
+    """Return the value of a counter; 0 where tensors have no data."""
+    return 0 if iteration.is_meta else int(iteration.reshape(-1)[0])
+
+
+@operator("Adam", outputs=(3, 4))
+def adam(
+    w: Tensor,
+    m1: Tensor,
+    m2: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    iteration: Tensor,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-5,
+    enable_r_adam: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return parameter, both moments and the gradient that was applied."""
+    first, second, step = adam_step(m1, m2, g, g * g, counted(iteration), (beta1, beta2), epsilon)
+    return w + lr * step, first, second, step
+
+
+@operator("RmsProp")
+def rms_prop(
+    g: Tensor,
+    squares: Tensor,
+    m: Tensor,
+    lr: Tensor,
+    *,
+    decay: float = 0.9,
+    momentum: float = 0.0,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the step, the mean of squares and the momentum."""
+    mean = squares + (1 - decay) * (g * g - squares)
+    moved = momentum * m + lr * g / (mean + epsilon).sqrt()
+    return moved, mean, moved
+
+
+def adadelta_step(
+    w: Tensor, h: Tensor, d: Tensor, g: Tensor, lr: Tensor, epsilon: float, decay: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameter, mean of squared gradients and mean of squared updates."""
+    history = decay * h + (1 - decay) * g * g
+    update = ((d + epsilon) / (history + epsilon)).sqrt() * g
+    return w + lr * update, history, decay * d + (1 - decay) * update * update
+
+
+@operator("Adadelta")
+def adadelta(
+    w: Tensor, h: Tensor, d: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5, decay: float = 0.95
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameter, mean of squared gradients and mean of squared updates."""
+    return adadelta_step(w, h, d, g, lr, epsilon, decay)
+
+
+def ftrl_step(
+    w: Tensor, nz: Tensor, g: Tensor, alpha: Tensor | float, beta: float, lambda1: float, lambda2: float
+) -> tuple[Tensor, Tensor]:
+    """Return parameter and the pair of sums (last dimension): squared gradients, adjusted gradients."""
+    n, z = nz.unbind(-1)
+    squares = n + g * g
+    sums = z + g - (squares.sqrt() - n.sqrt()) / alpha * w
+    solved = (lambda1 * sums.sign() - sums) / ((beta + squares.sqrt()) / alpha + lambda2)
+    return torch.where(sums.abs() > lambda1, solved, 0), torch.stack((squares, sums), -1)
+
+
+@operator("Ftrl")
+def ftrl(
+    w: Tensor,
+    nz: Tensor,
+    g: Tensor,
+    rate: Tensor | None = None,
+    *,
+    alpha: float = 0.005,
+    beta: float = 1.0,
+    lambda1: float = 0.001,
+    lambda2: float = 0.001,
+) -> tuple[Tensor, Tensor]:
+    """Return parameter and sums; a fourth input takes the place of `alpha`."""
+    return ftrl_step(w, nz, g, alpha if rate is None else rate, beta, lambda1, lambda2)
+
+
+@operator("Lars")
+def lars(
+    w: Tensor,
+    g: Tensor,
+    wd: Tensor,
+    trust: Tensor,
+    most: Tensor,
+    *,
+    offset: float = 0.5,
+    lr_min: float = 0.02,
+) -> Tensor:
+    """Return the layer's factor of the learning rate: trust / (|g| / |w| + wd + offset), from lr_min to `most`."""
+    norm = w.norm()
+    factor = torch.where(norm > 0, trust / (g.norm() / norm + wd + offset), 1.0)
+    return torch.minimum(factor, most).clamp(min=lr_min).reshape(1)
+
+
+def _weighted_sum_rule(maker: GradientMaker) -> None:
+    """Make the gradients of the terms, and with `grad_on_w` those of the weights."""
+    inputs = range(len(maker.forward.input))
+    outputs = [maker.GI(index) for index in inputs if index % 2 == 0]
+    if maker.argument("grad_on_w", 0):
+        outputs += [maker.GI(index) for index in inputs if index % 2 == 1]
+    maker.op("WeightedSumGradient", [maker.GO(0), *maker.forward.input], outputs)
+
+
+@operator("WeightedSum", gradient=_weighted_sum_rule)
+def weighted_sum(*pairs: Tensor) -> Tensor:
+    """Return the sum of x_i * w_i over pairs of inputs; a weight is one number."""
+    total = pairs[0] * pairs[1].reshape(())
+    for x, weight in zip(pairs[2::2], pairs[3::2], strict=True):
+        total.add_(x * weight.reshape(()))
+    return total
+
+
+@operator("WeightedSumGradient")
+def weighted_sum_gradient(dy: Tensor, *pairs: Tensor, grad_on_w: bool = False) -> tuple[Tensor, ...]:
+    """Return the gradients of the terms, then those of the weights."""
+    terms = tuple(dy * weight.reshape(()) for weight in pairs[1::2])
+    if not grad_on_w:
+        return terms
+    weights = zip(pairs[0::2], pairs[1::2], strict=True)
+    return terms + tuple((dy * x).sum().reshape(weight.shape) for x, weight in weights)

@@ -1,0 +1,164 @@
+"""Products of matrices, affine functions by channel or element, and Dropout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.normalization import by_channel
+from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.windows import channels_last, channels_second
+
+
+def matrix(x: Tensor, axis: int) -> Tensor:
+    """Return x as a matrix: the dimensions before an axis are the rows, the others the columns."""
+    axis = axis % x.dim() if axis < x.dim() else axis
+    return x.reshape(x.shape[:axis].numel(), x.shape[axis:].numel())
+
+
+@operator("FCTransposed", gradient="FCTransposedGradient(I0, I1, GO0) -> GI1, GI2, GI0")
+def fc_transposed(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1, axis_w: int = 1) -> Tensor:
+    """Return x w + b: x is flattened from `axis` on, w (inputs first) from `axis_w` on."""
+    weights = matrix(w, axis_w)
+    y = x.reshape(-1, weights.shape[0]) @ weights + b
+    return y.reshape(*x.shape[:axis], weights.shape[1])
+
+
+@operator("FCTransposedGradient", outputs=(2, 3))
+def fc_transposed_gradient(
+    x: Tensor, w: Tensor, dy: Tensor, *, axis: int = 1, axis_w: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of w, b and x."""
+    weights = matrix(w, axis_w)
+    rows, given = x.reshape(-1, weights.shape[0]), dy.reshape(-1, weights.shape[1])
+    return (rows.t() @ given).reshape(w.shape), given.sum(0), (given @ weights.t()).reshape(x.shape)
+
+
+def _product_rule(maker: GradientMaker) -> None:
+    """Make the gradients of a product as products, with the transposed factors that each case needs."""
+    a, b, given = maker.I(0), maker.I(1), maker.GO(0)
+    first, second = bool(maker.argument("trans_a", 0)), bool(maker.argument("trans_b", 0))
+    kind = maker.forward.type
+    if kind == "BatchMatMul" and maker.argument("broadcast", 0):
+        raise ValueError("BatchMatMul with broadcast has no gradient")
+    matrices = kind == "MatMul"
+    axis_a, axis_b = maker.argument("axis_a", 1), maker.argument("axis_b", 1)
+    left = [b, given] if first else [given, b]
+    right = [given, a] if second else [a, given]
+    arguments = {"trans_a": int(first and second), "trans_b": int(first or not second)}
+    arguments = {name: value for name, value in arguments.items() if value}
+    own = {("axis_a" if first else "axis_b"): axis_b} if matrices else {}
+    maker.op(kind, [*left, a] if matrices else left, [maker.GI(0)], {**arguments, **own}, copy=False)
+    arguments = {"trans_a": int(second or not first), "trans_b": int(first and second)}
+    arguments = {name: value for name, value in arguments.items() if value}
+    own = {("axis_b" if second else "axis_a"): axis_a} if matrices else {}
+    maker.op(kind, [*right, b] if matrices else right, [maker.GI(1)], {**arguments, **own}, copy=False)
+
+
+@operator("MatMul", gradient=_product_rule)
+def mat_mul(
+    a: Tensor,
+    b: Tensor,
+    like: Tensor | None = None,
+    *,
+    axis_a: int = 1,
+    axis_b: int = 1,
+    trans_a: bool = False,
+    trans_b: bool = False,
+) -> Tensor:
+    """Return the product of two matrices: a and b flattened before and from an axis; a third input gives the shape."""
+    left = matrix(a, axis_a)
+    right = matrix(b, axis_b)
+    product = (left.t() if trans_a else left) @ (right.t() if trans_b else right)
+    return product if like is None else product.reshape(like.shape)
+
+
+@operator("BatchMatMul", gradient=_product_rule)
+def batch_mat_mul(
+    a: Tensor, b: Tensor, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False
+) -> Tensor:
+    """Return the products of the last two dimensions; the dimensions before broadcast as NumPy's do.
+
+    Raises:
+        ValueError: they differ without `broadcast`.
+    """
+    if not broadcast and a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(
+            f"the batches {list(a.shape[:-2])} and {list(b.shape[:-2])} differ; broadcast is not set"
+        )
+    left = a.transpose(-1, -2) if trans_a and a.dim() > 1 else a
+    return left @ (b.transpose(-1, -2) if trans_b and b.dim() > 1 else b)
+
+
+def _affine_rule(maker: GradientMaker) -> None:
+    if maker.argument("is_learnable", 0):
+        inputs, outputs = [maker.GO(0), maker.I(0), maker.I(1)], [maker.GI(0), maker.GI(1), maker.GI(2)]
+    else:
+        inputs, outputs = [maker.GO(0), maker.I(1)], [maker.GI(0)]
+    maker.op("AffineChannelGradient", inputs, outputs)
+
+
+@operator("AffineChannel", gradient=_affine_rule)
+def affine_channel(x: Tensor, s: Tensor, b: Tensor, *, order: str = "NCHW") -> Tensor:
+    """Return s * x + b with numbers by channel."""
+    return x * s + b if order == "NHWC" else x * by_channel(s, x) + by_channel(b, x)
+
+
+@operator("AffineChannelGradient", inputs=(2, 3), outputs=(1, 3))
+def affine_channel_gradient(
+    dy: Tensor, x: Tensor, s: Tensor | None = None, *, order: str = "NCHW", is_learnable: bool = False
+) -> tuple[Tensor, ...]:
+    """Return the gradient of x, and where these are learned of s and b; without learning the second input is s."""
+    images = channels_second(dy) if order == "NHWC" else dy
+    factor = x if s is None else s
+    dx = images * by_channel(factor, images)
+    dx = channels_last(dx) if order == "NHWC" else dx
+    if s is None or not is_learnable:
+        return (dx,)
+    axes = [axis for axis in range(images.dim()) if axis != 1]
+    given = channels_second(x) if order == "NHWC" else x
+    return dx, (images * given).sum(axes), images.sum(axes)
+
+
+@operator("ElementwiseLinear", gradient="ElementwiseLinearGradient(GO0, I0, I1) -> GI0, GI1, GI2")
+def elementwise_linear(x: Tensor, w: Tensor, b: Tensor, *, axis: int = 1) -> Tensor:
+    """Return w * x + b, where w and b are by element from `axis` on."""
+    rows = matrix(x, axis)
+    return (rows * w.reshape(-1) + b.reshape(-1)).reshape(x.shape)
+
+
+@operator("ElementwiseLinearGradient")
+def elementwise_linear_gradient(
+    dy: Tensor, x: Tensor, w: Tensor, *, axis: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, w and b."""
+    rows, given = matrix(x, axis), matrix(dy, axis)
+    dw, db = (given * rows).sum(0).reshape(w.shape), given.sum(0).reshape(w.shape)
+    return (given * w.reshape(-1)).reshape(x.shape), dw, db
+
+
+def _dropout_rule(maker: GradientMaker) -> None:
+    mask = [] if maker.argument("is_test", 0) else [maker.O(1)]
+    maker.op("DropoutGrad", [maker.GO(0), *mask], [maker.GI(0)])
+
+
+@operator("Dropout", gradient=_dropout_rule)
+def dropout(
+    x: Tensor, *, context: Context, ratio: float = 0.5, is_test: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return x with a part of its elements zero and the others divided by 1 - ratio, and the mask of the others."""
+    if is_test:
+        return x.clone(), None
+    if not 0 <= ratio < 1:
+        raise ValueError(f"the ratio {ratio} is not between 0 and 1")
+    mask = torch.rand(x.shape, generator=context.generator, device=x.device) >= ratio
+    return x * mask / (1 - ratio), mask
+
+
+@operator("DropoutGrad", inputs=(1, 2))
+def dropout_grad(
+    dy: Tensor, mask: Tensor | None = None, *, ratio: float = 0.5, is_test: bool = False
+) -> Tensor:
+    """Return the gradient of `Dropout`."""
+    return dy.clone() if is_test or mask is None else dy * mask / (1 - ratio)

@@ -1,0 +1,199 @@
+"""Softmax with a loss: over the last dimensions, and over the channels of each pixel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.products import matrix
+from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.windows import channels_last, channels_second
+
+SMALLEST = 1e-20
+"""The least probability whose logarithm is taken."""
+
+
+def _rule(maker: GradientMaker) -> None:
+    inputs = [*maker.forward.input, maker.O(0), maker.GO(1)]
+    maker.op(f"{maker.forward.type}Gradient", inputs, [maker.GI(0)])
+
+
+def _divisor(weights: Tensor, by_batch_size: bool) -> Tensor:
+    """Return what the sum of losses is divided by: the number of examples, or the sum of their weights."""
+    total = weights.sum()
+    if by_batch_size:
+        return torch.full_like(total, weights.numel())
+    return torch.where(total == 0, 1, total)
+
+
+@operator("SoftmaxWithLoss", gradient=_rule)
+def softmax_with_loss(
+    x: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    axis: int = 1,
+    label_prob: bool = False,
+    scale: float = 1.0,
+    average_by_batch_size: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the softmax over the dimensions from `axis` on, and the mean cross entropy.
+
+    Args:
+        x: logits.
+        labels: the class of each example, or with `label_prob` the probability of each class.
+        weights: a weight of each example; the mean is weighted.
+        axis: the first dimension of the classes.
+        label_prob: see labels.
+        scale: what the loss is multiplied by.
+        average_by_batch_size: divide by the number of examples, not by the sum of the weights.
+    """
+    rows = matrix(x, axis)
+    logarithms = torch.log_softmax(rows, 1)
+    if label_prob:
+        losses = -(logarithms * labels.reshape(rows.shape)).sum(1)
+    else:
+        losses = -logarithms.gather(1, labels.reshape(-1, 1).long()).squeeze(1)
+    importance = torch.ones_like(losses) if weights is None else weights.reshape(-1)
+    if rows.shape[0] == 0:
+        return torch.softmax(rows, 1).reshape(x.shape), x.new_zeros(())
+    loss = scale * (losses * importance).sum() / _divisor(importance, average_by_batch_size)
+    return logarithms.exp().reshape(x.shape), loss
+
+
+@operator("SoftmaxWithLossGradient")
+def softmax_with_loss_gradient(
+    x: Tensor,
+    labels: Tensor,
+    *rest: Tensor,
+    axis: int = 1,
+    label_prob: bool = False,
+    scale: float = 1.0,
+    average_by_batch_size: bool = False,
+) -> Tensor:
+    """Return the gradient of the logits; the rest of the inputs is the weights, if there are any, the softmax and dy."""
+    *weights, softmax, dy = rest
+    rows = matrix(softmax, axis)
+    if rows.shape[0] == 0:
+        return torch.zeros_like(x)
+    importance = weights[0].reshape(-1) if weights else rows.new_ones(rows.shape[0])
+    if label_prob:
+        dx = rows - labels.reshape(rows.shape)
+    else:
+        picked = labels.reshape(-1, 1).long()
+        dx = rows.scatter_add(1, picked, rows.new_full(picked.shape, -1.0))
+    factor = dy.reshape(()) * scale / _divisor(importance, average_by_batch_size)
+    return (dx * (importance * factor).unsqueeze(1)).reshape(x.shape)
+
+
+@operator("SpatialSoftmaxWithLoss", gradient=_rule)
+def spatial_softmax_with_loss(
+    x: Tensor, labels: Tensor, weights: Tensor | None = None, *, scale: float = 1.0, order: str = "NCHW"
+) -> tuple[Tensor, Tensor]:
+    """Return the softmax over the channels, and the mean cross entropy of the pixels whose label is not -1."""
+    images = channels_second(x) if order == "NHWC" else x
+    logarithms = torch.log_softmax(images, 1)
+    counted = labels >= 0
+    losses = -logarithms.gather(1, labels.clamp(min=0).long().unsqueeze(1)).squeeze(1)
+    importance = counted.to(x.dtype) if weights is None else weights.reshape(labels.shape) * counted
+    loss = scale * (losses * importance).sum() / _divisor(importance, False)
+    softmax = logarithms.exp()
+    return (channels_last(softmax) if order == "NHWC" else softmax), loss
+
+
+@operator("SpatialSoftmaxWithLossGradient")
+def spatial_softmax_with_loss_gradient(
+    x: Tensor, labels: Tensor, *rest: Tensor, scale: float = 1.0, order: str = "NCHW"
+) -> Tensor:
+    """Return the gradient of the logits; the rest is as that of `SoftmaxWithLossGradient`."""
+    *weights, softmax, dy = rest
+    images = channels_second(softmax) if order == "NHWC" else softmax
+    counted = labels >= 0
+    importance = weights[0].reshape(labels.shape) * counted if weights else counted.to(x.dtype)
+    picked = labels.clamp(min=0).long().unsqueeze(1)
+    dx = images.scatter_add(1, picked, images.new_full(picked.shape, -1.0))
+    factor = dy.reshape(()) * scale / _divisor(importance, False)
+    dx = dx * (importance * factor).unsqueeze(1)
+    return channels_last(dx) if order == "NHWC" else dx
+
+
+@operator("CrossEntropy", gradient="CrossEntropyGradient(I0, I1, GO0) -> GI0")
+def cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
+    """Return -sum of label * log(x) by row."""
+    return -(labels * x.clamp(min=SMALLEST).log()).flatten(1).sum(1)
+
+
+@operator("CrossEntropyGradient")
+def cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `CrossEntropy`."""
+    return -dy.reshape(-1, *[1] * (x.dim() - 1)) * labels / x.clamp(min=SMALLEST)
+
+
+@operator("LabelCrossEntropy", gradient="LabelCrossEntropyGradient(I0, I1, GO0) -> GI0")
+def label_cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
+    """Return -log of the probability of each row's class."""
+    rows = x.flatten(1)
+    return -rows.gather(1, labels.reshape(-1, 1).long()).squeeze(1).clamp(min=SMALLEST).log()
+
+
+@operator("LabelCrossEntropyGradient")
+def label_cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `LabelCrossEntropy`."""
+    rows, picked = x.flatten(1), labels.reshape(-1, 1).long()
+    values = -dy.reshape(-1, 1) / rows.gather(1, picked).clamp(min=SMALLEST)
+    return torch.zeros_like(rows).scatter(1, picked, values).reshape(x.shape)
+
+
+def _log_likelihood(x: Tensor, targets: Tensor, log_d: bool, unjoined: bool) -> Tensor:
+    """Return the logarithm of the likelihood of targets by element of the logits."""
+    if log_d:
+        return (2 * targets - 1) * torch.nn.functional.logsigmoid(x)
+    softplus = torch.logaddexp(x, torch.zeros_like(x))
+    return x * targets - (1 - targets) * softplus if unjoined else x * targets - softplus
+
+
+def _log_likelihood_gradient(x: Tensor, targets: Tensor, log_d: bool, unjoined: bool) -> Tensor:
+    if log_d:
+        return (2 * targets - 1) * torch.sigmoid(-x)
+    return targets - ((1 - targets) * torch.sigmoid(x) if unjoined else torch.sigmoid(x))
+
+
+def _by_row(dy: Tensor, x: Tensor) -> Tensor:
+    """Return the gradients of means of the last dimension, spread over it."""
+    return dy.unsqueeze(-1) / x.shape[-1] if x.dim() > 1 else dy / x.shape[-1]
+
+
+@operator(
+    "SigmoidCrossEntropyWithLogits", gradient="SigmoidCrossEntropyWithLogitsGradient(GO0, I0, I1) -> GI0"
+)
+def sigmoid_cross_entropy_with_logits(
+    x: Tensor, targets: Tensor, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False
+) -> Tensor:
+    """Return the mean cross entropy of the last dimension, of logits and probabilities."""
+    return -_log_likelihood(x, targets, log_D_trick, unjoined_lr_loss).mean(-1)
+
+
+@operator("SigmoidCrossEntropyWithLogitsGradient")
+def sigmoid_cross_entropy_with_logits_gradient(
+    dy: Tensor, x: Tensor, targets: Tensor, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False
+) -> Tensor:
+    """Return the gradient of the logits."""
+    return -_by_row(dy, x) * _log_likelihood_gradient(x, targets, log_D_trick, unjoined_lr_loss)
+
+
+@operator(
+    "WeightedSigmoidCrossEntropyWithLogits",
+    gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(GO0, I0, I1, I2) -> GI0",
+)
+def weighted_sigmoid_cross_entropy_with_logits(x: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of the weighted cross entropies of the last dimension."""
+    return -(weights * _log_likelihood(x, targets, False, False)).mean(-1)
+
+
+@operator("WeightedSigmoidCrossEntropyWithLogitsGradient")
+def weighted_sigmoid_cross_entropy_with_logits_gradient(
+    dy: Tensor, x: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor:
+    """Return the gradient of the logits."""
+    return -_by_row(dy, x) * weights * _log_likelihood_gradient(x, targets, False, False)

@@ -1,0 +1,168 @@
+"""Updates of those rows of parameters that have gradients; tables are updated in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.optimizers import (
+    adadelta_step,
+    adagrad_step,
+    adam_step,
+    counted,
+    ftrl_step,
+    momentum_step,
+)
+from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.sparse_rows import gradient_rows, rounds
+
+
+@operator("SparseMomentumSGDUpdate")
+def sparse_momentum_sgd_update(
+    g: Tensor,
+    m: Tensor,
+    lr: Tensor,
+    w: Tensor,
+    indices: Tensor,
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the steps, the momentum and the parameter."""
+    steps = torch.empty_like(g)
+    given, made = gradient_rows(g, indices), gradient_rows(steps, indices)
+    for rows, positions in rounds(indices):
+        step, m[rows] = momentum_step(given[positions], m[rows], lr, momentum, nesterov)
+        w[rows] -= step
+        made[positions] = step
+    return steps, m, w
+
+
+@operator("SparseAdagrad", outputs=(2, 4))
+def sparse_adagrad(
+    w: Tensor,
+    h: Tensor,
+    indices: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    weight_decay: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return parameter and sums of squares."""
+    given = gradient_rows(g, indices)
+    for rows, positions in rounds(indices):
+        old = w[rows]
+        w[rows], h[rows], _, _ = adagrad_step(
+            old, h[rows], given[positions] + weight_decay * old, lr, epsilon, 1.0
+        )
+    return w, h
+
+
+@operator("RowWiseSparseAdagrad", "RowWiseSparseAdagradNoGradOutput")
+def row_wise_sparse_adagrad(
+    w: Tensor,
+    h: Tensor,
+    indices: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    counter: Tensor | None = None,
+    *,
+    epsilon: float = 1e-5,
+    weight_decay: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return parameter and history, which has one number for each row: the sum of means of squares."""
+    given = gradient_rows(g, indices)
+    for rows, positions in rounds(indices):
+        part = given[positions] + weight_decay * w[rows]
+        history = h[rows] + (part * part).flatten(1).mean(1).reshape(h[rows].shape)
+        h[rows] = history
+        root = history.sqrt().reshape(-1, *[1] * (part.dim() - 1)) + epsilon
+        w[rows] += lr * part / root
+    return w, h
+
+
+@operator("SparseAdam", "RowWiseSparseAdam", outputs=(3, 4))
+def sparse_adam(
+    w: Tensor,
+    m1: Tensor,
+    m2: Tensor,
+    indices: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    iteration: Tensor,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return parameter, both moments and the gradients that were applied.
+
+    The second moment has the shape of the parameter, or one number for each row: the mean of squares.
+    """
+    steps = torch.empty_like(g)
+    given, made = gradient_rows(g, indices), gradient_rows(steps, indices)
+    number, betas = counted(iteration), (beta1, beta2)
+    for rows, positions in rounds(indices):
+        part = given[positions]
+        squares = part * part if m2.shape == m1.shape else (part * part).flatten(1).mean(1)
+        m1[rows], m2[rows], step = adam_step(m1[rows], m2[rows], part, squares, number, betas, epsilon)
+        w[rows] += lr * step
+        made[positions] = step
+    return w, m1, m2, steps
+
+
+@operator("SparseAdadelta")
+def sparse_adadelta(
+    w: Tensor,
+    h: Tensor,
+    d: Tensor,
+    indices: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    decay: float = 0.95,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return parameter, mean of squared gradients and mean of squared updates."""
+    given = gradient_rows(g, indices)
+    for rows, positions in rounds(indices):
+        w[rows], h[rows], d[rows] = adadelta_step(
+            w[rows], h[rows], d[rows], given[positions], lr, epsilon, decay
+        )
+    return w, h, d
+
+
+@operator("SparseFtrl")
+def sparse_ftrl(
+    w: Tensor,
+    nz: Tensor,
+    indices: Tensor,
+    g: Tensor,
+    rate: Tensor | None = None,
+    *,
+    alpha: float = 0.005,
+    beta: float = 1.0,
+    lambda1: float = 0.001,
+    lambda2: float = 0.001,
+) -> tuple[Tensor, Tensor]:
+    """Return parameter and sums."""
+    given = gradient_rows(g, indices)
+    speed: Any = alpha if rate is None else rate
+    for rows, positions in rounds(indices):
+        w[rows], nz[rows] = ftrl_step(w[rows], nz[rows], given[positions], speed, beta, lambda1, lambda2)
+    return w, nz
+
+
+@operator("ScatterWeightedSum")
+def scatter_weighted_sum(x: Tensor, weight: Tensor, indices: Tensor, *pairs: Tensor) -> Tensor:
+    """Return x, whose rows are weighted and have weighted rows added: x[i] = w0 x[i] + sum of w_k x_k[i], in place."""
+    rows = indices.reshape(-1).long()
+    factor = weight.reshape(())
+    counts = torch.bincount(rows, minlength=x.shape[0])
+    x.mul_((factor**counts).to(x.dtype).reshape(-1, *[1] * (x.dim() - 1)))
+    for term, amount in zip(pairs[0::2], pairs[1::2], strict=True):
+        x.index_add_(0, rows, gradient_rows(term, indices) * amount.reshape(()))
+    return x

@@ -1,0 +1,39 @@
+"""Rows of tables by their indices: updates in the order of the indices, also where one occurs more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def rounds(indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return pairs (rows, positions) such that the rows of a pair are distinct.
+
+    The k-th pair has the k-th occurrence of each index. Updates round by round give what a loop over the indices gives.
+
+    Args:
+        indices: the rows, of any shape; they are flattened.
+    """
+    rows = indices.reshape(-1).long()
+    if not rows.numel():
+        return
+    ordered, positions = torch.sort(rows, stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    counter = torch.arange(rows.numel(), device=rows.device)
+    occurrence = counter - torch.cummax(torch.where(first, counter, 0), 0).values
+    last = int(occurrence.max())
+    if last == 0:
+        yield rows, counter
+        return
+    for number in range(last + 1):
+        chosen = positions[occurrence == number]
+        yield rows[chosen], chosen
+
+
+def gradient_rows(gradient: Tensor, indices: Tensor) -> Tensor:
+    """Return the gradient with one row for each index."""
+    count = indices.numel()
+    return gradient.reshape(count, *gradient.shape[indices.dim() :])

@@ -1,0 +1,79 @@
+"""Distances, similarities, rankings and accuracies against numpy, gradients by finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+
+X, Y = numbers(4, 3), numbers(4, 3, seed=1)
+SIGNS = np.array([1, -1, 1, -1], "float32")
+COSINES = (X * Y).sum(1) / np.linalg.norm(X, axis=1) / np.linalg.norm(Y, axis=1)
+
+CASES: list[tuple[str, list[Array], dict[str, Any], Array, list[int]]] = [
+    ("SquaredL2Distance", [X, Y], {}, ((X - Y) ** 2).sum(1) / 2, [0, 1]),
+    ("SquaredL2Distance", [X[:, 0], Y[:, 0]], {}, (X - Y)[:, 0] ** 2 / 2, [0, 1]),
+    ("L1Distance", [X, Y], {}, np.abs(X - Y).sum(1), [0, 1]),
+    ("DotProduct", [X, Y], {}, (X * Y).sum(1), [0, 1]),
+    ("DotProductWithPadding", [X, Y[:, :2]], {}, (X * Y)[:, :2].sum(1), [0, 1]),
+    ("DotProductWithPadding", [X[:, :2], Y], {"pad_value": 2.0}, (X * Y)[:, :2].sum(1) + 2 * Y[:, 2], [0, 1]),
+    ("DotProductWithPadding", [X, Y[:, :1]], {"replicate": 1}, (X * Y[:, :1]).sum(1), [0, 1]),
+    ("CosineSimilarity", [X, Y], {}, COSINES, [0, 1]),
+    (
+        "MarginRankingCriterion",
+        [X[:, 0], Y[:, 0], SIGNS],
+        {"margin": 0.3},
+        np.maximum(0, 0.3 - SIGNS * (X - Y)[:, 0]),
+        [0, 1],
+    ),
+    (
+        "CosineEmbeddingCriterion",
+        [COSINES, SIGNS],
+        {"margin": 0.1},
+        np.where(SIGNS == 1, 1 - COSINES, np.maximum(0, COSINES - 0.1)),
+        [0],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs", "arguments", "wanted", "differentiable"), CASES)
+def test_pairs(
+    kind: str, inputs: list[Array], arguments: dict[str, Any], wanted: Array, differentiable: list[int]
+) -> None:
+    np.testing.assert_allclose(run(kind, inputs, **arguments)[0], wanted, rtol=1e-4, atol=1e-5)
+    assert_gradients(kind, inputs, differentiable, **arguments)
+
+
+@pytest.mark.parametrize("lengths", [None, [2, 3]])
+def test_pairs_of_a_session_are_ranked(lengths: list[int] | None) -> None:
+    x, labels = numbers(5, 1), np.array([[0], [1], [2], [0], [1]], "float32")
+    wanted, begin = [], 0
+    for size in lengths or [5]:
+        part = range(begin, begin + size)
+        terms = [np.log(1 + np.exp(x[j, 0] - x[i, 0])) for i in part for j in part if labels[i] > labels[j]]
+        wanted.append(np.mean(terms))
+        begin += size
+    inputs = [x, labels] if lengths is None else [x, labels, np.array(lengths, "int32")]
+    np.testing.assert_allclose(run("PairWiseLoss", inputs)[0], wanted, rtol=1e-5)
+    assert_gradients("PairWiseLoss", inputs, [0])
+
+
+@pytest.mark.parametrize(("top_k", "wanted"), [(1, 0.5), (2, 0.75), (3, 1.0)])
+def test_accuracy_counts_the_first_of_equals_as_the_largest(top_k: int, wanted: float) -> None:
+    x = np.array([[1, 2, 2], [1, 2, 2], [3, 0, 1], [0, 1, 2]], "float32")
+    labels = np.array([1, 2, 0, 0], "int32")
+    assert run("Accuracy", [x, labels], top_k=top_k)[0] == wanted
+
+
+def test_accuracy_of_classes() -> None:
+    x = np.array([[1, 2, 0], [1, 2, 0], [3, 0, 1]], "float32")
+    hits, amounts = run("MultiClassAccuracy", [x, np.array([1, 0, 0], "int32")], 2)
+    np.testing.assert_array_equal(hits, [0.5, 1, 0])
+    np.testing.assert_array_equal(amounts, [2, 1, 0])
+
+
+def test_perplexity() -> None:
+    np.testing.assert_allclose(run("Perplexity", [np.array([0.5, 0.25], "float32")])[0], 8**0.5, rtol=1e-5)

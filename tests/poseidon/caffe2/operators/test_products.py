@@ -1,0 +1,100 @@
+"""Products of matrices, affine functions and Dropout against numpy, gradients by finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, workspace
+from tests.support.caffe2_operators import assert_gradients, numbers, run
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_transposed_layer(axis: int) -> None:
+    x, b = numbers(2, 3, 4), numbers(2)
+    w = numbers(12 if axis == 1 else 4, 2)
+    wanted = x.reshape(*x.shape[:axis], -1) @ w + b
+    np.testing.assert_allclose(run("FCTransposed", [x, w, b], axis=axis)[0], wanted, rtol=1e-4, atol=1e-5)
+    assert_gradients("FCTransposed", [x, w, b], [0, 1, 2], axis=axis)
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "BatchMatMul"])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("second", [0, 1])
+def test_products(kind: str, first: int, second: int) -> None:
+    batch = () if kind == "MatMul" else (2,)
+    a = numbers(*batch, *((4, 3) if first else (3, 4)))
+    b = numbers(*batch, *((2, 4) if second else (4, 2)), seed=1)
+    wanted = (a.swapaxes(-1, -2) if first else a) @ (b.swapaxes(-1, -2) if second else b)
+    arguments = {"trans_a": first, "trans_b": second}
+    np.testing.assert_allclose(run(kind, [a, b], **arguments)[0], wanted, rtol=1e-4, atol=1e-5)
+    assert_gradients(kind, [a, b], [0, 1], **arguments)
+
+
+def test_matrices_are_flattened_at_their_axes() -> None:
+    a, b = numbers(2, 3, 2, 2), numbers(2, 2, 3, seed=1)
+    (y,) = run("MatMul", [a, b], axis_a=2, axis_b=2)
+    np.testing.assert_allclose(y, a.reshape(6, 4) @ b.reshape(4, 3), rtol=1e-4, atol=1e-5)
+    assert_gradients("MatMul", [a, b], [0, 1], axis_a=2, axis_b=2)
+
+
+def test_batches_broadcast_where_it_is_asked_for() -> None:
+    a, b = numbers(2, 3, 2, 4), numbers(4, 5)
+    np.testing.assert_allclose(run("BatchMatMul", [a, b], broadcast=1)[0], a @ b, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="differ; broadcast is not set"):
+        run("BatchMatMul", [a, b])
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("learned", [0, 1])
+def test_affine_channels(order: str, learned: int) -> None:
+    x = numbers(2, 3, 2, 2) if order == "NCHW" else numbers(2, 2, 2, 3)
+    s, b = numbers(3), numbers(3, seed=1)
+    shape = (3, 1, 1) if order == "NCHW" else (3,)
+    (y,) = run("AffineChannel", [x, s, b], order=order, is_learnable=learned)
+    np.testing.assert_allclose(y, x * s.reshape(shape) + b.reshape(shape), rtol=1e-5, atol=1e-6)
+    assert_gradients(
+        "AffineChannel", [x, s, b], [0, 1, 2] if learned else [0], order=order, is_learnable=learned
+    )
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(1, (3, 4)), (2, (4,))])
+def test_elementwise_linear(axis: int, shape: tuple[int, ...]) -> None:
+    x, w, b = numbers(2, 3, 4), numbers(*shape), numbers(*shape, seed=1)
+    np.testing.assert_allclose(
+        run("ElementwiseLinear", [x, w, b], axis=axis)[0], x * w + b, rtol=1e-4, atol=1e-5
+    )
+    assert_gradients("ElementwiseLinear", [x, w, b], [0, 1, 2], axis=axis)
+
+
+@pytest.mark.parametrize("kind", ["SoftmaxWithLoss", "FCTransposed", "ElementwiseLinear"])
+def test_no_rows(kind: str) -> None:
+    labels = np.zeros(0, "int32")
+    inputs: dict[str, Any] = {
+        "SoftmaxWithLoss": [numbers(0, 3), labels],
+        "FCTransposed": [numbers(0, 3), numbers(3, 2), numbers(2)],
+        "ElementwiseLinear": [numbers(0, 3), numbers(3), numbers(3)],
+    }
+    assert run(kind, inputs[kind], 2 if kind == "SoftmaxWithLoss" else 1)[0].shape[0] == 0
+
+
+def test_dropout_scales_what_it_keeps() -> None:
+    x = np.ones(4000, "float32")
+    workspace.FeedBlob("x", x)
+    net = core.Net("dropout")
+    net.Dropout(["x"], ["y", "mask"], ratio=0.25)
+    gradients = net.AddGradientOperators(["y"])
+    workspace.RunNetOnce(net)
+    y, mask = workspace.FetchBlob("y"), workspace.FetchBlob("mask")
+    assert mask.dtype == bool
+    assert abs(mask.mean() - 0.75) < 0.05
+    np.testing.assert_allclose(y, mask / 0.75, rtol=1e-6)
+    np.testing.assert_allclose(workspace.FetchBlob(gradients["x"]), mask / 0.75, rtol=1e-6)
+
+
+def test_dropout_does_nothing_in_a_test() -> None:
+    x = numbers(3, 4)
+    np.testing.assert_array_equal(run("Dropout", [x], is_test=1)[0], x)
+    assert_gradients("Dropout", [x], [0], is_test=1)

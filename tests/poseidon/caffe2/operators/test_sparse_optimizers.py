@@ -1,0 +1,81 @@
+"""Sparse updates are the dense ones of single rows, one after the other, also of repeated rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.caffe2_operators import Array, numbers, run
+
+W, M = numbers(5, 2), numbers(5, 2, seed=2)
+H, D = np.abs(numbers(5, 2, seed=3)), np.abs(numbers(5, 2, seed=4))
+LR, ITERATION = np.array([0.1], "float32"), np.array([3])
+
+CASES: list[tuple[str, str, list[Array], list[Array], dict[str, Any]]] = [
+    ("SparseAdagrad", "Adagrad", [W, H], [LR], {}),
+    ("SparseAdam", "Adam", [W, M, H], [LR, ITERATION], {"beta2": 0.9}),
+    ("SparseAdadelta", "Adadelta", [W, H, D], [LR], {}),
+    ("SparseFtrl", "Ftrl", [W, np.stack((H, M), -1)], [], {"alpha": 0.1}),
+    ("SparseFtrl", "Ftrl", [W, np.stack((H, M), -1)], [LR], {}),
+]
+
+
+@pytest.mark.parametrize("indices", [[3, 0], [1, 4, 1, 1], []])
+@pytest.mark.parametrize(("sparse", "dense", "state", "rest", "arguments"), CASES)
+def test_rows(
+    sparse: str,
+    dense: str,
+    state: list[Array],
+    rest: list[Array],
+    arguments: dict[str, Any],
+    indices: list[int],
+) -> None:
+    g, count = numbers(len(indices), 2, seed=7), len(state)
+    shared = {index: index for index in range(count)}
+    wanted = [value.copy() for value in state]
+    for row, part in zip(indices, g, strict=True):
+        updated = run(dense, [*(value[row] for value in wanted), part, *rest], count, shared, **arguments)
+        for value, new in zip(wanted, updated, strict=True):
+            value[row] = new
+    found = run(sparse, [*state, np.array(indices, "int64"), g, *rest], count, shared, **arguments)
+    for value, expected in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("nesterov", [0, 1])
+def test_momentum_of_rows(nesterov: int) -> None:
+    g, arguments = numbers(2, 2, seed=7), {"momentum": 0.9, "nesterov": nesterov}
+    step, m, w = run(
+        "SparseMomentumSGDUpdate", [g, M, LR, W, np.array([3, 0])], 3, {0: 0, 1: 1, 2: 3}, **arguments
+    )
+    wanted = run("MomentumSGDUpdate", [g, M[[3, 0]], LR, W[[3, 0]]], 3, **arguments)
+    for value, expected in zip([step, m[[3, 0]], w[[3, 0]]], wanted, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(w[[1, 2, 4]], W[[1, 2, 4]])
+
+
+def test_one_number_for_each_row() -> None:
+    g, h = numbers(2, 2, seed=7), H[:, 0].copy()
+    w, history = run("RowWiseSparseAdagrad", [W, h, np.array([3, 3]), g, LR], 2, {0: 0, 1: 1}, epsilon=1e-3)
+    expected = W[3].copy()
+    total = h[3]
+    for part in g:
+        total = total + (part * part).mean()
+        expected += 0.1 * part / (np.sqrt(total) + 1e-3)
+    np.testing.assert_allclose(w[3], expected, rtol=1e-5)
+    np.testing.assert_allclose(history[3], total, rtol=1e-5)
+    second = run("RowWiseSparseAdam", [W, M, h, np.array([3]), g[:1], LR, ITERATION], 3, {0: 0, 1: 1, 2: 2})[
+        2
+    ]
+    np.testing.assert_allclose(second[3], 0.999 * h[3] + 0.001 * (g[0] ** 2).mean(), rtol=1e-5)
+
+
+def test_weighted_rows_are_added() -> None:
+    terms, indices = numbers(3, 2, seed=7), np.array([1, 4, 1])
+    one, two = np.array([1], "float32"), np.array([-2], "float32")
+    (x,) = run("ScatterWeightedSum", [W, one, indices, terms, two], 1, {0: 0})
+    wanted = W.copy()
+    np.add.at(wanted, indices, -2 * terms)
+    np.testing.assert_allclose(x, wanted, rtol=1e-5, atol=1e-6)

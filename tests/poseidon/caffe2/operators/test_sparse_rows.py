@@ -1,0 +1,23 @@
+"""Rounds of distinct rows in the order of the indices."""
+
+from __future__ import annotations
+
+import torch
+
+from poseidon.caffe2.operators.sparse_rows import gradient_rows, rounds
+
+
+def test_the_rows_of_a_round_are_distinct() -> None:
+    found = [(rows.tolist(), positions.tolist()) for rows, positions in rounds(torch.tensor([5, 2, 5, 5, 2]))]
+    assert found == [([2, 5], [1, 0]), ([2, 5], [4, 2]), ([5], [3])]
+    assert list(rounds(torch.tensor([], dtype=torch.int32))) == []
+
+
+def test_distinct_rows_are_one_round_in_their_order() -> None:
+    ((rows, positions),) = rounds(torch.tensor([[3], [0]]))
+    assert rows.tolist() == [3, 0]
+    assert positions.tolist() == [0, 1]
+
+
+def test_indices_of_two_dimensions_are_flattened() -> None:
+    assert gradient_rows(torch.zeros(2, 3, 4), torch.zeros(2, 3)).shape == (6, 4)
