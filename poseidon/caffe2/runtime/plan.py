@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 
 from poseidon.caffe2.proto.caffe2_pb2 import ExecutionStep, NetDef, PlanDef
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.net import Net
 from poseidon.caffe2.runtime.workspace import Workspace
 
 Stop = Callable[[], bool]
@@ -23,19 +25,30 @@ def run_plan(plan: PlanDef, workspace: Workspace) -> None:
     Raises:
         RuntimeError: a net cannot be made, or an operator has failed.
     """
-    for net in plan.network:
-        workspace.create_net(net, overwrite=True)
-    definitions = {net.name: net for net in plan.network}
-    runner = _Runner(definitions)
+    runner = _Runner({net.name: net for net in plan.network})
     for step in plan.execution_step:
         runner.run(step, workspace, lambda: False)
 
 
 class _Runner:
-    """Runs steps; keeps what the steps of a plan share."""
+    """Runs steps, and makes the nets where they run first: a step may have a workspace of its own."""
 
     def __init__(self, nets: dict[str, NetDef]) -> None:
         self.nets = nets
+        self._made: WeakKeyDictionary[Workspace, dict[str, Net]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def _net(self, name: str, workspace: Workspace) -> Net:
+        with self._lock:
+            made = self._made.setdefault(workspace, {})
+            if name not in made:
+                if name in self.nets:
+                    made[name] = workspace.create_net(self.nets[name], overwrite=True)
+                elif name in workspace.nets:
+                    made[name] = workspace.nets[name]
+                else:
+                    raise EnforceNotMet(f"Network {name} not found in the plan")
+            return made[name]
 
     def run(self, step: ExecutionStep, workspace: Workspace, stopped: Stop) -> None:
         """Run a step, and copies of it at the same time where it asks for these."""
@@ -47,13 +60,10 @@ class _Runner:
 
     def _run_one(self, step: ExecutionStep, workspace: Workspace, stopped: Stop) -> None:
         if step.create_workspace:
-            inner = Workspace(workspace.root_folder, parent=workspace)
-            for name in _nets_of(step):
-                inner.create_net(self.nets[name], overwrite=True)
-            workspace = inner
+            workspace = Workspace(workspace.root_folder, parent=workspace)
         with ExitStack() as beside:
             if step.report_net:
-                net = workspace.nets[step.report_net]
+                net = self._net(step.report_net, workspace)
                 beside.enter_context(_repeated(net.run, step.report_interval or 1, step.report_net))
             self._iterate(step, workspace, stopped)
 
@@ -76,10 +86,7 @@ class _Runner:
             return stopped() or (bool(step.should_stop_blob) and _is_true(workspace, step.should_stop_blob))
 
         for name in step.network:
-            net = workspace.nets.get(name)
-            if net is None:
-                raise EnforceNotMet(f"Network {name} not found in the plan")
-            net.run()
+            self._net(name, workspace).run()
             if should_stop():
                 return True
         parts = [part for part in step.substep if iteration == 0 or not part.only_once]
@@ -144,12 +151,6 @@ def _repeated(call: Callable[[], None], interval_s: float, name: str) -> Iterato
     if errors:
         raise errors[0]
     call()
-
-
-def _nets_of(step: ExecutionStep) -> Iterable[str]:
-    yield from step.network
-    for part in step.substep:
-        yield from _nets_of(part)
 
 
 def _is_true(workspace: Workspace, name: str) -> bool:

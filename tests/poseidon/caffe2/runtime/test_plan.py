@@ -89,14 +89,34 @@ def test_a_report_runs_at_the_end_too() -> None:
     assert reports == [2]
 
 
-def test_a_workspace_of_its_own() -> None:
-    net = core.Net("inner")
+def test_each_copy_of_a_step_has_a_workspace_of_its_own() -> None:
+    net, last = core.Net("inner"), core.Net("last")
     net.ConstantFill([], "inside", shape=[1])
-    net.Copy("n", "copy")
-    step = core.execution_step("s", net, create_workspace=True)
-    workspace.FeedBlob("copy", np.ones(1))
+    net.Copy("n", "made")
+    last.Add(["inside", "inside"], "read")
+    step = core.execution_step("s", net, create_workspace=True, num_concurrent_instances=2)
     workspace.RunPlan(core.execution_step("outer", step))
-    assert workspace.FetchBlob("copy").tolist() == [0]
+    assert workspace.Blobs() == ["n"]
+    with pytest.raises(RuntimeError, match=r"non-existing input blob: inside|Source for input inside"):
+        workspace.RunPlan(core.execution_step("both", [step, core.execution_step("l", last)]))
+
+
+def test_a_net_may_read_what_an_earlier_step_makes() -> None:
+    makes, reads = core.Net("makes"), core.Net("reads")
+    makes.ConstantFill([], "made", shape=[1], value=2.0)
+    reads.Copy("made", "copy")
+    plan = core.Plan("plan")
+    plan.AddNets([reads, makes])
+    plan.AddStep(core.execution_step("first", makes))
+    plan.AddStep(core.execution_step("second", reads))
+    workspace.RunPlan(plan)
+    assert workspace.FetchBlob("copy").tolist() == [2]
+
+
+def test_a_net_that_is_not_there() -> None:
+    step = core.ExecutionStep("s", "nobody")
+    with pytest.raises(RuntimeError, match="Network nobody not found"):
+        workspace.RunPlan(step)
 
 
 def test_a_step_that_runs_every_so_often_ends_with_the_others() -> None:
