@@ -1,0 +1,180 @@
+"""Lengths, segment ids and ranges; packing of segments; fillers and tiles by length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gather import taken
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.segments import ids_of
+
+
+@operator("LengthsTile", gradient="LengthsSum(GO0, I1) -> GI0")
+def lengths_tile(x: Any, lengths: Tensor) -> Any:
+    """Return each row of x as often as its length says."""
+    return taken(x, ids_of(lengths))
+
+
+@operator("LengthsToSegmentIds")
+def lengths_to_segment_ids(lengths: Tensor) -> Tensor:
+    """Return the segment of each row, int32."""
+    return ids_of(lengths).to(torch.int32)
+
+
+@operator("LengthsToRanges")
+def lengths_to_ranges(lengths: Tensor) -> Tensor:
+    """Return (start, length) of each segment, int32."""
+    return torch.stack([lengths.cumsum(0) - lengths, lengths], 1).to(torch.int32)
+
+
+@operator("LengthsToOffsets")
+def lengths_to_offsets(lengths: Tensor, *, include_last_offset: bool = False) -> Tensor:
+    """Return the start of each segment, int32; with `include_last_offset` the end of the last too."""
+    ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return (ends if include_last_offset else ends[:-1]).to(torch.int32)
+
+
+@operator("LengthsToWeights")
+def lengths_to_weights(lengths: Tensor, *, power: float = 0.5) -> Tensor:
+    """Return 1 / length^power for each row."""
+    rows = lengths.to(torch.float32)[ids_of(lengths)]
+    return rows.pow(-power)
+
+
+@operator("LengthsRangeFill")
+def lengths_range_fill(lengths: Tensor) -> Tensor:
+    """Return the place of each row in its segment, int32."""
+    starts = (lengths.cumsum(0) - lengths)[ids_of(lengths)]
+    return (torch.arange(len(starts), device=lengths.device) - starts).to(torch.int32)
+
+
+def _segment_lengths(ids: Tensor, like: Any) -> Tensor:
+    count = int(ids.max()) + 1 if ids.numel() else 0
+    return torch.bincount(ids.long(), minlength=count if like is None else len(like))
+
+
+@operator("SegmentIdsToLengths")
+def segment_ids_to_lengths(ids: Tensor, like: Any = None) -> Tensor:
+    """Return the number of rows of each id, int32; there are as many ids as `like` has rows."""
+    return _segment_lengths(ids, like).to(torch.int32)
+
+
+@operator("SegmentIdsToRanges")
+def segment_ids_to_ranges(ids: Tensor, like: Any = None) -> Tensor:
+    """Return (start, length) of each id, int32."""
+    return lengths_to_ranges(_segment_lengths(ids, like))
+
+
+def _pack_rule(maker: GradientMaker) -> None:
+    maker.op("UnpackSegments", [maker.I(0), maker.GO(0)], [maker.GI(1)])
+
+
+@operator("PackSegments", gradient=_pack_rule)
+def pack_segments(
+    lengths: Tensor,
+    x: Any,
+    *,
+    pad_minf: bool = False,
+    max_length: int = -1,
+    return_presence_mask: bool = False,
+) -> tuple[Any, Tensor]:
+    """Return segments as rows of equal length, filled with zeros, and where they have values.
+
+    Args:
+        lengths: the number of rows of x of each segment.
+        x: numbers or strings; the rows of all segments, one behind the other.
+        pad_minf: whether the rest is filled with -inf in the place of 0.
+        max_length: the length of the rows; by default that of the longest segment. Longer segments are cut.
+        return_presence_mask: whether there is a second output.
+    """
+    width = max_length if max_length >= 0 else int(lengths.max()) if lengths.numel() else 0
+    place = torch.arange(width, device=lengths.device)
+    present = place < lengths[:, None]
+    rows = ((lengths.cumsum(0) - lengths)[:, None] + place)[present]
+    if isinstance(x, np.ndarray):
+        packed: Any = np.full((*present.shape, *x.shape[1:]), b"", dtype=object)
+        packed[present.numpy()] = x[rows.numpy()]
+    else:
+        filling = float("-inf") if pad_minf else 0
+        packed = torch.full((*present.shape, *x.shape[1:]), filling, dtype=x.dtype, device=x.device)
+        packed[present] = x[rows.long()]
+    return packed, present
+
+
+@operator("UnpackSegments", gradient="PackSegments(I0, GO0) -> GI1")
+def unpack_segments(lengths: Tensor, x: Any, *, max_length: int = -1) -> Any:
+    """Return the rows of packed segments, one segment behind the other; those that were cut off are 0."""
+    width = x.shape[1] if x.ndim > 1 else 0
+    ids = ids_of(lengths)
+    place = torch.arange(len(ids), device=lengths.device) - (lengths.cumsum(0) - lengths)[ids]
+    kept = place < width
+    if isinstance(x, np.ndarray):
+        return x[ids.numpy(), place.numpy()]
+    rows = x.new_zeros(len(ids), *x.shape[2:])
+    rows[kept] = x[ids[kept], place[kept]]
+    return rows
+
+
+@operator("ReversePackedSegs", gradient="ReversePackedSegs(GO0, I1) -> GI0")
+def reverse_packed_segs(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return packed segments of shape (longest, segments, values), each backwards; what is behind it stays."""
+    place = torch.arange(len(x), device=x.device)[:, None]
+    source = torch.where(place < lengths, lengths - 1 - place, place)
+    return x.gather(0, source.unsqueeze(-1).expand(x.shape).long())
+
+
+def _parts(keys: Tensor, count: int) -> Tensor:
+    return torch.remainder(keys, count)
+
+
+@operator("Partition")
+def partition(
+    keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
+) -> tuple[Any, ...]:
+    """Return all inputs split by the remainder of their key: all inputs of part 0, then those of part 1, ...
+
+    Args:
+        keys: integers of any shape.
+        others: tensors whose first dimensions are those of the keys.
+        context: its outputs are as many as inputs, for each part.
+        pack_first_input: whether keys are divided by the number of parts.
+    """
+    count = context.outputs // (1 + len(others))
+    part = _parts(keys, count)
+    made: list[Tensor] = []
+    for number in range(count):
+        chosen = part == number
+        first = torch.div(keys[chosen], count, rounding_mode="floor") if pack_first_input else keys[chosen]
+        made += [first, *[other[chosen] for other in others]]
+    return tuple(made)
+
+
+@operator("LengthsPartition")
+def lengths_partition(
+    lengths: Tensor, keys: Tensor, *others: Tensor, context: Context, pack_first_input: bool = False
+) -> tuple[Any, ...]:
+    """Return all inputs split by the remainder of their key, with the lengths of the segments in each part."""
+    count = context.outputs // (2 + len(others))
+    part, ids = _parts(keys, count), ids_of(lengths)
+    made: list[Tensor] = []
+    for number in range(count):
+        chosen = part == number
+        first = torch.div(keys[chosen], count, rounding_mode="floor") if pack_first_input else keys[chosen]
+        kept = torch.bincount(ids[chosen], minlength=len(lengths)).to(lengths.dtype)
+        made += [kept, first, *[other[chosen] for other in others]]
+    return tuple(made)
+
+
+@operator("GatherByKey")
+def gather_by_key(keys: Tensor, *parts: Tensor) -> Tensor:
+    """Return the values of all keys from parts that were split by the remainder of their key."""
+    number = _parts(keys, len(parts)).reshape(-1)
+    made = parts[0].new_zeros(keys.numel(), *parts[0].shape[1:])
+    for index, part in enumerate(parts):
+        made[number == index] = part
+    return made.reshape(*keys.shape, *parts[0].shape[1:])

@@ -1,0 +1,282 @@
+"""Sums, means and extremes of segments, in all of Caffe2's forms.
+
+A segment is a run of rows: by sorted ids of the rows (`SortedSegment...`), by ids in any order (`UnsortedSegment...`) or by
+lengths (`Lengths...`). The `Sparse...` forms first gather rows by index; their gradients are sparse. `...WeightedSum` has a
+weight for each row, and with the argument `grad_on_weights` a gradient for it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import operator
+
+
+def ids_of(lengths: Tensor) -> Tensor:
+    """Return the segment of each row for the lengths of all segments."""
+    segments = torch.arange(len(lengths), device=lengths.device)
+    return torch.repeat_interleave(segments, lengths.to(torch.int64))
+
+
+def _count(ids: Tensor, num_segments: int = -1) -> int:
+    if num_segments >= 0:
+        return num_segments
+    return int(ids.max()) + 1 if ids.numel() else 0
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """Return a vector in a shape that multiplies the rows of another tensor."""
+    return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
+
+
+def _sizes(ids: Tensor, count: int, like: Tensor) -> Tensor:
+    """Return the number of rows of each segment, at least 1, as a column."""
+    return _column(torch.bincount(ids.long(), minlength=count).clamp(min=1).to(like.dtype), like)
+
+
+def _reduced(kind: str, rows: Tensor, ids: Tensor, count: int) -> Tensor:
+    made = rows.new_zeros(count, *rows.shape[1:])
+    if kind == "Max":
+        spread = _column(ids.long(), rows).expand(rows.shape)
+        return made.scatter_reduce(0, spread, rows, "amax", include_self=False)
+    total = made.index_add(0, ids.long(), rows)
+    return total / _sizes(ids, count, rows) if kind == "Mean" else total
+
+
+def _spread(kind: str, dy: Tensor, ids: Tensor) -> Tensor:
+    """Return the gradient of each row of segments that are summed or averaged."""
+    return (dy / _sizes(ids, len(dy), dy) if kind == "Mean" else dy)[ids.long()]
+
+
+def _weights_gradient(dy: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    return (dy[ids.long()] * rows).flatten(1).sum(1) if rows.dim() > 1 else dy[ids.long()] * rows
+
+
+def _rows(x: Tensor, indices: Tensor) -> Tensor:
+    return torch.index_select(x, 0, indices.to(torch.int64))
+
+
+def _by_ids(family: str, sums_only: bool = False) -> None:
+    """Register the forms that have an id for each row."""
+
+    def dense_gradient(kind: str) -> str:
+        return f"{family}Segment{kind}Gradient(GO0, I1) -> GI0"
+
+    def sparse_gradient(kind: str) -> str:
+        return f"Sparse{family}Segment{kind}Gradient(GO0, I2) -> GI0_values; GI0 = (I1, GI0_values)"
+
+    for each in ("Sum", "Mean"):
+        _register_ids(family, each, dense_gradient(each), sparse_gradient(each))
+
+
+def _register_ids(family: str, kind: str, dense: str, sparse: str) -> None:
+    @operator(f"{family}Segment{kind}", gradient=dense)
+    def by_ids(x: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
+        """Return the sum or mean of the rows of each id."""
+        return _reduced(kind, x, ids, _count(ids, num_segments))
+
+    @operator(f"Sparse{family}Segment{kind}", gradient=sparse)
+    def sparse_by_ids(x: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
+        """Return the sum or mean of the rows that the indices of each id name."""
+        return _reduced(kind, _rows(x, indices), ids, _count(ids, num_segments))
+
+    @operator(f"{family}Segment{kind}Gradient", f"Sparse{family}Segment{kind}Gradient")
+    def by_ids_gradient(dy: Tensor, ids: Tensor) -> Tensor:
+        """Return the gradient of each row."""
+        return _spread(kind, dy, ids)
+
+
+def _register_weighted_ids(family: str) -> None:
+    name = f"{family}SegmentWeightedSum"
+
+    def rule(maker: GradientMaker) -> None:
+        if maker.argument("grad_on_weights", 0):
+            inputs = [maker.I(1), maker.GO(0), maker.I(2), maker.I(0)]
+            maker.op(f"{name}WithMainInputGradient", inputs, [maker.GI(0), maker.GI(1)])
+        else:
+            maker.op(f"{name}Gradient", [maker.I(1), maker.GO(0), maker.I(2)], [maker.GI(0)])
+
+    @operator(name, gradient=rule)
+    def weighted(x: Tensor, weights: Tensor, ids: Tensor, *, num_segments: int = -1) -> Tensor:
+        """Return the weighted sum of the rows of each id."""
+        return _reduced("Sum", x * _column(weights, x), ids, _count(ids, num_segments))
+
+    @operator(
+        f"Sparse{name}",
+        gradient=f"Sparse{name}Gradient(I1, GO0, I3) -> GI0_values; GI0 = (I2, GI0_values)",
+    )
+    def sparse_weighted(
+        x: Tensor, weights: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1
+    ) -> Tensor:
+        """Return the weighted sum of the rows that the indices of each id name."""
+        return weighted(_rows(x, indices), weights, ids, num_segments=num_segments)
+
+    @operator(f"{name}Gradient", f"Sparse{name}Gradient")
+    def weighted_gradient(weights: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
+        """Return the gradient of each row."""
+        rows = dy[ids.long()]
+        return rows * _column(weights, rows)
+
+    @operator(f"{name}WithMainInputGradient")
+    def weighted_gradients(weights: Tensor, dy: Tensor, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of rows and weights."""
+        return weighted_gradient(weights, dy, ids), _weights_gradient(dy, x, ids)
+
+
+for _family in ("Sorted", "Unsorted"):
+    _by_ids(_family)
+    _register_weighted_ids(_family)
+
+
+def _register_range(kind: str) -> None:
+    name = f"SortedSegmentRange{kind}"
+
+    @operator(name, gradient=f"{name}Gradient(I0, O0, GO0, I1) -> GI0")
+    def range_(x: Tensor, ids: Tensor) -> Tensor:
+        """Return the reduction of each run of rows."""
+        count = _count(ids)
+        if not kind.startswith("Log"):
+            return _reduced(kind, x, ids, count)
+        most = _reduced("Max", x, ids, count)
+        total = _reduced("Sum", torch.exp(x - most[ids.long()]), ids, count)
+        if kind == "LogMeanExp":
+            total = total / _sizes(ids, count, x)
+        return torch.log(total) + most
+
+    @operator(f"{name}Gradient")
+    def range_gradient(x: Tensor, y: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
+        """Return the gradient of each row."""
+        if kind in ("Sum", "Mean"):
+            return _spread(kind, dy, ids)
+        if kind == "Max":
+            return torch.where(x == y[ids.long()], dy[ids.long()], 0)
+        share = torch.exp(x - y[ids.long()]) * dy[ids.long()]
+        return share / _sizes(ids, len(y), x)[ids.long()] if kind == "LogMeanExp" else share
+
+
+for _kind in ("Sum", "Mean", "Max", "LogSumExp", "LogMeanExp"):
+    _register_range(_kind)
+
+
+def _register_lengths(kind: str) -> None:
+    gradient = f"LengthsIndicesInGradient{kind}Gradient(GO0, I1, I0) -> GI0"
+
+    @operator(f"Lengths{kind}", gradient=gradient)
+    def by_lengths(x: Tensor, lengths: Tensor) -> Tensor:
+        """Return the sum or mean of each segment; 0 for an empty one."""
+        return _reduced(kind, x, ids_of(lengths), len(lengths))
+
+    sparse = (
+        f"SparseLengthsIndicesInGradient{kind}Gradient(GO0, I2, I1) -> GI0_values; GI0 = (I1, GI0_values)"
+    )
+
+    @operator(f"SparseLengths{kind}", gradient=sparse)
+    def sparse_by_lengths(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
+        """Return the sum or mean of the rows that the indices of each segment name."""
+        return _reduced(kind, _rows(x, indices), ids_of(lengths), len(lengths))
+
+    @operator(f"LengthsIndicesInGradient{kind}Gradient", f"SparseLengthsIndicesInGradient{kind}Gradient")
+    def by_lengths_gradient(dy: Tensor, lengths: Tensor, indices: Tensor) -> Tensor:
+        """Return the gradient of each row."""
+        return _spread(kind, dy, ids_of(lengths))
+
+
+for _kind in ("Sum", "Mean"):
+    _register_lengths(_kind)
+
+
+@operator("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(O0, GO0, I1, I0) -> GI0")
+def lengths_max(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the largest of each segment, element by element; 0 for an empty one."""
+    return _reduced("Max", x, ids_of(lengths), len(lengths))
+
+
+@operator("SparseLengthsMax")
+def sparse_lengths_max(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
+    """Return the largest of the rows that the indices of each segment name."""
+    return _reduced("Max", _rows(x, indices), ids_of(lengths), len(lengths))
+
+
+@operator("LengthsMaxWithMainInputAndForwardOutputGradient")
+def lengths_max_gradient(y: Tensor, dy: Tensor, lengths: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of `LengthsMax`: each element that equals the largest has it."""
+    ids = ids_of(lengths)
+    return torch.where(x == y[ids], dy[ids], 0)
+
+
+def _lengths_weighted_rule(maker: GradientMaker) -> None:
+    if maker.argument("grad_on_weights", 0):
+        inputs = [maker.I(1), maker.GO(0), maker.I(2), maker.I(0)]
+        outputs = [maker.GI(0), maker.GI(1)]
+        maker.op("LengthsWeightedSumWithMainInputGradient", inputs, outputs)
+    else:
+        inputs = [maker.I(1), maker.GO(0), maker.I(2)]
+        maker.op("LengthsWeightedSumGradient", inputs, [maker.GI(0)])
+
+
+@operator("LengthsWeightedSum", gradient=_lengths_weighted_rule)
+def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
+    """Return the weighted sum of each segment."""
+    return _reduced("Sum", x * _column(weights, x), ids_of(lengths), len(lengths))
+
+
+@operator("LengthsWeightedSumGradient")
+def lengths_weighted_sum_gradient(weights: Tensor, dy: Tensor, lengths: Tensor) -> Tensor:
+    """Return the gradient of the rows of `LengthsWeightedSum`."""
+    rows = dy[ids_of(lengths)]
+    return rows * _column(weights, rows)
+
+
+@operator("LengthsWeightedSumWithMainInputGradient")
+def lengths_weighted_sum_gradients(
+    weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of rows and weights of `LengthsWeightedSum`."""
+    ids = ids_of(lengths)
+    return lengths_weighted_sum_gradient(weights, dy, lengths), _weights_gradient(dy, x, ids)
+
+
+def _sparse_lengths_weighted_rule(maker: GradientMaker) -> None:
+    values = f"{maker.I(0)}_grad_values"
+    inputs = [maker.I(1), maker.GO(0), maker.I(3)]
+    prefix = "SparseLengthsIndicesInGradientWeightedSum"
+    if maker.argument("grad_on_weights", 0):
+        inputs += [maker.I(0), maker.I(2)]
+        maker.op(f"{prefix}WithMainInputGradient", inputs, [values, maker.GI(1)])
+    else:
+        maker.op(f"{prefix}Gradient", [*inputs, maker.I(2)], [values])
+    maker.sparse(0, maker.I(2), values)
+
+
+@operator("SparseLengthsWeightedSum", gradient=_sparse_lengths_weighted_rule)
+def sparse_lengths_weighted_sum(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
+    """Return the weighted sum of the rows that the indices of each segment name."""
+    return lengths_weighted_sum(_rows(x, indices), weights, lengths)
+
+
+@operator("SparseLengthsPositionalWeightedSum")
+def sparse_lengths_positional_weighted_sum(
+    x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor
+) -> Tensor:
+    """Return the sum of the rows that the indices of each segment name, weighted by their place in it."""
+    starts = lengths.cumsum(0) - lengths
+    place = torch.arange(len(indices), device=indices.device) - starts[ids_of(lengths)]
+    return lengths_weighted_sum(_rows(x, indices), weights[place], lengths)
+
+
+@operator("SparseLengthsIndicesInGradientWeightedSumGradient")
+def sparse_lengths_weighted_sum_gradient(
+    weights: Tensor, dy: Tensor, lengths: Tensor, indices: Tensor
+) -> Tensor:
+    """Return the gradient of the gathered rows of `SparseLengthsWeightedSum`."""
+    return lengths_weighted_sum_gradient(weights, dy, lengths)
+
+
+@operator("SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient")
+def sparse_lengths_weighted_sum_gradients(
+    weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor, indices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the gathered rows and of the weights of `SparseLengthsWeightedSum`."""
+    return lengths_weighted_sum_gradients(weights, dy, lengths, _rows(x, indices))
