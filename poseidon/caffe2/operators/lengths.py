@@ -26,10 +26,14 @@ def lengths_to_segment_ids(lengths: Tensor) -> Tensor:
     return ids_of(lengths).to(torch.int32)
 
 
+def _ranges(lengths: Tensor) -> Tensor:
+    return torch.stack([lengths.cumsum(0) - lengths, lengths], 1).to(torch.int32)
+
+
 @operator("LengthsToRanges")
 def lengths_to_ranges(lengths: Tensor) -> Tensor:
     """Return (start, length) of each segment, int32."""
-    return torch.stack([lengths.cumsum(0) - lengths, lengths], 1).to(torch.int32)
+    return _ranges(lengths)
 
 
 @operator("LengthsToOffsets")
@@ -67,7 +71,7 @@ def segment_ids_to_lengths(ids: Tensor, like: Any = None) -> Tensor:
 @operator("SegmentIdsToRanges")
 def segment_ids_to_ranges(ids: Tensor, like: Any = None) -> Tensor:
     """Return (start, length) of each id, int32."""
-    return lengths_to_ranges(_segment_lengths(ids, like))
+    return _ranges(_segment_lengths(ids, like))
 
 
 def _pack_rule(maker: GradientMaker) -> None:

@@ -54,11 +54,17 @@ def _weights_gradient(dy: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     return (dy[ids.long()] * rows).flatten(1).sum(1) if rows.dim() > 1 else dy[ids.long()] * rows
 
 
+def _weighted(weights: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
+    """Return the gradient of each row of weighted sums."""
+    rows = dy[ids.long()]
+    return rows * _column(weights, rows)
+
+
 def _rows(x: Tensor, indices: Tensor) -> Tensor:
     return torch.index_select(x, 0, indices.to(torch.int64))
 
 
-def _by_ids(family: str, sums_only: bool = False) -> None:
+def _by_ids(family: str) -> None:
     """Register the forms that have an id for each row."""
 
     def dense_gradient(kind: str) -> str:
@@ -111,18 +117,18 @@ def _register_weighted_ids(family: str) -> None:
         x: Tensor, weights: Tensor, indices: Tensor, ids: Tensor, *, num_segments: int = -1
     ) -> Tensor:
         """Return the weighted sum of the rows that the indices of each id name."""
-        return weighted(_rows(x, indices), weights, ids, num_segments=num_segments)
+        rows = _rows(x, indices)
+        return _reduced("Sum", rows * _column(weights, rows), ids, _count(ids, num_segments))
 
     @operator(f"{name}Gradient", f"Sparse{name}Gradient")
     def weighted_gradient(weights: Tensor, dy: Tensor, ids: Tensor) -> Tensor:
         """Return the gradient of each row."""
-        rows = dy[ids.long()]
-        return rows * _column(weights, rows)
+        return _weighted(weights, dy, ids)
 
     @operator(f"{name}WithMainInputGradient")
     def weighted_gradients(weights: Tensor, dy: Tensor, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of rows and weights."""
-        return weighted_gradient(weights, dy, ids), _weights_gradient(dy, x, ids)
+        return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
 
 
 for _family in ("Sorted", "Unsorted"):
@@ -225,8 +231,7 @@ def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
 @operator("LengthsWeightedSumGradient")
 def lengths_weighted_sum_gradient(weights: Tensor, dy: Tensor, lengths: Tensor) -> Tensor:
     """Return the gradient of the rows of `LengthsWeightedSum`."""
-    rows = dy[ids_of(lengths)]
-    return rows * _column(weights, rows)
+    return _weighted(weights, dy, ids_of(lengths))
 
 
 @operator("LengthsWeightedSumWithMainInputGradient")
@@ -235,7 +240,7 @@ def lengths_weighted_sum_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of rows and weights of `LengthsWeightedSum`."""
     ids = ids_of(lengths)
-    return lengths_weighted_sum_gradient(weights, dy, lengths), _weights_gradient(dy, x, ids)
+    return _weighted(weights, dy, ids), _weights_gradient(dy, x, ids)
 
 
 def _sparse_lengths_weighted_rule(maker: GradientMaker) -> None:
@@ -253,7 +258,8 @@ def _sparse_lengths_weighted_rule(maker: GradientMaker) -> None:
 @operator("SparseLengthsWeightedSum", gradient=_sparse_lengths_weighted_rule)
 def sparse_lengths_weighted_sum(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of the rows that the indices of each segment name."""
-    return lengths_weighted_sum(_rows(x, indices), weights, lengths)
+    rows = _rows(x, indices)
+    return _reduced("Sum", rows * _column(weights, rows), ids_of(lengths), len(lengths))
 
 
 @operator("SparseLengthsPositionalWeightedSum")
@@ -263,7 +269,8 @@ def sparse_lengths_positional_weighted_sum(
     """Return the sum of the rows that the indices of each segment name, weighted by their place in it."""
     starts = lengths.cumsum(0) - lengths
     place = torch.arange(len(indices), device=indices.device) - starts[ids_of(lengths)]
-    return lengths_weighted_sum(_rows(x, indices), weights[place], lengths)
+    rows = _rows(x, indices)
+    return _reduced("Sum", rows * _column(weights[place], rows), ids_of(lengths), len(lengths))
 
 
 @operator("SparseLengthsIndicesInGradientWeightedSumGradient")
@@ -271,7 +278,7 @@ def sparse_lengths_weighted_sum_gradient(
     weights: Tensor, dy: Tensor, lengths: Tensor, indices: Tensor
 ) -> Tensor:
     """Return the gradient of the gathered rows of `SparseLengthsWeightedSum`."""
-    return lengths_weighted_sum_gradient(weights, dy, lengths)
+    return _weighted(weights, dy, ids_of(lengths))
 
 
 @operator("SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient")
@@ -279,4 +286,5 @@ def sparse_lengths_weighted_sum_gradients(
     weights: Tensor, dy: Tensor, lengths: Tensor, x: Tensor, indices: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of the gathered rows and of the weights of `SparseLengthsWeightedSum`."""
-    return lengths_weighted_sum_gradients(weights, dy, lengths, _rows(x, indices))
+    ids = ids_of(lengths)
+    return _weighted(weights, dy, ids), _weights_gradient(dy, _rows(x, indices), ids)

@@ -1,0 +1,249 @@
+"""Save and Load of blobs, readers of databases, and batches of TensorProtos from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError
+
+from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProtos
+from poseidon.caffe2.runtime import databases
+from poseidon.caffe2.runtime.blob import Blob
+from poseidon.caffe2.runtime.databases import Reader
+from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.serialization import deserialize, serialize
+from poseidon.caffe2.runtime.values import from_proto
+
+CHUNK = "#%"
+"""What stands between the name of a blob and the number of a chunk in a key."""
+
+
+def _path(context: Context, db: str, absolute: bool) -> str:
+    return db if absolute else os.path.join(context.workspace.root_folder, db)
+
+
+class _Saving:
+    """Save: writes blobs to a database."""
+
+    def __init__(
+        self,
+        *,
+        context: Context,
+        db: str,
+        db_type: str,
+        absolute_path: bool = False,
+        strip_prefix: str = "",
+        blob_name_overrides: list[str] = [],  # noqa: B006 (it is not changed)
+        chunk_size: int = 0,
+    ) -> None:
+        names = list(context.definition.input)
+        if blob_name_overrides and len(blob_name_overrides) != len(names):
+            raise ValueError(f"{len(blob_name_overrides)} names are given for {len(names)} blobs")
+        if blob_name_overrides and strip_prefix:
+            raise ValueError("strip_prefix and blob_name_overrides exclude each other")
+        self.names = blob_name_overrides or [_stripped(name, strip_prefix) for name in names]
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise ValueError(f"Duplicated blob name: {name}")
+        self.path, self.db_type = _path(context, db, absolute_path), db_type
+        self.chunk_size = chunk_size
+
+    def _records(self, blobs: Sequence[Blob]) -> Iterator[tuple[bytes, bytes]]:
+        for name, blob in zip(self.names, blobs, strict=True):
+            if blob.value is None:
+                raise EnforceNotMet(f"The blob {name} is empty and cannot be saved")
+            for number, message in enumerate(serialize(name, blob.value, self.chunk_size)):
+                key = name if message.type != "Tensor" else f"{name}{CHUNK}{number}"
+                yield key.encode(), message.SerializeToString()
+
+    def write(self, path: str, blobs: Sequence[Blob]) -> None:
+        """Write the blobs to a database."""
+        databases.write_records(path, self.db_type, self._records(blobs))
+
+
+@operator("Save", "Snapshot", blobs=True, inputs=(1, 1 << 30), outputs=(0, 0))
+class Save(_Saving):
+    """Writes its inputs to a database.
+
+    Args of the operator:
+        db, db_type: the database; its path begins at the workspace's root folder, unless `absolute_path` is set.
+        strip_prefix: what is cut off from the names.
+        blob_name_overrides: other names.
+        chunk_size: values in a record; 0 for Caffe2's own, -1 for all.
+    """
+
+    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+        self.write(self.path, inputs)
+
+
+@operator("Checkpoint", blobs=True, inputs=(1, 1 << 30), outputs=(0, 0))
+class Checkpoint:
+    """Saves its inputs whenever the first, an iteration counter, is a multiple of `every`.
+
+    `db` is a pattern: %d is the iteration. The other arguments are those of `Save`.
+    """
+
+    def __init__(
+        self, *, context: Context, db: str, db_type: str, every: int = 1, absolute_path: bool = False
+    ) -> None:
+        self.saving = _Saving(context=context, db=db, db_type=db_type, absolute_path=absolute_path)
+        self.every = every
+
+    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+        iteration = int(inputs[0].value)
+        if iteration % self.every == 0:
+            pattern = self.saving.path
+            self.saving.write(pattern % iteration if "%" in pattern else pattern, inputs)
+
+
+def _stripped(name: str, prefix: str) -> str:
+    """Return a name without all that comes before and with a prefix."""
+    place = name.find(prefix) if prefix else -1
+    return name if place < 0 else name[place + len(prefix) :]
+
+
+@operator("Load", blobs=True)
+class Load:
+    """Reads blobs from databases, or from the reader that is its input.
+
+    Args of the operator:
+        db or dbs, db_type, absolute_path: where to read; see `Save`.
+        add_prefix, strip_prefix: what is added to, and cut off from, the names of the database.
+        source_blob_names: the names in the database of the outputs.
+        load_all: whether all blobs are read, under their names; the operator then may have no outputs.
+        allow_incomplete: whether outputs may be missing in the database.
+        keep_device: whether a tensor of a GPU is put there again; else all go to the operator's device.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: Context,
+        db: str = "",
+        dbs: list[str] = [],  # noqa: B006
+        db_type: str = "",
+        absolute_path: bool = False,
+        add_prefix: str = "",
+        strip_prefix: str = "",
+        source_blob_names: list[str] = [],  # noqa: B006
+        load_all: bool = False,
+        allow_incomplete: bool = False,
+        keep_device: bool = False,
+    ) -> None:
+        outputs = list(context.definition.output)
+        if db and dbs:
+            raise ValueError("db and dbs exclude each other")
+        if load_all and outputs and source_blob_names:
+            raise ValueError("load_all and source_blob_names exclude each other")
+        if source_blob_names and len(source_blob_names) != len(outputs):
+            raise ValueError(f"{len(source_blob_names)} names are given for {len(outputs)} blobs")
+        for name in outputs:
+            if outputs.count(name) > 1:
+                raise ValueError(f"Duplicated output name: {name}")
+        self.context, self.db_type = context, db_type
+        self.paths = [_path(context, name, absolute_path) for name in dbs or ([db] if db else [])]
+        self.add_prefix, self.strip_prefix = add_prefix, strip_prefix
+        self.wanted = dict(zip(source_blob_names or outputs, outputs, strict=True))
+        self.load_all, self.allow_incomplete, self.keep_device = load_all, allow_incomplete, keep_device
+
+    def _target(self, key: str) -> str | None:
+        """Return the blob that a key of the database is loaded into, None for one that is not wanted."""
+        name = self.add_prefix + _stripped(key.partition(CHUNK)[0], self.strip_prefix)
+        if self.load_all:
+            return name
+        return self.wanted.get(name)
+
+    def _sources(self, inputs: Sequence[Blob]) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+        if inputs:
+            reader: Reader = inputs[0].value
+            yield databases.records(reader.path, reader.db_type)
+        for path in self.paths:
+            yield databases.records(path, self.db_type)
+
+    def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
+        found: dict[str, Any] = {}
+        sources: dict[str, int] = {}
+        for number, records in enumerate(self._sources(inputs)):
+            for key, content in records:
+                name = self._target(key.decode())
+                if name is None:
+                    continue
+                if sources.setdefault(name, number) != number:
+                    raise EnforceNotMet(f"The blob {name} is in more than one database")
+                message = _message(BlobProto, content, key)
+                found[name] = self._placed(deserialize(message, found.get(name)), message)
+        missing = [name for name in self.wanted.values() if name not in found]
+        if missing and not self.allow_incomplete:
+            raise EnforceNotMet(f"The database has no blob {', '.join(missing)}")
+        for name, value in found.items():
+            self.context.workspace.create(name).value = value
+
+    def _placed(self, value: Any, message: BlobProto) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        device = self.context.device
+        if self.keep_device:
+            detail = message.tensor.device_detail
+            device = (
+                torch.device("cuda", detail.device_id) if detail.device_type == 1 else torch.device("cpu")
+            )
+        return value.to(device)
+
+
+def _message(kind: Any, content: bytes, key: bytes) -> Any:
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise EnforceNotMet(f"The record {key!r} is no {kind.__name__}") from error
+
+
+@operator("DBExists")
+def db_exists(*, context: Context, db_name: str, db_type: str, absolute_path: bool = False) -> torch.Tensor:
+    """Return whether there is a database, a scalar."""
+    return torch.tensor(databases.exists(_path(context, db_name, absolute_path), db_type))
+
+
+@operator("CreateDB")
+def create_db(*, db: str, db_type: str = "leveldb", num_shards: int = 1, shard_id: int = 0) -> Any:
+    """Return a reader of a database, or of one shard of it."""
+    return Reader(db, db_type, num_shards, shard_id)
+
+
+@operator("TensorProtosDBInput")
+def tensor_protos_db_input(reader: Any, *, context: Context, batch_size: int = 0) -> tuple[Any, ...]:
+    """Return the next records of a reader, each a TensorProtos: one output for each of its tensors.
+
+    Args:
+        reader: from `CreateDB`.
+        context: its outputs are as many as a record has tensors.
+        batch_size: the number of records, the first dimension of the outputs; 0 is one record without that dimension.
+
+    Raises:
+        RuntimeError: a record has another format, or another number of tensors.
+    """
+    rows: list[list[Any]] = []
+    for _ in range(max(batch_size, 1)):
+        key, content = reader.read()
+        tensors = _message(TensorProtos, content, key).protos
+        if len(tensors) != context.outputs:
+            raise EnforceNotMet(
+                f"The record {key!r} of {reader.path} has {len(tensors)} tensors, a TensorProtos of "
+                f"{context.outputs} was expected"
+            )
+        rows.append([from_proto(tensor) for tensor in tensors])
+    if batch_size == 0:
+        return tuple(_on(value, context) for value in rows[0])
+    return tuple(_on(_stacked(list(column)), context) for column in zip(*rows, strict=True))
+
+
+def _stacked(values: list[Any]) -> Any:
+    return np.stack(values) if isinstance(values[0], np.ndarray) else torch.stack(values)
+
+
+def _on(value: Any, context: Context) -> Any:
+    return value.to(context.device) if isinstance(value, torch.Tensor) else value

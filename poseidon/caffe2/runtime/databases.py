@@ -1,0 +1,202 @@
+"""Databases of records: minidb here, LMDB and LevelDB through `poseidon.data`; readers that several operators share.
+
+A minidb is one file: for each record the length of its key and of its value (32-bit, little-endian), key, value.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.data.databases.cursor import Cursor, open_cursor
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.databases.writer import write_database
+from poseidon.errors import DataError
+
+_LENGTHS = struct.Struct("<ii")
+
+
+class MinidbCursor:
+    """A cursor on a minidb, which is indexed when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a minidb.
+
+        Raises:
+            RuntimeError: the file is missing, empty, or cut off within a record.
+        """
+        try:
+            self._data = path.read_bytes()
+        except OSError as error:
+            raise EnforceNotMet(f"Cannot open the minidb {path}: {error.strerror}") from error
+        self.path = path
+        self._records: list[tuple[int, int, int]] = []
+        self._index(path)
+        self.position = 0
+
+    def _index(self, path: Path) -> None:
+        at, end = 0, len(self._data)
+        while at < end:
+            if at + _LENGTHS.size > end:
+                raise EnforceNotMet(f"The minidb {path} is cut off at byte {end}")
+            key, value = _LENGTHS.unpack_from(self._data, at)
+            at += _LENGTHS.size
+            if key < 0 or value < 0 or at + key + value > end:
+                raise EnforceNotMet(f"The minidb {path} is cut off at byte {end}, or is no minidb")
+            if key == 0:
+                break
+            self._records.append((at, key, value))
+            at += key + value
+        if not self._records:
+            raise EnforceNotMet(f"The minidb {path} has no records")
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def key(self) -> bytes:
+        """Return the key of the current record."""
+        at, key, _ = self._records[self.position]
+        return self._data[at : at + key]
+
+    def value(self) -> bytes:
+        """Return the value of the current record."""
+        at, key, value = self._records[self.position]
+        return self._data[at + key : at + key + value]
+
+    def skip(self, count: int) -> None:
+        """Move forward by some records, from the last to the first."""
+        self.position = (self.position + count) % len(self._records)
+
+    def seek(self, record: int) -> None:
+        """Move to a record."""
+        self.position = record % len(self._records)
+
+    def close(self) -> None:
+        """Forget the file."""
+        self._data = b""
+
+
+def backend_of(db_type: str) -> Backend | None:
+    """Return the kind of a database by Caffe2's name, None for a minidb.
+
+    Raises:
+        RuntimeError: there is no such kind.
+    """
+    name = db_type.lower()
+    if name == "minidb":
+        return None
+    if name.upper() in Backend.__members__:
+        return Backend[name.upper()]
+    raise EnforceNotMet(f"There are no databases of type {db_type}: minidb, lmdb and leveldb are known")
+
+
+def open_database(path: str, db_type: str) -> Cursor:
+    """Return a cursor on the first record of a database.
+
+    Raises:
+        RuntimeError: the database is missing, empty, of another kind, or damaged.
+    """
+    backend = backend_of(db_type)
+    if backend is None:
+        return MinidbCursor(Path(path))
+    try:
+        return open_cursor(Path(path), backend)
+    except DataError as error:
+        raise EnforceNotMet(str(error)) from error
+
+
+def exists(path: str, db_type: str) -> bool:
+    """Return whether there is a database."""
+    backend = backend_of(db_type)
+    return Path(path).is_file() if backend is None else Path(path).is_dir()
+
+
+def records(path: str, db_type: str) -> Iterator[tuple[bytes, bytes]]:
+    """Yield key and value of all records of a database.
+
+    Raises:
+        RuntimeError: it cannot be read.
+    """
+    cursor = open_database(path, db_type)
+    try:
+        last = -1
+        while cursor.position > last:
+            last = cursor.position
+            yield cursor.key(), bytes(cursor.value())
+            cursor.skip(1)
+    finally:
+        cursor.close()
+
+
+def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write a database; a minidb of that name is replaced.
+
+    Raises:
+        RuntimeError: it cannot be written.
+    """
+    backend = backend_of(db_type)
+    try:
+        if backend is None:
+            with Path(path).open("wb") as file:
+                for key, value in pairs:
+                    file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
+        else:
+            with write_database(Path(path), backend) as writer:
+                for key, value in pairs:
+                    writer.put(key, value)
+    except (OSError, DataError) as error:
+        raise EnforceNotMet(f"Cannot write the database {path}: {error}") from error
+
+
+class Reader:
+    """A cursor that operators of several devices share: each read is of one record of the shard.
+
+    Attributes:
+        path, db_type: the database.
+        position: the number of the next record.
+    """
+
+    def __init__(self, path: str, db_type: str, num_shards: int = 1, shard_id: int = 0) -> None:
+        """Open a database at the first record of a shard: the one of that number, then each `num_shards`-th.
+
+        Raises:
+            RuntimeError: the database cannot be read, or has no record of the shard.
+        """
+        if not 0 <= shard_id < num_shards:
+            raise EnforceNotMet(f"shard_id must be from 0 to {num_shards - 1}, not {shard_id}")
+        self.path, self.db_type = path, db_type
+        self._cursor = open_database(path, db_type)
+        self._shards, self._shard = num_shards, shard_id
+        self._lock = threading.Lock()
+        for _ in range(shard_id):
+            if not self._advance():
+                raise EnforceNotMet(f"The database {path} has fewer records than the shard id {shard_id}")
+
+    def _advance(self) -> bool:
+        """Move forward by one record; return False at the end, where the cursor is at the first again."""
+        before = self._cursor.position
+        self._cursor.skip(1)
+        return self._cursor.position > before
+
+    @property
+    def position(self) -> int:
+        """The number of the next record."""
+        return self._cursor.position
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Return key and value of the next record; after the last one of the shard comes its first."""
+        with self._lock:
+            found = self._cursor.key(), bytes(self._cursor.value())
+            for _ in range(self._shards):
+                if not self._advance():
+                    self._cursor.seek(self._shard)
+                    break
+            return found
+
+    def rewind(self) -> None:
+        """Go back to the first record of the shard."""
+        with self._lock:
+            self._cursor.seek(self._shard)

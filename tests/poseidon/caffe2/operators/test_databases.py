@@ -1,0 +1,159 @@
+"""Save, Load, readers and batches of TensorProtos, over all kinds of databases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, workspace
+from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
+from poseidon.caffe2.runtime.databases import records, write_records
+
+VALUES: dict[str, Any] = {
+    "f": np.arange(6, dtype="f4").reshape(2, 3),
+    "i": np.array([1, 2], np.int32),
+    "h": np.array([0.5], np.float16),
+    "s": np.array([b"a", b"bc"], dtype=object),
+    "e": np.zeros((0, 2), "f4"),
+    "scope/g": np.array([True, False]),
+}
+
+
+def call(kind: str, inputs: list[str], outputs: list[str], **arguments: Any) -> None:
+    workspace.RunOperatorOnce(core.CreateOperator(kind, inputs, outputs, **arguments))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> dict[str, Any]:
+    workspace.ResetWorkspace(str(tmp_path))
+    for name, value in VALUES.items():
+        workspace.FeedBlob(name, value)
+    where = {"db": str(tmp_path / "s.minidb"), "db_type": "minidb", "absolute_path": 1}
+    call("Save", list(VALUES), [], **where)
+    workspace.ResetWorkspace()
+    return where
+
+
+@pytest.mark.parametrize("db_type", ["minidb", "lmdb"])
+@pytest.mark.parametrize("chunk_size", [0, -1, 2])
+def test_blobs_come_back(tmp_path: Path, db_type: str, chunk_size: int) -> None:
+    workspace.ResetWorkspace(str(tmp_path))
+    for name, value in VALUES.items():
+        workspace.FeedBlob(name, value)
+    call("Save", list(VALUES), [], db="saved", db_type=db_type, chunk_size=chunk_size)
+    workspace.ResetWorkspace(str(tmp_path))
+    call("Load", [], [], db="saved", db_type=db_type, load_all=1)
+    assert sorted(workspace.Blobs()) == sorted(VALUES)
+    for name, value in VALUES.items():
+        np.testing.assert_array_equal(workspace.FetchBlob(name), value)
+
+
+def test_names(saved: dict[str, Any]) -> None:
+    call("Load", [], ["x"], source_blob_names=["f"], **saved)
+    assert workspace.Blobs() == ["x"]
+    workspace.ResetWorkspace()
+    call("Load", [], [], load_all=1, strip_prefix="scope/", add_prefix="new/", **saved)
+    assert "new/g" in workspace.Blobs()
+    call("Save", ["new/g"], [], strip_prefix="new/", **saved)
+    assert [key for key, _ in records(saved["db"], "minidb")] == [b"g#%0"]
+    call("Save", ["new/g"], [], blob_name_overrides=["other"], **saved)
+    assert [key for key, _ in records(saved["db"], "minidb")] == [b"other#%0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "outputs", "message"),
+    [
+        ("Load", [], ["f", "f"], "Duplicated output name: f"),
+        ("Load", [], ["f", "nothing"], "The database has no blob nothing"),
+        ("Save", ["f", "f"], [], "Duplicated blob name: f"),
+    ],
+)
+def test_mistakes(
+    saved: dict[str, Any], kind: str, inputs: list[str], outputs: list[str], message: str
+) -> None:
+    workspace.FeedBlob("f", VALUES["f"])
+    with pytest.raises(RuntimeError, match=message):
+        call(kind, inputs, outputs, **saved)
+
+
+def test_missing_blobs_may_be_allowed(saved: dict[str, Any]) -> None:
+    call("Load", [], ["f", "nothing"], allow_incomplete=1, **saved)
+    np.testing.assert_array_equal(workspace.FetchBlob("f"), VALUES["f"])
+
+
+def test_a_file_that_is_missing_or_cut_off_is_an_error(saved: dict[str, Any]) -> None:
+    path = Path(saved["db"])
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(RuntimeError, match="cut off"):
+        call("Load", [], [], load_all=1, **saved)
+    path.unlink()
+    with pytest.raises(RuntimeError, match="Cannot open the minidb"):
+        call("Load", [], [], load_all=1, **saved)
+
+
+def test_several_databases(saved: dict[str, Any], tmp_path: Path) -> None:
+    workspace.FeedBlob("more", VALUES["i"])
+    second = str(tmp_path / "second.minidb")
+    call("Save", ["more"], [], **{**saved, "db": second})
+    rest = {"db_type": "minidb", "absolute_path": 1}
+    workspace.ResetWorkspace()
+    call("Load", [], ["f", "more"], dbs=[saved["db"], second], **rest)
+    assert sorted(workspace.Blobs()) == ["f", "more"]
+    with pytest.raises(RuntimeError, match="in more than one database"):
+        call("Load", [], [], dbs=[second, second], load_all=1, **rest)
+
+
+def test_checkpoints_by_iteration(tmp_path: Path) -> None:
+    workspace.ResetWorkspace(str(tmp_path))
+    for iteration in range(4):
+        workspace.FeedBlob("iter", np.array([iteration]))
+        call("Checkpoint", ["iter"], [], db="at_%d", db_type="minidb", every=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["at_0", "at_2"]
+    call("DBExists", [], ["there"], db_name="at_2", db_type="minidb")
+    assert workspace.FetchBlob("there")
+
+
+@pytest.fixture(params=["minidb", "lmdb", "leveldb"])
+def numbered(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    if request.param == "leveldb":
+        pytest.importorskip("plyvel")
+    pairs = []
+    for number in range(5):
+        message = TensorProtos()
+        message.protos.add(data_type=TensorProto.FLOAT, dims=[2], float_data=[number, -number])
+        message.protos.add(data_type=TensorProto.INT32, dims=[], int32_data=[number])
+        pairs.append((b"%03d" % number, message.SerializeToString()))
+    path = str(tmp_path / "numbered")
+    write_records(path, request.param, pairs)
+    return path, request.param
+
+
+@pytest.mark.parametrize(
+    ("shards", "shard", "labels"),
+    [(1, 0, [[0, 1], [2, 3], [4, 0]]), (2, 1, [[1, 3], [1, 3]]), (3, 2, [[2, 2]]), (2, 0, [[0, 2], [4, 0]])],
+)
+def test_a_reader_gives_the_records_of_its_shard(
+    numbered: tuple[str, str], shards: int, shard: int, labels: list[list[int]]
+) -> None:
+    workspace.ResetWorkspace()
+    path, db_type = numbered
+    call("CreateDB", [], ["reader"], db=path, db_type=db_type, num_shards=shards, shard_id=shard)
+    for expected in labels:
+        call("TensorProtosDBInput", ["reader"], ["data", "label"], batch_size=2)
+        assert workspace.FetchBlob("label").tolist() == expected
+        np.testing.assert_array_equal(workspace.FetchBlob("data"), [[n, -n] for n in expected])
+    call("TensorProtosDBInput", ["reader"], ["data", "label"])
+    assert workspace.FetchBlob("data").shape == (2,)
+
+
+def test_a_record_of_another_format_is_an_error(numbered: tuple[str, str]) -> None:
+    path, db_type = numbered
+    workspace.ResetWorkspace()
+    call("CreateDB", [], ["reader"], db=path, db_type=db_type)
+    with pytest.raises(RuntimeError, match="has 2 tensors, a TensorProtos of 3 was expected"):
+        call("TensorProtosDBInput", ["reader"], ["a", "b", "c"])
+    with pytest.raises(RuntimeError, match="fewer records than the shard id 7"):
+        call("CreateDB", [], ["reader"], db=path, db_type=db_type, num_shards=9, shard_id=7)

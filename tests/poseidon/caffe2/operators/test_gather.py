@@ -1,0 +1,152 @@
+"""Gather, scatter, one-hot rows, unique values, sparse and dense forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+
+X = numbers(4, 5, 2)
+INDICES = np.array([[3, 0], [1, 3]], dtype=np.int64)
+STRINGS = np.array([b"a", b"b", b"c", b"d"], dtype=object)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_gather(axis: int, dtype: Any) -> None:
+    np.testing.assert_array_equal(
+        run("Gather", [X, INDICES.astype(dtype)], axis=axis)[0], X.take(INDICES, axis)
+    )
+    assert_gradients("Gather", [X, INDICES], [0], axis=axis, dense_gradient=1)
+
+
+def test_the_gradient_of_gather_is_sparse() -> None:
+    assert_gradients("Gather", [X, np.array([1, 0, 1])], [0])
+
+
+def test_gather_of_strings_and_from_the_end() -> None:
+    assert run("Gather", [STRINGS, INDICES])[0].tolist() == [[b"d", b"a"], [b"b", b"d"]]
+    np.testing.assert_array_equal(run("Gather", [X, np.array([-1])], wrap_indices=1)[0], X[-1:])
+    with pytest.raises(RuntimeError):
+        run("Gather", [X, np.array([7])])
+
+
+def test_batch_gather() -> None:
+    np.testing.assert_array_equal(run("BatchGather", [X, INDICES])[0], X.take(INDICES, 1))
+    assert_gradients("BatchGather", [X, INDICES], [0])
+
+
+def test_batch_gather_with_outer_dimensions_that_match() -> None:
+    indices = np.array([[0, 4], [1, 1], [2, 0], [3, 3]])
+    expected = np.stack([X[row, indices[row]] for row in range(4)])
+    np.testing.assert_array_equal(run("BatchGather", [X, indices], match_outer=1)[0], expected)
+    assert_gradients("BatchGather", [X, indices], [0], match_outer=1)
+
+
+V = np.arange(6, dtype="f4")
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "outputs", "arguments", "expected"),
+    [
+        (
+            "GatherRanges",
+            [V, np.array([[[0, 1], [2, 2]], [[4, 1], [5, 1]]], np.int32)],
+            2,
+            {},
+            [[0, 2, 3, 4, 5], [3, 2]],
+        ),
+        (
+            "LengthsGather",
+            [V, np.array([0, 2, 3, 1], np.int32), np.array([2, 0, 2])],
+            1,
+            {},
+            [[2, 3, 4, 2, 3, 4]],
+        ),
+        (
+            "GatherRangesToDense",
+            [V, np.array([[[2, 2], [0, 1]], [[0, 0], [4, 1]]], np.int32)],
+            2,
+            {"lengths": [2, 1]},
+            [[[2, 3], [0, 0]], [[0], [4]]],
+        ),
+        ("OneHot", [np.array([2, 0]), np.array([3])], 1, {}, [[[0, 0, 1], [1, 0, 0]]]),
+        (
+            "SegmentOneHot",
+            [np.array([2, 1], np.int32), np.array([0, 2, 1]), np.array([3])],
+            1,
+            {},
+            [[[1, 0, 1], [0, 1, 0]]],
+        ),
+        (
+            "BatchOneHot",
+            [np.array([[2, 5], [3, 4]]), np.array([2, 1], np.int32), np.array([2, 3, 5])],
+            1,
+            {},
+            [[[1, 0, 1], [0, 1, 0]]],
+        ),
+        (
+            "BatchBucketOneHot",
+            [np.array([[0.5, 2], [3, 0]], "f4"), np.array([2, 1], np.int32), np.array([1, 2, 1], "f4")],
+            1,
+            {},
+            [[[1, 0, 0, 0, 1], [0, 0, 1, 1, 0]]],
+        ),
+        ("Unique", [np.array([3, 1, 3, 2], np.int32)], 2, {}, [[1, 2, 3], [2, 0, 2, 1]]),
+        ("Find", [np.array([10, 20, 10]), np.array([10, 5, 20])], 1, {"missing_value": -7}, [[2, -7, 1]]),
+        ("FindDuplicateElements", [np.array([b"a", b"b", b"a"], dtype=object)], 1, {}, [[2]]),
+        ("BooleanMask", [V[:3], np.array([True, False, True])], 2, {}, [[0, 2], [0, 2]]),
+        (
+            "BooleanMaskLengths",
+            [np.array([2, 0, 2], np.int32), np.array([True, False, True, True])],
+            1,
+            {},
+            [[1, 0, 2]],
+        ),
+        (
+            "BooleanUnmask",
+            [np.array([True, False]), np.array([1], "f4"), np.array([False, True]), np.array([2], "f4")],
+            1,
+            {},
+            [[1, 2]],
+        ),
+        (
+            "SparseToDenseMask",
+            [np.array([2, 7, 3]), np.array([1, 2, 3], "f4"), np.array(9, "f4"), np.array([2, 1], np.int32)],
+            2,
+            {"mask": [7, 2], "return_presence_mask": 1},
+            [[[2, 1], [9, 9]], [[True, True], [False, False]]],
+        ),
+    ],
+)
+def test_values(
+    kind: str, inputs: list[Array], outputs: int, arguments: dict[str, Any], expected: list[Any]
+) -> None:
+    for made, wanted in zip(run(kind, inputs, outputs, **arguments), expected, strict=True):
+        np.testing.assert_array_equal(made, wanted)
+
+
+def test_scatter() -> None:
+    x, indices, rows = numbers(4, 2), np.array([2, 0]), np.ones((2, 2), "f4")
+    expected = x.copy()
+    expected[indices] = rows
+    np.testing.assert_array_equal(run("ScatterAssign", [x, indices, rows], in_place={0: 0})[0], expected)
+
+
+def test_sparse_to_dense() -> None:
+    indices, values = np.array([1, 3, 1], np.int32), numbers(3, 2)
+    expected = np.zeros((5, 2), "f4")
+    np.add.at(expected, indices, values)
+    np.testing.assert_allclose(run("SparseToDense", [indices, values])[0], expected[:4])
+    np.testing.assert_allclose(run("SparseToDense", [indices, values, np.zeros((5, 1), "f4")])[0], expected)
+    assert_gradients("SparseToDense", [indices, values], [1])
+
+
+def test_gradients_of_masks() -> None:
+    x = numbers(3, 2)
+    assert_gradients("BooleanMask", [x, np.array([True, False, True])], [0], 2)
+    inputs = [np.array([2, 7, 3]), x, np.zeros(2, "f4"), np.array([2, 1], np.int32)]
+    assert_gradients("SparseToDenseMask", inputs, [1], mask=[7, 2])

@@ -1,0 +1,111 @@
+"""Reshape, flatten, transpose, tile, expand, slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
+
+X = numbers(2, 3, 4)
+INT64 = np.int64
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((4, 6), (4, 6)),
+        ((0, -1), (2, 12)),
+        ((-1,), (24,)),
+        ((0, 0, 0), (2, 3, 4)),
+        ((3, 0, -1), (3, 3, 8 // 3)),
+    ],
+)
+def test_reshape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if int(np.prod(expected)) != X.size:
+        with pytest.raises(RuntimeError, match="does not follow"):
+            run("Reshape", [X], 2, shape=shape)
+        return
+    for inputs, arguments in (([X], {"shape": shape}), ([X, np.array(shape, INT64)], {})):
+        y, old = run("Reshape", inputs, 2, **arguments)
+        np.testing.assert_array_equal(y, X.reshape(expected))
+        assert old.tolist() == [2, 3, 4]
+    assert_gradients("Reshape", [X], [0], 2, shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (-1, -1), (0, 0, 5)])
+def test_an_impossible_shape_is_an_error(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError):
+        run("Reshape", [X], 2, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "arguments", "expected"),
+    [
+        ("Flatten", X, {}, X.reshape(2, 12)),
+        ("Flatten", X, {"axis": 2}, X.reshape(6, 4)),
+        ("Flatten", X, {"axis": 0}, X.reshape(1, 24)),
+        ("Flatten", X, {"axis": 3}, X.reshape(24, 1)),
+        ("FlattenToVec", X, {}, X.reshape(-1)),
+        ("ExpandDims", X, {"dims": [0, 2, 5]}, X.reshape(1, 2, 1, 3, 4, 1)),
+        ("Squeeze", X[:, :1], {"dims": [1]}, X[:, 0]),
+        ("Transpose", X, {}, X.transpose()),
+        ("Transpose", X, {"axes": [1, 2, 0]}, X.transpose(1, 2, 0)),
+        ("PrependDim", X, {"dim_size": 2}, X.reshape(2, 1, 3, 4)),
+        ("Tile", X, {"tiles": 2, "axis": 1}, np.tile(X, (1, 2, 1))),
+        ("Tile", X, {"tiles": 3, "axis": -1}, np.tile(X, (1, 1, 3))),
+        ("Slice", X, {"starts": [0, 1, 0], "ends": [-1, 3, -1]}, X[:, 1:3]),
+        ("Slice", X, {"starts": [0, -3], "ends": [-1, -2]}, X[:, 1:2]),
+        ("EnsureDense", X, {}, X),
+    ],
+)
+def test_values_and_gradients(kind: str, x: Array, arguments: dict[str, Any], expected: Array) -> None:
+    np.testing.assert_array_equal(run(kind, [x], **arguments)[0], expected)
+    assert_gradients(kind, [x], [0], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "expected"),
+    [
+        ("ResizeLike", [X, np.zeros((4, 6), "f4")], X.reshape(4, 6)),
+        ("Expand", [X[:, :1], np.array([3, 1], INT64)], np.tile(X[:, :1], (1, 3, 1))),
+        ("Expand", [X, np.array([2, 1, 1, 4], INT64)], np.stack([X, X])),
+        ("Tile", [X, np.array([2], np.int32), np.array([0], np.int32)], np.tile(X, (2, 1, 1))),
+        ("Slice", [X, np.array([0, 1], np.int32), np.array([-1, -1], np.int32)], X[:, 1:]),
+    ],
+)
+def test_values_by_other_inputs(kind: str, inputs: list[Array], expected: Array) -> None:
+    np.testing.assert_array_equal(run(kind, inputs)[0], expected)
+    assert_gradients(kind, inputs, [0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "arguments", "expected"),
+    [
+        ("MergeDim", [X], {}, X.reshape(6, 4)),
+        ("NumpyTile", [X, np.array([2, 1, 3])], {}, np.tile(X, (2, 1, 3))),
+        ("Shape", [X], {}, [2, 3, 4]),
+        ("Shape", [X], {"axes": [2, 0]}, [4, 2]),
+        ("Size", [X], {}, 24),
+        ("IsEmpty", [X[:0]], {}, True),
+        ("HasElements", [X[:0]], {}, False),
+        ("LengthsToShape", [np.array([3, 3], np.int32)], {}, [2, 3]),
+        ("Reshape", [X[:0]], {"shape": [0, 4, 3]}, np.zeros((0, 4, 3))),
+    ],
+)
+def test_values(kind: str, inputs: list[Array], arguments: dict[str, Any], expected: Any) -> None:
+    np.testing.assert_array_equal(run(kind, inputs, 2 if kind == "Reshape" else 1, **arguments)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "expected"),
+    [
+        ("Transpose", {}, [[b"a", b"c"], [b"b", b"d"]]),
+        ("Slice", {"starts": [0, 1], "ends": [-1, 2]}, [[b"b"], [b"d"]]),
+    ],
+)
+def test_strings(kind: str, arguments: dict[str, Any], expected: list[list[bytes]]) -> None:
+    x = np.array([[b"a", b"b"], [b"c", b"d"]], dtype=object)
+    assert run(kind, [x], **arguments)[0].tolist() == expected
