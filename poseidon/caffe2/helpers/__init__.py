@@ -1,0 +1,1 @@
+"""The helpers of `brew`: functions that add a layer to a model."""

@@ -1,0 +1,61 @@
+"""Helpers, their default arguments, and the parameters that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from poseidon.caffe2 import brew
+from poseidon.caffe2.model_helper import ModelHelper
+
+
+def value_of(model: Any, val: int = -1) -> int:
+    return val
+
+
+@pytest.fixture
+def helper(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(brew._registry, "value_of", value_of)
+    return "value_of"
+
+
+def test_arguments_come_from_contexts_and_the_call(helper: str) -> None:
+    model = ModelHelper(name="m")
+    with brew.arg_scope([value_of], val=3):
+        assert brew.value_of(model) == 3
+        with brew.arg_scope(value_of, val=4):
+            assert brew.value_of(model) == 4
+            assert brew.value_of(model, val=5) == 5
+        assert brew.value_of(model) == 3
+    assert brew.value_of(model) == -1
+
+
+def test_a_name_is_registered_once(helper: str) -> None:
+    assert brew.has_helper(value_of)
+    assert brew.has_helper("fc")
+    assert not brew.has_helper("no_such")
+    with pytest.raises(AttributeError, match="already exists"):
+        brew.Register(value_of)
+    with pytest.raises(AttributeError, match="not registered"):
+        brew.no_such  # noqa: B018
+    with pytest.raises(RuntimeError, match="should be model"):
+        brew.fc("x", "y", 3, 2)
+
+
+def test_fc_adds_parameters_fillers_and_one_operator() -> None:
+    model = ModelHelper(name="m")
+    brew.fc(model, "x", "y", 3, 2)
+    assert [str(p) for p in model.params] == ["y_w", "y_b"]
+    assert [str(p) for p in model.weights] == ["y_w"]
+    assert [str(p) for p in model.biases] == ["y_b"]
+    assert [op.type for op in model.param_init_net.Proto().op] == ["XavierFill", "ConstantFill"]
+    assert [op.type for op in model.net.Proto().op] == ["FC"]
+
+
+def test_a_model_without_fillers_declares_its_parameters() -> None:
+    model = ModelHelper(name="m", init_params=False)
+    brew.fc(model, "x", "y", 3, 2)
+    assert [str(p) for p in model.params] == ["y_w", "y_b"]
+    assert not model.param_init_net.Proto().op
+    assert list(model.net.Proto().external_input) == ["x", "y_w", "y_b"]
