@@ -161,7 +161,17 @@ class ResNetBuilder:
         if spatial_batch_norm:
             last = self.add_spatial_bn(num_filters)
         if input_filters != num_filters:
-            shortcut = self._shortcut(shortcut, input_filters, num_filters, stride, spatial_batch_norm)
+            shortcut = self._shortcut(shortcut, input_filters, num_filters, stride, False)
+            if spatial_batch_norm:
+                # Caffe2 normalizes this one with other settings than the rest.
+                shortcut = brew.spatial_bn(
+                    self.model,
+                    shortcut,
+                    shortcut + "_spatbn",
+                    num_filters,
+                    epsilon=1e-3,
+                    is_test=self.is_test,
+                )
         self.prev_blob = last
         self._finish(shortcut)
 
@@ -174,9 +184,7 @@ def create_resnet_32x32(
     Returns:
         the reference to the softmax.
     """
-    conv1 = brew.conv(
-        model, data, "conv1", num_input_channels, 16, weight_init=("MSRAFill", {}), kernel=3, stride=1
-    )
+    conv1 = brew.conv(model, data, "conv1", num_input_channels, 16, kernel=3, stride=1)
     bn1 = brew.spatial_bn(model, conv1, "conv1_spatbn", 16, epsilon=1e-3, is_test=is_test)
     relu1 = brew.relu(model, bn1, "relu1")
     filters = (16, 32, 64)

@@ -176,7 +176,7 @@ def rms_prop(
     """Return the step, the mean of squares and the momentum."""
     mean = squares + (1 - decay) * (g * g - squares)
     moved = momentum * m + lr * g / (mean + epsilon).sqrt()
-    return moved, mean, moved
+    return moved, mean, moved.clone()
 
 
 def adadelta_step(
