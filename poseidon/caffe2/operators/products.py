@@ -149,7 +149,8 @@ def dropout(
 ) -> tuple[Tensor, Tensor | None]:
     """Return x with a part of its elements zero and the others divided by 1 - ratio, and the mask of the others."""
     if is_test:
-        return x.clone(), None
+        # The mask is not made, but its shape is inferred, as in Caffe2.
+        return x.clone(), torch.empty_like(x, dtype=torch.bool) if x.is_meta else None
     if not 0 <= ratio < 1:
         raise ValueError(f"the ratio {ratio} is not between 0 and 1")
     mask = torch.rand(x.shape, generator=context.generator, device=x.device) >= ratio
