@@ -175,7 +175,7 @@ def channel_backprop_stats(
     return (dy * centred).sum(axes), dy.sum(axes)
 
 
-def _neighbours(x: Tensor, size: int) -> Tensor:
+def _adjacent_channels(x: Tensor, size: int) -> Tensor:
     """Return for each channel (the second dimension) the sum over it and its (size - 1) / 2 neighbours on each side."""
     reach = (size - 1) // 2
     padded = x.new_zeros((x.shape[0], x.shape[1] + 2 * reach, *x.shape[2:]))
@@ -195,7 +195,7 @@ def lrn(
 ) -> tuple[Tensor, Tensor]:
     """Return x / scale^beta, and scale = bias + alpha / size * sum of the squares of near channels."""
     images = channels_second(x) if order == "NHWC" else x
-    scale = bias + alpha / size * _neighbours(images * images, size)
+    scale = bias + alpha / size * _adjacent_channels(images * images, size)
     y = images * scale**-beta
     return (channels_last(y), channels_last(scale)) if order == "NHWC" else (y, scale)
 
@@ -215,6 +215,6 @@ def lrn_gradient(
     """Return the gradient of `LRN`."""
     if order == "NHWC":
         x, y, dy = channels_second(x), channels_second(y), channels_second(dy)
-    scale = bias + alpha / size * _neighbours(x * x, size)
-    dx = dy * scale**-beta - 2 * alpha * beta / size * x * _neighbours(dy * y / scale, size)
+    scale = bias + alpha / size * _adjacent_channels(x * x, size)
+    dx = dy * scale**-beta - 2 * alpha * beta / size * x * _adjacent_channels(dy * y / scale, size)
     return channels_last(dx) if order == "NHWC" else dx

@@ -55,7 +55,10 @@ the operator is not differentiable: asking for its gradient is an error. The rul
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
+import pkgutil
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -168,6 +171,7 @@ class Operator:
 
 
 _operators: dict[str, Operator] = {}
+_families: set[str] = set()  # the modules of this package, once they were imported
 registered_twice: list[str] = []
 """Names that two modules register: a mistake."""
 
@@ -203,19 +207,32 @@ def operator(
     return register
 
 
+def _all_operators() -> dict[str, Operator]:
+    """Return every operator by name; the first call imports the families.
+
+    They are imported here, and not with this package, because some of them import the runtime, which imports this module.
+    """
+    if not _families:
+        package = __name__.rpartition(".")[0]
+        _families.update(module.name for module in pkgutil.iter_modules(sys.modules[package].__path__))
+        for name in sorted(_families):
+            importlib.import_module(f"{package}.{name}")
+    return _operators
+
+
 def registered() -> list[str]:
     """Return the names of all operators."""
-    return sorted(_operators)
+    return sorted(_all_operators())
 
 
 def is_registered(name: str) -> bool:
     """Return whether there is an operator of this name."""
-    return name in _operators
+    return name in _all_operators()
 
 
 def nearest(name: str, count: int = 3) -> list[str]:
     """Return the names of operators that are most like a name."""
-    folded = {known.lower(): known for known in _operators}
+    folded = {known.lower(): known for known in _all_operators()}
     found = difflib.get_close_matches(name.lower(), folded, count, 0.5)
     return [folded[key] for key in found]
 
@@ -226,7 +243,7 @@ def find(name: str) -> Operator:
     Raises:
         KeyError: there is none; the message names the nearest.
     """
-    known = _operators.get(name)
+    known = _all_operators().get(name)
     if known is None:
         near = nearest(name)
         hint = f"; the nearest are {', '.join(near)}" if near else ""
