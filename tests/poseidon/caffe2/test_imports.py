@@ -27,6 +27,11 @@ def test_each_module_can_be_imported_first() -> None:
         if "proto" not in path.parts
     ]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *names], cwd=ROOT, capture_output=True, text=True, check=True, timeout=50
+        [sys.executable, "-c", PROGRAM, *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
     )
     assert done.stdout == ""
