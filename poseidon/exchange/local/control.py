@@ -106,11 +106,25 @@ class LeaderDelivery:
         with self._order:
             parts = self._contributed.setdefault(number, {})
             parts[worker] = bytes(payload)
-            if len(parts) == len(self._connections) + 1:
-                del self._contributed[number]
+            complete = len(parts) == len(self._connections) + 1
+            if complete:
                 packed = pack([parts[rank] for rank in sorted(parts)])
                 self._under_way.put((number, self._inner.gather(packed)))
+                del self._contributed[number]
+        if complete:
+            self._monitor.notify()
         self._check_left()
+
+    def wait_until_passed_on(self) -> None:
+        """Wait until every collection that a worker of this host has contributed to has gone to the other hosts.
+
+        The leader calls it before it settles: settling may need a collection of the hosts (a barrier at staleness > 0), and
+        all hosts must have the same order of collections. No worker contributes to a later one before the settlement ends.
+        """
+        self._monitor.wait_for(
+            lambda: None if self._contributed else True,
+            "not every worker of this machine has contributed to a collection",
+        )
 
     def leave(self, worker: int) -> None:
         """Note that a worker has left: no collection may wait for it."""

@@ -211,6 +211,7 @@ class LeaderLoop:
         self._inner.finish()
 
     def _settle(self, step: Callable[[], None]) -> None:
+        self._control.wait_until_passed_on()
         step()
         self._publish_all()
         owing = set(range(1, self._workers))

@@ -19,7 +19,7 @@ from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange
 from poseidon.exchange.local.reduction import ReductionKind
 from poseidon.exchange.single import SingleProcessExchange
-from ps_server import PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
+from ps_server import Collection, PeerLost, Rule, RuleKind, ServerError, SignalKind, StalenessTimeout
 from ps_server.transport.base import Frames
 from ps_server.transport.memory import MemoryNetwork
 from tests.poseidon.exchange.allreduce.test_exchange import allreduce
@@ -471,3 +471,45 @@ def test_workers_with_other_tensors_are_refused() -> None:
 
     with machines(alone, 2) as make, pytest.raises(PeerLost, match=r"^worker 1 of this machine has other"):
         run_workers(make, 2, run, tensors=different)
+
+
+class InOrder(SingleProcessExchange):
+    """Notes the order in which collections and settlements reach the exchange between hosts."""
+
+    def __init__(self, tensors: Sequence[Trained], settings: ExchangeSettings) -> None:
+        super().__init__(tensors, settings)
+        self.noted: list[str] = []
+        self.settled = threading.Event()
+        gather = self._delivery.gather
+
+        def noting(payload: bytes) -> Collection:
+            self.noted.append("gather")
+            return gather(payload)
+
+        self._delivery.gather = noting  # type: ignore[method-assign]
+
+    def settle(self) -> None:
+        self.noted.append("settle")
+        self.settled.set()
+
+
+def test_collections_before_a_settlement_reach_the_other_hosts_before_it() -> None:
+    """At staleness > 0 settling has a barrier, which is a collection: all hosts must have the same order of both."""
+    inner: list[InOrder] = []
+
+    def alone(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
+        inner.append(InOrder(tensors, settings))
+        return inner[0]
+
+    def run(exchange: Exchange, own: list[Trained], rank: int) -> None:
+        exchange.open(None)
+        step(exchange, 0, 1.0)
+        if rank == 1:
+            inner[0].settled.wait(1.0)  # the leader is ahead: it may settle now, if it does not wait
+        collection = exchange.control.gather(b"%d" % rank)
+        exchange.settle()
+        assert collection.result() == (b"0", b"1")
+
+    with machines(alone, 2) as make:
+        run_workers(make, 2, run, tensors=two_tensors)
+    assert inner[0].noted == ["gather", "settle"]
