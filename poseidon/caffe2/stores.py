@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import redis
 
 TIMEOUT_S = 30.0
-"""Longest time that `get` and `wait` wait, unless they are told otherwise; Caffe2's limit."""
+"""Default time limit of `get` and `wait`: that of Caffe2."""
 FIRST_POLL_S = 0.01
 LAST_POLL_S = 0.25
 LOCK_TIMEOUT_S = 10.0

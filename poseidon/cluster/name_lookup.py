@@ -153,7 +153,7 @@ def _ask(name: str, port: int) -> _Answers:
             answers.put([(entry[0], entry[4]) for entry in found])
         except UnicodeError:
             answers.put(socket.gaierror(socket.EAI_NONAME, "it cannot be a name"))
-        except Exception as error:  # noqa: BLE001 - whoever waits for the answer raises it
+        except Exception as error:  # noqa: BLE001 - the caller, which waits for the answer, raises it
             answers.put(error)
 
     threading.Thread(target=ask, name=f"name lookup {name}", daemon=True).start()

@@ -177,9 +177,9 @@ def test_what_the_user_kills_on_the_host_is_told_as_that(tmp_path: Path) -> None
         listener.until("ready")
         kill_job(JOB, Registry(tmp_path), timeouts=KillTimeouts(), report=lambda _: None)
         assert process.poll() is not None
-        told = listener.until("error")[-1][1]
-        assert isinstance(told, dict)
-        assert (told["message"], told["unwanted"]) == (
+        reported = listener.until("error")[-1][1]
+        assert isinstance(reported, dict)
+        assert (reported["message"], reported["unwanted"]) == (
             "ml@node1: the job was killed there; the job was stopped",
             True,
         )
