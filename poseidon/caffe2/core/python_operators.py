@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from poseidon.caffe2.core.operators import CreateOperator
-from poseidon.caffe2.operators import python
+from poseidon.caffe2.operators.system import python
 from poseidon.caffe2.proto import caffe2_pb2
 
 

@@ -8,7 +8,7 @@
     def leaky_relu_gradient(y: Tensor, dy: Tensor, *, alpha: float = 0.01) -> Tensor:
         return torch.where(y > 0, dy, alpha * dy)
 
-To add one: write the function in a module of this package (all modules are imported) and a test beside the others.
+To add one: write the function in a module of a sub-package of this one (all modules are imported) and a test beside the others.
 
 **The signature is the schema.**
 * Positional parameters are the inputs, in order. A default (`None`) makes an input optional; `*xs` takes any number.
@@ -59,6 +59,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
+import threading
 import types
 import typing
 from collections.abc import Callable
@@ -172,6 +173,7 @@ class Operator:
 
 _operators: dict[str, Operator] = {}
 _families: set[str] = set()  # the modules of this package, once they were imported
+_import_of_families = threading.RLock()
 registered_twice: list[str] = []
 """Names that two modules register: a mistake."""
 
@@ -212,11 +214,13 @@ def _all_operators() -> dict[str, Operator]:
 
     They are imported here, and not with this package, because some of them import the runtime, which imports this module.
     """
-    if not _families:
-        package = __name__.rpartition(".")[0]
-        _families.update(module.name for module in pkgutil.iter_modules(sys.modules[package].__path__))
-        for name in sorted(_families):
-            importlib.import_module(f"{package}.{name}")
+    with _import_of_families:
+        if not _families:
+            package = __name__.rpartition(".")[0]
+            modules = pkgutil.walk_packages(sys.modules[package].__path__, f"{package}.")
+            _families.update(module.name for module in modules)
+            for name in sorted(_families):
+                importlib.import_module(name)
     return _operators
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.fill import filled_shape
+from poseidon.caffe2.operators.arrays.fill import filled_shape
 from poseidon.caffe2.operators.registry import NO_GRADIENT, Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import TORCH_OF

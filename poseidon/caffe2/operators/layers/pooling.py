@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.layers.windows import Fit, Windows, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.operators.windows import Fit, Windows, channels_last, channels_second
 
 DIMENSIONS = ("", "1D", "2D", "3D")
 _MAXIMA = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}

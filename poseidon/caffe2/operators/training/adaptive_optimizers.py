@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from poseidon.caffe2.operators.optimizers import counted
 from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.training.optimizers import counted
 
 
 @operator("Storm")

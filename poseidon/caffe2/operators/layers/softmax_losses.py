@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.products import matrix
+from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
+from poseidon.caffe2.operators.numeric.products import matrix
 from poseidon.caffe2.operators.registry import operator
-from poseidon.caffe2.operators.windows import channels_last, channels_second
 
 SMALLEST = 1e-20
 """The least probability whose logarithm is taken."""

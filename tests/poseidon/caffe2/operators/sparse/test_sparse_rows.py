@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from poseidon.caffe2.operators.sparse_rows import gradient_rows, rounds
+from poseidon.caffe2.operators.sparse.sparse_rows import gradient_rows, rounds
 
 
 def test_the_rows_of_a_round_are_distinct() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.optimizers import (
+from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.sparse.sparse_rows import gradient_rows, rounds
+from poseidon.caffe2.operators.training.optimizers import (
     adadelta_step,
     adagrad_step,
     adam_step,
@@ -15,8 +17,6 @@ from poseidon.caffe2.operators.optimizers import (
     ftrl_step,
     momentum_step,
 )
-from poseidon.caffe2.operators.registry import operator
-from poseidon.caffe2.operators.sparse_rows import gradient_rows, rounds
 
 
 @operator("SparseMomentumSGDUpdate")

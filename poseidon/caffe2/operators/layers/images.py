@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.layers.windows import Windows, channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.operators.windows import Windows, channels_last, channels_second
 
 
 @operator("NCHW2NHWC", gradient="NHWC2NCHW(GO0) -> GI0")

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.layers.windows import Fit, Windows, channels_last, channels_second, spread
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.operators.windows import Fit, Windows, channels_last, channels_second, spread
 
 DIMENSIONS = ("", "1D", "2D", "3D")
 

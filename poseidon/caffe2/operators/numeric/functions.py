@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.arithmetic import aligned
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.numeric.arithmetic import aligned
 from poseidon.caffe2.operators.registry import operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import TORCH_OF

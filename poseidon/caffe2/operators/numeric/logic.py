@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.arithmetic import aligned, summed_to
-from poseidon.caffe2.operators.functions import data_type
+from poseidon.caffe2.operators.numeric.arithmetic import aligned, summed_to
+from poseidon.caffe2.operators.numeric.functions import data_type
 from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.data_types import TORCH_OF

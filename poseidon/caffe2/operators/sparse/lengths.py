@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.gather import taken
+from poseidon.caffe2.operators.arrays.gather import taken
 from poseidon.caffe2.operators.gradients import GradientMaker
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.operators.segments import ids_of
+from poseidon.caffe2.operators.sparse.segments import ids_of
 
 
 @operator("LengthsTile", gradient="LengthsSum(GO0, I1) -> GI0")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.normalization import by_channel
+from poseidon.caffe2.operators.layers.normalization import by_channel
+from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.operators.windows import channels_last, channels_second
 
 
 def matrix(x: Tensor, axis: int) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
 from poseidon.caffe2.operators.registry import operator
-from poseidon.caffe2.operators.windows import channels_last, channels_second
 
 
 def _statistics(rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

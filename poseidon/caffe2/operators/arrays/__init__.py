@@ -1,0 +1,1 @@
+"""Making, reshaping, joining, indexing and copying arrays."""

@@ -1,0 +1,1 @@
+"""Layers of nets: convolution, pooling, normalization, activations, losses, recurrent units."""

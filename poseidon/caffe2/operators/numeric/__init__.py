@@ -1,0 +1,1 @@
+"""Arithmetic, comparisons, functions of each value, matrix products and reductions."""

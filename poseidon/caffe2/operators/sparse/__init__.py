@@ -1,0 +1,1 @@
+"""Sparse rows, segments and lengths."""

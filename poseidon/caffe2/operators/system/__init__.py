@@ -1,0 +1,1 @@
+"""Databases, counters, strings, and operators written in Python."""

@@ -1,0 +1,1 @@
+"""Learning rates and the update rules of optimizers."""
