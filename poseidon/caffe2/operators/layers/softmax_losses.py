@@ -145,6 +145,18 @@ def label_cross_entropy_gradient(x: Tensor, labels: Tensor, dy: Tensor) -> Tenso
     return torch.zeros_like(rows).scatter(1, picked, values).reshape(x.shape)
 
 
+@operator("MakeTwoClass", gradient="MakeTwoClassGradient(GO0) -> GI0")
+def make_two_class(x: Tensor) -> Tensor:
+    """Return the probabilities (1 - x, x) of both classes."""
+    return torch.stack((1 - x, x), -1)
+
+
+@operator("MakeTwoClassGradient")
+def make_two_class_gradient(dy: Tensor) -> Tensor:
+    """Return the gradient of `MakeTwoClass`."""
+    return dy[..., 1] - dy[..., 0]
+
+
 def _log_likelihood(x: Tensor, targets: Tensor, log_d: bool, unjoined: bool) -> Tensor:
     """Return the logarithm of the likelihood of targets by element of the logits."""
     if log_d:

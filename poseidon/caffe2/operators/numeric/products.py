@@ -138,6 +138,25 @@ def elementwise_linear_gradient(
     return (given * w.reshape(-1)).reshape(x.shape), dw, db
 
 
+def _row_mul_rule(maker: GradientMaker) -> None:
+    dx, dw = maker.GI(0), maker.GI(1)
+    maker.op("RowMul", [maker.GO(0), maker.I(1)], [dx])
+    maker.op("Mul", [maker.GO(0), maker.I(0)], [f"{dw}before_aggregate"])
+    maker.op("ReduceTailSum", [f"{dw}before_aggregate"], [dw])
+
+
+@operator("RowMul", gradient=_row_mul_rule)
+def row_mul(x: Tensor, w: Tensor) -> Tensor:
+    """Return x with each row multiplied by its weight."""
+    return x * w.reshape(-1, *[1] * (x.dim() - 1))
+
+
+@operator("ReduceTailSum")
+def reduce_tail_sum(x: Tensor) -> Tensor:
+    """Return the sum of each row, over all dimensions but the first."""
+    return x.flatten(1).sum(1) if x.dim() > 1 else x.clone()
+
+
 def _dropout_rule(maker: GradientMaker) -> None:
     mask = [] if maker.argument("is_test", 0) else [maker.O(1)]
     maker.op("DropoutGrad", [maker.GO(0), *mask], [maker.GI(0)])

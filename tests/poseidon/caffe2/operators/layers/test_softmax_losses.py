@@ -100,3 +100,9 @@ def test_weighted_cross_entropy_of_logits() -> None:
     (y,) = run("WeightedSigmoidCrossEntropyWithLogits", [X, T, weights])
     np.testing.assert_allclose(y, -(weights * likelihood).mean(1), rtol=1e-4)
     assert_gradients("WeightedSigmoidCrossEntropyWithLogits", [X, T, weights], [0])
+
+
+def test_two_classes_from_one() -> None:
+    x = sigmoid(numbers(5))
+    np.testing.assert_allclose(run("MakeTwoClass", [x])[0], np.stack([1 - x, x], 1), rtol=1e-6)
+    assert_gradients("MakeTwoClass", [x], [0])

@@ -98,3 +98,12 @@ def test_dropout_does_nothing_in_a_test() -> None:
     x = numbers(3, 4)
     np.testing.assert_array_equal(run("Dropout", [x], is_test=1)[0], x)
     assert_gradients("Dropout", [x], [0], is_test=1)
+
+
+def test_rows_have_weights() -> None:
+    x, w = numbers(4, 3), numbers(4, seed=1)
+    np.testing.assert_allclose(run("RowMul", [x, w])[0], x * w[:, None], rtol=1e-6)
+    assert_gradients("RowMul", [x, w], [0, 1])
+    np.testing.assert_allclose(
+        run("ReduceTailSum", [numbers(2, 3, 2)])[0], numbers(2, 3, 2).sum((1, 2)), 1e-5
+    )
