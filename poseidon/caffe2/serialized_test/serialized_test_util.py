@@ -56,8 +56,9 @@ def given(*given_args: Any, **given_kwargs: Any) -> Callable[[Callable[..., None
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         several = hypothesis.given(*given_args, **given_kwargs)(test)
-        first = hypothesis.given(*given_args, **given_kwargs)(_copy_of(test))
-        fixed = hypothesis.seed(0)(hypothesis.settings(max_examples=1)(first))
+        one_example: Any = hypothesis.settings(max_examples=1)
+        seeded: Any = hypothesis.seed(0)
+        fixed = seeded(one_example(hypothesis.given(*given_args, **given_kwargs)(_copy_of(test))))
 
         @functools.wraps(several)
         def run(self: Any, *args: Any, **kwargs: Any) -> None:
