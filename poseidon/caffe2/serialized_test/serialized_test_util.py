@@ -55,10 +55,11 @@ def given(*given_args: Any, **given_kwargs: Any) -> Callable[[Callable[..., None
     """Return a decorator like hypothesis' `given`; one fixed example, whose record is kept, comes before the others."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        several = hypothesis.given(*given_args, **given_kwargs)(test)
+        examples: Any = hypothesis.given(*given_args, **given_kwargs)
         one_example: Any = hypothesis.settings(max_examples=1)
         seeded: Any = hypothesis.seed(0)
-        fixed = seeded(one_example(hypothesis.given(*given_args, **given_kwargs)(_copy_of(test))))
+        several = examples(test)
+        fixed = seeded(one_example(examples(_copy_of(test))))
 
         @functools.wraps(several)
         def run(self: Any, *args: Any, **kwargs: Any) -> None:
