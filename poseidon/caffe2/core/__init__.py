@@ -18,6 +18,7 @@ from poseidon.caffe2.core.cloning import DEFAULT_REMAP_FUNCS
 from poseidon.caffe2.core.device_copies import (
     InferBlobDevices,
     InferOpBlobDevices,
+    InferOpBlobDevicesAsDict,
     InferOpDeviceAsBlobDevices,
     InjectCrossDeviceCopies,
     InjectDeviceCopiesAmongNets,
@@ -82,6 +83,7 @@ __all__ = [
     "GradientSlice",
     "InferBlobDevices",
     "InferOpBlobDevices",
+    "InferOpBlobDevicesAsDict",
     "InferOpDeviceAsBlobDevices",
     "InjectCrossDeviceCopies",
     "InjectDeviceCopiesAmongNets",

@@ -40,6 +40,12 @@ def InferOpDeviceAsBlobDevices(op: OperatorDef) -> tuple[list[DeviceOption], lis
     return [op.device_option] * len(op.input), [op.device_option] * len(op.output)
 
 
+def InferOpBlobDevicesAsDict(op: OperatorDef) -> tuple[BlobDevices, BlobDevices]:
+    """Return the devices where an operator wants its inputs and leaves its outputs, by blob."""
+    of_inputs, of_outputs = InferOpBlobDevices(op)
+    return dict(zip(op.input, of_inputs, strict=True)), dict(zip(op.output, of_outputs, strict=True))
+
+
 def device_equal(src: DeviceOption, dst: DeviceOption) -> bool:
     """Return whether two device options are the same device."""
     return device_option_equal(src, dst) or src == dst

@@ -1,7 +1,7 @@
 """What Caffe2's tests of operators are built on: references, and records of operators in files.
 
 A record is a zip file `<test file>.<test>.zip`: `op.pb`, the gradient operators `grad_<i>.pb`, and `inout.npz` with
-inputs, outputs and the device type. Records are read and written where `testWithArgs` or `configure` asks for it.
+`input_<i>`, `output_<i>` and `device_type`. Records are read and written where `testWithArgs` or `configure` asks for it.
 Needs hypothesis, which is installed for development only.
 """
 
@@ -93,14 +93,6 @@ def _gradient_operators(op: caffe2_pb2.OperatorDef) -> list[caffe2_pb2.OperatorD
         return []
 
 
-def _array_of(values: Sequence[Any]) -> np.ndarray:
-    """Return an array of objects: the values may have different shapes."""
-    array = np.empty(len(values), dtype=object)
-    for index, value in enumerate(values):
-        array[index] = value
-    return array
-
-
 class SerializedTestCase(hu.HypothesisTestCase):
     """A test of operators that can keep its first example in a file."""
 
@@ -127,12 +119,9 @@ class SerializedTestCase(hu.HypothesisTestCase):
     ) -> None:
         """Write the record of a test."""
         arrays = io.BytesIO()
-        np.savez_compressed(
-            arrays,
-            inputs=_array_of(inputs),
-            outputs=_array_of(outputs),
-            device_type=int(device_option.device_type),
-        )
+        named: dict[str, Any] = {f"input_{index}": np.asarray(value) for index, value in enumerate(inputs)}
+        named.update({f"output_{index}": np.asarray(value) for index, value in enumerate(outputs)})
+        np.savez_compressed(arrays, device_type=int(device_option.device_type), **named)
         self._record().parent.mkdir(parents=True, exist_ok=True)
         with ZipFile(self._record(), "w") as record:
             record.writestr("op.pb", op.SerializeToString())
@@ -153,14 +142,15 @@ class SerializedTestCase(hu.HypothesisTestCase):
         Where the inputs are others the recorded operator runs on the recorded inputs.
         """
         with ZipFile(self._record()) as record:
-            kept = np.load(io.BytesIO(record.read("inout.npz")), encoding="bytes", allow_pickle=True)
-            if not _equal(inputs, kept["inputs"]):
+            kept = np.load(io.BytesIO(record.read("inout.npz")))
+            of_record = [kept[f"input_{index}"] for index in range(len(inputs))]
+            if not _equal(inputs, of_record):
                 op = caffe2_pb2.OperatorDef.FromString(record.read("op.pb"))
                 device = caffe2_pb2.DeviceOption(device_type=int(kept["device_type"]))
-                outputs = hu.runOpOnInput(device, op, list(kept["inputs"]))
+                outputs = hu.runOpOnInput(device, op, of_record)
                 grad_ops = _gradient_operators(op)
-            for found, wanted in zip(outputs, kept["outputs"], strict=False):
-                np.testing.assert_allclose(found, wanted, atol=atol, rtol=rtol)
+            for index, found in enumerate(outputs):
+                np.testing.assert_allclose(found, kept[f"output_{index}"], atol=atol, rtol=rtol)
             for index, gradient in enumerate(grad_ops):
                 wanted = caffe2_pb2.OperatorDef.FromString(record.read(f"grad_{index}.pb"))
                 self.assertEqual(wanted, gradient)

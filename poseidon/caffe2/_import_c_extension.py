@@ -1,0 +1,35 @@
+"""The compiled part of Caffe2, under the name that scripts import: `workspace.C`, and its flags."""
+
+from __future__ import annotations
+
+from poseidon.caffe2.workspace import devices
+from poseidon.caffe2.workspace.c import (
+    Workspace,
+    get_stats,
+    has_fbgemm,
+    is_numa_enabled,
+    nearby_opnames,
+    registered_operators,
+    use_mkldnn,
+)
+
+has_cuda_support = devices.has_cuda_support
+has_hip_support = devices.has_hip_support
+has_gpu_support = devices.has_gpu_support
+num_cuda_devices = devices.NumCudaDevices()
+cuda_version = devices.GetCUDAVersion()
+
+__all__ = [
+    "Workspace",
+    "cuda_version",
+    "get_stats",
+    "has_cuda_support",
+    "has_fbgemm",
+    "has_gpu_support",
+    "has_hip_support",
+    "is_numa_enabled",
+    "nearby_opnames",
+    "num_cuda_devices",
+    "registered_operators",
+    "use_mkldnn",
+]

@@ -1,0 +1,1 @@
+"""Parts of the modules that tests of operators are built on."""

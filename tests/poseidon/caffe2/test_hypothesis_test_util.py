@@ -1,0 +1,86 @@
+"""Checks against references: what they accept and what they refuse; strategies of segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, dyndep, mkl_test_util
+from poseidon.caffe2 import hypothesis_test_util as hu
+
+
+@pytest.fixture
+def case() -> Any:
+    made = hu.HypothesisTestCase()
+    made.setUp()
+    return made
+
+
+def test_a_dense_gradient_is_compared(case: Any) -> None:
+    op = core.CreateOperator("Sqr", ["x"], ["y"])
+    x = np.array([1.0, -2.0], dtype=np.float32)
+    arguments = {"output_to_grad": "y", "reference": lambda x: [x * x]}
+    case.assertReferenceChecks(hu.cpu_do, op, [x], grad_reference=lambda g, o, i: [2 * x * g], **arguments)
+    with pytest.raises(AssertionError, match="x_grad"):
+        case.assertReferenceChecks(hu.cpu_do, op, [x], grad_reference=lambda g, o, i: [x * g], **arguments)
+
+
+def test_a_sparse_gradient_is_values_and_indices(case: Any) -> None:
+    op = core.CreateOperator("Gather", ["table", "rows"], ["y"])
+    table, rows = np.eye(3, dtype=np.float32), np.array([2, 0, 2], dtype=np.int64)
+    case.assertReferenceChecks(
+        hu.cpu_do,
+        op,
+        [table, rows],
+        lambda table, rows: [table[rows]],
+        output_to_grad="y",
+        grad_reference=lambda g, o, i: [(g, rows), None],
+    )
+
+
+def test_shapes_must_be_inferred_where_that_is_asked(case: Any) -> None:
+    x = np.zeros((2, 3), dtype=np.float32)
+    relu = core.CreateOperator("Relu", ["x"], ["y"])
+    case.assertReferenceChecks(hu.cpu_do, relu, [x], lambda x: [x], ensure_outputs_are_inferred=True)
+    unique = core.CreateOperator("NonZero", ["x"], ["y"])
+    if core.IsOperator("NonZero"):
+        with pytest.raises(AssertionError, match="not inferred"):
+            case.assertReferenceChecks(
+                hu.cpu_do, unique, [x], lambda x: [np.zeros((0, 2))], ensure_outputs_are_inferred=True
+            )
+
+
+@hypothesis.given(pair=hu.segmented_tensor(allow_empty=True, segment_generator=hu.lengths))
+def test_lengths_add_up_to_the_rows(pair: Any) -> None:
+    data, lengths = pair
+    assert lengths.dtype == np.int32
+    assert lengths.sum() == len(data)
+
+
+@hypothesis.given(triple=hu.sparse_lengths_tensor(min_dim=2))
+def test_lengths_add_up_to_the_indices(triple: Any) -> None:
+    data, indices, lengths = triple
+    assert lengths.sum() == len(indices)
+    assert (indices < len(data)).all()
+
+
+@hypothesis.given(several=hu.ntensors(2, 4))
+def test_several_tensors_have_one_shape(several: Any) -> None:
+    assert 2 <= len(several) <= 4
+    assert len({each.shape for each in several}) == 1
+
+
+def test_an_operator_that_fails_is_expected(case: Any) -> None:
+    op = core.CreateOperator("Assert", ["x"], [], error_msg="the sky falls")
+    case.assertRunOpRaises(hu.cpu_do, op, [np.array([False])], regexp="the sky falls")
+    with pytest.raises(AssertionError):
+        case.assertRunOpRaises(hu.cpu_do, op, [np.array([True])])
+
+
+def test_libraries_of_operators_are_noted() -> None:
+    dyndep.InitOpsLibrary("@/caffe2/caffe2/contrib/gloo:gloo_ops")
+    assert "@/caffe2/caffe2/contrib/gloo:gloo_ops" in dyndep.GetImportedOpsLibraries()
+    assert mkl_test_util.gcs is hu.gcs
