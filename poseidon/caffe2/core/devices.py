@@ -40,11 +40,14 @@ def DeviceOption(
     numa_node_id: int | None = None,
     extra_info: list[str] | None = None,
 ) -> caffe2_pb2.DeviceOption:
-    """Return a device option; the id is left out on the CPU, the NUMA node elsewhere."""
-    option = caffe2_pb2.DeviceOption(device_type=device_type)
-    if device_type != DEVICE_NUMBERS["CPU"]:
-        option.device_id = device_id
-    elif numa_node_id is not None:
+    """Return a device option.
+
+    Raises:
+        AssertionError: a NUMA node is given for another device than the CPU.
+    """
+    option = caffe2_pb2.DeviceOption(device_type=device_type, device_id=device_id)
+    if numa_node_id is not None:
+        assert device_type == DEVICE_NUMBERS["CPU"], "Only the CPU has NUMA nodes"
         option.numa_node_id = numa_node_id
     if node_name is not None:
         option.node_name = node_name

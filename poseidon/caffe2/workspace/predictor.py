@@ -27,14 +27,15 @@ class Predictor:
         self._net = caffe2_pb2.NetDef.FromString(StringifyProto(predict_net))
         init = caffe2_pb2.NetDef.FromString(StringifyProto(init_net))
         self._workspace.run_once(init)
-        made = {name for op in init.op for name in op.output}
-        self._inputs = [name for name in self._net.external_input if name not in made]
+        self._inputs = list(self._net.external_input)
         for name in self._inputs:
             self._workspace.create(name)
         self._compiled = self._workspace.create_net(self._net, overwrite=True)
 
     def run(self, inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray]) -> list[Any]:
         """Return the net's external outputs for inputs, given in the order of the external inputs or by name.
+
+        Inputs that are not given keep their values: those of the init net, or of the run before.
 
         Raises:
             RuntimeError: there are more inputs than the net has, or an operator has failed.

@@ -100,8 +100,19 @@ def test_a_predictor() -> None:
     predictor = workspace.Predictor(init.Proto().SerializeToString(), net.Proto())
     for given in ([np.ones((1, 2), dtype=np.float32)], {"x": np.ones((1, 2), dtype=np.float32)}):
         assert [out.tolist() for out in predictor.run(given)] == [[[5.0]]]
-    with pytest.raises(RuntimeError, match="2 inputs are given, the net has 1"):
-        predictor.run([np.ones(2)] * 2)
+    with pytest.raises(RuntimeError, match="4 inputs are given, the net has 3"):
+        predictor.run([np.ones(2)] * 4)
+
+
+def test_a_predictor_replaces_what_the_init_net_makes() -> None:
+    init, net = core.Net("init"), core.Net("predict")
+    init.ConstantFill([], "a", shape=[2], value=2.0)
+    init.ConstantFill([], "b", shape=[2], value=1.0)
+    net.AddExternalOutput(net.Sub(["a", "b"], "c"))
+    predictor = workspace.Predictor(init, net)
+    assert predictor.run([])[0].tolist() == [1, 1]
+    assert predictor.run([np.float32([5, 6]), np.float32([3, 3])])[0].tolist() == [2, 3]
+    assert predictor.run({"b": np.float32([1, 1])})[0].tolist() == [4, 5]
 
 
 def test_sizes_and_costs() -> None:

@@ -89,6 +89,21 @@ for _kind, _dtype in {
     _given(_kind, _dtype)
 
 
+@operator("GivenTensorByteStringToUInt8Fill", gradient=NO_GRADIENT)
+def given_tensor_byte_string_fill(
+    *inputs: Tensor,
+    context: Context,
+    values: list[bytes],
+    shape: list[int] = [],  # noqa: B006
+    extra_shape: list[int] = [],  # noqa: B006
+    input_as_shape: bool = False,
+) -> Tensor:
+    """Return the bytes of the first string of `values`, one a value of type uint8."""
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    given = torch.frombuffer(bytearray(values[0]), dtype=torch.uint8) if values[0] else torch.empty(0)
+    return given.to(context.device, torch.uint8).reshape(size)
+
+
 @operator("UniformFill", gradient=NO_GRADIENT)
 def uniform_fill(
     *inputs: Tensor,

@@ -1,0 +1,162 @@
+"""The parts of a MetaNetDef: nets, plans and lists of blobs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from poseidon.caffe2 import core, scope
+
+
+def create_predict_net(predictor_export_meta: Any) -> Any:
+    """Return the NetDef that predicts: its inputs are those of the predictor and the parameters, in this order."""
+    meta = predictor_export_meta
+    proto = core.Net(meta.predict_net.name or "predict").Proto()
+    proto.op.extend(meta.predict_net.op)
+    proto.partition_info.extend(meta.predict_net.partition_info)
+    proto.arg.extend(meta.predict_net.arg)
+    proto.external_input.extend([*meta.inputs, *meta.parameters])
+    proto.external_output.extend(meta.outputs)
+    if meta.net_type is not None:
+        proto.type = meta.net_type
+    if meta.num_workers is not None:
+        proto.num_workers = meta.num_workers
+    return proto
+
+
+def create_predict_init_net(ws: Any, predictor_export_meta: Any) -> Any:
+    """Return the NetDef that fills inputs and outputs with zeros, and then runs the meta's `extra_init_net`.
+
+    Args:
+        ws: the workspace whose blobs give the shapes that the meta does not.
+        predictor_export_meta: the predictor.
+
+    Raises:
+        Exception: a shape is neither given nor known from the workspace.
+    """
+    meta = predictor_export_meta
+    net = core.Net("predict-init")
+    external = [*meta.inputs, *meta.outputs]
+    for blob in external:
+        shape = meta.shapes.get(blob)
+        if shape is None:
+            if blob not in ws.blobs:
+                raise Exception(f"The blob {blob} is not in the workspace, and its shape is not given")
+            shape = ws.blobs[blob].fetch().shape
+        with scope.EmptyDeviceScope():
+            net.ConstantFill([], blob, shape=shape, value=0.0)
+    net.Proto().external_input.extend(external)
+    if meta.extra_init_net:
+        net.AppendNet(meta.extra_init_net)
+    AddModelIdArg(meta, net.Proto())
+    return net.Proto()
+
+
+def get_comp_name(string: str, name: str | None) -> str:
+    """Return the key of a part of the predictor of a name: the predictor without a name has the plain key."""
+    return f"{string}_{name}" if name else string
+
+
+def _value_of(entries: Iterable[Any], key: str) -> Any:
+    return next((entry.value for entry in entries if entry.key == key), None)
+
+
+def GetPlan(meta_net_def: Any, key: str) -> Any:
+    """Return the plan of a key, None where there is none."""
+    return _value_of(meta_net_def.plans, key)
+
+
+def GetPlanOriginal(meta_net_def: Any, key: str) -> Any:
+    """Return what `GetPlan` does."""
+    return GetPlan(meta_net_def, key)
+
+
+def GetBlobs(meta_net_def: Any, key: str) -> Any:
+    """Return the names of the blobs of a key, an empty list where there are none."""
+    blobs = _value_of(meta_net_def.blobs, key)
+    return [] if blobs is None else blobs
+
+
+def GetBlobsByTypePrefix(meta_net_def: Any, blob_type_prefix: str) -> list[str]:
+    """Return the names of the blobs of all keys that begin with a text, each once."""
+    found: dict[str, None] = {}
+    for entry in meta_net_def.blobs:
+        if entry.key.startswith(blob_type_prefix):
+            found.update(dict.fromkeys(entry.value))
+    return list(found)
+
+
+def GetNet(meta_net_def: Any, key: str) -> Any:
+    """Return the NetDef of a key, None where there is none."""
+    return _value_of(meta_net_def.nets, key)
+
+
+def GetNetOriginal(meta_net_def: Any, key: str) -> Any:
+    """Return what `GetNet` does."""
+    return GetNet(meta_net_def, key)
+
+
+def GetApplicationSpecificInfo(meta_net_def: Any, key: str) -> Any:
+    """Return the text that an application has left under a key, None where there is none."""
+    return _value_of(meta_net_def.applicationSpecificInfo, key)
+
+
+def GetApplicationSpecificInfoDict(meta_net_def: Any) -> dict[str, str]:
+    """Return all texts that applications have left, by key."""
+    return {entry.key: entry.value for entry in meta_net_def.applicationSpecificInfo}
+
+
+def AddBlobs(meta_net_def: Any, blob_name: str, blob_def: Iterable[str]) -> None:
+    """Append names of blobs under a key."""
+    blobs = _value_of(meta_net_def.blobs, blob_name)
+    if blobs is None:
+        blobs = meta_net_def.blobs.add(key=blob_name).value
+    blobs.extend(blob_def)
+
+
+def ReplaceBlobs(meta_net_def: Any, blob_name: str, blob_def: Iterable[str]) -> None:
+    """Replace the names of blobs under a key.
+
+    Raises:
+        AssertionError: there are none.
+    """
+    blobs = _value_of(meta_net_def.blobs, blob_name)
+    assert blobs is not None, f"The blobs {blob_name} do not exist"
+    del blobs[:]
+    blobs.extend(blob_def)
+
+
+def AddPlan(meta_net_def: Any, plan_name: str, plan_def: Any) -> None:
+    """Add a plan under a key."""
+    meta_net_def.plans.add(key=plan_name, value=plan_def)
+
+
+def AddNet(meta_net_def: Any, net_name: str, net_def: Any) -> None:
+    """Add a NetDef under a key."""
+    meta_net_def.nets.add(key=net_name, value=net_def)
+
+
+def SetBlobsOrder(meta_net_def: Any, blobs_order: Iterable[str]) -> None:
+    """Set the order in which blobs are loaded."""
+    del meta_net_def.blobsOrder[:]
+    meta_net_def.blobsOrder.extend(blobs_order)
+
+
+def SetPreLoadBlobs(meta_net_def: Any, pre_load_blobs: Iterable[str]) -> None:
+    """Set the blobs that are loaded before the others."""
+    del meta_net_def.preLoadBlobs[:]
+    meta_net_def.preLoadBlobs.extend(pre_load_blobs)
+
+
+def GetArgumentByName(net_def: Any, arg_name: str) -> Any:
+    """Return the argument of a net of a name, None where there is none."""
+    return next((argument for argument in net_def.arg if argument.name == arg_name), None)
+
+
+def AddModelIdArg(meta_net_def: Any, net_def: Any) -> None:
+    """Give a NetDef the `model_id` of the predictor's net, where that has one."""
+    given = GetArgumentByName(meta_net_def.predict_net, "model_id")
+    if given is None:
+        return
+    argument = GetArgumentByName(net_def, "model_id") or net_def.arg.add(name="model_id")
+    argument.i = given.i

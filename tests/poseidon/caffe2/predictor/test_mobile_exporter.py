@@ -1,0 +1,72 @@
+"""Nets of a mobile device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import brew, core, model_helper, workspace
+from poseidon.caffe2.predictor import mobile_exporter
+from poseidon.caffe2.proto import caffe2_pb2
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    workspace.ResetWorkspace()
+    yield
+    workspace.ResetWorkspace()
+
+
+def test_a_net_goes_out_and_runs_alone() -> None:
+    model = model_helper.ModelHelper(name="mobile")
+    brew.conv(model, "data", "c", 1, 2, 3)
+    brew.relu(model, "c", "c")
+    brew.softmax(model, brew.fc(model, "c", "f", 8, 3), "out")
+    workspace.RunNetOnce(model.param_init_net)
+    data = np.random.RandomState(0).rand(1, 1, 4, 4).astype(np.float32)
+    workspace.FeedBlob("data", data)
+    init, predict = mobile_exporter.Export(workspace, model.net, model.params)
+    workspace.RunNetOnce(model.net)
+    expected = workspace.FetchBlob("out")
+    assert predict.external_input[0] == "data" and list(predict.external_output) == ["out"]
+    workspace.ResetWorkspace()
+    workspace.RunNetOnce(init)
+    assert workspace.FetchBlob("data").tolist() == [[0]]
+    predictor = workspace.Predictor(init.SerializeToString(), predict.SerializeToString())
+    np.testing.assert_array_equal(predictor.run([data])[0], expected)
+
+
+def test_each_type_of_tensor() -> None:
+    strings = np.array([[b"aa"], [b"b"]], dtype=object)
+    tensors = [
+        np.float32([[1.5, 2]]),
+        np.int32([1, -2]),
+        np.int64([2**40]),
+        np.uint8([[0, 255], [7, 8]]),
+        np.zeros((0, 2), np.uint8),
+        strings,
+    ]
+    net = caffe2_pb2.NetDef()
+    for index, tensor in enumerate(tensors):
+        mobile_exporter.add_tensor(net, f"t{index}", tensor)
+    workspace.RunNetOnce(net)
+    for index, tensor in enumerate(tensors):
+        found = workspace.FetchBlob(f"t{index}")
+        assert (found.dtype, found.tolist()) == (tensor.dtype, tensor.tolist())
+
+
+def test_a_tensor_that_no_operator_makes() -> None:
+    with pytest.raises(ValueError, match="x of type float64 cannot be exported"):
+        mobile_exporter.add_tensor(caffe2_pb2.NetDef(), "x", np.zeros(1))
+    with pytest.raises(ValueError, match="tensors of bytes can"):
+        mobile_exporter.add_tensor(caffe2_pb2.NetDef(), "x", np.array([1, "a"], dtype=object))
+
+
+def test_a_net_without_parameters() -> None:
+    net = core.Net("copy")
+    net.Copy("x", "y")
+    init, predict = mobile_exporter.Export(workspace, net, [])
+    assert [list(op.output) for op in init.op] == [["x"]]
+    assert workspace.Predictor(init, predict).run([np.float32([3])])[0].tolist() == [3]
