@@ -67,7 +67,7 @@ def decode(
     """
     datum = _parse(record)
     if datum.encoded:
-        return _decode_image(datum.data, decoding), datum.label
+        return decode_image(datum.data, decoding), datum.label
     shape = (datum.channels, datum.height, datum.width)
     count = _checked_count(shape)
     if datum.data:
@@ -77,6 +77,15 @@ def decode(
     if len(datum.float_data) != count:
         raise DataError(f"the Datum holds {len(datum.float_data)} floats, but {_product(shape)} = {count}")
     return np.array(datum.float_data, np.float32).reshape(shape), datum.label
+
+
+def is_datum(record: bytes | memoryview) -> bool:
+    """Return whether a record is a Datum that can be decoded."""
+    try:
+        decode(record)
+    except DataError:
+        return False
+    return True
 
 
 def encode_datum(array: Array, label: int) -> bytes:
@@ -158,7 +167,12 @@ def _checked_count(shape: tuple[int, int, int]) -> int:
     return shape[0] * shape[1] * shape[2]
 
 
-def _decode_image(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
+def decode_image(encoded: bytes, decoding: Decoding) -> npt.NDArray[np.uint8]:
+    """Return an image of a file format as an array (C, H, W), channels in BGR order.
+
+    Raises:
+        DataError: it is damaged, of an unknown format, or has more than 8 bits a channel.
+    """
     check_claim(encoded)
     try:
         pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), FLAGS[decoding])

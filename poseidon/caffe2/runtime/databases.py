@@ -1,4 +1,4 @@
-"""Databases of records: minidb here, LMDB and LevelDB through `poseidon.data`; readers that several operators share.
+"""Databases of records: minidb here, LMDB and LevelDB through `poseidon.data`.
 
 A minidb is one file: for each record the length of its key and of its value (32-bit, little-endian), key, value.
 """
@@ -6,7 +6,6 @@ A minidb is one file: for each record the length of its key and of its value (32
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -149,54 +148,3 @@ def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]])
                     writer.put(key, value)
     except (OSError, DataError) as error:
         raise EnforceNotMet(f"Cannot write the database {path}: {error}") from error
-
-
-class Reader:
-    """A cursor that operators of several devices share: each read is of one record of the shard.
-
-    Attributes:
-        path, db_type: the database.
-        position: the number of the next record.
-    """
-
-    def __init__(self, path: str, db_type: str, num_shards: int = 1, shard_id: int = 0) -> None:
-        """Open a database at the first record of a shard: the one of that number, then each `num_shards`-th.
-
-        Raises:
-            RuntimeError: the database cannot be read, or has no record of the shard.
-        """
-        if not 0 <= shard_id < num_shards:
-            raise EnforceNotMet(f"shard_id must be from 0 to {num_shards - 1}, not {shard_id}")
-        self.path, self.db_type = path, db_type
-        self._cursor = open_database(path, db_type)
-        self._shards, self._shard = num_shards, shard_id
-        self._lock = threading.Lock()
-        for _ in range(shard_id):
-            if not self._advance():
-                raise EnforceNotMet(f"The database {path} has fewer records than the shard id {shard_id}")
-
-    def _advance(self) -> bool:
-        """Move forward by one record; return False at the end, where the cursor is at the first again."""
-        before = self._cursor.position
-        self._cursor.skip(1)
-        return self._cursor.position > before
-
-    @property
-    def position(self) -> int:
-        """The number of the next record."""
-        return self._cursor.position
-
-    def read(self) -> tuple[bytes, bytes]:
-        """Return key and value of the next record; after the last one of the shard comes its first."""
-        with self._lock:
-            found = self._cursor.key(), bytes(self._cursor.value())
-            for _ in range(self._shards):
-                if not self._advance():
-                    self._cursor.seek(self._shard)
-                    break
-            return found
-
-    def rewind(self) -> None:
-        """Go back to the first record of the shard."""
-        with self._lock:
-            self._cursor.seek(self._shard)

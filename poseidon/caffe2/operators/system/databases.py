@@ -14,10 +14,11 @@ from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProtos
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.blob import Blob
-from poseidon.caffe2.runtime.databases import Reader
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.reader import Consumer, Reader, Record
 from poseidon.caffe2.runtime.serialization import deserialize, serialize
 from poseidon.caffe2.runtime.values import from_proto
+from poseidon.data.datum import is_datum
 
 CHUNK = "#%"
 """What stands between the name of a blob and the number of a chunk in a key."""
@@ -209,36 +210,70 @@ def db_exists(*, context: Context, db_name: str, db_type: str, absolute_path: bo
 
 
 @operator("CreateDB")
-def create_db(*, db: str, db_type: str = "leveldb", num_shards: int = 1, shard_id: int = 0) -> Any:
-    """Return a reader of a database, or of one shard of it."""
-    return Reader(db, db_type, num_shards, shard_id)
-
-
-@operator("TensorProtosDBInput")
-def tensor_protos_db_input(reader: Any, *, context: Context, batch_size: int = 0) -> tuple[Any, ...]:
-    """Return the next records of a reader, each a TensorProtos: one output for each of its tensors.
+def create_db(
+    *,
+    context: Context,
+    db: str,
+    db_type: str = "leveldb",
+    num_shards: int = 1,
+    shard_id: int = 0,
+    shard_sizes: list[int] = [],  # noqa: B006 (it is not changed)
+) -> Any:
+    """Return a reader of a database, or of one shard of it.
 
     Args:
-        reader: from `CreateDB`.
-        context: its outputs are as many as a record has tensors.
-        batch_size: the number of records, the first dimension of the outputs; 0 is one record without that dimension.
-
-    Raises:
-        RuntimeError: a record has another format, or another number of tensors.
+        context: the random numbers of the operators that read there come from its seed, else from torch's generator.
+        db, db_type: the database.
+        num_shards, shard_id: the shard.
+        shard_sizes: the records of each shard in a global batch, where shards are of unequal size (not in Caffe2).
     """
-    rows: list[list[Any]] = []
-    for _ in range(max(batch_size, 1)):
-        key, content = reader.read()
-        tensors = _message(TensorProtos, content, key).protos
-        if len(tensors) != context.outputs:
-            raise EnforceNotMet(
-                f"The record {key!r} of {reader.path} has {len(tensors)} tensors, a TensorProtos of "
-                f"{context.outputs} was expected"
+    if context.device.type == "meta":
+        return None  # shapes need no database
+    seed = int(torch.randint(1 << 62, (), generator=context.generator))
+    return Reader(db, db_type, num_shards, shard_id, shard_sizes=shard_sizes, seed=seed)
+
+
+@operator("TensorProtosDBInput", inputs=(1, 1), outputs=(1, 1 << 30))
+class TensorProtosDBInput:
+    """The next records of a reader, each a TensorProtos: one output for each of its tensors.
+
+    `batch_size` is the number of records, the first dimension of the outputs; 0 is one record without that dimension.
+    """
+
+    def __init__(self, *, context: Context, batch_size: int = 0) -> None:
+        self.context, self.batch_size = context, batch_size
+        blob = context.workspace.find(context.definition.input[0]) if context.workspace else None
+        self._consumer = Consumer(max(batch_size, 1), blob.value if blob else None)
+
+    def __call__(self, reader: Any) -> tuple[Any, ...]:
+        """Return the outputs.
+
+        Raises:
+            RuntimeError: a record has another format, or another number of tensors.
+        """
+        rows = [self._row(reader, record) for record in self._consumer.take(reader)]
+        if self.batch_size == 0:
+            return tuple(_on(value, self.context) for value in rows[0])
+        return tuple(_on(_stacked(list(column)), self.context) for column in zip(*rows, strict=True))
+
+    def _row(self, reader: Reader, record: Record) -> list[Any]:
+        name = (
+            f"the record {record.key.decode(errors='backslashreplace')!r} of {reader.path} ({reader.db_type})"
+        )
+        expected = f"expected a TensorProtos of {self.context.outputs}"
+        try:
+            tensors = TensorProtos.FromString(record.value).protos
+            values = [from_proto(tensor) for tensor in tensors]
+        except (DecodeError, ValueError, RuntimeError) as error:
+            raise EnforceNotMet(f"{name} is no TensorProtos ({error}); {expected} tensors") from error
+        if len(tensors) != self.context.outputs:
+            hint = (
+                "; it is a Caffe Datum, which ImageInput reads"
+                if not tensors and is_datum(record.value)
+                else ""
             )
-        rows.append([from_proto(tensor) for tensor in tensors])
-    if batch_size == 0:
-        return tuple(_on(value, context) for value in rows[0])
-    return tuple(_on(_stacked(list(column)), context) for column in zip(*rows, strict=True))
+            raise EnforceNotMet(f"{name} has {len(tensors)} tensors, {expected} tensors{hint}")
+        return values
 
 
 def _stacked(values: list[Any]) -> Any:

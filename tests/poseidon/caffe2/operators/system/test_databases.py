@@ -153,7 +153,7 @@ def test_a_record_of_another_format_is_an_error(numbered: tuple[str, str]) -> No
     path, db_type = numbered
     workspace.ResetWorkspace()
     call("CreateDB", [], ["reader"], db=path, db_type=db_type)
-    with pytest.raises(RuntimeError, match="has 2 tensors, a TensorProtos of 3 was expected"):
+    with pytest.raises(RuntimeError, match="has 2 tensors, expected a TensorProtos of 3"):
         call("TensorProtosDBInput", ["reader"], ["a", "b", "c"])
     with pytest.raises(RuntimeError, match="fewer records than the shard id 7"):
         call("CreateDB", [], ["reader"], db=path, db_type=db_type, num_shards=9, shard_id=7)
