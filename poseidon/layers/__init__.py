@@ -43,8 +43,9 @@ from poseidon.layers.python_layer import Python
 from poseidon.layers.registry import create, known_types, register
 from poseidon.layers.vision.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
 from poseidon.layers.vision.deconvolution import Deconvolution, Im2col
-from poseidon.layers.vision.detection import Permute, PriorBox, ROIPooling
+from poseidon.layers.vision.detection import Permute, PriorBox
 from poseidon.layers.vision.pooling import Pooling
+from poseidon.layers.vision.regions import ROIPooling
 from poseidon.layers.vision.resize import Interp
 from poseidon.layers.vision.spp import SPP
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from poseidon.errors import nearest
 from poseidon.layers.base import Layer, LayerContext, LayerError
+from poseidon.proto.branches import of_type
 from poseidon.proto.caffe_pb2 import LayerParameter
 
 Class = TypeVar("Class", bound=type[Layer])
@@ -76,6 +77,8 @@ def create(param: LayerParameter, context: LayerContext) -> Layer:
 def unknown_type(name: str, types: Iterable[str]) -> str:
     """Return the message for an unknown layer type, with similar names and the flag for types of the user."""
     names = sorted(set(types))
+    if name.lower() not in map(str.lower, names) and (branch := of_type(name)):
+        return f"unknown layer type '{name}'; it is {branch} (for a type of your own see --import)"
     lowered = {choice.lower(): choice for choice in names}
     near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3)]
     first = _FOREIGN_NAMES.get(name.lower()) or lowered.get(name.lower()) or nearest(name, names)

@@ -193,7 +193,8 @@ class SolverDefinition:
     def snapshot_prefix(self, job_folder: Path | None = None) -> Path:
         """Return the prefix of snapshot files.
 
-        `snapshot_prefix` means what it means in Caffe: if it is a folder, the solver file's name is appended.
+        `snapshot_prefix` means what it means in Caffe: if it is a folder, the solver file's name is appended. A prefix that
+        ends with a slash is a folder that may not exist yet; Caffe refuses it until the folder exists.
 
         Args:
             job_folder: the folder of snapshots for a solver without snapshot_prefix. Their name is that of the solver
@@ -206,7 +207,7 @@ class SolverDefinition:
                 return self.folder / stem
             return job_folder / (self.folder.name if stem == "solver" else stem.replace("_solver", ""))
         prefix = paths.resolve_prefix(self.param.snapshot_prefix, folder=self.folder)
-        return prefix / stem if prefix.is_dir() else prefix
+        return prefix / stem if prefix.is_dir() or self.param.snapshot_prefix.endswith("/") else prefix
 
     def _check_tests(self, nets: int) -> None:
         for iterations in self.param.test_iter:
@@ -328,7 +329,7 @@ def _net_definition(
     try:
         upgraded = upgrade_net(param)
     except UpgradeError as error:
-        line = None if error.layer is None or not layer_lines else layer_lines[error.layer]
+        line = _second_kind(found) if error.layer is None or not layer_lines else layer_lines[error.layer]
         raise DefinitionError(error.message, source=source, line=line) from error
     if is_v0(param) and layer_lines:
         layer_lines = tuple(layer_lines[index] for index in kept_layers(param))
@@ -336,6 +337,12 @@ def _net_definition(
         # The upgrade has turned the net's inputs into a layer.
         layer_lines = (next(line for path, line in found if path == ("input",)), *layer_lines)
     return NetDefinition(param=upgraded, source=source, layer_lines=layer_lines, folder=folder)
+
+
+def _second_kind(lines: Iterable[Setting]) -> int | None:
+    """Return the line of the first block of a net whose kind, `layer` or `layers`, is not that of the blocks before it."""
+    blocks = [setting for setting in lines if setting.path in (("layer",), ("layers",))]
+    return next((line for path, line in blocks if path != blocks[0].path), None)
 
 
 def _inner(lines: Iterable[Setting], name: str, index: int) -> list[Setting]:

@@ -13,6 +13,7 @@ from typing import NoReturn, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from poseidon.proto.branches import of_block
 from poseidon.proto.caffe_pb2 import NetParameter, SolverParameter
 from poseidon.proto.names import nearest_field
 from poseidon.proto.tokens import Token, scan, settings
@@ -21,6 +22,7 @@ from poseidon.proto.values import is_closed, is_quoted, listing, problem, quoted
 _CLOSER = {"{": "}", "<": ">"}
 _SOLVER = cast(Descriptor, SolverParameter.DESCRIPTOR)
 _NET = cast(Descriptor, NetParameter.DESCRIPTOR)
+_LAYERS = ("LayerParameter", "V1LayerParameter")
 
 # Settings of the other layer format, and what to write in this one.
 _OTHER_FORMAT = {
@@ -230,6 +232,8 @@ class _Walk:
                 self._unclosed(f"'{name.text}' in line {name.line}")
             head = frame.head
             return f"{message}; is the '}}' of '{head.text}' (line {head.line}) missing before it?"
+        if frame.descriptor.name in _LAYERS and (branch := of_block(name.text)):
+            return f"{message}; {branch}"
         if near := nearest_field(name.text, frame.descriptor):
             return f"{message}; did you mean '{near}'?"
         return f"{message}; it takes {listing(legal)}"

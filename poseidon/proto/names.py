@@ -37,10 +37,18 @@ _FOREIGN_NAMES = {
     "output": ("top", "num_output"),
 }
 """The names that other frameworks use, with Caffe's fields."""
+_BLOCK = "_param"
 
 
 def nearest_field(name: str, descriptor: Descriptor) -> str | None:
     """Return the field of a message that an unknown name most likely means, or None. Names of other frameworks are known."""
     fields = descriptor.fields_by_name
     known = _FOREIGN_NAMES.get(name.lower())
-    return next((field for field in known or () if field in fields), None) or nearest(name, fields)
+    if found := next((field for field in known or () if field in fields), None):
+        return found
+    if not name.endswith(_BLOCK):
+        return nearest(name, fields)
+    # The common ending would make any two blocks similar.
+    stems = [field.removesuffix(_BLOCK) for field in fields if field.endswith(_BLOCK)]
+    near = nearest(name.removesuffix(_BLOCK), stems)
+    return None if near is None else near + _BLOCK

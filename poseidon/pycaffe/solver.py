@@ -28,6 +28,7 @@ from poseidon.pycaffe.net import FileMissing, Net
 from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
+from poseidon.solvers.rate import current_step
 from poseidon.solvers.settings import solver_settings
 from ps_server import RuleKind
 
@@ -164,7 +165,7 @@ class Solver:
             iteration=self.iter,
             model=str(model),
             histories=self._updater.histories(),
-            current_step=sum(self.iter >= value for value in self.param.stepvalue),
+            current_step=current_step(self.param, self.iter),
         )
         write_state(state, run)
         seal(state, model)
@@ -252,7 +253,8 @@ def _prefix(definition: SolverDefinition) -> Path:
     if not prefix_text or Path(prefix_text).parts[0] in PLACEHOLDERS:
         return definition.snapshot_prefix()
     prefix = Path(prefix_text).absolute()
-    return prefix / Path(definition.source).stem if prefix.is_dir() else prefix
+    is_folder = prefix.is_dir() or prefix_text.endswith("/")
+    return prefix / Path(definition.source).stem if is_folder else prefix
 
 
 def _numbers(net: Net) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -87,7 +87,7 @@ def read_model(path: Path) -> list[LayerBlobs]:
         else:
             found.append((old.name, old.blobs))
     if not found:
-        raise SnapshotError(f"{path} is not a model: it has no layers")
+        raise _without_layers(path)
     return [(name, _arrays(path, name, blobs)) for name, blobs in found]
 
 
@@ -114,7 +114,17 @@ def check_model(path: Path) -> None:
                 )
             layers += number in _LAYERS
     if not layers:
-        raise SnapshotError(f"{path} is not a model: it has no layers")
+        raise _without_layers(path)
+
+
+def _without_layers(path: Path) -> SnapshotError:
+    """Return the error for a file without layers. A file of 0 bytes is a legal empty message for protobuf."""
+    if path.stat().st_size:
+        return SnapshotError(f"{path} is not a model: it has no layers")
+    return SnapshotError(
+        f"{path} is not a model: it has 0 bytes. Caffe takes such a file for a model without layers and silently keeps the "
+        "initial weights; leave the file out if that is wanted"
+    )
 
 
 def _fits(field: Any, wire_type: int) -> bool:

@@ -102,6 +102,23 @@ def rate_policy(solver: SolverDefinition) -> Callable[[int], float]:
     return lambda iteration: _limited_to_float32(policy(param, iteration))
 
 
+def current_step(solver: SolverParameter, iterations: int) -> int:
+    """Return what Caffe's solverstate has as current_step: the number of steps that the last rate has taken.
+
+    Args:
+        solver: the definition.
+        iterations: the number of iterations that have ended. The last rate is that of iteration `iterations` - 1.
+    """
+    last = iterations - 1
+    if last < 0:
+        return 0
+    if solver.lr_policy == "step":
+        return last // solver.stepsize
+    if solver.lr_policy == "multistep":
+        return sum(last >= value for value in solver.stepvalue)
+    return 0
+
+
 def _limited_to_float32(rate: float) -> float:
     """Return the rate, or infinity if it exceeds float32, as in Caffe."""
     return math.copysign(math.inf, rate) if abs(rate) > LARGEST_FLOAT32 else rate

@@ -76,6 +76,12 @@ This page lists every layer type with its fields, and the tests that compare eac
 [test_gradients.py](../tests/poseidon/layers/test_gradients.py) checks the gradients of every
 differentiable type.
 
+Where a gradient here is not that of a branch of Caffe:
+
+* **Normalize** with `channel_shared: false`: SSD's Caffe leaves the scales of the other channels out of
+  the sum over channels. The gradient here is the derivative, which finite differences confirm. Both
+  are equal while all scales are, as at the beginning.
+
 All types have `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name,
 share_mode, lr_mult, decay_mult), `blobs`, `loss_weight` and `propagate_down`. See
 [test_plan.py](../tests/poseidon/net/test_plan.py) and

@@ -20,6 +20,7 @@ import numpy as np
 
 from poseidon.engine.finite import REMEDY, not_finite
 from poseidon.engine.snapshot_writer import SnapshotSettings, SnapshotWriter, WrittenSnapshot
+from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.engine.solver.replica import Replica, Values
 from poseidon.errors import JobError, SnapshotError
 from poseidon.exchange.base import Exchange, History
@@ -32,6 +33,7 @@ from poseidon.snapshot.checksums import check, seal
 from poseidon.snapshot.files import make_folder, model_path, state_path
 from poseidon.snapshot.rotation import remove_older
 from poseidon.snapshot.solverstate import RunState, learned_net, read_state, write_state
+from poseidon.solvers.rate import current_step
 from ps_server.numerics import Computation
 from ps_server.rules import history_count
 
@@ -93,6 +95,7 @@ class Checkpoint:
         self._rank = replica.context.rank
         self._workers = replica.context.workers
         self._settings = settings or SnapshotSettings()
+        self.frozen = FrozenHistories(replica.train.parameters_info, replica.settings)
         self._writer = SnapshotWriter(self._settings.on_wait)
 
     def save(
@@ -193,7 +196,7 @@ class Checkpoint:
             iteration=progress.iteration,
             model=str(model_path(prefix, progress.iteration, hdf5=in_hdf5)),
             histories=tuple(tuple(map(np.array, arrays)) for arrays in self._for_all_blobs(histories)),
-            current_step=sum(progress.iteration >= value for value in self._solver.stepvalue),
+            current_step=current_step(self._solver, progress.iteration),
             poseidon=extra,
         )
         return _Contents(
@@ -221,8 +224,9 @@ class Checkpoint:
         remove_older(state, self._settings.keep)
 
     def _for_all_blobs(self, histories: Sequence[History]) -> list[History]:
-        """Add the histories of frozen blobs, which Caffe keeps too: zeros."""
+        """Add the histories of frozen blobs, which Caffe keeps too."""
         known = dict(zip((info.name for info in self._replica.exchanged), histories, strict=True))
+        known |= self.frozen.arrays()
         return [
             known.get(info.name, [np.zeros(info.shape, np.float32)] * self._arrays_per_blob)
             for info in self._replica.train.parameters_info
@@ -245,6 +249,7 @@ class Checkpoint:
         histories: list[History] = [
             history for info, history in zip(infos, state.histories, strict=True) if info.name in exchanged
         ]
+        self.frozen.restore({info.name: found for info, found in zip(infos, state.histories, strict=True)})
         own = self._own_state(path, state)
         if own is not None:
             self._restore_position(own, state)

@@ -172,6 +172,8 @@ class Trainer:
         loss, outputs = self._replica.forward_backward(
             self._hooks.next_pass, partial(self._losses.add, self._iteration)
         )
+        if self._rank == 0:
+            self._checkpoint.frozen.advance(self._iteration)
         self._hooks.finish()
         exchange.finish()
         self._smoothed.add(loss)

@@ -42,10 +42,11 @@ class EuclideanLoss(Layer):
 class SmoothL1Loss(Layer):
     """loss = 1/N sum of v f(w (a - b)), f(d) = (sigma d)^2 / 2 where |d| < 1 / sigma^2, else |d| - 1 / (2 sigma^2).
 
-    From Fast R-CNN (Girshick, 2015).
+    From Fast R-CNN (Girshick, 2015). With three bottoms it is the form of that paper's Caffe and of SSD's: v is 1, and the
+    gradient is f'(d) / N, without a further factor w.
 
-    Bottoms: a and b; inside weights w and outside weights v, both or neither; all of one shape. Only a and b have
-    gradients. Top: a scalar. Fields (smooth_l1_loss_param): sigma.
+    Bottoms: a and b; inside weights w; outside weights v; all of one shape. Only a and b have gradients. Top: a scalar.
+    Fields (smooth_l1_loss_param): sigma.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -53,8 +54,6 @@ class SmoothL1Loss(Layer):
     IS_LOSS: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        if len(bottoms) == 3:
-            raise LayerError("has 3 bottoms, expected 2, or 4: inside and outside weights go together")
         if not bottoms[0] or any(shape != bottoms[0] for shape in bottoms):
             raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes")
         self.sigma = self.param.smooth_l1_loss_param.sigma
@@ -66,8 +65,10 @@ class SmoothL1Loss(Layer):
         self, a: Tensor, b: Tensor, inside: Tensor | None = None, outside: Tensor | None = None
     ) -> Tensor:
         difference = a - b
-        if inside is not None:
+        if inside is not None and outside is not None:
             difference = difference * inside.detach()
+        elif inside is not None:
+            difference = difference + (difference * inside - difference).detach()
         losses = functional.smooth_l1_loss(
             difference, torch.zeros_like(difference), reduction="none", beta=1 / self.sigma**2
         )

@@ -1,4 +1,4 @@
-"""Layers of detection nets: Permute and PriorBox of SSD (Liu et al., 2016), ROIPooling of Fast R-CNN (Girshick, 2015)."""
+"""Layers of detection nets: Permute and PriorBox of SSD (Liu et al., 2016)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from poseidon.layers.base import Layer, LayerError, Shape, times
-from poseidon.layers.common.rearrange import check_range
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import PriorBoxParameter
 
 Box = tuple[float, float]
-# Values of a region: index of the image, and two corners.
-REGION = 5
 
 
 @register("Permute")
@@ -137,66 +134,3 @@ def _pair(param: PriorBoxParameter, both: str, high: str, wide: str) -> Box | No
 def _variances(param: PriorBoxParameter) -> list[float]:
     values = list(param.variance) or [0.1]
     return values * 4 if len(values) == 1 else values
-
-
-@register("ROIPooling")
-class ROIPooling(Layer):
-    """The maxima of pooled_h x pooled_w parts of each region of a feature map.
-
-    A region from x1, y1 to x2, y2, both inclusive, is scaled by spatial_scale and rounded. Its part (i, j) covers rows
-    floor(i h / pooled_h) to ceil((i + 1) h / pooled_h) of its height h (columns likewise), clipped to the map. The
-    maximum of an empty part is 0.
-
-    Bottoms: the feature map N x C x H x W; regions R x 5 (x 1 x 1): index of the image, x1, y1, x2, y2, without a
-    gradient. Top: R x C x pooled_h x pooled_w. Fields (roi_pooling_param): pooled_h, pooled_w, spatial_scale.
-    """
-
-    MIN_BOTTOMS: ClassVar[int] = 2
-    MAX_BOTTOMS: ClassVar[int | None] = 2
-
-    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        param, (shape, regions) = self.param.roi_pooling_param, bottoms
-        if len(shape) != 4:
-            raise LayerError(f"bottom 0 has shape {times(shape)}, expected 4 axes (NxCxHxW)")
-        if len(regions) < 2 or math.prod(regions[1:]) != REGION:
-            raise LayerError(f"bottom 1 has shape {times(regions)}, expected {REGION} values for each region")
-        if min(param.pooled_h, param.pooled_w) < 1:
-            raise LayerError("missing pooled_h or pooled_w, expected at least 1 each")
-        self.parts, self.scale = (param.pooled_h, param.pooled_w), param.spatial_scale
-        return [(regions[0], shape[1], *self.parts)]
-
-    def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
-        rows = regions.detach().reshape(-1, REGION)
-        corners = (rows[:, 1:] * self.scale + 0.5).floor().long().tolist()
-        images = rows[:, 0].long()
-        check_range(images, feature.shape[0])
-        pooled = [
-            self._pool(feature[image], corner) for image, corner in zip(images.tolist(), corners, strict=True)
-        ]
-        return torch.stack(pooled) if pooled else feature.new_zeros((0, feature.shape[1], *self.parts))
-
-    def _pool(self, image: Tensor, corner: list[int]) -> Tensor:
-        x1, y1, x2, y2 = corner
-        rows = _parts(y1, y2, self.parts[0], image.shape[1])
-        columns = _parts(x1, x2, self.parts[1], image.shape[2])
-        nothing = image.new_zeros(image.shape[0])
-        return torch.stack(
-            [
-                torch.stack(
-                    [
-                        image[:, top:end, left:right].amax((1, 2)) if end > top and right > left else nothing
-                        for left, right in columns
-                    ],
-                    -1,
-                )
-                for top, end in rows
-            ],
-            1,
-        )
-
-
-def _parts(first: int, last: int, count: int, extent: int) -> list[tuple[int, int]]:
-    """Return the start and the end of each part of a side, clipped to the map."""
-    size = max(last - first + 1, 1)
-    edges = [(first + part * size // count, first - (-(part + 1) * size // count)) for part in range(count)]
-    return [(min(max(begin, 0), extent), min(max(end, 0), extent)) for begin, end in edges]

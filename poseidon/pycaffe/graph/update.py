@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from poseidon.engine.solver.frozen import FrozenHistories
 from poseidon.layers.blob import Blob
 from poseidon.net.params import ParamInfo
 from poseidon.pycaffe.graph.build import NetGraph
@@ -50,6 +51,7 @@ class Updater:
             _learned(info, net.nodes[indices[info.layer]].blobs, settings)
             for info in net.compiled.parameters_info
         ]
+        self._frozen = FrozenHistories(net.compiled.parameters_info, settings)
 
     @property
     def specs(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -80,11 +82,16 @@ class Updater:
             value = entry.blob.write_data().view(-1)
             value.add_(change(entry.rule, gradient, entry.history, value, rate=rate, step=iteration))
             gradient.neg_()
+        self._frozen.advance(iteration)
 
     def histories(self) -> tuple[tuple[Array, ...], ...]:
         """Return copies of the history of each tensor."""
+        frozen = self._frozen.arrays()
         return tuple(
-            tuple(tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history)
+            tuple(
+                frozen.get(entry.info.name)
+                or (tensor.cpu().numpy().reshape(entry.info.shape).copy() for tensor in entry.history)
+            )
             for entry in self._learned
         )
 
@@ -93,6 +100,8 @@ class Updater:
         for entry, arrays in zip(self._learned, histories, strict=True):
             for tensor, array in zip(entry.history, arrays, strict=True):
                 tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)).reshape(-1))
+        names = (entry.info.name for entry in self._learned)
+        self._frozen.restore(dict(zip(names, histories, strict=True)))
 
 
 def _learned(info: ParamInfo, blobs: Sequence[Blob], settings: SolverSettings) -> Learned:

@@ -52,6 +52,16 @@ def test_net_error_names_file_line_and_layer(folder: Path, layer: int | str, exp
     assert str(net(folder).error(layer, "is wrong")) == f"{folder}/net.prototxt{expected}"
 
 
+@pytest.mark.parametrize("text", ["layer { }\n\nlayers { }", "layers { }\nlayers { }\nlayer { }\nlayers { }"])
+def test_a_net_that_mixes_both_formats_is_refused_with_a_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(text)
+    with pytest.raises(
+        DefinitionError, match=r"net\.prototxt:3: the net mixes `layers` blocks with `layer` blocks"
+    ):
+        read_net(path)
+
+
 def test_net_knows_its_folder_and_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     definition = read_net("net.prototxt")
@@ -180,6 +190,8 @@ def test_states_are_merged_as_caffe_does(folder: Path) -> None:
         ("max_iter: 1", "my_solver"),
         ('snapshot_prefix: "snaps"', "snaps/my_solver"),
         ('snapshot_prefix: "snaps/x"', "snaps/x"),
+        ('snapshot_prefix: "./models/"', "models/my_solver"),
+        ('snapshot_prefix: "snaps/new/"', "snaps/new/my_solver"),
         ('snapshot_prefix: "x"', "x"),
     ],
 )

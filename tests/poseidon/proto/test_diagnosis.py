@@ -99,6 +99,8 @@ NET_CASES = {
         (3, 5, "the '{' of 'weight_filler' in line 3 is not closed before 'layer' in line 7"),
     'layer {\n  convolution_param {\n    pad: 1\n  top: "x"\n}':
         (4, 3, "unknown field 'top' in ConvolutionParameter; is the '}' of 'convolution_param' (line 2) missing before it?"),
+    'layer { region_loss_param { } }':
+        (1, 9, "unknown field 'region_loss_param' in LayerParameter; it is a block of layer type 'RegionLoss' of Yolo's branch of Caffe, which this program does not have"),
 }  # fmt: skip
 
 

@@ -251,3 +251,38 @@ def test_errors(make: Make, tmp_path: Path) -> None:
         caffe.SGDSolver(tmp_path / "none")
     with pytest.raises(DefinitionError, match="did you mean"):
         make(SETTINGS + 'type: "Adan"')
+
+
+def test_the_history_of_a_frozen_blob_has_decay_terms(write: Write, tmp_path: Path) -> None:
+    """Caffe's AdaGrad adds (decay value)^2 to the history of a blob whose rate and gradient are 0."""
+    net = write(
+        """layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 4 dim: 2 } data_filler { type: "gaussian" } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" param { lr_mult: 0 } param { lr_mult: 1 }
+          inner_product_param { num_output: 3 weight_filler { type: "gaussian" } } }
+        layer { name: "loss" type: "Reduction" bottom: "y" top: "loss" loss_weight: 1 }""",
+        "frozen.prototxt",
+    )
+    prefix = tmp_path / "snap"
+    solver = caffe.get_solver(
+        str(
+            write(
+                f'net: "{net}" base_lr: 1 lr_policy: "fixed" type: "AdaGrad" weight_decay: 0.5 snapshot_prefix: "{prefix}"',
+                "solver.prototxt",
+            )
+        )
+    )
+    weights = solver.net.params["ip"][0].data.copy()
+    solver.step(3)
+    solver.snapshot()
+    state = caffe_pb2.SolverState.FromString((tmp_path / "snap_iter_3.solverstate").read_bytes())
+    np.testing.assert_allclose(
+        np.array(state.history[0].data).reshape(3, 2), 3 * (weights / 2) ** 2, rtol=1e-6
+    )
+    np.testing.assert_array_equal(solver.net.params["ip"][0].data, weights)
+    solver.restore(str(tmp_path / "snap_iter_3.solverstate"))
+    solver.step(1)
+    solver.snapshot()
+    state = caffe_pb2.SolverState.FromString((tmp_path / "snap_iter_4.solverstate").read_bytes())
+    np.testing.assert_allclose(
+        np.array(state.history[0].data).reshape(3, 2), 4 * (weights / 2) ** 2, rtol=1e-6
+    )

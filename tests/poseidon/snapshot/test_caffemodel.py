@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -134,3 +135,13 @@ def test_hdf5_is_checked_too(tmp_path: Path) -> None:
         file["iter"] = 5
     with pytest.raises(SnapshotError, match="is not a model: it has no group /data"):
         check_model(path)
+
+
+@pytest.mark.parametrize("read", [read_model, check_model])
+def test_a_model_of_0_bytes_names_what_caffe_does(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "empty.caffemodel"
+    path.touch()
+    with pytest.raises(
+        SnapshotError, match=r"has 0 bytes\. Caffe takes such a file for a model without layers"
+    ):
+        read(path)

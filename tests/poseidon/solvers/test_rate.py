@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from poseidon.errors import DefinitionError
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition
-from poseidon.solvers.rate import POLICIES, rate_policy
+from poseidon.solvers.rate import POLICIES, current_step, rate_policy
 
 
 def solver(text: str) -> SolverDefinition:
@@ -88,3 +88,22 @@ def test_mistakes_are_named(text: str, message: str) -> None:
     with pytest.raises(DefinitionError, match=r"solver\.prototxt") as caught:
         rate_policy(solver(text))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "iterations", "expected"),
+    [
+        ("lr_policy: 'step' stepsize: 5", 0, 0),
+        ("lr_policy: 'step' stepsize: 5", 5, 0),  # the last rate is that of iteration 4
+        ("lr_policy: 'step' stepsize: 5", 6, 1),
+        ("lr_policy: 'step' stepsize: 5", 23, 4),
+        ("lr_policy: 'multistep' stepvalue: 3 stepvalue: 9", 3, 0),
+        ("lr_policy: 'multistep' stepvalue: 3 stepvalue: 9", 4, 1),
+        ("lr_policy: 'multistep' stepvalue: 3 stepvalue: 9", 30, 2),
+        ("lr_policy: 'fixed' stepsize: 5 stepvalue: 3", 30, 0),
+    ],
+)
+def test_the_step_of_a_solverstate_is_that_of_the_last_rate(
+    text: str, iterations: int, expected: int
+) -> None:
+    assert current_step(text_format.Parse(text, SolverParameter()), iterations) == expected

@@ -59,11 +59,27 @@ def test_smooth_l1(sigma: float) -> None:
     torch.testing.assert_close(loss, (given["v"] * f).sum() / 4)
 
 
+@pytest.mark.parametrize("sigma", [1.0, 2.0])
+def test_smooth_l1_with_three_bottoms_is_that_of_fast_rcnns_caffe(sigma: float) -> None:
+    """d = w (a - b) and loss = sum of f(d) / N; the gradient at a is f'(d) / N, without a further w."""
+    a, b = noise(4, 3).requires_grad_(), noise(4, 3, seed=1).requires_grad_()
+    weights = torch.tensor([[0.0, 1, 3]] * 4)
+    net = one("SmoothL1Loss", f"smooth_l1_loss_param {{ sigma: {sigma} }}", a=(4, 3), b=(4, 3), w=(4, 3))
+    loss = net({"a": a, "b": b, "w": weights})["loss"]
+    d = (weights * (a - b)).detach()
+    near = d.abs() < 1 / sigma**2
+    expected = torch.where(near, (sigma * d) ** 2 / 2, d.abs() - 0.5 / sigma**2).sum() / 4
+    torch.testing.assert_close(loss.detach(), expected)
+    loss.backward()
+    slope = torch.where(near, sigma**2 * d, d.sign()) / 4
+    torch.testing.assert_close(a.grad, slope)
+    torch.testing.assert_close(b.grad, -slope)
+
+
 @pytest.mark.parametrize(
     ("kind", "shapes", "message"),
     [
         ("EuclideanLoss", {"a": (2, 3), "b": (2, 2)}, "expected the same number of values per item"),
-        ("SmoothL1Loss", {"a": (2, 3), "b": (2, 3), "w": (2, 3)}, "weights go together"),
         ("SmoothL1Loss", {"a": (2, 3), "b": (2, 2)}, "expected equal shapes"),
         ("ContrastiveLoss", {"a": (2, 3), "b": (2, 2), "y": (2,)}, "expected NxC"),
         ("ContrastiveLoss", {"a": (2, 3, 2, 1), "b": (2, 3, 2, 1), "y": (2,)}, "expected NxC"),
