@@ -10,8 +10,10 @@ from poseidon.caffe2.proto import DEVICE_NUMBERS
 
 def iter(model: Any, blob_out: Any, **kwargs: Any) -> Any:  # noqa: A001 (Caffe2's name)
     """Add `Iter`: a counter on the CPU that starts at 0 and counts each run of the net."""
-    kwargs["device_option"] = core.DeviceOption(DEVICE_NUMBERS["CPU"], 0)
-    model.param_init_net.ConstantFill([], blob_out, shape=[1], value=0, dtype=core.DataType.INT64, **kwargs)
+    with core.DeviceScope(core.DeviceOption(DEVICE_NUMBERS["CPU"], 0)):
+        model.param_init_net.ConstantFill(
+            [], blob_out, shape=[1], value=0, dtype=core.DataType.INT64, **kwargs
+        )
     return model.net.Iter(blob_out, blob_out, **kwargs)
 
 

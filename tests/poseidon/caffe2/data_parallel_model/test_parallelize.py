@@ -1,0 +1,230 @@
+"""Replicas compute what one device computes with the whole batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import brew, core, data_parallel_model, model_helper, workspace
+from poseidon.caffe2.data_parallel_model import replicas
+from poseidon.caffe2.proto import caffe2_pb2
+from tests.support.caffe2_replicas import add_layers, batch, build, feed, params, start, train
+
+
+@pytest.fixture(autouse=True)
+def own_workspace() -> Iterator[None]:
+    workspace.ResetWorkspace()
+    yield
+    workspace.ResetWorkspace()
+
+
+def trained(devices: list[int], **arguments: Any) -> dict[str, np.ndarray]:
+    workspace.ResetWorkspace()
+    model = build(devices, **arguments)
+    train(model, 10, 32)
+    own = params(model)
+    for device in model._devices[1:]:
+        if not arguments.get("shared_model"):
+            for name, value in params(model, device).items():
+                np.testing.assert_array_equal(value, own[name])
+    return own
+
+
+def assert_equal(one: dict[str, np.ndarray], other: dict[str, np.ndarray], tolerance: float = 1e-5) -> None:
+    assert list(one) == list(other) and one
+    for name, value in one.items():
+        np.testing.assert_allclose(value, other[name], rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments"),
+    [
+        ([0, 1], {}),
+        ([5, 2, 3, 7], {"net_type": "simple"}),
+        ([0, 1, 2, 3], {"shared_model": True}),
+        ([0, 1], {"cpu_device": False}),
+        ([0, 1], {"cpu_device": False, "ideep": True}),
+    ],
+)
+def test_replicas_with_parts_of_a_batch_equal_one_with_all(
+    devices: list[int], arguments: dict[str, Any]
+) -> None:
+    assert_equal(trained([0]), trained(devices, **arguments))
+
+
+def test_the_same_bits_in_each_run() -> None:
+    first, second = trained([0, 1, 2, 3]), trained([0, 1, 2, 3])
+    assert_equal(first, second, 0.0)
+
+
+def test_a_machine_without_gpus_uses_the_cpu_with_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "NumGpuDevices", lambda: 0)
+    monkeypatch.setattr(replicas, "_warned", set())
+    with caplog.at_level(logging.WARNING, "data_parallel_model"):
+        for _ in range(2):
+            model = build([0, 1], cpu_device=False)
+    assert [record.message for record in caplog.records] == [
+        "This machine has no GPU: the replicas of data_parallel_model run on the CPU"
+    ]
+    assert (model._device_prefix, model._device_type) == ("gpu", caffe2_pb2.CPU)
+    assert data_parallel_model.GetLearningRateBlobNames(model) == ["SgdOptimizer_0_lr_cpu"]
+
+
+def test_devices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiprocessing.cpu_count", lambda: 3)
+    assert build(None)._devices == [0, 1, 2]  # type: ignore[arg-type]
+    monkeypatch.setattr(workspace, "NumGpuDevices", lambda: 0)
+    assert build(None, cpu_device=False)._devices == [0]  # type: ignore[arg-type]
+
+
+def test_one_normalization_over_all_devices_equals_that_of_one_device() -> None:
+    def add_normalized(model: Any, loss_scale: float) -> list[Any]:
+        brew.conv(model, "data", "conv1", 2, 3, kernel=3)
+        brew.spatial_bn(model, "conv1", "bn1", 3, epsilon=1e-3, momentum=0.9, is_test=False)
+        brew.relu(model, "bn1", "bn1")
+        brew.fc(model, "bn1", "fc1", 3 * 4 * 4, 4)
+        _, loss = model.net.SoftmaxWithLoss(["fc1", "label"], ["softmax", "loss"])
+        return [model.net.Scale(loss, scale=loss_scale)]
+
+    def run(devices: list[int], **arguments: Any) -> dict[str, np.ndarray]:
+        workspace.ResetWorkspace()
+        model = build(devices, forward_pass_builder_fun=add_normalized, **arguments)
+        images = np.random.RandomState(3).randn(8, 2, 6, 6).astype(np.float32)
+        labels = np.arange(8, dtype=np.int32) % 4
+        start(model, images, labels)
+        data_parallel_model.RunNet(model, 5)
+        prefix = f"{model._device_prefix}_{devices[0]}/"
+        computed = {name: workspace.FetchBlob(prefix + name) for name in ("bn1_rm", "bn1_riv")}
+        return {**params(model), **computed}
+
+    whole = run([0])
+    assert_equal(whole, run([0, 1], combine_spatial_bn=True), 1e-4)
+    assert_equal(whole, run([2, 0], combine_spatial_bn=True, cpu_device=False), 1e-4)
+    apart = run([0, 1])
+    assert np.abs(apart["conv1_w"] - whole["conv1_w"]).max() > 1e-3  # statistics of half the batch
+
+
+def test_builders_of_updates_exclude_each_other() -> None:
+    with pytest.raises(AssertionError, match="Can only specify one"):
+        build([0], param_update_builder_fun=lambda model: None)
+
+
+def test_losses_are_a_list() -> None:
+    with pytest.raises(AssertionError, match="must return list of loss blobs"):
+        build([0], forward_pass_builder_fun=lambda model, scale: add_layers(model, scale)[0])
+
+
+def test_a_device_scope_around_it_is_refused() -> None:
+    with (
+        core.DeviceScope(core.DeviceOption(caffe2_pb2.CUDA, 0)),
+        pytest.raises(AssertionError, match="without device-scope"),
+    ):
+        data_parallel_model.Parallelize_GPU(None, None, None)
+
+
+def test_a_model_for_tests_runs_forward_only() -> None:
+    model = build([0, 1])
+    train(model, 1, 8)
+    test = model_helper.ModelHelper(name="test", init_params=False)
+    data_parallel_model.Parallelize_CPU(test, lambda model: None, add_layers, devices=[0, 1])
+    data_parallel_model.RunInitNet(test)
+    before = params(model)
+    feed(test, *batch(9, 8))
+    data_parallel_model.RunNet(test, 1)
+    assert_equal(before, params(model), 0.0)
+    assert workspace.FetchBlob("cpu_1/loss") > 0
+
+
+def test_net_transformers_are_called_once_with_their_arguments() -> None:
+    calls: list[Any] = []
+    model = build(
+        [0, 1],
+        pre_grad_net_transformer_fun=lambda model: calls.append(len(model.net.Proto().op)),
+        net_transformer_fun=lambda model, *rest: calls.append(rest),
+    )
+    forward = len([op for op in model.net.Proto().op if "data" in str(op.input)])
+    assert forward and calls == [10, (2, "cpu", caffe2_pb2.CPU)]
+
+
+def test_what_follows_the_first_copies_is_built_for_each_device() -> None:
+    model = build(
+        [0, 1], post_sync_builder_fun=lambda model: model.param_init_net.Copy("fc1_w", "fc1_w_kept")
+    )
+    start(model, *batch(0, 8))
+    kept = [workspace.FetchBlob(f"cpu_{device}/fc1_w_kept") for device in (0, 1)]
+    np.testing.assert_array_equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("sizes", [[4], [4, 0], [1, 2, 3]])
+def test_each_shard_has_a_batch_size(sizes: list[int]) -> None:
+    rendezvous = {"kv_handler": "store", "num_shards": 2, "shard_id": 0, "engine": "GLOO"}
+    with pytest.raises(ValueError, match=r"expected 2 batch sizes above 0, one for each shard"):
+        build([0], rendezvous=rendezvous, shard_batch_sizes=sizes)
+
+
+def test_a_blob_is_copied_to_all_devices_in_each_run() -> None:
+    def add_number(model: Any) -> None:
+        model.param_init_net.ConstantFill([], ["number"], shape=[1], value=1.0)
+
+    model = build([0, 1, 2], input_builder_fun=add_number)
+    data_parallel_model.AddBlobSync(model, ["number"])
+    start(model, *batch(0, 6))
+    workspace.FeedBlob("cpu_0/number", np.array([2603.0], np.float32))
+    data_parallel_model.RunNet(model, 1)
+    assert [workspace.FetchBlob(f"cpu_{d}/number").tolist() for d in range(3)] == [[2603.0]] * 3
+    with pytest.raises(AssertionError, match="Provide unprefixed blob name: cpu_0/number"):
+        data_parallel_model.AddBlobSync(model, ["cpu_0/number"])
+
+
+def test_another_model_is_appended_for_each_device() -> None:
+    other = model_helper.ModelHelper(name="other")
+    brew.fc(other, "data", "other_fc", 6, 4)
+
+    def add_both(model: Any, loss_scale: float) -> list[Any]:
+        model.net.AppendNet(data_parallel_model.ConvertNetForDevice(other.net))
+        model.param_init_net.AppendNet(data_parallel_model.ConvertNetForDevice(other.param_init_net))
+        return add_layers(model, loss_scale)
+
+    for arguments in ({}, {"cpu_device": False}):
+        workspace.ResetWorkspace()
+        model = build([0, 1], forward_pass_builder_fun=add_both, **arguments)
+        start(model, *batch(0, 8))
+        data_parallel_model.RunNet(model, 1)
+        assert workspace.FetchBlob(f"{model._device_prefix}_1/other_fc").shape == (4, 4)
+
+
+def test_sparse_gradients_of_a_host_are_joined() -> None:
+    def add_embedding(model: Any, loss_scale: float) -> list[Any]:
+        table = model.param_init_net.UniformFill([], "table", shape=[8, 4])
+        model.AddParameter(table)
+        rows = model.net.Gather([table, "data"], "rows")
+        _, loss = model.net.SoftmaxWithLoss([rows, "label"], ["softmax", "loss"])
+        return [model.net.Scale(loss, scale=loss_scale)]
+
+    model = build([0, 1], forward_pass_builder_fun=add_embedding, optimizer_builder_fun=lambda model: None)
+    feed(model, np.array([1, 2, 3, 1], np.int64), np.array([0, 1, 2, 3], np.int32))
+    data_parallel_model.RunInitNet(model)
+    data_parallel_model.RunNet(model, 1)
+    grad = model.param_to_grad["cpu_1/table"]
+    assert workspace.FetchBlob(str(grad.indices)).tolist() == [1, 2, 3, 1]
+    assert workspace.FetchBlob(str(grad.values)).shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (3, [(0, 1, 2)]),
+        (4, [(0, 1), (2, 3), (0, 2)]),
+        (8, [(0, 1), (2, 3), (4, 5), (6, 7), (0, 2), (4, 6), (0, 4)]),
+    ],
+)
+def test_gpus_sum_as_a_tree(count: int, expected: list[tuple[int, ...]]) -> None:
+    from poseidon.caffe2.data_parallel_model.collectives import _tree
+
+    assert _tree(count) == expected

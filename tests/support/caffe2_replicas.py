@@ -1,0 +1,84 @@
+"""A small classifier to parallelize, and the same batches for any number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from poseidon.caffe2 import brew, core, data_parallel_model, model_helper, optimizer, workspace
+from poseidon.caffe2.optimizer.base import reset_optimizer_instance_count
+
+FEATURES, CLASSES = 6, 4
+
+
+def add_layers(model: Any, loss_scale: float) -> list[Any]:
+    """Two layers, a softmax, and the scaled loss."""
+    brew.fc(model, "data", "fc1", dim_in=FEATURES, dim_out=5)
+    brew.tanh(model, "fc1", "fc1")
+    brew.fc(model, "fc1", "fc2", dim_in=5, dim_out=CLASSES)
+    _, loss = model.net.SoftmaxWithLoss(["fc2", "label"], ["softmax", "loss"])
+    return [model.net.Scale(loss, "scaled_loss", scale=loss_scale)]
+
+
+def add_sgd(model: Any) -> Any:
+    """Momentum SGD with weight decay."""
+    optimizer.add_weight_decay(model, 0.01)
+    return optimizer.build_sgd(model, 0.1, momentum=0.9)
+
+
+def build(devices: Sequence[int], **arguments: Any) -> Any:
+    """Return a model on replicas of the CPU; builder functions may be given."""
+    reset_optimizer_instance_count()
+    model = model_helper.ModelHelper(name="replicas")
+    given = {
+        "input_builder_fun": lambda model: None,
+        "forward_pass_builder_fun": add_layers,
+        "optimizer_builder_fun": add_sgd,
+        "cpu_device": True,
+        **arguments,
+    }
+    data_parallel_model.Parallelize(model, devices=devices, **given)
+    return model
+
+
+def batch(step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and labels of an iteration."""
+    drawn = np.random.RandomState(step)
+    return drawn.randn(size, FEATURES).astype(np.float32), drawn.randint(0, CLASSES, size).astype(np.int32)
+
+
+def feed(model: Any, data: np.ndarray, labels: np.ndarray) -> None:
+    """Give each device an equal part of a batch."""
+    count = len(model._devices)
+    parts = zip(np.split(data, count), np.split(labels, count), strict=True)
+    for device, (x, y) in zip(model._devices, parts, strict=True):
+        with core.DeviceScope(core.DeviceOption(model._device_type, device)):
+            workspace.FeedBlob(f"{model._device_prefix}_{device}/data", x)
+            workspace.FeedBlob(f"{model._device_prefix}_{device}/label", y)
+
+
+def start(model: Any, data: np.ndarray, labels: np.ndarray) -> None:
+    """Fill the parameters with the same values in any run, and create the nets."""
+    for op in model.param_init_net.Proto().op:
+        if op.type == "XavierFill":
+            op.device_option.random_seed = 7 + len(op.output[0].partition("/")[2])
+    feed(model, data, labels)
+    data_parallel_model.RunInitNet(model)
+
+
+def train(model: Any, iterations: int, size: int) -> None:
+    """Train from the start."""
+    start(model, *batch(0, size))
+    for step in range(iterations):
+        feed(model, *batch(step, size))
+        data_parallel_model.RunNet(model, 1)
+
+
+def params(model: Any, device: int | None = None) -> dict[str, np.ndarray]:
+    """Return the parameters of a device, by default the first, without its scope."""
+    prefix = f"{model._device_prefix}_{model._devices[0] if device is None else device}/"
+    return {
+        str(param).removeprefix(prefix): workspace.FetchBlob(str(param)) for param in model.GetParams(prefix)
+    }
