@@ -47,14 +47,35 @@ WITHOUT_EFFECT = {
     ("EltwiseParameter", "stable_prod_grad"): "the stable gradient is the only one",
     ("PythonParameter", "share_in_parallel"): "every worker is a process with a layer of its own",
     ("RecurrentParameter", "debug_info"): "prints nothing",
+    ("NoiseParameter", "prob"): "SSD does not read it",
+    ("ResizeParameter", "prob"): "SSD does not read it",
     **{
         (f"{block}Parameter", name): _UPGRADED
         for block in ("Data", "ImageData", "WindowData")
         for name in ("scale", "mean_file", "crop_size", "mirror")
     },
 }
+_OF_SSD = {
+    *("resize_param", "noise_param", "distort_param", "expand_param", "emit_constraint", "crop_h", "crop_w"),
+}
+# Messages in a block that have a line for each field.
+NESTED = {
+    *(
+        "ResizeParameter",
+        "NoiseParameter",
+        "SaltPepperParameter",
+        "DistortionParameter",
+        "ExpansionParameter",
+    ),
+    *("EmitConstraint", "BatchSampler", "Sampler", "SampleConstraint", "NonMaximumSuppressionParameter"),
+    "SaveOutputParameter",
+}
 # Fields of a block that a type does not read, as in Caffe.
 NOT_OF_TYPE = {
+    "Data": {"emit_constraint"},  # no objects
+    "ImageData": {"emit_constraint"},
+    "MemoryData": _OF_SSD,
+    "WindowData": _OF_SSD,
     "Im2col": {"num_output", "bias_term", "group", "weight_filler", "bias_filler"},
     "ConvolutionDepthwise": {"group"},
 }
@@ -113,13 +134,21 @@ class Row:
 
 
 def fields_of(kind: str) -> Iterator[tuple[str, FieldDescriptor]]:
-    """Each field that a type may have, with the name of its block."""
+    """Each field that a type may have, with the name of its block, or `block.message` for the fields of a message in it."""
     own = param_name_dict()
     for block in BLOCKS.get(kind, (own[kind],) if kind in own else ()):
         message: Descriptor = LayerParameter.DESCRIPTOR.fields_by_name[block].message_type
         for field in message.fields:
             if field.name not in NOT_OF_TYPE.get(kind, ()):
                 yield block, field
+                yield from _nested(block, field)
+
+
+def _nested(block: str, outer: FieldDescriptor) -> Iterator[tuple[str, FieldDescriptor]]:
+    if outer.message_type is not None and outer.message_type.name in NESTED:
+        for field in outer.message_type.fields:
+            yield f"{block}.{outer.name}", field
+            yield from _nested(f"{block}.{outer.name}", field)
 
 
 def effect(field: FieldDescriptor) -> str:
@@ -171,11 +200,13 @@ def table() -> list[Row]:
         }
         rows.append(Row(kind=kind, field="", cases=tuple(cases[kind, ""]), tests=tuple(of_kind)[:3]))
         for block, field in fields_of(kind):
-            recorded = tuple(cases[kind, field.name])
+            first, _, inner = block.partition(".")
+            recorded = () if inner else tuple(cases[kind, field.name])
             # How records are read and transformed is tested in the room that does it.
-            among = of_kind | of_data if block in ("transform_param", "data_param") else of_kind
+            among = of_kind | of_data if first in ("transform_param", "data_param") else of_kind
             named = () if recorded else tests_that_name(field.name, among)[:3]
-            rows.append(Row(kind=kind, field=field.name, cases=recorded, tests=named, note=effect(field)))
+            name = f"{inner}.{field.name}" if inner else field.name
+            rows.append(Row(kind=kind, field=name, cases=recorded, tests=named, note=effect(field)))
     return rows
 
 

@@ -26,7 +26,7 @@ from poseidon.data.batches.lists import Order, read_lines
 from poseidon.data.batches.numbered import NumberedReader
 from poseidon.data.batches.partition import Share
 from poseidon.data.batches.prefetch import DecoderPool
-from poseidon.data.batches.transform import Transform
+from poseidon.data.batches.transform import Transform, planes
 from poseidon.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -139,13 +139,6 @@ def resized(pixels: npt.NDArray[Any], size: tuple[int, int] | None) -> npt.NDArr
     if size is None or pixels.shape[:2] == size:
         return pixels
     return cv2.resize(pixels, (size[1], size[0]))
-
-
-def planes(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert an image (H, W) or (H, W, C) to (C, H, W)."""
-    if pixels.ndim == 2:
-        return pixels[np.newaxis]
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 class ImageMaker:

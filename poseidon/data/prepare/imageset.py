@@ -19,8 +19,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from poseidon.data.batches.images import Line, decoded, planes, read_list, resized
+from poseidon.data.batches.images import Line, decoded, read_list, resized
 from poseidon.data.batches.lists import permutation
+from poseidon.data.batches.transform import planes
 from poseidon.data.databases.kinds import Backend
 from poseidon.data.databases.writer import write_database
 from poseidon.data.progress import Report, silent

@@ -32,12 +32,14 @@ class ImageData(ReadingSource):
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.image_data_param
         if self.reader is None:
-            self.reader = self._open()
-            fixed = bool(param.new_height) or bool(self.param.transform_param.crop_size)
-            self.tops_may_change_shape = not fixed
+            transform = Transform(
+                self.param.transform_param, train=self.context.phase == TRAIN, resolve=self.context.resolve
+            )
+            self.reader = self._open(transform)
+            self.tops_may_change_shape = not (param.new_height or transform.has_fixed_size)
         return [self.reader.shape, (param.batch_size,)]
 
-    def _open(self) -> ImageReader:
+    def _open(self, transform: Transform) -> ImageReader:
         param, context = self.param.image_data_param, self.context
         if param.batch_size < 1:
             raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
@@ -46,9 +48,7 @@ class ImageData(ReadingSource):
         source = self.source(param.source, shared_file_system=param.shared_file_system)
         plan = ImagePlan(
             batch_size=param.batch_size,
-            transform=Transform(
-                self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
-            ),
+            transform=transform,
             share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
             seed=context.seed,
             size=(param.new_height, param.new_width) if param.new_height else None,

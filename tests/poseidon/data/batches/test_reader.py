@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from google.protobuf import text_format
 from PIL import Image
 
 from poseidon.data.batches.partition import Share, share_for
@@ -23,6 +24,14 @@ from poseidon.proto.caffe_pb2 import TEST, TRAIN, Datum, TransformationParameter
 from tests.support.databases import BACKENDS, make_database, make_pictures, picture
 
 AUGMENTED = TransformationParameter(crop_size=3, mirror=True, scale=0.5)
+# SSD's steps.
+STEPS = text_format.Parse(
+    "crop_size: 3 mirror: true resize_param { height: 6 width: 7 interp_mode: LINEAR interp_mode: NEAREST } "
+    "distort_param { brightness_prob: 0.9 brightness_delta: 40 random_order_prob: 0.5 } "
+    "expand_param { max_expand_ratio: 3 } mean_value: 9 "
+    "noise_param { saltpepper: true saltpepper_param { fraction: 0.2 value: 1 } }",
+    TransformationParameter(),
+)
 
 
 def reader(
@@ -76,6 +85,7 @@ def test_a_batch_may_be_larger_than_the_database(tmp_path: Path) -> None:
     assert labels(reader(path, batch_size=8), 2) == [[0, 1, 2, 0, 1, 2, 0, 1], [2, 0, 1, 2, 0, 1, 2, 0]]
 
 
+@pytest.mark.parametrize("param", [AUGMENTED, STEPS], ids=["crop", "steps"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("workers", "length", "clients"),
@@ -83,15 +93,15 @@ def test_a_batch_may_be_larger_than_the_database(tmp_path: Path) -> None:
     [(2, 10, 1), (3, 10, 1), (4, 7, 1), (5, 5, 1), (2, 10, 2), (5, 5, 5)],
 )
 def test_workers_together_see_what_one_process_sees(
-    tmp_path: Path, backend: Backend, workers: int, length: int, clients: int
+    tmp_path: Path, backend: Backend, workers: int, length: int, clients: int, param: TransformationParameter
 ) -> None:
-    """Pictures, labels, crops and mirrors; with one database, or with a part for each worker."""
+    """Pictures, labels, crops, mirrors and SSD's steps; with one database, or with a part for each worker."""
     path = make_pictures(tmp_path / "db", length, backend=backend)
     shared = clients == 1
     if not shared:
         partition_data(path, clients)
     batch, count = 2, 9
-    whole = copies(reader(path, param=AUGMENTED, batch_size=batch * workers, backend=backend), count)
+    whole = copies(reader(path, param=param, batch_size=batch * workers, backend=backend), count)
     for rank in range(workers):
         share = share_for(
             phase=TRAIN,
@@ -105,7 +115,7 @@ def test_workers_together_see_what_one_process_sees(
             batch=batch,
         )
         source = path if shared else tmp_path / f"db_{rank}"
-        part = copies(reader(source, param=AUGMENTED, batch_size=batch, share=share, backend=backend), count)
+        part = copies(reader(source, param=param, batch_size=batch, share=share, backend=backend), count)
         for (all_data, all_labels), (data, label) in zip(whole, part, strict=True):
             assert torch.equal(data, all_data[rank::workers])
             assert torch.equal(label, all_labels[rank::workers])

@@ -63,6 +63,25 @@ def test_the_layers_above_follow_the_size_of_each_picture(folder: Path) -> None:
     assert sizes == [(1, 2, 3, 4), (1, 2, 2, 2), (1, 2, 4, 3), (1, 2, 3, 3), (1, 2, 3, 4)]
 
 
+def test_resized_images_of_several_sizes_fill_a_batch(folder: Path) -> None:
+    """SSD's resize_param in place of new_height and new_width; a crop of a fixed size does the same."""
+    compiled = net(folder, "batch_size: 4", "transform_param { resize_param { height: 7 width: 8 } }")
+    assert compiled.blob_shapes["data"] == (4, 3, 7, 8)
+    assert labels(compiled, 1) == [0, 1, 2, 3]
+    fitted = "resize_param { height: 7 width: 8 resize_mode: FIT_SMALL_SIZE } crop_h: 7 crop_w: 8"
+    assert net(folder, "batch_size: 4", f"transform_param {{ {fitted} }}").blob_shapes["data"] == (4, 3, 7, 8)
+
+
+def test_the_layers_above_follow_an_image_that_is_resized_in_proportion(folder: Path) -> None:
+    text = "transform_param { resize_param { height: 8 width: 8 resize_mode: FIT_SMALL_SIZE } }"
+    compiled = net(folder, "batch_size: 1", text, above=CONV)
+    try:
+        sizes = [compiled()["label"].shape and compiled.blob_shapes["data"][2:] for _ in range(3)]
+    finally:
+        compiled.close()
+    assert sizes == [(8, 9), (8, 8), (9, 8)]
+
+
 def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
     size = "new_height: 4 new_width: 4"
     both = [

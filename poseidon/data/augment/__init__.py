@@ -1,0 +1,1 @@
+"""SSD's augmentation of images and boxes (Liu et al., 2016)."""
