@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "poseidon.cli": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),
-        *("poseidon.pycaffe", "poseidon.launch"),
+        *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launch"),
     },
 }
 """The packages that each package imports, besides itself: no others, and each of these somewhere."""

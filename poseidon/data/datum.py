@@ -99,6 +99,11 @@ def encode_datum(array: Array, label: int) -> bytes:
     return datum.SerializeToString()
 
 
+def encode_file(content: bytes, label: int) -> bytes:
+    """Return a serialized Datum with the content of an image file."""
+    return Datum(data=content, label=label, encoded=True).SerializeToString()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawLayout:
     """The offsets of pixels and label in raw uint8 records of one shape, for reading without protobuf.

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.data.databases.cursor import Cursor, open_cursor
 from poseidon.data.databases.kinds import Backend
-from poseidon.data.databases.writer import write_database
+from poseidon.data.databases.writer import (
+    DatabaseWriter,
+    refuse_existing,
+    translated_writes,
+    write_database,
+)
+from poseidon.data.staging import staging
 from poseidon.errors import DataError
 
 _LENGTHS = struct.Struct("<ii")
@@ -128,6 +135,40 @@ def records(path: str, db_type: str) -> Iterator[tuple[bytes, bytes]]:
             cursor.skip(1)
     finally:
         cursor.close()
+
+
+class MinidbWriter:
+    """A writer of a minidb in a new file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """See `DatabaseWriter`."""
+        self._file.write(_LENGTHS.pack(len(key), len(value)) + key + value)
+
+    def close(self) -> None:
+        """See `DatabaseWriter`."""
+        self._file.close()
+
+
+@contextmanager
+def new_database(path: Path, db_type: str) -> Iterator[DatabaseWriter]:
+    """Yield a writer of a new database of any kind, which appears at `path` when the block ends without an error.
+
+    Raises:
+        DataError: `path` exists, another process writes it, or a write fails.
+    """
+    backend = backend_of(db_type)
+    if backend is not None:
+        with write_database(path, backend) as writer:
+            yield writer
+        return
+    refuse_existing(path)
+    with translated_writes(path), staging(path) as stage:
+        with closing(MinidbWriter(stage.folder / path.name)) as minidb:
+            yield minidb
+        stage.publish([path.name])
 
 
 def write_records(path: str, db_type: str, pairs: Iterable[tuple[bytes, bytes]]) -> None:

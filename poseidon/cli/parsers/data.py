@@ -103,6 +103,46 @@ def _convert_imageset(parser: Parser) -> None:
     help_flag(parser)
 
 
+def _make_db(parser: Parser) -> None:
+    word(parser, "pictures", "folder of classes, or list file", metavar="PICTURES", type=Path, nargs="?")
+    word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path, nargs="?")
+    group = parser.section("Flags")
+    kinds = (*BACKENDS, "minidb")
+    chosen(group, "backend", "lmdb, leveldb or minidb (lmdb)", kinds, default="lmdb", metavar="KIND")
+    text = "caffe2: TensorProtos; caffe: Datum (caffe2)"
+    chosen(group, "format", text, ("caffe2", "caffe"), default="caffe2", metavar="FORMAT")
+    switch(group, "gray", "one channel, not three")
+    switch(group, "raw", "store pixels, not files")
+    flag(group, "encode_type", "store files of this format: jpg, png", default="", metavar="FORMAT")
+    for side in ("width", "height"):
+        flag(
+            group,
+            f"resize_{side}",
+            f"{side} of each picture (its own)",
+            type=count,
+            default=0,
+            metavar="PIXELS",
+        )
+    flag(
+        group,
+        "shorter_side",
+        "resize the shorter side, keep the ratio",
+        type=count,
+        default=0,
+        metavar="PIXELS",
+    )
+    switch(group, "shuffle", "in random order; -noshuffle: as found (on)", default=True)
+    flag(group, "seed", "of the order, and of drawings (0)", type=count, default=0, metavar="N")
+    text = "of a list: put before each path (its folder)"
+    flag(group, "root_folder", text, default=None, metavar="DIR")
+    group = parser.section("A drawn set, in place of pictures: make_db --generate=two_class DIR")
+    text = "two_class: cars and boats"
+    chosen(group, "generate", text, ("two_class",), default=None, metavar="SET")
+    flag(group, "count", "pictures to train on (1280)", type=count, default=1280, metavar="N")
+    flag(group, "test_count", "pictures to test on (96)", type=count, default=96, metavar="N")
+    help_flag(parser)
+
+
 def _convert_mnist(parser: Parser, folder: str) -> None:
     word(parser, "input_folder", "folder of the four .gz files", metavar="INPUT_FOLDER", type=Path)
     group = parser.section("Flags")
@@ -140,6 +180,16 @@ COMMANDS: Sequence[Command] = (
         "DB_NAME. ROOTFOLDER is put before each path as it is, so it ends with a slash.",
         example="poseidon convert_imageset -shuffle pictures/ list.txt train_lmdb",
         declare=_convert_imageset,
+    ),
+    Command(
+        name="make_db",
+        line="make a database for Caffe2 of folders of pictures",
+        description="Write pictures and labels into the new database DB_NAME, for Caffe2's ImageInput or for Caffe. "
+        "PICTURES is a folder with a sub-folder for each class (labels follow the order of their names), or a file "
+        "with a line for each picture: path and label. With --generate=two_class it is the folder in which "
+        "two_class_train and two_class_val are made, of drawn cars and boats.",
+        example="poseidon make_db --shorter_side=256 pictures/ train_lmdb\nposeidon make_db --generate=two_class data/",
+        declare=_make_db,
     ),
     Command(
         name="compute_image_mean",

@@ -9,12 +9,12 @@ Source: caffe/tools/convert_imageset.cpp, ReadImageToDatum in util/io.cpp.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
@@ -32,6 +32,9 @@ from poseidon.proto.caffe_pb2 import Datum
 CHUNK = 256
 JPEG = ("jpg", "jpeg")
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
@@ -40,6 +43,7 @@ class Conversion:
     Attributes:
         gray: True for one channel, False for three.
         size: height and width to resize images to; 0 keeps the image's own.
+        shorter_side: length to resize the shorter side to, the other in proportion, in place of `size`; 0: none.
         encoded: store images in a file format, not as pixels.
         encode_type: the format, such as `png`; empty: the format of each file.
         check_size: require the same number of values in all images.
@@ -49,6 +53,7 @@ class Conversion:
 
     gray: bool = False
     size: tuple[int, int] = (0, 0)
+    shorter_side: int = 0
     encoded: bool = False
     encode_type: str = ""
     check_size: bool = False
@@ -96,10 +101,14 @@ def _records(
     root: str, source: Path, lines: Sequence[Line], conversion: Conversion
 ) -> Iterator[tuple[Line, Datum]]:
     """Yield each line with its record. Records are made in parallel."""
-    make = partial(_record, root, source, conversion)
+    return in_parallel(partial(_record, root, source, conversion), lines)
+
+
+def in_parallel(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[tuple[Item, Made]]:
+    """Yield each item with what `make` returns for it, which threads call."""
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="poseidon-convert") as pool:
-        for start in range(0, len(lines), CHUNK):
-            chunk = lines[start : start + CHUNK]
+        for start in range(0, len(items), CHUNK):
+            chunk = items[start : start + CHUNK]
             yield from zip(chunk, pool.map(make, chunk), strict=True)
 
 
@@ -123,11 +132,11 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
     own = path.suffix.removeprefix(".").lower()
     kind = conversion.encode_type.lower() or (own if conversion.encoded else "")
     pixels = decoded(content, path, color=not conversion.gray)
-    if kind and not any(conversion.size) and _same_format(own, kind) and _same_channels(content, pixels):
+    unsized = not any(conversion.size) and not conversion.shorter_side
+    if kind and unsized and _same_format(own, kind) and _same_channels(content, pixels):
         # Store the bytes of the file unchanged.
         return Datum(data=content, label=label, encoded=True)
-    high, wide = (side or own_side for side, own_side in zip(conversion.size, pixels.shape[:2], strict=True))
-    pixels = resized(pixels, (high, wide))
+    pixels = resized(pixels, _size(conversion, pixels.shape[0], pixels.shape[1]))
     if kind:
         return Datum(data=_encoded(pixels, kind, path), label=label, encoded=True)
     image = planes(pixels)
@@ -135,6 +144,14 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
     return Datum(
         channels=channels, height=height, width=width, data=image.tobytes(), label=label, encoded=False
     )
+
+
+def _size(conversion: Conversion, height: int, width: int) -> tuple[int, int]:
+    """Return the height and width that an image gets."""
+    if conversion.shorter_side:
+        scale = conversion.shorter_side / min(height, width)
+        return round(height * scale), round(width * scale)
+    return conversion.size[0] or height, conversion.size[1] or width
 
 
 def _same_format(own: str, kind: str) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.caffe2.images.records import Format, Labelled
+from poseidon.caffe2.images.transform import Array, Transform
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.operators.system.image_records import Format, Labelled
-from poseidon.caffe2.operators.system.image_transform import Array, Transform
 from poseidon.caffe2.proto.caffe2_pb2 import Argument, TensorProto
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Consumer, Reader, Record

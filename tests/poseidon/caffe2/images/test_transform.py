@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from poseidon.caffe2.operators.system.image_transform import Transform
+from poseidon.caffe2.images.transform import Transform
 from tests.support.caffe2_images import picture
 
 DEFAULTS: dict[str, Any] = {

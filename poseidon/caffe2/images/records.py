@@ -191,6 +191,17 @@ class Format:
         return row
 
 
+def encode(image: bytes | Array, label: int) -> bytes:
+    """Return a TensorProtos with a label and an image: a file's bytes, or pixels uint8 (H, W, C) or (H, W)."""
+    message = TensorProtos()
+    if isinstance(image, bytes):
+        message.protos.add(data_type=TensorProto.STRING, string_data=[image])
+    else:
+        message.protos.add(data_type=TensorProto.BYTE, dims=image.shape, byte_data=image.tobytes())
+    message.protos.add(data_type=TensorProto.INT32, int32_data=[label])
+    return message.SerializeToString()
+
+
 def _parsed(value: bytes) -> list[TensorProto]:
     """Return the tensors of a TensorProtos; none where the bytes are no such message."""
     try:
