@@ -57,19 +57,23 @@ def NameScope(prefix: str, reset: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def DeviceScope(scope: DeviceOption, node_name: str | None = None) -> Iterator[None]:
+def DeviceScope(scope: DeviceOption | int | None, node_name: str | None = None) -> Iterator[None]:
     """Place new operators on a device.
 
     Args:
-        scope: the device; node name and extra information of the scope around it are kept where it has none.
+        scope: the device, or 0 or None for the CPU; node name and extra information of the scope around it are kept
+            where it has none.
         node_name: the node, in place of that of `scope`.
 
     Raises:
         AssertionError: `scope` is no device option, or the scope was changed inside.
     """
-    assert isinstance(scope, DeviceOption), "DeviceScope takes in a caffe2_pb2.DeviceOption as its argument."
     inner = DeviceOption()
-    inner.CopyFrom(scope)
+    if scope:
+        assert isinstance(scope, DeviceOption), (
+            "DeviceScope takes in a caffe2_pb2.DeviceOption as its argument."
+        )
+        inner.CopyFrom(scope)
     outer = _scopes.device
     if node_name:
         inner.node_name = node_name

@@ -19,6 +19,18 @@ BlobDevices = dict[str, DeviceOption]
 
 INPUTS_ON_CPU = frozenset({"CopyCPUToGPU", "CopyFromCPUInput"})
 OUTPUTS_ON_CPU = frozenset({"CopyGPUToCPU", "EnsureCPUOutput"})
+INPUT_ON_CPU = {
+    "Adam": 5,
+    "DepthSplit": 1,
+    "LengthsSplit": 1,
+    "SparseAdam": 6,
+    "RowWiseSparseAdam": 6,
+    "Split": 1,
+    "SplitByLengths": 1,
+}
+"""The input of an operator, by index, that lies on the CPU on all devices."""
+OUTPUT_ON_CPU = {"Concat": 1, "DepthConcat": 1}
+"""The output of an operator, by index, that lies on the CPU on all devices."""
 PLACE_HOLDER_OPS = frozenset({"Placeholder"})
 
 
@@ -32,7 +44,12 @@ def InferOpBlobDevices(op: OperatorDef) -> tuple[list[DeviceOption], list[Device
     cpu = DeviceOption()
     of_inputs = cpu if op.type in INPUTS_ON_CPU else op.device_option
     of_outputs = cpu if op.type in OUTPUTS_ON_CPU else op.device_option
-    return [of_inputs] * len(op.input), [of_outputs] * len(op.output)
+    inputs, outputs = [of_inputs] * len(op.input), [of_outputs] * len(op.output)
+    for devices, exceptions in ((inputs, INPUT_ON_CPU), (outputs, OUTPUT_ON_CPU)):
+        index = exceptions.get(op.type, len(devices))
+        if index < len(devices):
+            devices[index] = cpu
+    return inputs, outputs
 
 
 def InferOpDeviceAsBlobDevices(op: OperatorDef) -> tuple[list[DeviceOption], list[DeviceOption]]:
@@ -81,7 +98,7 @@ def _copier(kind: str, device: DeviceOption) -> Callable[..., Any]:
 def _copy_name(blob: str, device: DeviceOption) -> str:
     if not IsGPUDeviceType(device.device_type):
         return f"{blob}_cpu"
-    return f"{blob}_{'hip' if device.device_type == DEVICE_NUMBERS['HIP'] else 'cuda'}_{device.device_id}"
+    return f"{blob}_gpu_{device.device_id}"
 
 
 def InjectCrossDeviceCopies(

@@ -120,11 +120,11 @@ class Net(NetCopies, NetBlobs):
         return self._net
 
     def PopulateProtoWithFileName(self) -> None:
-        """Name each operator after the file and line that made it."""
+        """Name each operator after the file, line and function that made it."""
         tracebacks = workspace.operator_tracebacks.get(self.Name())
         for index, op in enumerate(self.Proto().op):
             if tracebacks and index in tracebacks:
-                op.name = ":".join(map(str, tracebacks[index][0][:2]))
+                op.name = ":".join(map(str, tracebacks[index][0]))
 
     # Operators.
 

@@ -17,7 +17,9 @@ def operator_error(reason: str, definition: OperatorDef, net: str, index: int) -
         net: the name of its net, "" where it has none.
         index: its place in the net.
     """
-    error = RuntimeError(f"{reason}\nError from operator:\n{definition}")
+    error = RuntimeError(
+        f"[enforce fail at {definition.type or 'operator'}] {reason}\nError from operator:\n{definition}"
+    )
     error.operator = (net, index)  # type: ignore[attr-defined]
     return error
 

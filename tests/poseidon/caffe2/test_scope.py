@@ -68,3 +68,11 @@ def test_a_thread_has_scopes_of_its_own() -> None:
         thread.start()
         thread.join()
     assert found == ["", None]
+
+
+def test_a_device_scope_of_a_node_on_the_cpu() -> None:
+    with core.DeviceScope(0, node_name="node:1"):
+        op = core.CreateOperator("Relu", "x", "y")
+    assert (op.device_option.device_type, op.device_option.node_name) == (0, "node:1")
+    with pytest.raises(AssertionError, match="DeviceOption"), core.DeviceScope(1):  # type: ignore[arg-type]
+        pass

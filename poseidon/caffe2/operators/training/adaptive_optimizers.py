@@ -1,11 +1,25 @@
-"""Updates whose learning rate follows the norms of the gradients: STORM, WNGrad, AdaGrad with decay."""
+"""Updates that look at norms or means of gradients: STORM, WNGrad, AdaGrad with decay, FTRL with groups."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.sparse.sparse_rows import gradient_rows, rounds
 from poseidon.caffe2.operators.training.optimizers import counted
+
+
+def _storm_rate(total: Tensor, g: Tensor, lr: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Return the sum of all squared gradients and the learning rate that follows from it."""
+    summed = total + (g * g).sum()
+    return summed, lr * (beta + summed) ** (-1 / 3)
+
+
+def _storm_momentum(m: Tensor, g: Tensor, rate: Tensor, momentum: float) -> Tensor:
+    return g + (1 - (momentum * rate * rate).clamp(max=1)) * (m - g)
 
 
 @operator("Storm")
@@ -13,16 +27,83 @@ def storm(
     w: Tensor, m: Tensor, total: Tensor, g: Tensor, lr: Tensor, *, momentum: float = 10.0, beta: float = 0.1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameter, momentum and the sum of all squared gradients (arXiv 1905.10018)."""
-    summed = total + (g * g).sum()
-    rate = lr * (beta + summed) ** (-1 / 3)
-    moved = g + (1 - (momentum * rate * rate).clamp(max=1)) * (m - g)
+    summed, rate = _storm_rate(total, g, lr, beta)
+    moved = _storm_momentum(m, g, rate, momentum)
     return w + rate * moved, moved, summed
 
 
+@operator("SparseStorm")
+def sparse_storm(
+    w: Tensor,
+    m: Tensor,
+    total: Tensor,
+    g: Tensor,
+    indices: Tensor,
+    lr: Tensor,
+    *,
+    momentum: float = 10.0,
+    beta: float = 0.1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `Storm` does; the rows without a gradient stay as they are."""
+    summed, rate = _storm_rate(total, g, lr, beta)
+    given = gradient_rows(g, indices)
+    for rows, positions in rounds(indices):
+        m[rows] = _storm_momentum(m[rows], given[positions], rate, momentum)
+        w[rows] += rate * m[rows]
+    return w, m, summed
+
+
 @operator("Wngrad")
-def wngrad(w: Tensor, b: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5) -> tuple[Tensor, Tensor]:
-    """Return parameter and the divisor of the learning rate, which grows with the squared norm (arXiv 1803.02865)."""
-    return w + lr * g / (b + epsilon), b + (g * g).sum() / (b + epsilon)
+def wngrad(
+    w: Tensor, b: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return parameter, divisor of the learning rate, effective learning rate and update.
+
+    The divisor grows with the squared norm of the gradients (arXiv 1803.02865).
+    """
+    rate = lr / (b + epsilon)
+    step = rate * g
+    return w + step, b + (g * g).sum() / (b + epsilon), rate, step
+
+
+@operator("SparseWngrad")
+def sparse_wngrad(
+    w: Tensor, b: Tensor, indices: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Return parameter and divisor; the rows without a gradient stay as they are."""
+    rate = lr / (b + epsilon)
+    given = gradient_rows(g, indices)
+    for rows, positions in rounds(indices):
+        w[rows] += rate * given[positions]
+    return w, b + (g * g).sum() / (b + epsilon)
+
+
+@operator("GFtrl")
+def gftrl(
+    w: Tensor,
+    nz: Tensor,
+    g: Tensor,
+    rate: Tensor | None = None,
+    *,
+    alpha: float = 0.005,
+    beta: float = 1.0,
+    lambda1: float = 0.001,
+    lambda2: float = 0.001,
+) -> tuple[Tensor, Tensor]:
+    """Return parameter and sums of FTRL with a penalty for groups: a column of weights is kept or zero as a whole.
+
+    `nz` holds the sums of squared and of adjusted gradients in its last dimension; a fourth input takes the place of
+    `alpha`.
+    """
+    speed: Any = alpha if rate is None else rate.reshape(())
+    n, z = nz.unbind(-1)
+    summed = n + g * g
+    adjusted = z + g - (summed.sqrt() - n.sqrt()) / speed * w
+    limit = lambda1 * len(w) ** 0.5
+    norms = adjusted.reshape(len(w), -1).norm(dim=0) + 1e-6
+    norms = norms.expand(len(w), -1).reshape(w.shape)
+    kept = adjusted * (limit / norms - 1) / ((beta + summed.sqrt()) / speed + lambda2)
+    return torch.where(norms > limit, kept, 0.0), torch.stack([summed, adjusted], -1)
 
 
 @operator("DecayAdagrad")

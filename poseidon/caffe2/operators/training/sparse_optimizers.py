@@ -77,7 +77,7 @@ def row_wise_sparse_adagrad(
     given = gradient_rows(g, indices)
     for rows, positions in rounds(indices):
         part = given[positions] + weight_decay * w[rows]
-        history = h[rows] + (part * part).flatten(1).mean(1).reshape(h[rows].shape)
+        history = h[rows] + (part * part).reshape(len(part), -1).mean(1).reshape(h[rows].shape)
         h[rows] = history
         root = history.sqrt().reshape(-1, *[1] * (part.dim() - 1)) + epsilon
         w[rows] += lr * part / root
@@ -107,7 +107,7 @@ def sparse_adam(
     number, betas = counted(iteration), (beta1, beta2)
     for rows, positions in rounds(indices):
         part = given[positions]
-        squares = part * part if m2.shape == m1.shape else (part * part).flatten(1).mean(1)
+        squares = part * part if m2.shape == m1.shape else (part * part).reshape(len(part), -1).mean(1)
         m1[rows], m2[rows], step = adam_step(m1[rows], m2[rows], part, squares, number, betas, epsilon)
         w[rows] += lr * step
         made[positions] = step

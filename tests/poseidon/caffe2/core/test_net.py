@@ -152,7 +152,7 @@ def test_the_line_that_made_an_operator_is_known() -> None:
     assert frame is not None
     net.Relu("x", "y"); line = frame.f_lineno  # noqa: E702  # fmt: skip
     net.PopulateProtoWithFileName()
-    assert net.Proto().op[0].name == f"{__file__}:{line}"
+    assert net.Proto().op[0].name == f"{__file__}:{line}:test_the_line_that_made_an_operator_is_known"
 
 
 def test_ssa_and_paths() -> None:
@@ -202,3 +202,15 @@ def test_the_step_nets_of_recurrent_operators_move_too() -> None:
     net.RunAllOnGPU(gpu_id=1)
     assert net.Proto().device_option.device_id == 1
     assert net.Proto().op[0].arg[0].n.device_option == net.Proto().device_option
+
+
+@pytest.mark.parametrize("kind", ["simple", "dag"])
+def test_the_error_of_an_operator_says_enforce_fail(kind: str) -> None:
+    net = core.Net("fails")
+    net.Proto().type = kind
+    net.Proto().num_workers = 2
+    net.Split("three", ["a", "b"], axis=0)
+    net.Relu("three", "c")
+    workspace.FeedBlob("three", np.zeros(3, dtype=np.float32))
+    with pytest.raises(RuntimeError, match=r"^\[enforce fail at Split\] .*cannot be split"):
+        workspace.RunNetOnce(net)

@@ -31,3 +31,42 @@ def test_decay_adagrad() -> None:
     found = run("DecayAdagrad", [W, M, H, G, LR, np.array([3])], 3, beta1=0.5, epsilon=0.1)
     for value, wanted in zip(found, [W + step, first, squares], strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_effective_learning_rate_and_the_update_of_wngrad() -> None:
+    rate, step = run("Wngrad", [W, np.array([2], "float32"), G, LR], 4)[2:]
+    np.testing.assert_allclose(rate, [0.05], rtol=1e-4)
+    np.testing.assert_allclose(step, 0.05 * G, rtol=1e-4, atol=1e-6)
+
+
+def test_sparse_updates_leave_other_rows() -> None:
+    rows, g = np.array([2, 0]), G[:2]
+    w, b = run("SparseWngrad", [W, np.array([2], "float32"), rows, g, LR], 2)
+    expected = W.copy()
+    expected[rows] += 0.05 * g
+    np.testing.assert_allclose(w, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(b, [2 + (g * g).sum() / 2], rtol=1e-4)
+
+    total = 2 + (g * g).sum()
+    rate = 0.1 / (0.5 + total) ** (1 / 3)
+    moved, expected = M.copy(), W.copy()
+    moved[rows] = g + (1 - 3 * rate**2) * (M[rows] - g)
+    expected[rows] += rate * moved[rows]
+    found = run("SparseStorm", [W, M, np.array([2], "float32"), g, rows, LR], 3, momentum=3.0, beta=0.5)
+    for value, wanted in zip(found, [expected, moved, [total]], strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_gftrl_drops_columns_of_small_norm() -> None:
+    n, z = H, numbers(3, 2, seed=4)
+    squares = n + G * G
+    adjusted = z + G - (np.sqrt(squares) - np.sqrt(n)) / 0.5 * W
+    norms = np.linalg.norm(adjusted, axis=0)
+    lambda1 = norms.mean() / np.sqrt(3)
+    kept = adjusted * (norms.mean() / norms - 1) / ((1 + np.sqrt(squares)) / 0.5 + 0.1)
+    kept[:, norms < norms.mean()] = 0
+    assert (kept == 0).any() and (kept != 0).any()
+    settings = {"alpha": 0.5, "beta": 1.0, "lambda1": float(lambda1), "lambda2": 0.1}
+    found = run("GFtrl", [W, np.stack([n, z], -1), G], 2, **settings)
+    for value, wanted in zip(found, [kept, np.stack([squares, adjusted], -1)], strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-3, atol=1e-5)
