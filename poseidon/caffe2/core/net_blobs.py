@@ -115,6 +115,10 @@ class NetBlobs:
         """Declare external inputs in the current scope."""
         return self.AddExternalInput(*[ScopedBlobReference(blob) for blob in inputs])
 
+    def AddExternalInputs(self, *inputs: Any) -> Any:
+        """Do what `AddExternalInput` does."""
+        return self.AddExternalInput(*inputs)
+
     def AddExternalOutput(self, *outputs: Any) -> None:
         """Declare outputs that are read outside.
 

@@ -10,6 +10,7 @@ from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.chains import chains
 from poseidon.caffe2.runtime.dag import ChainRun
 from poseidon.caffe2.runtime.errors import EnforceNotMet, operator_error, place_of
+from poseidon.caffe2.runtime.lifetimes import overwritten
 
 THREADED = frozenset({"dag", "async_dag", "async_scheduling", "async_polling", "prof_dag", "parallel"})
 """The net types whose independent operators run on threads, where the net has more than one worker."""
@@ -46,6 +47,7 @@ class Net:
             self.steps.append(compile_operator(operator, workspace, self.name, index))
         self.threads = definition.num_workers if definition.type in THREADED else 1
         self.chains = chains(self.definition.op) if self.threads > 1 else []
+        self._free_overwritten(workspace)
 
     def run(self) -> None:
         """Run all operators once: in order, or independent chains of them on threads.
@@ -64,11 +66,33 @@ class Net:
             index = self.steps.index(step)  # type: ignore[arg-type]
             raise failure(error, self.definition.op[index], self.name, index) from error
 
+    def _free_overwritten(self, workspace: Any) -> None:
+        """Let the steps free the values that later steps overwrite: behind the last reader, or on threads before the writer."""
+        for name, last, writer in overwritten(self.definition.op):
+            blob, index = workspace.get(name), writer if self.chains else last
+            self.steps[index] = (_freeing_before if self.chains else _freeing_after)(self.steps[index], blob)
+
     def _run_step(self, index: int) -> None:
         try:
             self.steps[index]()
         except Exception as error:
             raise failure(error, self.definition.op[index], self.name, index) from error
+
+
+def _freeing_after(step: Step, blob: Blob) -> Step:
+    def run() -> None:
+        step()
+        blob.value = None
+
+    return run
+
+
+def _freeing_before(step: Step, blob: Blob) -> Step:
+    def run() -> None:
+        blob.value = None
+        step()
+
+    return run
 
 
 def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", index: int = 0) -> Step:

@@ -1,0 +1,150 @@
+"""Sharing by an order of the operators: the graph of who reads from whom, orders of it, and the renamed net."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from poseidon.caffe2.memonger.assignments import (
+    AssignmentAlgorithm,
+    Assignments,
+    compute_assignments,
+    compute_blob_assignments,
+    compute_ranges,
+)
+from poseidon.caffe2.memonger.renaming import apply_assignments
+
+
+class Graph:
+    """Operators by index, with an edge from each to those that read what it makes.
+
+    Attributes:
+        nodes: `{"op": operator}` by index.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, dict[str, Any]] = {}
+        self._edges: dict[int, dict[int, set[str]]] = {}
+
+    def add_node(self, index: int, op: Any) -> None:
+        """Add an operator."""
+        self.nodes[index] = {"op": op}
+        self._edges[index] = {}
+
+    def add_edge(self, maker: int, reader: int, deps: set[str]) -> None:
+        """Add an edge for the blobs that pass along it."""
+        self._edges[maker][reader] = deps
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Return all edges, ordered by maker and reader."""
+        return [(maker, reader) for maker in self.nodes for reader in sorted(self._edges[maker])]
+
+    def deps(self, maker: int, reader: int) -> set[str]:
+        """Return the blobs that pass along an edge."""
+        return self._edges[maker][reader]
+
+    def successors(self, index: int) -> list[int]:
+        """Return the readers of an operator's outputs."""
+        return sorted(self._edges[index])
+
+    def predecessors(self, index: int) -> list[int]:
+        """Return the makers of an operator's inputs."""
+        return [maker for maker in self.nodes if index in self._edges[maker]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+def compute_interference_graph(ops: Sequence[Any]) -> Graph:
+    """Return the graph of operators in order: each has an edge to all later ones that read a blob of its outputs."""
+    graph = Graph()
+    readers: dict[str, list[int]] = {}
+    for index, op in enumerate(ops):
+        graph.add_node(index, op)
+        for name in dict.fromkeys(op.input):
+            readers.setdefault(name, []).append(index)
+    for index, op in enumerate(ops):
+        made = set(op.output)
+        for reader in sorted({later for name in made for later in readers.get(name, []) if later > index}):
+            graph.add_edge(index, reader, made.intersection(ops[reader].input))
+    return graph
+
+
+def topological_sort_traversal(g: Graph) -> list[int]:
+    """Return an order of the operators: of those that can run, the one that became so last."""
+    waits = dict.fromkeys(g, 0)
+    for _, reader in g.edges():
+        waits[reader] += 1
+    ready = [index for index in g if not waits[index]]
+    order = []
+    while ready:
+        order.append(ready.pop())
+        for reader in g.successors(order[-1]):
+            waits[reader] -= 1
+            if not waits[reader]:
+                ready.append(reader)
+    return order
+
+
+def topological_sort_traversal_longest_path(g: Graph) -> list[int]:
+    """Return an order of the operators in which the longest paths begin first, so that blobs live shorter."""
+    length: dict[int, int] = {}
+    sources = set(g)
+    for index in reversed(list(g)):
+        length[index] = max((length[reader] + 1 for reader in g.successors(index)), default=0)
+        sources.difference_update(g.successors(index))
+    behind: list[int] = []
+    done: set[int] = set()
+    for source in sorted(sources, key=lambda index: (length[index], -index)):
+        stack = [(source, iter(g.successors(source)))]
+        while stack:
+            index, readers = stack[-1]
+            reader = next((later for later in readers if later not in done), None)
+            if reader is not None:
+                stack.append((reader, iter(g.successors(reader))))
+                continue
+            stack.pop()
+            if index not in done:
+                done.add(index)
+                behind.append(index)
+    return behind[::-1]
+
+
+class Optimization(NamedTuple):
+    """A net whose blobs share names, its assignments, and the new names by old ones."""
+
+    net: Any
+    assignments: Assignments
+    blob_assignments: dict[str, str]
+
+
+def optimize_interference(
+    net: Any,
+    static_blobs: Collection[str],
+    ordering_function: Callable[[Graph], Iterable[int]] = topological_sort_traversal,
+    blob_sizes: Mapping[str, float] | None = None,
+    algo: AssignmentAlgorithm = AssignmentAlgorithm.GREEDY,
+) -> Optimization:
+    """Put the operators of a net into an order, and let blobs share names that live one after the other in it.
+
+    Args:
+        net: a NetDef; it stays as it is.
+        static_blobs: blobs that keep their names: inputs, parameters and what is fetched.
+        ordering_function: gives the order, `topological_sort_traversal` or `topological_sort_traversal_longest_path`.
+        blob_sizes: bytes by name, for all blobs; see `collect_blob_sizes`.
+        algo: how the blobs that share are found.
+    """
+    net = copy.deepcopy(net)
+    ordered = [net.op[index] for index in ordering_function(compute_interference_graph(net.op))]
+    ordered = [copy.deepcopy(op) for op in ordered]
+    del net.op[:]
+    net.op.extend(ordered)
+    static = {str(blob) for blob in static_blobs}
+    assignments = compute_assignments(compute_ranges(ordered, blob_sizes), static, algo)
+    blob_assignments = compute_blob_assignments(assignments)
+    apply_assignments(net, blob_assignments)
+    return Optimization(net, assignments, blob_assignments)
