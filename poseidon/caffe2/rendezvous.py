@@ -187,7 +187,7 @@ def _check_addresses(members: list[Member]) -> None:
         if is_loopback(member.address):
             raise JobError(
                 f"shard {member.shard} on {member.host} publishes {member.address}, since the name {member.host} resolves to "
-                "a loopback address there, which other hosts cannot reach; start it with --interface set to one of its "
+                "a loopback address there, which other hosts cannot reach; start it with --distributed_interfaces set to one of its "
                 f"networks: {member.networks or 'it has none'}"
             )
 
@@ -257,5 +257,5 @@ def _chosen(choice: str) -> str:
     except OSError as error:
         known = ", ".join(f"{name} ({address})" for name, address in own.items())
         raise UsageError(
-            f"--interface={choice} is neither a network interface of this host ({known}) nor an address"
+            f"--distributed_interfaces={choice} is neither a network interface of this host ({known}) nor an address"
         ) from error

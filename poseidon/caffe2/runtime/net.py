@@ -11,6 +11,7 @@ from poseidon.caffe2.runtime.chains import chains
 from poseidon.caffe2.runtime.dag import ChainRun
 from poseidon.caffe2.runtime.errors import EnforceNotMet, operator_error, place_of
 from poseidon.caffe2.runtime.lifetimes import overwritten
+from poseidon.errors import JobError
 
 THREADED = frozenset({"dag", "async_dag", "async_scheduling", "async_polling", "prof_dag", "parallel"})
 """The net types whose independent operators run on threads, where the net has more than one worker."""
@@ -117,8 +118,11 @@ def compile_operator(definition: OperatorDef, workspace: Any, net: str = "", ind
 
 
 def failure(error: Exception, definition: OperatorDef, net: str, index: int) -> Exception:
-    """Return what to raise for an operator that has failed; errors of Python functions and of inner nets stay as they are."""
-    if place_of(error) is not None or definition.type.startswith("Python"):
+    """Return what to raise for an operator that has failed.
+
+    Errors of Python functions, of inner nets and of jobs (one sentence for the user) stay as they are.
+    """
+    if place_of(error) is not None or isinstance(error, JobError) or definition.type.startswith("Python"):
         return error
     empty = " (a blob that it reads is empty)" if "NoneType" in str(error) else ""
     return operator_error(f"{type(error).__name__}: {error}{empty}", definition, net, index)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +20,9 @@ import torch.distributed
 from torch import Tensor
 
 from ps_server import PeerLost
+
+WATCH_S = 1.0
+"""How often an operation that waits calls `watch`."""
 
 dist: Any = torch.distributed  # its stubs lack half of what is used here
 
@@ -112,13 +116,20 @@ class ProcessGroup:
         name: of this group, the same in all its processes. Several groups may use one rendezvous.
         settings: of this process.
         backend: carries out its operations.
+        watch: called every second while an operation of gloo waits; what it raises ends the wait.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, name: str, settings: GroupSettings, backend: Backend = Backend.GLOO
+        self,
+        rendezvous: Rendezvous,
+        name: str,
+        settings: GroupSettings,
+        backend: Backend = Backend.GLOO,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
         self._backend = backend
+        self._watch = watch if backend is Backend.GLOO else None
         with torch_errors(f"form the group '{name}'"):
             self._group = _make(dist.PrefixStore(name, rendezvous.store), settings, backend)
 
@@ -147,21 +158,55 @@ class ProcessGroup:
         with torch_errors("reduce"):
             return self._waiter(self._group.reduce([tensor], options), "reduce")
 
-    def broadcast(self, tensor: Tensor) -> Callable[[], None]:
-        """Start to copy rank 0's `tensor` to all processes."""
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Callable[[], None]:
+        """Start to copy the `tensor` of the rank `root` to all processes."""
         options = dist.BroadcastOptions()
-        options.rootRank = 0
+        options.rootRank = root
         with torch_errors("broadcast"):
             return self._waiter(self._group.broadcast([tensor], options), "broadcast")
 
-    def _waiter(self, work: Any, what: str, on_done: Callable[[], None] | None = None) -> Callable[[], None]:
+    def all_gather(self, whole: Tensor, rank: int) -> Callable[[], None]:
+        """Start to fill `whole[i]` with that of rank i, in all processes; this one's is `whole[rank]`."""
+        with torch_errors("gather"):
+            work = self._group.allgather([list(whole.unbind())], [whole[rank].clone()])
+            return self._waiter(work, "gather")
+
+    def send(self, tensor: Tensor, to: int, tag: int = 0) -> Callable[[], None]:
+        """Start to send `tensor` to one process."""
+        with torch_errors("send"):
+            return self._waiter(self._group.send([tensor], to, tag), "send", watched=False)
+
+    def receive(self, tensor: Tensor, sender: int, tag: int = 0) -> Callable[[], None]:
+        """Start to fill `tensor` with what one process sends."""
+        with torch_errors("receive"):
+            return self._waiter(self._group.recv([tensor], sender, tag), "receive", watched=False)
+
+    def _waiter(
+        self, work: Any, what: str, on_done: Callable[[], None] | None = None, watched: bool = True
+    ) -> Callable[[], None]:
         def wait() -> None:
             with torch_errors(what):
-                work.wait(self._settings.timeout)
+                self._await(work, watched)
             if on_done is not None:
                 on_done()
 
         return wait
+
+    def _await(self, work: Any, watched: bool) -> None:
+        """Wait in short steps, where gloo allows it: messages between two processes end with the first wait that fails."""
+        if self._watch is None or not watched:
+            work.wait(self._settings.timeout)
+            return
+        deadline = time.monotonic() + self._settings.timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                work.wait(datetime.timedelta(seconds=max(min(left, WATCH_S), 0.001)))
+                return
+            except RuntimeError:
+                if work.is_completed() or left <= 0:
+                    raise
+            self._watch()
 
 
 def _make(store: Any, settings: GroupSettings, backend: Backend) -> Any:

@@ -112,7 +112,9 @@ def test_a_loopback_address_serves_one_host_only(store: FolderStore, monkeypatch
         one, other = pool.map(fails, range(2))
     assert one == other
     assert "publishes 127.0.1.1, since the name" in one
-    assert one.endswith("with --interface set to one of its networks: eth0 (10.0.0.7), eth1 (10.1.0.7)")
+    assert one.endswith(
+        "with --distributed_interfaces set to one of its networks: eth0 (10.0.0.7), eth1 (10.1.0.7)"
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", json.dumps({"shard": 0}).encode()])
@@ -131,7 +133,9 @@ def resolves(address: str) -> Resolve:
 
 def test_which_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     assert published_address("127.0.0.1") == published_address("lo") == interfaces()["lo"] == "127.0.0.1"
-    with pytest.raises(UsageError, match=r"^--interface=no.such.host.invalid is neither .*lo \(127.0.0.1\)"):
+    with pytest.raises(
+        UsageError, match=r"^--distributed_interfaces=no.such.host.invalid is neither .*lo \(127.0.0.1\)"
+    ):
         published_address("no.such.host.invalid")
     monkeypatch.setattr(socket, "getaddrinfo", resolves("10.9.8.7"))
     assert published_address(None) == "10.9.8.7"

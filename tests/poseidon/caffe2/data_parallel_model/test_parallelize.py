@@ -168,6 +168,18 @@ def test_each_shard_has_a_batch_size(sizes: list[int]) -> None:
         build([0], rendezvous=rendezvous, shard_batch_sizes=sizes)
 
 
+def test_a_loss_counts_by_the_batch_of_its_shard() -> None:
+    scales: list[float] = []
+
+    def note(model: Any, loss_scale: float) -> list[Any]:
+        scales.append(loss_scale)
+        return add_layers(model, loss_scale)
+
+    rendezvous = {"kv_handler": "store", "num_shards": 3, "shard_id": 2, "engine": "GLOO"}
+    build([0, 1], rendezvous=rendezvous, forward_pass_builder_fun=note, shard_batch_sizes=[64, 64, 16])
+    assert scales == [16 / 144 / 2] * 2
+
+
 def test_a_blob_is_copied_to_all_devices_in_each_run() -> None:
     def add_number(model: Any) -> None:
         model.param_init_net.ConstantFill([], ["number"], shape=[1], value=1.0)

@@ -1,0 +1,215 @@
+"""Collective operators between shards (common worlds), and between the devices of one process (NCCL)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.cuda import comm
+
+from poseidon.caffe2.common_world import CollectiveError, CommonWorld, StoreHandler
+from poseidon.caffe2.operators.registry import ANY, Context, operator
+
+Result = TypeVar("Result")
+DEFAULT_TIMEOUT_MS = 30_000
+
+
+def _name_of(context: Context) -> str:
+    return context.definition.name or context.definition.output[0]
+
+
+def _or_status(context: Context, status_blob: str, call: Callable[[], Result], failed: Result) -> Result:
+    """Return what a call returns. Where it fails and there is a status blob, this gets the sentence in place of the error."""
+    try:
+        return call()
+    except CollectiveError as error:
+        if not status_blob:
+            raise
+        context.workspace.create(status_blob).value = str(error).encode()
+        return failed
+
+
+@operator("CreateCommonWorld")
+def create_common_world(
+    handler: StoreHandler | None = None,
+    existing: CommonWorld | None = None,
+    *,
+    context: Context,
+    size: int,
+    rank: int,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    interface: str = "",
+    status_blob: str = "",
+) -> Any:
+    """Return the common world of all shards, or with `existing` another one of its shards.
+
+    Args:
+        handler: of the store where the shards meet; not needed for one shard.
+        existing: a world.
+        context: its operator's name is that of the world.
+        size: the number of shards.
+        rank: the number of this one.
+        timeout_ms: longest time that the rendezvous and each operation of the world wait.
+        interface: the network interface, or address, that the other hosts reach; several names, divided by commas, mean
+            the first.
+        status_blob: gets the sentence of a failure, in place of an error.
+
+    Raises:
+        CollectiveError: the shards do not meet.
+    """
+
+    def make() -> Any:
+        if existing is not None:
+            return existing.clone(_name_of(context))
+        return CommonWorld(
+            handler,
+            _name_of(context),
+            rank=rank,
+            size=size,
+            timeout_s=timeout_ms / 1000,
+            interface=interface.partition(",")[0],
+            engine=context.definition.engine or "GLOO",
+        )
+
+    return _or_status(context, status_blob, make, None)
+
+
+@operator("CloneCommonWorld")
+def clone_common_world(existing: CommonWorld, *, context: Context) -> Any:
+    """Return another common world of the same shards."""
+    return existing.clone(_name_of(context))
+
+
+@operator("DestroyCommonWorld", outputs=(0, 1))
+def destroy_common_world(world: CommonWorld) -> Any:
+    """End a common world; operations of other shards that wait for this one fail."""
+    world.close()
+    return world
+
+
+@operator("Allreduce")
+def all_reduce(
+    world: CommonWorld, *tensors: Tensor, context: Context, status_blob: str = ""
+) -> tuple[Tensor, ...]:
+    """Return the sum over all tensors of all shards, once for each tensor."""
+    if context.device.type == "meta":
+        return tensors
+    return tuple(_or_status(context, status_blob, lambda: world.all_reduce(tensors), list(tensors)))
+
+
+@operator("Broadcast")
+def broadcast(
+    world: CommonWorld, *tensors: Tensor, context: Context, root: int = 0, status_blob: str = ""
+) -> tuple[Tensor, ...]:
+    """Return the first tensor of the shard `root`, once for each tensor."""
+    if context.device.type == "meta":
+        return tensors
+    return tuple(_or_status(context, status_blob, lambda: world.broadcast(tensors, root), list(tensors)))
+
+
+@operator("Reduce")
+def reduce(world: CommonWorld, x: Tensor, *, context: Context, root: int = 0) -> Tensor:
+    """Return the sum over all shards on the shard `root`."""
+    return x if context.device.type == "meta" else world.reduce(x, root)
+
+
+@operator("Allgather", inputs=(2, ANY))
+def all_gather(world: CommonWorld, *tensors: Tensor, context: Context) -> Tensor:
+    """Return the tensors of all shards one after the other along the first dimension, by rank.
+
+    Its shape depends on the number of shards, so it is not inferred.
+    """
+    return world.all_gather(tensors)
+
+
+@operator("ReduceScatter", inputs=(3, ANY))
+def reduce_scatter(world: CommonWorld, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return this shard's part of the sum over all tensors of all shards, once for each tensor.
+
+    The last input has the number of values of each shard's part.
+    """
+    return tuple(world.reduce_scatter(tensors[:-1], [int(count) for count in tensors[-1].tolist()]))
+
+
+@operator("Barrier", outputs=(0, 0))
+def barrier(world: CommonWorld, *, context: Context, status_blob: str = "") -> None:
+    """Wait until all shards are here."""
+    _or_status(context, status_blob, world.barrier, None)
+
+
+@operator("SendTensor", inputs=(2, 4), outputs=(0, 0))
+def send_tensor(
+    world: CommonWorld,
+    x: Tensor,
+    to: Tensor | None = None,
+    tag_: Tensor | None = None,
+    *,
+    dst: int = 0,
+    tag: int = 0,
+) -> None:
+    """Send a tensor to a shard, which calls `ReceiveTensor`; the inputs `dst` and `tag` go before the arguments."""
+    world.send(x, dst if to is None else int(to), tag if tag_ is None else int(tag_))
+
+
+@operator("ReceiveTensor", inputs=(2, 4))
+def receive_tensor(
+    world: CommonWorld,
+    like: Tensor,
+    sender: Tensor | None = None,
+    tag_: Tensor | None = None,
+    *,
+    src: int = 0,
+    tag: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a shard has sent, a tensor of the shape and type of `like`, its sender and its tag."""
+    rank = src if sender is None else int(sender)
+    number = tag if tag_ is None else int(tag_)
+    received = world.receive(like, rank, number)
+    return received, torch.tensor([rank], dtype=torch.int32), torch.tensor([number], dtype=torch.int32)
+
+
+def _sum_of_devices(tensors: Sequence[Tensor], target: int = 0) -> Tensor:
+    """Return the sum of tensors on the device of one of them."""
+    devices = [tensor.get_device() for tensor in tensors]
+    if devices[0] >= 0 and len(set(devices)) == len(devices) > 1:
+        total: Tensor = comm.reduce_add(list(tensors), devices[target])  # by NCCL
+        return total
+    total = tensors[0].to(tensors[target].device, copy=True)
+    for other in tensors[1:]:
+        total.add_(other.to(total.device))
+    return total
+
+
+@operator("NCCLAllreduce", inputs=(1, ANY), outputs=(1, ANY))
+def nccl_all_reduce(*tensors: Tensor) -> list[Tensor]:
+    """Return the sum of all inputs on the device of each."""
+    total = _sum_of_devices(tensors)
+    return [total, *(total.to(other.device, copy=True) for other in tensors[1:])]
+
+
+@operator("NCCLBroadcast", inputs=(1, ANY), outputs=(1, ANY))
+def nccl_broadcast(*tensors: Tensor, root: int = 0) -> list[Tensor]:
+    """Return a copy of the input `root` on the device of each."""
+    return [tensors[root].to(tensor.device, copy=True) for tensor in tensors]
+
+
+@operator("NCCLReduce", inputs=(1, ANY))
+def nccl_reduce(*tensors: Tensor, root: int = 0) -> Tensor:
+    """Return the sum of all inputs on the device of the input `root`."""
+    return _sum_of_devices(tensors, root)
+
+
+@operator("NCCLAllGather", inputs=(1, ANY), outputs=(1, ANY))
+def nccl_all_gather(*tensors: Tensor) -> list[Tensor]:
+    """Return all inputs stacked, on the device of each."""
+    return [torch.stack([other.to(tensor.device) for other in tensors]) for tensor in tensors]
+
+
+@operator("NCCLReduceScatter", inputs=(1, ANY), outputs=(1, ANY))
+def nccl_reduce_scatter(*tensors: Tensor) -> list[Tensor]:
+    """Return the parts of the sum of all inputs along the first dimension: the first part on the first device, and so on."""
+    parts = _sum_of_devices(tensors).chunk(len(tensors))
+    pieces = [part.squeeze(0) if len(part) == 1 else part for part in parts]
+    return [piece.to(tensor.device, copy=True) for piece, tensor in zip(pieces, tensors, strict=True)]
