@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from poseidon.caffe2 import workspace
+from poseidon.caffe2 import memonger, workspace
 from poseidon.caffe2.data_parallel_model.replicas import log, scope_of, stripBlobName
-
-
-def _memonger() -> Any:
-    return importlib.import_module("poseidon.caffe2.memonger")
 
 
 def keep_params_of_first(model: Any) -> None:
@@ -44,7 +39,7 @@ def share_gradient_blobs(model: Any, losses: Mapping[int, Sequence[Any]]) -> Non
     """Let the gradients of each device share blobs."""
     log.warning("optimize_gradient_memory is deprecated, use data_parallel_model.OptimizeGradientMemory()")
     for device in model._devices:
-        model.net._net = _memonger().share_grad_blobs(
+        model.net._net = memonger.share_grad_blobs(
             model.net,
             losses[device],
             set(model.param_to_grad.values()),
@@ -63,7 +58,7 @@ def release_blobs(model: Any, blobs_to_keep: Iterable[str] | None) -> None:
     kept = {scope_of(model, device) + name for device in model._devices for name in blobs_to_keep or ()}
     if model._rendezvous is not None:
         kept.update(str(grad) for grad in model.param_to_grad.values())
-    model.net._net = _memonger().release_blobs_when_used(model.net.Proto(), kept)
+    model.net._net = memonger.release_blobs_when_used(model.net.Proto(), kept)
 
 
 def OptimizeGradientMemory(
@@ -91,7 +86,7 @@ def OptimizeGradientMemory(
         shapes, _ = workspace.InferShapesAndTypes([model.param_init_net, model.net], known)
     for device in model._devices:
         prefix = scope_of(model, device)
-        model.net._net = _memonger().share_grad_blobs(
+        model.net._net = memonger.share_grad_blobs(
             model.net,
             model._losses_by_gpu[device],
             set(model.param_to_grad.values()),
