@@ -120,7 +120,7 @@ class GradientChecker:
         names = list(op.input)
         with workspace.WorkspaceGuard(self._workspace_name):
             workspace.ResetWorkspace()
-            values = [np.array(value) if isinstance(value, np.ndarray) else value for value in inputs]
+            values = [np.array(value, order="C") if isinstance(value, np.ndarray) else value for value in inputs]
 
             def run() -> tuple[float, Any]:
                 return self.GetLossAndGrad(

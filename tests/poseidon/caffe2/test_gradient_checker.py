@@ -99,3 +99,10 @@ def test_the_workspace_of_a_check_is_left_empty() -> None:
     workspace.ResetWorkspace()
     checker().CheckSimple(core.CreateOperator("Relu", "x", "y"), [X], 0, [0])
     assert workspace.Blobs() == []
+
+
+def test_an_input_may_be_a_transposed_view() -> None:
+    op = core.CreateOperator("Sqr", "x", "y")
+    right, _, estimate = checker().CheckSimple(op, [X.transpose()], 0, [0])
+    assert right
+    np.testing.assert_allclose(estimate, 2 * X.transpose() ** 3, atol=0.05)
