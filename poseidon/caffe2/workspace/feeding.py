@@ -70,7 +70,12 @@ def FeedBlob(name: Any, arr: Any, device_option: caffe2_pb2.DeviceOption | None 
             name,
             arr.dtype,
         )
-    current().create(StringifyBlobName(name)).value = to_value(arr, device)
+    blob, value = current().create(StringifyBlobName(name)), to_value(arr, device)
+    old = blob.value
+    if getattr(old, "is_shared_buffer", False) and old.shape == value.shape and old.dtype == value.dtype:
+        old.copy_(value)  # the result of UnsafeCoalesce: other blobs lie in it
+    else:
+        blob.value = value
     return True
 
 

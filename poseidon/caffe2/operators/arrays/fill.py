@@ -18,7 +18,11 @@ FLOAT, STRING = TensorProto.FLOAT, TensorProto.STRING
 
 
 def filled_shape(
-    inputs: Sequence[Tensor], shape: Sequence[int], extra_shape: Sequence[int], input_as_shape: bool
+    inputs: Sequence[Tensor],
+    shape: Sequence[int],
+    extra_shape: Sequence[int],
+    input_as_shape: bool,
+    context: Context,
 ) -> list[int]:
     """Return the shape that a filler makes.
 
@@ -26,11 +30,15 @@ def filled_shape(
         inputs: at most the first counts: its shape, or its values where `input_as_shape` is set.
         shape: where there is no input.
         extra_shape: appended to the input's.
+        input_as_shape: see inputs.
+        context: that of the filler.
 
     Raises:
-        ValueError: an input and a shape are both given.
+        ValueError: an input and a shape are both given, or the shape is not a list.
     """
     if not inputs:
+        if any(given.name == "shape" and given.HasField("i") for given in context.definition.arg):
+            raise ValueError("the argument shape of a filler must be a list, not a number")
         return list(shape)
     if shape:
         raise ValueError("a filler has either an input or the argument shape")
@@ -48,7 +56,7 @@ def constant_fill(
     value: Argument | None = None,
 ) -> Any:
     """Return a tensor of one value; a string where `dtype` is STRING."""
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
     if dtype == STRING:
         return np.full(size, b"" if value is None else value.s, dtype=object)
     number = 0 if value is None else value.f if value.HasField("f") else value.i
@@ -67,7 +75,7 @@ def _given(kind: str, dtype: torch.dtype | None) -> None:
         input_as_shape: bool = False,
     ) -> Any:
         """Return the values of the argument `values`."""
-        size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+        size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
         argument = next(argument for argument in context.definition.arg if argument.name == "values")
         values = list(getattr(argument, field)) or list(argument.ints)
         if dtype is None:
@@ -99,7 +107,7 @@ def given_tensor_byte_string_fill(
     input_as_shape: bool = False,
 ) -> Tensor:
     """Return the bytes of the first string of `values`, one a value of type uint8."""
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
     given = torch.frombuffer(bytearray(values[0]), dtype=torch.uint8) if values[0] else torch.empty(0)
     return given.to(context.device, torch.uint8).reshape(size)
 
@@ -115,10 +123,11 @@ def uniform_fill(
     max_: float = 1.0,
 ) -> Tensor:
     """Return values uniform between `min` and `max`; further inputs replace these."""
-    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape, context)
     if len(inputs) == 3:
         min_, max_ = inputs[1].item(), inputs[2].item()
-    return _empty(size, context).uniform_(min_, max_, generator=context.generator)
+        size = size if min_ <= max_ else [0, *size[1:]]
+    return _empty(size, context).uniform_(min_, max(min_, max_), generator=context.generator)
 
 
 @operator("UniformIntFill", gradient=NO_GRADIENT)
@@ -132,11 +141,12 @@ def uniform_int_fill(
     max_: int = 1,
 ) -> Tensor:
     """Return integers uniform between `min` and `max`, both included; further inputs replace these."""
-    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape, context)
     if len(inputs) == 3:
         min_, max_ = int(inputs[1].item()), int(inputs[2].item())
+        size = size if min_ <= max_ else [0, *size[1:]]
     made = torch.empty(size, dtype=torch.int32, device=context.device)
-    return made.random_(min_, max_ + 1, generator=context.generator)
+    return made.random_(min_, max(max_, min_) + 1, generator=context.generator)
 
 
 @operator("GaussianFill", gradient=NO_GRADIENT)
@@ -150,7 +160,7 @@ def gaussian_fill(
     std: float = 1.0,
 ) -> Tensor:
     """Return values of a normal distribution."""
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
     return _empty(size, context).normal_(mean, std, generator=context.generator)
 
 
@@ -163,7 +173,7 @@ def xavier_fill(
     input_as_shape: bool = False,
 ) -> Tensor:
     """Return values uniform within sqrt(3 / fan_in), fan_in the size divided by the first dimension."""
-    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape), context)
+    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape, context), context)
     limit = math.sqrt(3 / (made.numel() / made.shape[0]))
     return made.uniform_(-limit, limit, generator=context.generator)
 
@@ -177,7 +187,7 @@ def msra_fill(
     input_as_shape: bool = False,
 ) -> Tensor:
     """Return normal values of spread sqrt(2 / fan_out), fan_out the size divided by the second dimension."""
-    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape), context)
+    made = _empty(filled_shape(inputs, shape, extra_shape, input_as_shape, context), context)
     return made.normal_(0, math.sqrt(2 / (made.numel() / made.shape[1])), generator=context.generator)
 
 

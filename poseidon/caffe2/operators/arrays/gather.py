@@ -14,11 +14,13 @@ from poseidon.caffe2.operators.registry import operator
 
 
 def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
-    """Return entries of x along an axis, in the shape of the indices.
+    """Return entries of x along an axis, in the shape of the indices; x itself where the axis is empty.
 
     Raises:
         IndexError: an index is not one of the axis.
     """
+    if x.shape[axis] == 0:
+        return x
     if isinstance(x, np.ndarray):
         return np.take(x, indices.cpu().numpy(), axis)
     axis = axis % x.dim()
@@ -212,7 +214,12 @@ def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tens
 
 @operator("Unique")
 def unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the different values in order, and for each element the place of its value, int32."""
+    """Return the different values in order, and for each element the place of its value, int32.
+
+    Shape inference takes all values as different.
+    """
+    if x.is_meta:
+        return x.clone(), torch.empty_like(x, dtype=torch.int32)
     values, inverse = torch.unique(x, sorted=True, return_inverse=True)
     return values, inverse.to(torch.int32)
 

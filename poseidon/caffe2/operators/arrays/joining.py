@@ -80,3 +80,55 @@ def split(
     if add_axis:
         return tuple(part.squeeze(place) for part in parts)
     return tuple(part.copy() if isinstance(part, np.ndarray) else part.contiguous() for part in parts)
+
+
+def _split_by_lengths_rule(maker: GradientMaker) -> None:
+    dx = maker.GI(0)
+    maker.op("Concat", [maker.GO(i) for i in range(len(maker.forward.output))], [dx, f"_{dx}_dims"])
+
+
+@operator("SplitByLengths", gradient=_split_by_lengths_rule)
+def split_by_lengths(
+    x: Any,
+    lengths: Tensor,
+    *,
+    context: Context,
+    axis: int | None = None,
+    order: str = "NCHW",
+    use_scaling_lengths: bool = False,
+) -> tuple[Any, ...]:
+    """Return x cut along an axis, by default the channels, so that each output has equally many of the lengths.
+
+    With `use_scaling_lengths` the lengths are shares: they are multiplied so that they fill the axis.
+
+    Raises:
+        ValueError: the lengths do not fit the outputs or the axis.
+    """
+    place, count, values = _place(axis, order, x.ndim), context.outputs, lengths.tolist()
+    total = x.shape[place]
+    if len(values) % count:
+        raise ValueError(f"{len(values)} lengths cannot be dealt to {count} outputs")
+    if use_scaling_lengths and sum(values):
+        values = [value * (total // sum(values)) for value in values]
+    if sum(values) != total:
+        raise ValueError(f"the lengths add up to {sum(values)}, the axis {place} has {total}")
+    each = len(values) // count
+    sizes = [sum(values[part * each : (part + 1) * each]) for part in range(count)]
+    if isinstance(x, np.ndarray):
+        return tuple(part.copy() for part in np.split(x, np.cumsum(sizes)[:-1], place))
+    return tuple(part.contiguous() for part in x.split(sizes, place))
+
+
+@operator("UnsafeCoalesce", inputs=(1, 1 << 30))
+def unsafe_coalesce(*xs: Tensor) -> tuple[Tensor, ...]:
+    """Return all inputs as views of one buffer, and the buffer: feeding a buffer of this size changes them all.
+
+    Raises:
+        ValueError: the inputs have different types.
+    """
+    if len({x.dtype for x in xs}) != 1:
+        raise ValueError("UnsafeCoalesce needs inputs of one type")
+    buffer = torch.cat([x.reshape(-1) for x in xs])
+    buffer.is_shared_buffer = True  # type: ignore[attr-defined]  # FeedBlob writes into it
+    parts = buffer.split([x.numel() for x in xs])
+    return (*[part.reshape(x.shape) for part, x in zip(parts, xs, strict=True)], buffer)

@@ -14,7 +14,7 @@ EPSILON = 1e-12
 
 def _rows(x: Tensor) -> Tensor:
     """Return x as a matrix with its first dimension; a vector has rows of one element."""
-    return x.reshape(x.shape[0], -1) if x.dim() else x.reshape(1, 1)
+    return x.reshape(x.shape[0], x.shape[1:].numel()) if x.dim() else x.reshape(1, 1)
 
 
 def _spread(dz: Tensor, x: Tensor) -> Tensor:
@@ -69,13 +69,19 @@ def _widened(short: Tensor, width: int, pad_value: float, replicate: bool) -> Te
     return functional.pad(short, (0, width - short.shape[1]), value=pad_value)
 
 
+def _same_width(x: Tensor, y: Tensor, pad_value: float, replicate: bool) -> list[Tensor]:
+    """Return two matrices as wide as the wider of them."""
+    pair = _rows(x), _rows(y)
+    width = max(rows.shape[1] for rows in pair)
+    return [_widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows for rows in pair]
+
+
 @operator("DotProductWithPadding", gradient="DotProductWithPaddingGradient(I0, I1, GO0) -> GI0, GI1")
 def dot_product_with_padding(
     x: Tensor, y: Tensor, *, pad_value: float = 0.0, replicate: bool = False
 ) -> Tensor:
     """Return the product of each pair of rows; the shorter rows are filled up, or repeated."""
-    width = max(x.shape[1], y.shape[1])
-    a, b = (_widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows for rows in (x, y))
+    a, b = _same_width(x, y, pad_value, replicate)
     return (a * b).sum(1)
 
 
@@ -84,15 +90,16 @@ def dot_product_with_padding_gradient(
     x: Tensor, y: Tensor, dz: Tensor, *, pad_value: float = 0.0, replicate: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of `DotProductWithPadding`."""
-    width, spread = max(x.shape[1], y.shape[1]), dz.reshape(-1, 1)
-    a, b = (_widened(rows, width, pad_value, replicate) if rows.shape[1] < width else rows for rows in (x, y))
+    a, b = _same_width(x, y, pad_value, replicate)
+    spread = dz.reshape(-1, 1)
     return _narrowed(spread * b, x, replicate), _narrowed(spread * a, y, replicate)
 
 
 def _narrowed(gradient: Tensor, like: Tensor, replicate: bool) -> Tensor:
+    width = _rows(like).shape[1]
     if replicate:
-        return gradient.reshape(like.shape[0], -1, like.shape[1]).sum(1)
-    return gradient[:, : like.shape[1]]
+        return gradient.unflatten(1, (-1, width)).sum(1).reshape(like.shape)
+    return gradient[:, :width].reshape(like.shape)
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -71,10 +71,10 @@ class SpatialBN:
             return (channels_last(y) if self.last else y,)
         if not self.in_place:
             mean, variance = mean.clone(), variance.clone()
-        if sums is not None and squares is not None:
-            y, saved, inverse = self._joined(x, scale, bias, mean, variance, sums, squares)
-        elif x.numel() == 0:
+        if x.numel() == 0:
             y, saved, inverse = x.clone(), torch.zeros_like(mean), torch.zeros_like(mean)
+        elif sums is not None and squares is not None:
+            y, saved, inverse = self._joined(x, scale, bias, mean, variance, sums, squares)
         else:
             y, saved, inverse = torch.native_batch_norm(
                 x, scale, bias, mean, variance, True, 1 - self.momentum, self.epsilon
@@ -132,7 +132,9 @@ class SpatialBNGradient:
         """Return the gradients; in a test `inverse` is the variance, with several batches ds and db are their sums."""
         if self.last:
             x, dy = channels_second(x), channels_second(dy)
-        if self.test:
+        if x.numel() == 0:
+            dx, ds, db = torch.zeros_like(x), torch.zeros_like(scale), torch.zeros_like(scale)
+        elif self.test:
             dx, ds, db = self._fixed(x, scale, dy, mean, inverse)
         elif ds is not None and db is not None:
             ds, db = ds / self.batches, db / self.batches

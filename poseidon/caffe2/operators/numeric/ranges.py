@@ -37,7 +37,7 @@ def range_fill(
     input_as_shape: bool = False,
 ) -> Tensor:
     """Return 0, 1, 2, ... in a shape."""
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
     count = int(np.prod(size, dtype=np.int64))
     return torch.arange(count, dtype=torch.float32, device=context.device).reshape(size)
 
@@ -57,7 +57,7 @@ def diagonal_fill(
     Raises:
         ValueError: the shape has fewer than two dimensions, or more and not all equal.
     """
-    size = filled_shape(inputs, shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs, shape, extra_shape, input_as_shape, context)
     if len(size) < 2 or (len(size) > 2 and len(set(size)) > 1):
         raise ValueError(f"a tensor of shape {size} has no diagonal")
     number = 0 if value is None else value.f if value.HasField("f") else value.i
@@ -83,7 +83,7 @@ def unique_uniform_fill(
     Raises:
         ValueError: there are not enough.
     """
-    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape)
+    size = filled_shape(inputs[:1], shape, extra_shape, input_as_shape, context)
     count = int(np.prod(size, dtype=np.int64))
     choice = torch.arange(min_, max_ + 1)
     if len(inputs) == 2:

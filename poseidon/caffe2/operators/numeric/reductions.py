@@ -102,6 +102,11 @@ def _counts(rows: Tensor, lengths: Tensor | None) -> Tensor | int:
     return max(len(rows), 1) if lengths is None else lengths.clamp(min=1).to(rows.dtype)
 
 
+def _sizes(x: Tensor) -> torch.Size:
+    """Return the shape that an input of a gradient gives: its own, or that which a vector of int64 holds."""
+    return torch.Size(x.tolist()) if x.dtype == torch.int64 and x.dim() == 1 else x.shape
+
+
 def _side(front: bool) -> None:
     side = "Front" if front else "Back"
 
@@ -122,7 +127,8 @@ def _side(front: bool) -> None:
     def reduce_sum_gradient(
         dy: Tensor, x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
     ) -> Tensor:
-        """Return the gradient of the sum."""
+        """Return the gradient of the sum; x may be its shape."""
+        x = dy.new_empty(_sizes(x))
         rows = _matrix(x, num_reduce_dim, front)
         return back(torch.where(_used(rows, lengths), dy.reshape(1, -1), 0), x)
 
@@ -137,7 +143,8 @@ def _side(front: bool) -> None:
     def reduce_mean_gradient(
         dy: Tensor, x: Tensor, lengths: Tensor | None = None, *, num_reduce_dim: int = 1
     ) -> Tensor:
-        """Return the gradient of the mean."""
+        """Return the gradient of the mean; x may be its shape."""
+        x = dy.new_empty(_sizes(x))
         rows = _matrix(x, num_reduce_dim, front)
         share = (dy.reshape(-1) / _counts(rows, lengths)).reshape(1, -1)
         return back(torch.where(_used(rows, lengths), share, 0), x)

@@ -15,7 +15,9 @@ from poseidon.caffe2.operators.registry import operator
 
 
 def ids_of(lengths: Tensor) -> Tensor:
-    """Return the segment of each row for the lengths of all segments."""
+    """Return the segment of each row for the lengths of all segments; none where lengths have no data."""
+    if lengths.is_meta:
+        return lengths.new_empty(0)
     segments = torch.arange(len(lengths), device=lengths.device)
     return torch.repeat_interleave(segments, lengths.to(torch.int64))
 
@@ -38,6 +40,8 @@ def _sizes(ids: Tensor, count: int, like: Tensor) -> Tensor:
 
 def _reduced(kind: str, rows: Tensor, ids: Tensor, count: int) -> Tensor:
     made = rows.new_zeros(count, *rows.shape[1:])
+    if rows.is_meta:
+        return made
     if kind == "Max":
         spread = _column(ids.long(), rows).expand(rows.shape)
         return made.scatter_reduce(0, spread, rows, "amax", include_self=False)

@@ -19,7 +19,7 @@ def _storm_rate(total: Tensor, g: Tensor, lr: Tensor, beta: float) -> tuple[Tens
 
 
 def _storm_momentum(m: Tensor, g: Tensor, rate: Tensor, momentum: float) -> Tensor:
-    return g + (1 - (momentum * rate * rate).clamp(max=1)) * (m - g)
+    return g + (1 - momentum * rate * rate) * (m - g)
 
 
 @operator("Storm")
@@ -70,12 +70,15 @@ def wngrad(
 def sparse_wngrad(
     w: Tensor, b: Tensor, indices: Tensor, g: Tensor, lr: Tensor, *, epsilon: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """Return parameter and divisor; the rows without a gradient stay as they are."""
+    """Return parameter and divisor; the rows without a gradient stay as they are.
+
+    As in Caffe2, `epsilon` is no part of the growth of the divisor here.
+    """
     rate = lr / (b + epsilon)
     given = gradient_rows(g, indices)
     for rows, positions in rounds(indices):
         w[rows] += rate * given[positions]
-    return w, b + (g * g).sum() / (b + epsilon)
+    return w, b + (g * g).sum() / b
 
 
 @operator("GFtrl")

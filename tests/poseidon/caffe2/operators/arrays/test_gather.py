@@ -150,3 +150,9 @@ def test_gradients_of_masks() -> None:
     assert_gradients("BooleanMask", [x, np.array([True, False, True])], [0], 2)
     inputs = [np.array([2, 7, 3]), x, np.zeros(2, "f4"), np.array([2, 1], np.int32)]
     assert_gradients("SparseToDenseMask", inputs, [1], mask=[7, 2])
+
+
+@pytest.mark.parametrize("kind", ["Gather", "BatchGather"])
+def test_an_empty_axis_gives_an_empty_result(kind: str) -> None:
+    x = np.zeros((0, 2) if kind == "Gather" else (2, 0), "f4")
+    assert run(kind, [x, np.array([0, 1], "i4")])[0].shape == x.shape

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poseidon.caffe2 import workspace
 from tests.support.caffe2_operators import assert_gradients, numbers, run
 
 X = numbers(2, 6, 4, 3)
@@ -47,3 +48,28 @@ def test_equal_parts() -> None:
 def test_strings_are_joined() -> None:
     a = np.array([b"a", b"b"], dtype=object)
     assert run("Concat", [a, a[:1]], 2, axis=0)[0].tolist() == [b"a", b"b", b"a"]
+
+
+@pytest.mark.parametrize(("scaled", "rows"), [(0, 6), (1, 12)])
+def test_parts_by_lengths(scaled: int, rows: int) -> None:
+    x, lengths = numbers(rows, 2), np.array([1, 2, 0, 3], "i4")
+    first, second = run("SplitByLengths", [x, lengths], 2, axis=0, use_scaling_lengths=scaled)
+    np.testing.assert_array_equal(np.concatenate([first, second]), x)
+    assert len(first) == rows // 2
+    assert_gradients("SplitByLengths", [x, lengths], [0], 2, [0, 1], axis=0, use_scaling_lengths=scaled)
+
+
+def test_lengths_that_do_not_fit_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match="add up to 3"):
+        run("SplitByLengths", [numbers(4, 2), np.array([1, 2], "i4")], 2, axis=0)
+    with pytest.raises(RuntimeError, match="cannot be dealt to 2"):
+        run("SplitByLengths", [numbers(4, 2), np.array([1, 2, 1], "i4")], 2, axis=0)
+
+
+def test_coalesced_blobs_share_a_buffer() -> None:
+    x, y = numbers(2, 3), numbers(4, seed=1)
+    found = run("UnsafeCoalesce", [x, y], 3, {0: 0, 1: 1})
+    np.testing.assert_array_equal(found[2], np.concatenate([x.reshape(-1), y]))
+    workspace.FeedBlob("y2", np.full(10, 3, "f4"))
+    assert (workspace.FetchBlob("x0") == 3).all()
+    assert (workspace.FetchBlob("x1") == 3).all()

@@ -77,3 +77,13 @@ def test_accuracy_of_classes() -> None:
 
 def test_perplexity() -> None:
     np.testing.assert_allclose(run("Perplexity", [np.array([0.5, 0.25], "float32")])[0], 8**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["SquaredL2Distance", "L1Distance", "DotProduct", "CosineSimilarity"])
+def test_no_pairs_at_all(kind: str) -> None:
+    assert run(kind, [X[:0], Y[:0]])[0].shape == (0,)
+
+
+def test_rows_of_one_element_are_padded_too() -> None:
+    np.testing.assert_allclose(run("DotProductWithPadding", [X[:, 0], Y[:, 0]])[0], X[:, 0] * Y[:, 0], 1e-5)
+    assert_gradients("DotProductWithPadding", [X[:, 0], Y[:, 0]], [0, 1])

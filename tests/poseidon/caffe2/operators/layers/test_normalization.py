@@ -102,3 +102,14 @@ def test_response_normalization(order: str, outputs: int) -> None:
     for value, expected in zip(found, [x * scale**-0.75, scale], strict=False):
         np.testing.assert_allclose(value, ordered(expected, order), rtol=1e-4)
     assert_gradients("LRN", [ordered(x, order)], [0], **arguments)
+
+
+def test_an_empty_batch_keeps_the_running_statistics() -> None:
+    x = np.zeros((0, 3, 2, 2), "float32")
+    found = run("SpatialBN", [x, SCALE, BIAS, MEAN, VARIANCE], 5, {1: 3, 2: 4}, is_test=0)
+    for value, wanted in zip(found, [x, MEAN, VARIANCE, 0 * MEAN, 0 * MEAN], strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    for sums in ([], [MEAN, MEAN]):
+        found = run("SpatialBNGradient", [x, SCALE, x, MEAN, VARIANCE, *sums], 3)
+        for value, wanted in zip(found, [x, 0 * MEAN, 0 * MEAN], strict=True):
+            np.testing.assert_array_equal(value, wanted)

@@ -95,3 +95,14 @@ def test_moments(arguments: dict[str, Any]) -> None:
     np.testing.assert_allclose(mean, X.mean(axes, keepdims=keep), atol=1e-6)
     np.testing.assert_allclose(variance, X.var(axes, keepdims=keep), rtol=1e-5)
     assert_gradients("Moments", [X], [0], 2, (0, 1), **arguments)
+
+
+@pytest.mark.parametrize("side", ["Front", "Back"])
+@pytest.mark.parametrize("kind", ["Sum", "Mean"])
+def test_a_gradient_needs_the_shape_of_the_input_only(side: str, kind: str) -> None:
+    x = numbers(2, 3, 4)
+    dy = numbers(4) if side == "Front" else numbers(2)
+    name = f"Reduce{side}{kind}Gradient"
+    (wanted,) = run(name, [dy, x], num_reduce_dim=2)
+    (dx,) = run(name, [dy, np.array(x.shape)], num_reduce_dim=2)
+    np.testing.assert_array_equal(dx, wanted)

@@ -70,3 +70,10 @@ def test_gftrl_drops_columns_of_small_norm() -> None:
     found = run("GFtrl", [W, np.stack([n, z], -1), G], 2, **settings)
     for value, wanted in zip(found, [kept, np.stack([squares, adjusted], -1)], strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_the_momentum_of_storm_has_no_limit() -> None:
+    total = (G * G).sum()
+    rate = 1 / total ** (1 / 3)
+    found = run("Storm", [W, M, np.zeros(1, "f4"), G, np.ones(1, "f4")], 3, momentum=100.0, beta=0.0)
+    np.testing.assert_allclose(found[1], G + (1 - 100 * rate**2) * (M - G), rtol=1e-3, atol=1e-3)

@@ -79,3 +79,28 @@ def test_weighted_rows_are_added() -> None:
     wanted = W.copy()
     np.add.at(wanted, indices, -2 * terms)
     np.testing.assert_allclose(x, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_sparse_wngrad() -> None:
+    rows, b, lr = np.array([2, 0]), np.array([2], "float32"), np.array([0.1], "float32")
+    w, g = numbers(3, 2), numbers(2, 2, seed=1)
+    wanted = w.copy()
+    wanted[rows] += 0.1 / 2.5 * g
+    found = run("SparseWngrad", [w, b, rows, g, lr], 2, {0: 0, 1: 1}, epsilon=0.5)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(found[1], 2 + (g * g).sum() / 2, rtol=1e-5)
+    found = run("SparseWngrad", [w, b, rows[:0], g[:0], lr], 2, {0: 0, 1: 1}, epsilon=0.5)
+    np.testing.assert_array_equal(found[1], b)
+
+
+def test_sparse_storm() -> None:
+    rows, total, lr = np.array([2, 0]), np.array([0.5], "float32"), np.array([0.4], "float32")
+    w, m, g = numbers(3, 2), numbers(3, 2, seed=2), numbers(2, 2, seed=1)
+    summed = 0.5 + (g * g).sum()
+    rate = 0.4 / (0.3 + summed) ** (1 / 3)
+    moved, wanted = m.copy(), w.copy()
+    moved[rows] = g + (1 - 50 * rate**2) * (m[rows] - g)
+    wanted[rows] += rate * moved[rows]
+    found = run("SparseStorm", [w, m, total, g, rows, lr], 3, {0: 0, 1: 1, 2: 2}, momentum=50.0, beta=0.3)
+    for value, expected in zip(found, [wanted, moved, [summed]], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)

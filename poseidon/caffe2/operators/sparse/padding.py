@@ -1,0 +1,196 @@
+"""Segments with padding: added, removed, summed; samples without rows; sequences of one length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.arrays.gather import places, taken
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.sparse.segments import ids_of
+
+
+def _lengths(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return the lengths of segments; without any all rows are one segment."""
+    if lengths is not None:
+        return lengths
+    return torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
+
+
+def _widths(padding_width: int, end_padding_width: int) -> tuple[int, int]:
+    return padding_width, padding_width if end_padding_width < 0 else end_padding_width
+
+
+def _inputs_of_gradient(maker: GradientMaker) -> list[str]:
+    return [maker.GO(0), *([maker.O(1)] if len(maker.forward.input) > 1 else [])]
+
+
+def _add_padding_rule(maker: GradientMaker) -> None:
+    inputs = _inputs_of_gradient(maker)
+    maker.op("RemovePadding", inputs, [maker.GI(0)])
+    if len(maker.forward.input) > 2:
+        maker.op("GatherPadding", inputs, [maker.GI(index) for index in range(2, len(maker.forward.input))])
+
+
+@operator("AddPadding", gradient=_add_padding_rule)
+def add_padding(
+    x: Tensor,
+    lengths: Tensor | None = None,
+    start: Tensor | None = None,
+    end: Tensor | None = None,
+    *,
+    padding_width: int = 1,
+    end_padding_width: int = -1,
+) -> tuple[Tensor, Tensor]:
+    """Return the segments of x with rows before and behind each, and their new lengths.
+
+    Args:
+        x: the rows of all segments.
+        lengths: the number of rows of each segment; without it there is one segment.
+        start, end: the rows that are added, zeros by default; `end` is `start` by default.
+        padding_width, end_padding_width: how many are added; at the end as many as at the start by default.
+    """
+    before, behind = _widths(padding_width, end_padding_width)
+    sizes = _lengths(x, lengths)
+    padded = sizes + (before + behind)
+    made = x.new_zeros(x.shape[0] + len(sizes) * (before + behind), *x.shape[1:])
+    if x.is_meta:
+        return made, padded
+    starts = (padded.cumsum(0) - padded).long()
+    ids = ids_of(sizes)
+    shift = starts + before - (sizes.cumsum(0) - sizes)
+    made[torch.arange(x.shape[0], device=x.device) + shift[ids]] = x
+    if start is not None:
+        end = start if end is None else end
+        made[_span(starts, before)] = start
+        made[_span(starts + padded - behind, behind)] = end
+    return made, padded
+
+
+def _span(starts: Tensor, width: int) -> Tensor:
+    """Return all places from each start on, `width` of them."""
+    return (starts[:, None] + torch.arange(width, device=starts.device)).reshape(-1).long()
+
+
+def _remove_padding_rule(maker: GradientMaker) -> None:
+    maker.op("AddPadding", _inputs_of_gradient(maker), [maker.GI(0)])
+
+
+@operator("RemovePadding", gradient=_remove_padding_rule)
+def remove_padding(
+    x: Tensor, lengths: Tensor | None = None, *, padding_width: int = 1, end_padding_width: int = -1
+) -> tuple[Tensor, Tensor]:
+    """Return the segments of x without their first and last rows, and their new lengths.
+
+    Raises:
+        ValueError: a segment is shorter than its padding.
+    """
+    before, behind = _widths(padding_width, end_padding_width)
+    sizes = _lengths(x, lengths)
+    kept = sizes - (before + behind)
+    if not x.is_meta and sizes.numel() and int(kept.min()) < 0:
+        raise ValueError(f"a segment has fewer rows than its padding, {before + behind}")
+    return taken(x, places((sizes.cumsum(0) - sizes) + before, kept)), kept
+
+
+@operator("GatherPadding", outputs=(1, 2))
+def gather_padding(
+    x: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    context: Context,
+    padding_width: int = 1,
+    end_padding_width: int = -1,
+) -> tuple[Tensor, ...]:
+    """Return the sums of the padding at the starts and at the ends; a single output has the sum of both."""
+    before, behind = _widths(padding_width, end_padding_width)
+    sizes = _lengths(x, lengths)
+    ends = sizes.cumsum(0)
+    first, last = x[_span(ends - sizes, before)].sum(0), x[_span(ends - behind, behind)].sum(0)
+    return (first, last) if context.outputs == 2 else (first + last,)
+
+
+@operator("PadEmptySamples", inputs=(1, 1 << 30))
+def pad_empty_samples(lengths: Tensor, *features: Any) -> tuple[Any, ...]:
+    """Return the lengths with 1 for 0, and the features with a row of zeros (or an empty string) for each such sample."""
+    padded = lengths.clamp(min=1)
+    rows = torch.repeat_interleave(lengths > 0, padded.long())
+    made: list[Any] = [padded]
+    for feature in features:
+        if isinstance(feature, np.ndarray):
+            wide: Any = np.full((len(rows), *feature.shape[1:]), b"", dtype=object)
+            wide[rows.numpy()] = feature
+        else:
+            wide = feature.new_zeros(len(rows), *feature.shape[1:])
+            wide[rows] = feature
+        made.append(wide)
+    return tuple(made)
+
+
+@operator("LengthsPad")
+def lengths_pad(x: Tensor, lengths: Tensor, *, padding_value: float = -1.0, target_length: int) -> Tensor:
+    """Return the segments of x, each filled with a value to one length.
+
+    Raises:
+        ValueError: a segment is longer.
+    """
+    made = torch.full((len(lengths) * target_length, *x.shape[1:]), padding_value, dtype=x.dtype)
+    made = made.to(x.device)
+    if x.is_meta:
+        return made
+    if lengths.numel() and int(lengths.max()) > target_length:
+        raise ValueError(f"a segment of {int(lengths.max())} rows is longer than {target_length}")
+    starts = torch.arange(len(lengths), device=x.device) * target_length
+    made[places(starts, lengths)] = x
+    return made
+
+
+@operator("LengthsSplit")
+def lengths_split(lengths: Tensor, parts: Tensor | None = None, *, n_split: int = -1) -> Tensor:
+    """Return each length as `n_split` lengths, equal but for the first ones, which have 1 more.
+
+    Raises:
+        ValueError: the number of parts is missing or below 1.
+    """
+    count = n_split if parts is None else int(parts.item())
+    if count < 1:
+        raise ValueError(f"LengthsSplit needs n_split of at least 1, not {count}")
+    shares = torch.arange(count - 1, -1, -1, device=lengths.device)
+    made = torch.div(lengths[:, None] + shares, count, rounding_mode="floor")
+    return made.reshape(-1).to(lengths.dtype)
+
+
+@operator("RemoveDataBlocks")
+def remove_data_blocks(x: Tensor, indices: Tensor) -> Tensor:
+    """Return x without the rows that the indices name."""
+    kept = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+    kept[indices.long()] = False
+    return x[kept]
+
+
+@operator("PackRNNSequence", gradient="UnpackRNNSequence(GO0, I1) -> GI0")
+def pack_rnn_sequence(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return sequences, one behind the other, as a tensor (longest, sequences, ...) with zeros behind each."""
+    longest = int(lengths.max()) if lengths.numel() else 0
+    made = x.new_zeros(longest, len(lengths), *x.shape[1:])
+    ids = ids_of(lengths)
+    made[torch.arange(len(ids), device=x.device) - (lengths.cumsum(0) - lengths)[ids], ids] = x
+    return made
+
+
+@operator("UnpackRNNSequence", gradient="PackRNNSequence(GO0, I1) -> GI0")
+def unpack_rnn_sequence(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the sequences of a tensor (longest, sequences, ...), one behind the other."""
+    ids = ids_of(lengths)
+    return x[torch.arange(len(ids), device=x.device) - (lengths.cumsum(0) - lengths)[ids], ids]
+
+
+@operator("VariableLengthSequencePadding")
+def variable_length_sequence_padding(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return a tensor (steps, sequences, ...) with zeros behind the length of each sequence."""
+    inside = torch.arange(x.shape[0], device=x.device)[:, None] < lengths
+    return torch.where(inside.reshape(inside.shape + (1,) * (x.dim() - 2)), x, 0)
