@@ -98,7 +98,8 @@ def dot_product_with_padding_gradient(
 def _narrowed(gradient: Tensor, like: Tensor, replicate: bool) -> Tensor:
     width = _rows(like).shape[1]
     if replicate:
-        return gradient.unflatten(1, (-1, width)).sum(1).reshape(like.shape)
+        repeats = gradient.reshape(len(gradient), gradient.shape[1] // max(width, 1), width)
+        return repeats.sum(1).reshape(like.shape)
     return gradient[:, :width].reshape(like.shape)
 
 
