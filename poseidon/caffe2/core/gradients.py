@@ -293,11 +293,15 @@ class GradientRegistry:
         cls, op_def: OperatorDef, g_output: Sequence[Any]
     ) -> tuple[list[OperatorDef], list[Any]]:
         """Return what the rule of the operator itself gives."""
-        rule = registry.find(op_def.type).gradient
-        if rule is None:
+        known = registry.find(op_def.type)
+        if known.gradient is None:
             raise NotImplementedError(f"the operator {op_def.type} has no gradient")
+        try:
+            known.check(op_def)
+        except ValueError as error:
+            raise ValueError(f"the operator did not pass schema checking: {error}") from error
         maker = GradientMaker(op_def, [_plain(gradient) for gradient in g_output])
-        rule(maker)
+        known.gradient(maker)
         return maker.operators, [
             GradientSlice(gradient.indices, gradient.values) if isinstance(gradient, Sparse) else gradient
             for gradient in maker.gradients

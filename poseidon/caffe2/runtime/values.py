@@ -24,7 +24,7 @@ def to_value(given: Any, device: torch.device) -> Any:
     if isinstance(given, bytes):
         return given
     if isinstance(given, torch.Tensor):
-        return given.detach().to(device)
+        return given.detach().to(device) if given.requires_grad else given.to(device)
     if not isinstance(given, np.ndarray):
         raise EnforceNotMet(f"No feeder is registered for a value of type {type(given).__name__}")
     if given.dtype.kind in "SUO":

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.gradients import GradientMaker, Sparse
+from poseidon.caffe2.operators.registry import Context, operator
 
 
 def _reshape_rule(maker: GradientMaker) -> None:
@@ -42,9 +42,11 @@ def new_shape(old: Sequence[int], wanted: Sequence[int]) -> list[int]:
 
 @operator("Reshape", gradient=_reshape_rule)
 def reshape(
-    x: Any, shape_tensor: Tensor | None = None, *, shape: list[int] | None = None
+    x: Any, shape_tensor: Tensor | None = None, *, context: Context, shape: list[int] | None = None
 ) -> tuple[Any, Tensor]:
     """Return x in another shape, and its old shape; see `new_shape` for 0 and -1.
+
+    In place, the tensor itself gets the shape: a torch tensor that was fed has it too.
 
     Raises:
         ValueError: no shape is given, or x cannot have it.
@@ -55,7 +57,11 @@ def reshape(
         raise ValueError("Reshape needs a second input or the argument shape")
     device = x.device if isinstance(x, Tensor) and x.device.type == "meta" else None
     old = torch.tensor(list(x.shape), dtype=torch.int64, device=device)
-    return x.reshape(new_shape(x.shape, shape)), old
+    made = x.reshape(new_shape(x.shape, shape))
+    definition = context.definition
+    if isinstance(x, Tensor) and x.device.type != "meta" and definition.input[0] == definition.output[0]:
+        made = x.set_(made)
+    return made, old
 
 
 @operator("ResizeLike", gradient="ResizeLike(GO0, I0) -> GI0")
@@ -278,7 +284,15 @@ def lengths_to_shape(lengths: Tensor) -> Tensor:
     return torch.tensor([len(values), values[0]], dtype=torch.int32)
 
 
-@operator("EnsureDense", gradient="GI0 = GO0")
+def _ensure_dense_rule(maker: GradientMaker) -> None:
+    given = maker.given[0]
+    if isinstance(given, Sparse):
+        maker.op("SparseToDense", [given.indices, given.values, maker.I(0)], [maker.GI(0)])
+    else:
+        maker.dense(0, maker.GO(0))
+
+
+@operator("EnsureDense", gradient=_ensure_dense_rule)
 def ensure_dense(x: Tensor) -> Tensor:
     """Return x; its gradient is dense."""
     return x.clone()

@@ -93,6 +93,11 @@ def scale(x: Tensor, *, scale: float = 1.0) -> Tensor:
     return x * scale
 
 
+@operator("ZeroGradient", gradient="ConstantFill(I0) -> GI0")
+def zero_gradient(x: Tensor) -> None:
+    """Compute nothing; the gradient of the input is zero where nothing else gives one."""
+
+
 @operator("StopGradient", gradient=NO_GRADIENT, plain=torch.clone)
 def stop_gradient(x: Tensor) -> Tensor:
     """Return x; no gradient flows back."""

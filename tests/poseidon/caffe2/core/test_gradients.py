@@ -133,3 +133,31 @@ def test_a_gradient_in_place_is_renamed_with_all_that_makes_it() -> None:
         "Div(_x_grad_autosplit_0 a) -> _x_grad_autosplit_0",
         "Sum(x_grad _x_grad_autosplit_0) -> x_grad",
     ]
+
+
+def test_an_operator_with_too_few_inputs_does_not_pass_schema_checking() -> None:
+    net = Net("schema")
+    made = net.Mul("a", "b")
+    with pytest.raises(Exception, match="schema checking: Mul: 1 inputs are given"):
+        net.AddGradientOperators([made])
+
+
+def test_zero_gradient_stands_for_a_missing_one() -> None:
+    net = Net("zero")
+    hidden, cell = net.LSTMUnit(["h", "c", "g", "s", "t"], ["hidden", "cell"])
+    with pytest.raises(Exception, match="LSTMUnit"):
+        net.AddGradientOperators([hidden])
+    net.ZeroGradient(cell, [])
+    net.AddGradientOperators([hidden])
+    fill = next(op for op in net.Proto().op if op.type == "ConstantFill" and op.input[0] == "cell")
+    assert list(fill.output) == ["cell_grad"]
+
+
+def test_ensure_dense_makes_a_sparse_gradient_dense() -> None:
+    net = Net("dense")
+    net.EnsureDense("table", "table")
+    net.Gather(["table", "rows"], "picked")
+    gradients = net.AddGradientOperators({"picked": "picked_grad"})
+    assert gradients["table"] == "table_grad"
+    made = net.Proto().op[-1]
+    assert (made.type, list(made.input)) == ("SparseToDense", ["rows", "picked_grad", "table"])

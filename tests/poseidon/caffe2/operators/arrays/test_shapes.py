@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from poseidon.caffe2 import core, workspace
 from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
 X = numbers(2, 3, 4)
@@ -109,3 +111,11 @@ def test_values(kind: str, inputs: list[Array], arguments: dict[str, Any], expec
 def test_strings(kind: str, arguments: dict[str, Any], expected: list[list[bytes]]) -> None:
     x = np.array([[b"a", b"b"], [b"c", b"d"]], dtype=object)
     assert run(kind, [x], **arguments)[0].tolist() == expected
+
+
+def test_a_torch_tensor_that_was_fed_is_reshaped_itself() -> None:
+    fed = torch.ones(4, dtype=torch.int64)
+    workspace.FeedBlob("fed", fed)
+    workspace.RunOperatorOnce(core.CreateOperator("Reshape", ["fed"], ["fed", "old"], shape=[2, 2]))
+    fed[0, 1] = 5
+    np.testing.assert_array_equal(workspace.FetchBlob("fed"), [[1, 5], [1, 1]])
