@@ -5,6 +5,7 @@ Law: a record of another format is an error that says what it is and what was ex
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
+from poseidon.caffe2.runtime.databases import open_database
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Record
 from poseidon.data.datum import Decoding, decode, decode_image, is_datum
@@ -189,6 +191,17 @@ class Format:
         row = np.zeros(self.num_labels, weights.dtype)
         row[places] = weights
         return row
+
+
+def holds_datums(path: str, db_type: str) -> bool:
+    """Return whether the first record of a database is a Caffe Datum: the value of `use_caffe_datum` for `ImageInput`.
+
+    Raises:
+        RuntimeError: the database cannot be read.
+    """
+    with closing(open_database(path, db_type)) as cursor:
+        value = bytes(cursor.value())
+    return not _parsed(value) and is_datum(value)
 
 
 def encode(image: bytes | Array, label: int) -> bytes:

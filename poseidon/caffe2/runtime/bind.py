@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,14 +14,26 @@ from poseidon.caffe2.proto import DEVICE_NUMBERS
 from poseidon.caffe2.proto.caffe2_pb2 import DeviceOption, OperatorDef
 from poseidon.caffe2.runtime.blob import Blob
 
+log = logging.getLogger("caffe2")
+
 Step = Callable[[], None]
 
 GPU_TYPES = (DEVICE_NUMBERS["CUDA"], DEVICE_NUMBERS["HIP"])
 
 
 def device_of(option: DeviceOption) -> torch.device:
-    """Return torch's device of a device option."""
-    return torch.device("cuda", option.device_id) if option.device_type in GPU_TYPES else torch.device("cpu")
+    """Return torch's device of a device option: the CPU for a GPU on a machine without one, with one warning."""
+    if option.device_type not in GPU_TYPES:
+        return torch.device("cpu")
+    return torch.device("cuda", option.device_id) if _has_gpus() else torch.device("cpu")
+
+
+@functools.cache
+def _has_gpus() -> bool:
+    found = torch.cuda.is_available()
+    if not found:
+        log.warning("This machine has no GPU: operators of GPUs run on the CPU")
+    return found
 
 
 def function_of(

@@ -120,6 +120,16 @@ def exists(path: str, db_type: str) -> bool:
     return Path(path).is_file() if backend is None else Path(path).is_dir()
 
 
+def count(path: str, db_type: str) -> int:
+    """Return the number of records of a database.
+
+    Raises:
+        RuntimeError: it cannot be read.
+    """
+    with closing(open_database(path, db_type)) as cursor:
+        return len(cursor)
+
+
 def records(path: str, db_type: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield key and value of all records of a database.
 

@@ -218,6 +218,7 @@ def create_db(
     num_shards: int = 1,
     shard_id: int = 0,
     shard_sizes: list[int] = [],  # noqa: B006 (it is not changed)
+    skip: int = 0,
 ) -> Any:
     """Return a reader of a database, or of one shard of it.
 
@@ -226,11 +227,15 @@ def create_db(
         db, db_type: the database.
         num_shards, shard_id: the shard.
         shard_sizes: the records of each shard in a global batch, where shards are of unequal size (not in Caffe2).
+        skip: the records of the shard that an earlier run has read (not in Caffe2).
     """
     if context.device.type == "meta":
         return None  # shapes need no database
     seed = int(torch.randint(1 << 62, (), generator=context.generator))
-    return Reader(db, db_type, num_shards, shard_id, shard_sizes=shard_sizes, seed=seed)
+    reader = Reader(db, db_type, num_shards, shard_id, shard_sizes=shard_sizes, seed=seed)
+    if skip:
+        reader.skip(skip)
+    return reader
 
 
 @operator("TensorProtosDBInput", inputs=(1, 1), outputs=(1, 1 << 30))
