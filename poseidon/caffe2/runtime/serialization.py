@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,8 +16,21 @@ from poseidon.caffe2.runtime.values import from_proto
 
 CHUNK_SIZE = 1_000_000
 """Values in one message, as Caffe2 writes them."""
+READERS: dict[str, Callable[[bytes], Any]] = {}
+"""What makes an object of the content of its message, by the type that the message names; see `Serializable`."""
 _FLOATING = {TensorProto.FLOAT: 3, TensorProto.DOUBLE: 9}
 """The field numbers of data that a message holds as it lies in memory."""
+
+
+@runtime_checkable
+class Serializable(Protocol):
+    """An object other than a tensor that can be saved; its reader is in `READERS`."""
+
+    def blob_type(self) -> str:
+        """Return the type that the message names."""
+
+    def blob_content(self) -> bytes:
+        """Return the content of the message."""
 
 
 def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]:
@@ -25,14 +38,17 @@ def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]
 
     Args:
         name: the blob's name in the messages.
-        value: what the blob holds: a tensor, or a plain string.
+        value: what the blob holds: a tensor, a plain string, or a `Serializable`.
         chunk_size: 0 for Caffe2's own, -1 for one message.
 
     Raises:
-        RuntimeError: the value is neither.
+        RuntimeError: the value is none of these.
     """
     if isinstance(value, bytes):
         yield BlobProto(name=name, type="std::string", content=value)
+        return
+    if isinstance(value, Serializable):
+        yield BlobProto(name=name, type=value.blob_type(), content=value.blob_content())
         return
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         raise EnforceNotMet(f"The blob {name} of type {kind_of(value)} cannot be serialized")
@@ -61,12 +77,14 @@ def deserialize(proto: BlobProto, into: Any = None) -> Any:
         into: the value of the blob's earlier messages: a chunk of a tensor is written into it.
 
     Raises:
-        RuntimeError: the message holds neither a tensor nor a string.
+        RuntimeError: the message holds no tensor, no string and no object that has a reader.
     """
     if proto.HasField("tensor"):
         return _merged(proto.tensor, into)
     if proto.type == "std::string":
         return proto.content
+    if proto.type in READERS:
+        return READERS[proto.type](proto.content)
     raise EnforceNotMet(f"A blob of type {proto.type} cannot be read")
 
 

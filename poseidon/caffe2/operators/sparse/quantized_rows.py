@@ -1,0 +1,122 @@
+"""Rows of 8-bit numbers with a scale and a bias for each row, and sums over them.
+
+A fused row has its scale and bias, as bytes, behind its numbers; otherwise they are a tensor of shape (rows, 2).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.sparse.segments import ids_of
+
+SMALLEST_RANGE = 1e-8
+"""What is added to the range of a row, so that a row of equal values has a scale."""
+
+
+def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of each row from 0 to 255, and the pairs (scale, bias) of all rows."""
+    rows = x.float()
+    if rows.shape[1] == 0:
+        return rows.to(torch.uint8), rows.new_zeros(rows.shape[0], 2)
+    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    numbers = torch.round((rows - low) * (255 / (high - low + SMALLEST_RANGE)))
+    return numbers.clamp(0, 255).to(torch.uint8), torch.cat([(high - low) / 255, low], 1)
+
+
+def _restored(numbers: Tensor, pairs: Tensor) -> Tensor:
+    return numbers.float() * pairs[:, :1] + pairs[:, 1:]
+
+
+def _split(fused: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the numbers of fused rows and the pairs (scale, bias), which have a type."""
+    width = fused.shape[1] - 2 * dtype.itemsize
+    if fused.is_meta:
+        return fused[:, :width], torch.empty(len(fused), 2, device="meta")
+    return fused[:, :width], fused[:, width:].contiguous().view(dtype).float()
+
+
+def _register_fused(suffix: str, pairs_type: torch.dtype) -> None:
+    """Register the conversions of fused rows whose scale and bias have a type."""
+
+    def quantize(x: Tensor) -> Tensor:
+        """Return fused rows."""
+        numbers, pairs = _quantized(x)
+        if x.is_meta:
+            return numbers.new_empty(len(numbers), numbers.shape[1] + 2 * pairs_type.itemsize)
+        return torch.cat([numbers, pairs.to(pairs_type).view(torch.uint8)], 1)
+
+    def restore(fused: Tensor) -> Tensor:
+        """Return the values of fused rows."""
+        return _restored(*_split(fused, pairs_type))
+
+    def restore_half(fused: Tensor) -> Tensor:
+        """Return the values of fused rows as 16-bit numbers."""
+        return restore(fused).half()
+
+    for source in ("Float", "HalfFloat"):
+        operator(f"{source}ToFused8BitRowwiseQuantized{suffix}")(quantize)
+    operator(f"Fused8BitRowwiseQuantized{suffix}ToFloat")(restore)
+    operator(f"Fused8BitRowwiseQuantized{suffix}ToHalfFloat")(restore_half)
+
+
+_register_fused("", torch.float32)
+_register_fused("HalfScaleBias", torch.float16)
+
+
+@operator("FloatToRowwiseQuantized8Bits")
+def float_to_rowwise_quantized_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 8-bit numbers, and the scale and bias of each row."""
+    numbers, pairs = _quantized(x.flatten(1))
+    return numbers.reshape(x.shape), pairs
+
+
+@operator("Rowwise8BitQuantizedToFloat")
+def rowwise_8_bit_quantized_to_float(numbers: Tensor, pairs: Tensor) -> Tensor:
+    """Return the values of 8-bit numbers with the scale and bias of each row."""
+    return _restored(numbers.flatten(1), pairs).reshape(numbers.shape)
+
+
+@operator("GatherFused8BitRowwise")
+def gather_fused_8_bit_rowwise(fused: Tensor, indices: Tensor) -> Tensor:
+    """Return the values of the fused rows that the indices name."""
+    return _restored(*_split(fused[indices.long()], torch.float32))
+
+
+def _reduced(rows: Tensor, weights: Tensor | None, lengths: Tensor, mean: bool) -> Tensor:
+    """Return the weighted sum or mean of the rows of each segment; 0 for an empty one."""
+    made = rows.new_zeros(len(lengths), rows.shape[1])
+    weighted = rows if weights is None else rows * weights.float()[:, None]
+    total = made.index_add(0, ids_of(lengths), weighted)
+    return total / lengths.clamp(min=1)[:, None] if mean else total
+
+
+def _register_reductions(kind: str, mean: bool) -> None:
+    @operator(f"SparseLengths{kind}Fused8BitRowwise")
+    def fused(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
+        """Return the sum or mean of the fused rows that the indices of each segment name."""
+        return _reduced(gather_fused_8_bit_rowwise(x, indices), None, lengths, mean)
+
+    @operator(f"SparseLengthsWeighted{kind}Fused8BitRowwise")
+    def fused_weighted(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
+        """Return the weighted sum or mean of the fused rows that the indices of each segment name."""
+        return _reduced(gather_fused_8_bit_rowwise(x, indices), weights, lengths, mean)
+
+    @operator(f"SparseLengths{kind}8BitsRowwise")
+    def by_pairs(x: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor) -> Tensor:
+        """Return the sum or mean of the rows that the indices of each segment name."""
+        rows = indices.long()
+        return _reduced(_restored(x[rows], pairs[rows]), None, lengths, mean)
+
+    @operator(f"SparseLengthsWeighted{kind}8BitsRowwise")
+    def by_pairs_weighted(
+        x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor, pairs: Tensor
+    ) -> Tensor:
+        """Return the weighted sum or mean of the rows that the indices of each segment name."""
+        rows = indices.long()
+        return _reduced(_restored(x[rows], pairs[rows]), weights, lengths, mean)
+
+
+_register_reductions("Sum", mean=False)
+_register_reductions("Mean", mean=True)

@@ -1,0 +1,204 @@
+"""Dictionaries: indexes, which number keys from 1 in the order in which they come, and maps of integers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
+from poseidon.caffe2.runtime.data_types import TORCH_OF
+from poseidon.caffe2.runtime.serialization import READERS, serialize
+from poseidon.caffe2.runtime.values import from_proto
+
+MOST = 2**31 - 1
+"""The largest number of keys of an index, where none is given."""
+
+
+class Index:
+    """The numbers of keys: 1 for the first that came, 0 for one that is not there and cannot be added.
+
+    Attributes:
+        dtype: torch's type of the keys, None for strings.
+        limit: the largest number of keys, and 1 for the missing ones.
+        frozen: whether no key can be added.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, limit: int) -> None:
+        self.dtype = dtype
+        self.limit = limit
+        self.frozen = False
+        self.numbers: dict[Any, int] = {}
+        self._lock = threading.Lock()
+
+    def get(self, keys: list[Any]) -> list[int]:
+        """Return the numbers of keys; new keys are added unless the index is frozen.
+
+        Raises:
+            ValueError: the index is full.
+        """
+        with self._lock:
+            if self.frozen:
+                return [self.numbers.get(key, 0) for key in keys]
+            return [self.numbers.setdefault(self._admitted(key), len(self.numbers) + 1) for key in keys]
+
+    def load(self, keys: list[Any]) -> bool:
+        """Make these the first keys; return whether the index was empty and none of them comes twice.
+
+        Raises:
+            ValueError: they are too many.
+        """
+        with self._lock:
+            if self.numbers or len(set(keys)) != len(keys):
+                return False
+            for key in keys:
+                self.numbers[self._admitted(key)] = len(self.numbers) + 1
+            return True
+
+    def _admitted(self, key: Any) -> Any:
+        if key not in self.numbers and len(self.numbers) + 1 >= self.limit:
+            raise ValueError(f"the index is full: it has {self.limit - 1} keys")
+        return key
+
+
+@operator("IntIndexCreate")
+def int_index_create(*, max_elements: int = MOST) -> Index:
+    """Return an empty index of int32 keys."""
+    return Index(torch.int32, max_elements)
+
+
+@operator("LongIndexCreate")
+def long_index_create(*, max_elements: int = MOST) -> Index:
+    """Return an empty index of int64 keys."""
+    return Index(torch.int64, max_elements)
+
+
+@operator("StringIndexCreate")
+def string_index_create(*, max_elements: int = MOST) -> Index:
+    """Return an empty index of strings."""
+    return Index(None, max_elements)
+
+
+def _keys(index: Index, keys: Any) -> list[Any]:
+    found = keys.dtype if isinstance(keys, Tensor) else None
+    if found != index.dtype:
+        raise ValueError(f"the index has keys of type {index.dtype or 'string'}, not {found or 'string'}")
+    values: list[Any] = keys.reshape(-1).tolist()
+    return values
+
+
+@operator("IndexGet")
+def index_get(index: Index, keys: Any) -> Tensor:
+    """Return the number of each key, int64; 0 for those that a frozen index does not have."""
+    return torch.tensor(index.get(_keys(index, keys)), dtype=torch.int64).reshape(keys.shape)
+
+
+@operator("IndexLoad", outputs=(0, 1))
+def index_load(index: Index, keys: Any, *, skip_first_entry: bool = False) -> tuple[Index, ...]:
+    """Fill an empty index with keys.
+
+    Raises:
+        ValueError: it is not empty, or a key comes twice.
+    """
+    if not index.load(_keys(index, keys)[int(skip_first_entry) :]):
+        raise ValueError("IndexLoad needs an empty index and keys that differ")
+    return (index,)
+
+
+@operator("IndexFreeze", outputs=(0, 1))
+def index_freeze(index: Index) -> tuple[Index, ...]:
+    """Let the index take no more keys."""
+    index.frozen = True
+    return (index,)
+
+
+@operator("IndexStore")
+def index_store(index: Index) -> Any:
+    """Return all keys in the order of their numbers."""
+    keys = list(index.numbers)
+    if index.dtype is not None:
+        return torch.tensor(keys, dtype=index.dtype)
+    texts = np.empty(len(keys), dtype=object)
+    texts[:] = keys
+    return texts
+
+
+@operator("IndexSize")
+def index_size(index: Index) -> Tensor:
+    """Return the number of keys and 1 for the missing ones, an int64 scalar."""
+    return torch.tensor(len(index.numbers) + 1)
+
+
+class Map:
+    """A map of integers to integers.
+
+    Attributes:
+        types: torch's types of keys and values.
+        pairs: the map.
+    """
+
+    def __init__(self, types: tuple[torch.dtype, torch.dtype], pairs: dict[int, int]) -> None:
+        self.types = types
+        self.pairs = pairs
+
+    def blob_type(self) -> str:
+        """Return Caffe2's name of the type, which saved maps have."""
+        return _map_type(self.types)
+
+    def blob_content(self) -> bytes:
+        """Return keys and values as saved maps have them: two tensors."""
+        tensors = [message.tensor for part in map_to_key_value(self) for message in serialize("", part, -1)]
+        return TensorProtos(protos=tensors).SerializeToString()
+
+
+def _map_type(types: tuple[torch.dtype, torch.dtype]) -> str:
+    key, value = ("int64_t" if dtype == torch.int64 else "int32_t" for dtype in types)
+    return f"(std::unordered_map<{key}, {value}>)"
+
+
+def _read_map(content: bytes) -> Map:
+    keys, values = (from_proto(tensor) for tensor in TensorProtos.FromString(content).protos)
+    made: Map = key_value_to_map(keys, values)
+    return made
+
+
+for _key in (torch.int32, torch.int64):
+    for _value in (torch.int32, torch.int64):
+        READERS[_map_type((_key, _value))] = _read_map
+
+
+@operator("CreateMap")
+def create_map(*, key_dtype: int = TensorProto.INT32, value_dtype: int = TensorProto.INT32) -> Map:
+    """Return an empty map; keys and values are int32 or int64.
+
+    Raises:
+        ValueError: they are neither.
+    """
+    types = TORCH_OF[key_dtype], TORCH_OF[value_dtype]
+    if not set(types) <= {torch.int32, torch.int64}:
+        raise ValueError(f"a map has int32 or int64, not {types}")
+    return Map(types, {})
+
+
+@operator("KeyValueToMap")
+def key_value_to_map(keys: Tensor, values: Tensor) -> Map:
+    """Return the map of keys to values.
+
+    Raises:
+        ValueError: their numbers differ.
+    """
+    if keys.shape != values.shape:
+        raise ValueError(f"{keys.numel()} keys are given for {values.numel()} values")
+    pairs = zip(keys.reshape(-1).tolist(), values.reshape(-1).tolist(), strict=True)
+    return Map((keys.dtype, values.dtype), dict(pairs))
+
+
+@operator("MapToKeyValue")
+def map_to_key_value(given: Map) -> tuple[Tensor, Tensor]:
+    """Return keys and values."""
+    keys, values = list(given.pairs), list(given.pairs.values())
+    return torch.tensor(keys, dtype=given.types[0]), torch.tensor(values, dtype=given.types[1])
