@@ -130,26 +130,37 @@ def check_hosts(checks: Sequence[HostCheck]) -> Mapping[int, str]:
     Raises:
         JobError: lists the problems of all hosts.
     """
+    addresses, problems = ask_hosts(checks)
+    if problems:
+        sentences = [f"{label}: {problem}" for label, problem in problems]
+        raise JobError(format_problems(sentences, of=len(checks)))
+    return addresses
+
+
+def ask_hosts(checks: Sequence[HostCheck]) -> tuple[Mapping[int, str], Sequence[tuple[str, str]]]:
+    """Check all hosts in parallel.
+
+    Returns:
+        The address at which each host is reached, by its id; and all problems, each a host's label and a sentence.
+    """
     outcomes = for_each_host(_run_check, checks, name="poseidon host check")
     problems = [
-        sentence
+        (check.connection.label, sentence)
         for check, outcome in zip(checks, outcomes, strict=True)
         for sentence in _problems(check, outcome)
     ]
-    facts = [outcome for outcome in outcomes if isinstance(outcome, HostFacts)]
     problems += _unlike(checks, outcomes)
-    if problems:
-        raise JobError(format_problems(problems, of=len(checks)))
-    return {client: address for fact in facts for client, address in fact.addresses.items()}
+    facts = [outcome for outcome in outcomes if isinstance(outcome, HostFacts)]
+    return {client: address for fact in facts for client, address in fact.addresses.items()}, problems
 
 
-def _problems(check: HostCheck, outcome: HostFacts | JobError) -> list[str]:
+def _problems(check: HostCheck, outcome: HostFacts | JobError) -> Sequence[str]:
     if isinstance(outcome, JobError):
-        return [str(outcome)]
-    return [f"{check.connection.label}: {problem}" for problem in outcome.problems]
+        return [str(outcome).removeprefix(f"{check.connection.label}: ")]
+    return outcome.problems
 
 
-def _unlike(checks: Sequence[HostCheck], outcomes: Sequence[HostFacts | JobError]) -> list[str]:
+def _unlike(checks: Sequence[HostCheck], outcomes: Sequence[HostFacts | JobError]) -> list[tuple[str, str]]:
     """Return a problem for each host whose torch is not the first one's: sums differ in the last bits, or messages."""
     known = [
         (check.connection.label, outcome.torch)
@@ -157,7 +168,7 @@ def _unlike(checks: Sequence[HostCheck], outcomes: Sequence[HostFacts | JobError
         if isinstance(outcome, HostFacts) and outcome.torch
     ]
     return [
-        f"{label}: torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; expected the same"
+        (label, f"torch {torch} is installed there, and {known[0][1]} on {known[0][0]}; expected the same")
         for label, torch in known[1:]
         if torch != known[0][1]
     ]

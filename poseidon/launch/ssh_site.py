@@ -95,7 +95,7 @@ class SshSite(Site):
         dialled = {host.id: config.endpoint(host).host for host in self._hosts}
         known = addresses_of({*dialled.values(), *(host.address for host in self._hosts)}, NAMES_S)
         asked = {
-            host.id: replace(needs(host), addresses=_names_of(host, dialled[host.id], known))
+            host.id: replace(needs(host), addresses=names_of(host, dialled[host.id], known))
             for host in self._hosts
         }
         environments = self._environments()
@@ -221,7 +221,7 @@ def _answers(connection: SshConnection) -> bool:
     return connection.run(["true"], timeout_s=_ANSWER_S).status == 0
 
 
-def _names_of(host: Host, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def names_of(host: Host, dialled: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return the names of a host: as in the machinefile, as SSH dials it, and their addresses as known here.
 
     Args:

@@ -32,12 +32,14 @@ SHARED = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[3] / "sha
 """The folder of real data and recorded Caffe results."""
 PACKAGES = {
     "dot": "graphviz",
+    "faketime": "faketime",
     "fish": "fish",
     "ip": "iproute2",
     "ksh": "ksh",
     "mount": "mount",
     "mpirun": "openmpi-bin",
     "munged": "munge",
+    "nft": "nftables",
     "nsenter": "util-linux",
     "redis-cli": "redis-tools",
     "redis-server": "redis-server",
@@ -115,6 +117,8 @@ NEEDS = {
         check=_namespaces,
     ),
     "networks": Need("networks in namespaces", _NAMESPACES, root=True, check=_namespaces),
+    "firewall": Need("firewalls in namespaces", ("nft",), root=True),
+    "clock": Need("a host with another clock", ("faketime",)),
     "dot": Need("drawings of nets", ("dot",)),
     "fish": Need("the shell fish", ("fish",)),
     "ksh": Need("the shell ksh", ("ksh",)),

@@ -207,7 +207,12 @@ class SshHost:
         # The folder that holds all the others is hidden last.
         order = sorted(own, key=group.is_relative_to)
         lines += [f"mount --rbind '{own[path]}' '{path}'" for path in order]
-        lines += ["mount -t tmpfs tmpfs /run", "mkdir /run/sshd", f"hostname {self.name}"]
+        lines += [
+            "mount -t tmpfs tmpfs /dev/shm",
+            "mount -t tmpfs tmpfs /run",
+            "mkdir /run/sshd",
+            f"hostname {self.name}",
+        ]
         return "\n".join([*lines, f"exec {find('sshd')} -D -e"])
 
 

@@ -1,4 +1,4 @@
-"""The commands that manage jobs: ps, logs, stats, kill; and completion, of the shell."""
+"""The commands that manage jobs: ps, logs, stats, kill, doctor; and completion, of the shell."""
 
 from __future__ import annotations
 
@@ -65,6 +65,15 @@ def _kill(parser: Parser) -> None:
     help_flag(parser)
 
 
+def _doctor(parser: Parser) -> None:
+    group = parser.section("Flags")
+    flag(group, "hostfile", "examine the hosts of this machinefile (this machine)", metavar="FILE")
+    _ssh_config(group)
+    flag(group, "seconds", "of each transfer between two hosts (0.5)", type=number, default=0.5, metavar="S")
+    switch(group, "json", "print an object, for scripts")
+    help_flag(parser)
+
+
 def _completion(parser: Parser) -> None:
     word(parser, "shell", "bash or zsh", type=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
     help_flag(parser)
@@ -99,6 +108,14 @@ COMMANDS: Sequence[Command] = (
         "was started from.",
         example="poseidon kill cifar10_quick-20260105-204016-3f9a1c\nposeidon kill machinefiles/localserver",
         declare=_kill,
+    ),
+    Command(
+        name="doctor",
+        line="examine hosts and the links between them",
+        description="Examine this machine, or all hosts of a machinefile: versions, GPUs, limits, disk, clock, names, SSH; "
+        "and between each two hosts ports, latency, bandwidth both ways, MTU. Says what is wrong and what to do.",
+        example="poseidon doctor\nposeidon doctor --hostfile=cluster",
+        declare=_doctor,
     ),
 )
 SHELL: Sequence[Command] = (

@@ -1,0 +1,137 @@
+"""`poseidon doctor`: examine this machine, or the hosts of a machinefile and all links between them.
+
+poseidon doctor
+poseidon doctor --hostfile=machinefiles/four_nodes.example
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from poseidon import __version__
+from poseidon.cluster import host_probe
+from poseidon.cluster.doctor.findings import Severity, judge
+from poseidon.cluster.doctor.report import survey_fields, survey_lines
+from poseidon.cluster.doctor.session import Subject, this_machine
+from poseidon.cluster.doctor.survey import examine
+from poseidon.cluster.host_checks import SPACE_BYTES, HostCheck, HostNeeds, ask_hosts
+from poseidon.cluster.machinefile import Host, is_loopback, read_machinefile
+from poseidon.cluster.name_lookup import addresses_of
+from poseidon.cluster.remote_python import RemotePython
+from poseidon.cluster.ssh.config import SshConfig, SshSettings
+from poseidon.cluster.ssh.connections import SshConnection, close_all, connect_each, reached
+from poseidon.errors import JobError, UsageError
+from poseidon.launch.site import launcher_environment
+from poseidon.launch.ssh_site import NAMES_S, names_of
+
+OUTPUT = "output"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examine, print what was found, return 1 if a job cannot run.
+
+    Raises:
+        UsageError: --seconds is not positive.
+        MachinefileError: a line is wrong.
+    """
+    if not 0 < arguments.seconds <= 60:
+        raise UsageError(f"--seconds must be above 0 and at most 60, not {arguments.seconds:g}")
+    hosts = read_machinefile(Path(arguments.hostfile)) if arguments.hostfile else ()
+    problems: list[tuple[str, str]] = []
+    if all(is_loopback(host.address) for host in hosts):
+        problems += _problems_here(hosts)
+        found = this_machine(OUTPUT)
+    else:
+        found = _over_ssh(hosts, SshSettings(config=arguments.ssh_config), problems)
+    with found as subjects:
+        survey = examine(subjects, seconds=arguments.seconds, progress=_progress)
+    survey = replace(survey, problems=(*problems, *survey.problems))
+    findings = judge(survey)
+    if arguments.json:
+        print(json.dumps(survey_fields(survey, findings), indent=1))
+    else:
+        print("\n".join(survey_lines(survey, findings)))
+    return int(any(finding.severity is Severity.ERROR for finding in findings))
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"{line} ...", file=sys.stderr)
+
+
+def _problems_here(hosts: Sequence[Host]) -> list[tuple[str, str]]:
+    """Return what a job of this machine would meet."""
+    needs = [_needs(host, (host.address,)) for host in hosts] or [
+        HostNeeds(id=0, addresses=("127.0.0.1",), folders=(OUTPUT,))
+    ]
+    asked = {
+        "poseidon": __version__,
+        "space_bytes": SPACE_BYTES,
+        "clients": [need.to_fields() for need in needs],
+    }
+    return [("this machine", problem) for problem in host_probe.answer(asked)["problems"]]
+
+
+def _needs(host: Host, addresses: tuple[str, ...]) -> HostNeeds:
+    ports = (host.port,) if host.port and host.serves else ()
+    return HostNeeds(id=host.id, addresses=addresses, ports=ports, folders=(OUTPUT,))
+
+
+@contextmanager
+def _over_ssh(
+    hosts: Sequence[Host], settings: SshSettings, problems: list[tuple[str, str]]
+) -> Iterator[Sequence[Subject]]:
+    """Connect to the hosts and check them as a job would; add what is wrong to `problems`."""
+    outcomes = connect_each(hosts, settings)
+    connections = reached(outcomes)
+    try:
+        config = SshConfig(settings)
+        for host in hosts:
+            outcome = outcomes[host.id]
+            if isinstance(outcome, JobError):
+                label = config.endpoint(host).label
+                problems.append((label, str(outcome).removeprefix(f"{label}: ")))
+        yield _subjects([host for host in hosts if host.id in connections], connections, config, problems)
+    finally:
+        close_all(set(connections.values()))
+
+
+def _subjects(
+    hosts: Sequence[Host],
+    connections: dict[int, SshConnection],
+    config: SshConfig,
+    problems: list[tuple[str, str]],
+) -> list[Subject]:
+    dialled = {host.id: config.endpoint(host).host for host in hosts}
+    known = addresses_of({*dialled.values(), *(host.address for host in hosts)}, NAMES_S)
+    own = launcher_environment()
+    lines: dict[tuple[SshConnection, RemotePython], list[Host]] = {}
+    for host in hosts:
+        lines.setdefault((connections[host.id], RemotePython.of(host, own)), []).append(host)
+    checks = [
+        HostCheck(
+            connection=connection,
+            interpreter=python.command(),
+            needs=tuple(_needs(host, names_of(host, dialled[host.id], known)) for host in clients),
+        )
+        for (connection, python), clients in lines.items()
+    ]
+    addresses, found = ask_hosts(checks)
+    problems += found
+
+    def subject(connection: SshConnection, python: RemotePython, clients: Sequence[Host]) -> Subject:
+        return Subject(
+            label=connection.label,
+            open=lambda arguments: connection.open(python.command(*arguments)),
+            clients=tuple(clients),
+            address=addresses.get(clients[0].id, ""),
+            folder=OUTPUT,
+        )
+
+    return [subject(connection, python, clients) for (connection, python), clients in lines.items()]

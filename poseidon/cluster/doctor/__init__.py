@@ -1,0 +1,1 @@
+"""The examination of hosts and of the links between them: `poseidon doctor`."""

@@ -1,0 +1,310 @@
+"""The examination of the hosts of a machinefile: what each is, and what every link between two of them carries.
+
+    with this_machine("output") as subjects:
+        survey = examine(subjects, seconds=0.5)
+
+Law: this module asks and measures, and judges nothing: `poseidon.cluster.doctor.findings` does. Each answer has a time
+limit; a host that gives none is a problem of the survey, not an error of the examination. At any time each host takes part
+in at most one measurement.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from poseidon.cluster.doctor import facts as facts_program
+from poseidon.cluster.doctor import probe as probe_program
+from poseidon.cluster.doctor.session import ANSWER_S, ProbeSession, Subject
+from poseidon.cluster.parallel import for_each_host
+from poseidon.errors import JobError
+
+PACKET_BYTES = (9000, 4000, 1500, 1492, 1450, 1400, 1280, 576, 200)
+"""Sizes of packets that are tried beside the interface's MTU."""
+CLOCK_READINGS = 8
+_REACH_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """A host.
+
+    Attributes:
+        clients: its lines in the machinefile, by id; empty for this machine.
+        label: the host in messages, `ml@node3`.
+        address: at which the other hosts reach it; empty for this machine.
+        facts: what `facts.facts` returns.
+        clock_offset_s: its time less this machine's.
+        clock_error_s: by how much that may be wrong.
+    """
+
+    clients: tuple[int, ...]
+    label: str
+    address: str
+    facts: Mapping[str, Any]
+    clock_offset_s: float = 0.0
+    clock_error_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkReport:
+    """One direction between two hosts.
+
+    Attributes:
+        source, target: positions in `Survey.hosts`.
+        ports: for each TCP port of the target what a connection meets: see `probe.reach`.
+        rtt_s: the median round trip of one byte; None where it could not be measured.
+        bytes_per_s: what arrives; None where a transfer stalls or could not be made.
+        mss: bytes of a TCP segment.
+        mtu: bytes of a packet, by the source's interface and routes.
+        largest_packet: bytes of the largest packet that arrives whole; None where no datagram arrives at all.
+        problem: why nothing was measured.
+    """
+
+    source: int
+    target: int
+    ports: Mapping[int, str] = field(default_factory=dict)
+    rtt_s: float | None = None
+    bytes_per_s: float | None = None
+    mss: int | None = None
+    mtu: int | None = None
+    largest_packet: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What an examination has found.
+
+    Attributes:
+        hosts: that answered.
+        links: two for each pair of hosts.
+        problems: of hosts that did not answer, or cannot run a job: a label and a sentence.
+    """
+
+    hosts: tuple[HostReport, ...]
+    links: tuple[LinkReport, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
+
+
+def examine(
+    subjects: Sequence[Subject],
+    *,
+    seconds: float,
+    progress: Callable[[str], None] = lambda _: None,
+    now: Callable[[], float] = time.time,
+) -> Survey:
+    """Examine hosts, and all links between them.
+
+    Args:
+        subjects: the hosts.
+        seconds: of each transfer; each pair of hosts makes two.
+        progress: takes a line on what is being done.
+        now: the time of this machine.
+    """
+    problems: list[tuple[str, str]] = []
+    sessions: dict[int, ProbeSession] = {}
+    token = secrets.token_hex(16)
+    try:
+        progress(f"asking {len(subjects)} hosts" if len(subjects) > 1 else "asking this machine")
+        names = list(dict.fromkeys(client.address for subject in subjects for client in subject.clients))
+
+        def begin(number: int) -> tuple[ProbeSession, HostReport, list[int]]:
+            subject = subjects[number]
+            session = ProbeSession(subject, probe_program)
+            try:
+                return (session, *_introduce(session, subject, names, token, now))
+            except BaseException:
+                session.close()
+                raise
+
+        ports: dict[int, list[int]] = {}
+        hosts: dict[int, HostReport] = {}
+        for number, outcome in enumerate(for_each_host(begin, range(len(subjects)), name="poseidon doctor")):
+            if isinstance(outcome, JobError):
+                problems.append((subjects[number].label, _without_label(outcome, subjects[number].label)))
+            else:
+                sessions[number], hosts[number], ports[number] = outcome
+        order = sorted(hosts, key=lambda number: (not hosts[number].address, number))
+        linked = [number for number in order if hosts[number].address]
+        links = _links(
+            [sessions[n] for n in linked],
+            [hosts[n] for n in linked],
+            [ports[n] for n in linked],
+            token,
+            seconds,
+            progress,
+        )
+        return Survey(hosts=tuple(hosts[n] for n in order), links=tuple(links), problems=tuple(problems))
+    finally:
+        for session in sessions.values():
+            session.close()
+
+
+def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield the rounds of a tournament: in each every number below `count` is in at most one pair; all pairs occur once."""
+    players = list(range(count)) + [-1] * (count % 2)
+    for _ in range(len(players) - 1):
+        half = len(players) // 2
+        yield [
+            (min(pair), max(pair))
+            for pair in zip(players[:half], reversed(players[half:]), strict=True)
+            if -1 not in pair
+        ]
+        players.insert(1, players.pop())
+
+
+def _introduce(
+    session: ProbeSession, subject: Subject, names: Sequence[str], token: str, now: Callable[[], float]
+) -> tuple[HostReport, list[int]]:
+    """Ask a host for its facts and its time, and let it listen; return the ports, the one of datagrams last."""
+    asked = ProbeSession(subject, facts_program)
+    try:
+        known = asked.ask({"folder": subject.folder, "names": list(names)})
+    finally:
+        asked.close()
+    readings = []
+    for _ in range(CLOCK_READINGS):
+        before = now()
+        there = float(session.ask({"do": "clock"})["time"])
+        after = now()
+        readings.append(((after - before) / 2, there - (before + after) / 2))
+    error, offset = min(readings)
+    ports: list[int] = []
+    if subject.address:
+        wanted = [client.port for client in subject.clients if client.port and client.serves]
+        listening = session.ask(
+            {"do": "listen", "address": subject.address, "ports": [*dict.fromkeys(wanted), 0], "token": token}
+        )
+        ports = [port for port in listening["tcp"] if isinstance(port, int)] + [listening["udp"]]
+    report = HostReport(
+        clients=tuple(client.id for client in subject.clients),
+        label=subject.label,
+        address=subject.address,
+        facts=known,
+        clock_offset_s=offset,
+        clock_error_s=error,
+    )
+    return report, ports
+
+
+def _links(
+    sessions: Sequence[ProbeSession],
+    hosts: Sequence[HostReport],
+    ports: Sequence[Sequence[int]],
+    token: str,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> list[LinkReport]:
+    count = len(hosts)
+    if count < 2:
+        return []
+    progress(f"connecting {count} hosts with each other")
+
+    def reach(source: int) -> dict[int, dict[int, str]]:
+        return {
+            target: _ports_reached(sessions[source], hosts[target].address, ports[target][:-1], token)
+            for target in range(count)
+            if target != source
+        }
+
+    outcomes = for_each_host(reach, range(count), name="poseidon doctor")
+    reached = [{} if isinstance(outcome, JobError) else outcome for outcome in outcomes]
+    links: list[LinkReport] = []
+    every = list(rounds(count))
+    for number, pairs in enumerate(every):
+        progress(f"measuring links, round {number + 1} of {len(every)}")
+
+        def both(pair: tuple[int, int]) -> tuple[LinkReport, LinkReport]:
+            first, second = pair
+            return _measure_pair(
+                sessions,
+                hosts,
+                pair,
+                (ports[first], ports[second]),
+                (reached[first].get(second, {}), reached[second].get(first, {})),
+                token,
+                seconds,
+            )
+
+        for outcome in for_each_host(both, pairs, name="poseidon doctor"):
+            if not isinstance(outcome, JobError):
+                links += outcome
+    return sorted(links, key=lambda link: (link.source, link.target))
+
+
+def _ports_reached(session: ProbeSession, address: str, ports: Sequence[int], token: str) -> dict[int, str]:
+    request = {"do": "reach", "address": address, "ports": list(ports), "token": token, "timeout_s": _REACH_S}
+    answer = session.ask(request, ANSWER_S + _REACH_S * len(ports))
+    return {int(port): str(state) for port, state in answer.items()}
+
+
+def _measure_pair(
+    sessions: Sequence[ProbeSession],
+    hosts: Sequence[HostReport],
+    pair: tuple[int, int],
+    ports: tuple[Sequence[int], Sequence[int]],
+    reached: tuple[Mapping[int, str], Mapping[int, str]],
+    token: str,
+    seconds: float,
+) -> tuple[LinkReport, LinkReport]:
+    """Measure both directions between two hosts, over a connection that one of them can make."""
+    trip: Mapping[str, Any] = {}
+    rates: dict[int, float | None] = {}
+    problem = ""
+    turns = ((0, 1), (1, 0))
+    for a, b in turns:
+        open_ports = [port for port, state in reached[a].items() if state == "open"]
+        if not open_ports:
+            problem = problem or "no port can be reached"
+            continue
+        request = {
+            "do": "measure",
+            "address": hosts[pair[b]].address,
+            "port": open_ports[-1],
+            "token": token,
+            "seconds": seconds,
+        }
+        try:
+            answer = sessions[pair[a]].ask(request, ANSWER_S + 4 * seconds)
+        except JobError as error:
+            problem = str(error)
+            continue
+        trip, rates, problem = answer, {a: answer["send"], b: answer["receive"]}, ""
+        break
+    found = []
+    for a, b in turns:
+        mtu, largest = _packets(sessions[pair[a]], hosts[pair[b]].address, ports[b][-1], token)
+        found.append(
+            LinkReport(
+                source=pair[a],
+                target=pair[b],
+                ports=reached[a],
+                rtt_s=trip.get("rtt_s"),
+                bytes_per_s=rates.get(a),
+                mss=trip.get("mss"),
+                mtu=mtu,
+                largest_packet=largest,
+                problem=problem,
+            )
+        )
+    return found[0], found[1]
+
+
+def _packets(session: ProbeSession, address: str, port: int, token: str) -> tuple[int | None, int | None]:
+    """Return the MTU of a host's way to an address, and the size of the largest packet that arrives there."""
+
+    try:
+        mtu = session.ask({"do": "mtu", "address": address})["mtu"]
+        sizes = [size for size in (mtu, *PACKET_BYTES) if size is not None and size <= (mtu or size)]
+        request = {"do": "packets", "address": address, "port": port, "token": token, "bytes": sizes}
+        return mtu, max(session.ask(request)["arrive"], default=None)
+    except JobError:
+        return None, None
+
+
+def _without_label(error: JobError, label: str) -> str:
+    return str(error).removeprefix(f"{label}: ")
