@@ -27,6 +27,7 @@ from benchmarks.testbed.worker_settings import (
     WorkerSettings,
     write_settings,
 )
+from poseidon.exchange.cost import ExchangeKind
 
 LIMIT_S = 300.0
 """Limit of the start, in which all processes import torch and connect on few cores; also of one round."""
@@ -137,14 +138,14 @@ class HostJob:
 
     def _settings(self, folder: Path) -> WorkerSettings:
         shards, homes = [], []
-        if (
-            isinstance(self._how, PoseidonSettings) and len(self._hosts) > 1
-        ):  # a single worker needs no server
+        how = self._how
+        several = len(self._hosts) > 1  # a single worker needs no server
+        if several and isinstance(how, PoseidonSettings) and ExchangeKind(how.exchange).has_shards:
             port = next(_PORTS)
             for place, host in enumerate(self._serving):
-                for channel in range(self._how.shards):
+                for channel in range(how.shards):
                     shards.append(f"tcp://{host.address}:{port + channel}")
-                    homes.append(-1 - place if self._how.servers else place)
+                    homes.append(-1 - place if how.servers else place)
         return WorkerSettings(
             training=self._training,
             how=self._how,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from benchmarks.testbed.worker_settings import (
 )
 from poseidon.engine.module.distribute import running_in
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext, unobserved
+from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.build import Built, Membership
 from poseidon.exchange.cost import ExchangeKind
@@ -33,6 +35,8 @@ from poseidon.exchange.observe.observed import ObservedExchange
 from poseidon.exchange.observe.tracing import ExchangeTrace, TracingHooks, named_layers
 from poseidon.exchange.options import ExchangeOptions
 from ps_server.trace import NO_TRACE, Trace, Tracer
+
+RENDEZVOUS_S = 120.0
 
 
 class PoseidonTraining:
@@ -73,11 +77,32 @@ def context(settings: WorkerSettings, rank: int, trace: Tracer) -> WorkerContext
                 kind=ExchangeKind(settings.how.exchange), wait_free=settings.how.wait_free, check_every=0
             ),
         ),
-        connect=lambda: settings.shards,
+        connect=lambda own: settings.shards or [first_address(settings.control.parent / "rendezvous", own)],
         trace=trace,
         observe=unobserved if trace is NO_TRACE else lambda built, module: Traced(built, module, trace),
         on_open=log_plan if rank == 0 else lambda built, exchange: None,
     )
+
+
+def first_address(file: Path, own: str) -> str:
+    """Return rank 0's address, which goes through a file.
+
+    Args:
+        file: its path, the same on every worker.
+        own: rank 0's address on rank 0; empty elsewhere.
+
+    Raises:
+        JobError: it did not come in time.
+    """
+    if own:
+        file.with_suffix(".new").write_text(own, encoding="ascii")
+        file.with_suffix(".new").rename(file)
+    deadline_s = time.monotonic() + RENDEZVOUS_S
+    while not file.exists():
+        if time.monotonic() >= deadline_s:
+            raise JobError(f"worker 0 has not written its address to {file} within {RENDEZVOUS_S:g} s")
+        time.sleep(0.02)
+    return file.read_text(encoding="ascii")
 
 
 class Traced:

@@ -1,7 +1,8 @@
 """The protocol between the processes of a job and their launcher: one JSON object a line.
 
 A process prints to standard output:
-    {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound
+    {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound; where there is none, a
+                                                                    worker 0 that others connect to
     {"event": "ready"}                                              a worker that has its net and can connect
     {"event": "alive", "still_s": 0.1, "waited_s": 12.5}            every two seconds, from all workers: for how long
                                                                     the loop has neither moved nor waited for others,
@@ -19,7 +20,7 @@ A process prints to standard output:
     {"event": "done"}                                               a worker whose work is finished and saved
     {"event": "error", "message": "one sentence", "exit_code": 1, "peer_lost": true}
 and reads from standard input, after its job document:
-    {"do": "connect", "shards": ["tcp://...", ...]}   {"do": "snapshot"}   {"do": "stop"}
+    {"do": "connect", "addresses": ["tcp://...", ...]}   {"do": "snapshot"}   {"do": "stop"}
 
 Law: `parse_event` validates. What it returns has the types below; anything else is free text, which is
 logged and decides nothing.
@@ -34,7 +35,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """A shard is bound to an address."""
+    """A shard, or worker 0 where there is none, is bound to an address."""
 
     address: str
 
@@ -143,8 +144,8 @@ def parse_event(fields: Mapping[str, object]) -> Event:
 def encode_command(do: str, **fields: object) -> bytes:
     """Encode a command for standard input, without the line end.
 
-    >>> encode_command("connect", shards=["tcp://127.0.0.1:5"])
-    b'{"do": "connect", "shards": ["tcp://127.0.0.1:5"]}'
+    >>> encode_command("connect", addresses=["tcp://127.0.0.1:5"])
+    b'{"do": "connect", "addresses": ["tcp://127.0.0.1:5"]}'
     """
     return json.dumps({"do": do, **fields}).encode()
 

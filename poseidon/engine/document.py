@@ -34,7 +34,7 @@ class WorkerDocument:
             once all have connected; empty where a host has one worker.
         device: `cpu` or `cuda:<n>`.
         threads: CPU threads for this worker's arithmetic.
-        shards: number of server shards; 0 for a single client without a server.
+        shards: number of server shards; 0 for a single client without a server, and for all-reduce.
         exchange: the options of the exchange.
         host: this host's address for the others; an IPv6 address in brackets.
         homes: for each shard the client with workers on whose host it runs, or -1 - j for the j-th host that only

@@ -47,6 +47,7 @@ class LauncherConnection:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._connects: queue.Queue[dict[str, Any]] = queue.Queue()
         self.watchdog = Watchdog()
         """Of the training loop."""
         self.loop_position: LoopPosition | None = None
@@ -68,21 +69,26 @@ class LauncherConnection:
             outlet.write(json.dumps({"event": event, **fields}) + "\n")
             outlet.flush()
 
-    def wait_for_addresses(self) -> list[str]:
-        """Wait for the shards' addresses and return them, in shard order.
+    def exchange_addresses(self, own: str = "") -> list[str]:
+        """Report the address at which this worker listens, unless it is empty, and wait for those of the job.
+
+        A request to stop that comes meanwhile waits for `forward_requests`.
+
+        Returns:
+            The shards' addresses in shard order; without shards rank 0's.
 
         Raises:
-            JobError: they did not come within ten minutes, or the job was stopped first.
+            JobError: they did not come within ten minutes, or the launcher has gone.
         """
-        while True:
-            try:
-                command = self.commands.get(timeout=CONNECT_TIMEOUT_S)
-            except queue.Empty as error:
-                raise JobError("the launcher has not sent the addresses of the shards") from error
-            if command.get("do") == "connect":
-                return [str(address) for address in command["shards"]]
-            if command.get("do") in ("stop", "gone"):
-                raise JobError("the job was stopped before training began")
+        if own:
+            self.send("listening", address=own)
+        try:
+            command = self._connects.get(timeout=CONNECT_TIMEOUT_S)
+        except queue.Empty as error:
+            raise JobError("the launcher has not sent the addresses of the job") from error
+        if command.get("do") == "gone":
+            raise JobError("the job was stopped before training began")
+        return [str(address) for address in command["addresses"]]
 
     def forward_requests(self, exchange: Exchange, rank: int) -> None:
         """Start to forward the launcher's requests to all workers (rank 0); other ranks note a stop only."""
@@ -128,11 +134,12 @@ class LauncherConnection:
                 with contextlib.suppress(ValueError):  # not JSON
                     command = json.loads(line)
                     if isinstance(command, dict):
-                        self.commands.put(command)
+                        (self._connects if command.get("do") == "connect" else self.commands).put(command)
         except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the worker stops as without a launcher
             LOGGER.warning("the launcher's commands cannot be read: %r", error)
         self.gone.set()
-        self.commands.put({"do": "gone"})
+        for waiting in (self._connects, self.commands):
+            waiting.put({"do": "gone"})
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from poseidon.errors import UsageError
-from poseidon.exchange.allreduce.exchange import AllReduceExchange, rendezvous_store
+from poseidon.exchange.allreduce.exchange import AllReduceExchange
+from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
 from poseidon.exchange.cost import Choice, ExchangeKind, ExchangePlan, Scheme, Topology, choose
 from poseidon.exchange.hybrid import HybridExchange
@@ -37,8 +38,9 @@ from ps_server.trace import NO_TRACE, Tracer
 
 TIMEOUT_S = 600.0
 
-Connect = Callable[[], Sequence[str]]
-"""Waits for the addresses of the shards and returns them, in shard order."""
+Connect = Callable[[str], Sequence[str]]
+"""Reports the address at which this worker listens for the others, unless it is empty; waits for the addresses of the job
+and returns them: of the shards in their order, or of rank 0 where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class Membership:
     Args:
         rank: of this worker's host, 0..workers-1.
         workers: number of hosts with workers: of those who push.
-        shards: number of shards; 0 for a worker that is alone.
+        shards: number of shards; 0 for a worker that is alone, and for all-reduce.
         host: the address at which the other hosts reach this one; an IPv6 address in brackets.
         token: the job's secret.
         keys: own key pair, and the public keys of all hosts' workers and of the shards; None: no encryption.
@@ -83,7 +85,7 @@ class Membership:
     @property
     def alone(self) -> bool:
         """Whether there is no other host to exchange with."""
-        return self.shards == 0 or self.options.kind is ExchangeKind.LOCAL
+        return self.options.kind is ExchangeKind.LOCAL or (self.workers == 1 and self.shards == 0)
 
     @property
     def private_histories(self) -> bool:
@@ -92,7 +94,9 @@ class Membership:
 
     @property
     def topology(self) -> Topology:
-        """The clients that push, and the load of each host's shards."""
+        """The clients that push, and the load of each host's shards. Without shards: a shard on each host, to compare with."""
+        if not self.shards:
+            return Topology.colocated(self.workers)
         homes = self.homes or tuple(shard * self.workers // self.shards for shard in range(self.shards))
         return Topology.of_shards(self.workers, homes, self.loads)
 
@@ -104,9 +108,9 @@ class Built:
     Attributes:
         exchange: the exchange.
         plan: the scheme of each tensor.
-        store: the store that workers and shards agree on; None for a worker that is alone.
+        store: the store that workers and shards agree on; None without shards.
         tables: for each table of the store the indices of its tensors.
-        client: this worker's connection to the shards; None for a worker that is alone.
+        client: this worker's connection to the shards; None without shards.
         traffic: counts the traffic of the tensors; None where nothing counts it.
     """
 
@@ -146,13 +150,13 @@ def build_exchange(
     *,
     trace: Tracer = NO_TRACE,
 ) -> Built:
-    """Build the exchange of one worker, and connect to the shards, where there are any.
+    """Build the exchange of one worker, and connect to the shards, or to the rendezvous where there are none.
 
     Args:
         tensors: what to keep together, the same on every worker.
         settings: common to all tensors.
         member: this worker and its job.
-        connect: waits for the addresses of the shards.
+        connect: exchanges addresses with the rest of the job.
         trace: where spans of messages go.
 
     Raises:
@@ -184,7 +188,7 @@ class _Request:
     def client(self, store: StoreSpec) -> Client:
         """Connect to the shards."""
         return Client(
-            self.connect(),
+            self.connect(""),
             rank=self.member.rank,
             store=store,
             token=self.member.token,
@@ -201,22 +205,17 @@ def _build_alone(request: _Request) -> Built:
 
 def _build_allreduce(request: _Request) -> Built:
     member = request.member
-    store = rendezvous_store(request.settings, workers=member.workers, shards=member.shards)
-    client = request.client(store)
+    group = GroupSettings(
+        rank=member.rank, size=member.workers, host=member.host.strip("[]"), timeout_s=member.timeout_s
+    )
     exchange = AllReduceExchange(
-        client,
+        join_rendezvous(group, request.connect),
         request.tensors,
         request.settings,
-        rank=member.rank,
-        workers=member.workers,
-        host=member.host.strip("[]"),
+        group=group,
         equal_bits=request.equal_bits,
-        timeout_s=member.timeout_s,
     )
-    tables = [(index,) for index in range(len(request.tensors))]
-    return Built(
-        exchange=exchange, plan=request.plan, store=store, tables=tables, client=client, traffic=exchange
-    )
+    return Built(exchange=exchange, plan=request.plan, traffic=exchange)
 
 
 def _build_server(request: _Request) -> Built:

@@ -3,10 +3,10 @@
 `JobControl` is what the training loop uses. How collections and requests travel is a `Delivery`, one for each way in
 which workers are connected:
 
-    AloneDelivery       one worker
-    ShardDelivery       through the shards of the parameter server
-    AllReduceDelivery   requests with the all-reduce of each iteration; collections through shard 0
-    local/control.py    between the workers of one host: LeaderDelivery, FollowerDelivery
+    AloneDelivery           one worker
+    ShardDelivery           through the shards of the parameter server
+    allreduce/control.py    without shards: AllReduceDelivery
+    local/control.py        between the workers of one host: LeaderDelivery, FollowerDelivery
 
 Law: all workers see a request before they end the iteration that it names, so they all act on it after the same one. Each
 delivery says why this holds for it.
@@ -18,9 +18,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
-
-import torch
-from torch import Tensor
 
 from ps_server import Client, Collection, LocalProtocolError, Signal, SignalKind
 
@@ -168,54 +165,3 @@ class ShardDelivery:
     def requests(self) -> tuple[Signal, ...]:
         """See `Delivery`."""
         return self._client.signals
-
-
-class AllReduceDelivery(ShardDelivery):
-    """Requests that travel with the training itself, where no value passes a shard; collections through shard 0.
-
-    Each iteration sums how often rank 0 has requested each kind: all other workers contribute zeros. So all workers see
-    a request at the end of the same iteration, and the request names the next one: a worker that passes values on to
-    others of its host (`local/control.py`) has time to send them the request.
-
-    Args:
-        client: connected to shard 0.
-    """
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._lock = threading.Lock()
-        self._requested = [0] * len(KINDS)
-        self._sum = torch.zeros(len(KINDS), dtype=torch.float32, device="cpu")
-        self._seen = [0] * len(KINDS)
-        self._finish_sum: Callable[[], None] | None = None
-        self._requests: tuple[Signal, ...] = ()
-
-    def request(self, kind: SignalKind) -> None:
-        """See `Delivery`."""
-        with self._lock:
-            self._requested[KINDS.index(kind)] += 1
-
-    @property
-    def requests(self) -> tuple[Signal, ...]:
-        """See `Delivery`."""
-        return self._requests
-
-    def start(self, start_sum: Callable[[Tensor], Callable[[], None]]) -> None:
-        """Start the sum of an iteration.
-
-        Args:
-            start_sum: starts the sum of a tensor over all workers, in place, and returns what waits for it.
-        """
-        with self._lock:
-            for place, count in enumerate(self._requested):
-                self._sum[place] = count
-        self._finish_sum = start_sum(self._sum)
-
-    def finish(self, clock: int) -> None:
-        """Wait for the sum of the iteration; what is new in it is to be done after `clock` iterations."""
-        assert self._finish_sum is not None, "the iteration has not started"
-        self._finish_sum()
-        counts = [int(count) for count in self._sum.tolist()]
-        for kind, before, now in zip(KINDS, self._seen, counts, strict=True):
-            self._requests += (Signal(kind, clock),) * (now - before)
-        self._seen = counts

@@ -51,9 +51,14 @@ class ExchangeKind(Enum):
     FACTORS = "svb"
     """Every fully-connected weight as factors, the rest to the server."""
     ALLREDUCE = "allreduce"
-    """Every tensor by all-reduce; shard 0 serves the rendezvous and collections."""
+    """Every tensor by all-reduce; no shards."""
     LOCAL = "local"
     """One worker, no network."""
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether tensors may go to shards."""
+        return self not in (ExchangeKind.ALLREDUCE, ExchangeKind.LOCAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,14 +90,18 @@ class Job(ABC):
 
     def _make_plan(self) -> JobPlan:
         request, hosts = self.request, self.site.hosts
-        plan = plan_job(hosts, devices_per_host=self._devices, channels=request.num_comm_channels_per_client)
         kind = request.exchange.kind
+        plan = plan_job(
+            hosts,
+            devices_per_host=self._devices,
+            channels=request.num_comm_channels_per_client,
+            with_server=kind.has_shards,
+        )
         if kind is ExchangeKind.LOCAL and plan.working_hosts > 1:
             raise UsageError(f"--exchange=local is for one client; this job has {plan.working_hosts}")
         check_encryption(request, hosts)
         # One client alone needs no server, unless it is asked for: it applies the update rule itself.
-        requested = request.server_requested or plan.has_dedicated_servers
-        served = plan.working_hosts > 1 or (requested and kind is not ExchangeKind.LOCAL)
+        served = plan.working_hosts > 1 or request.server_requested or plan.has_dedicated_servers
         return plan if served else replace(plan, shards=())
 
     def needs(self, host: Host) -> HostNeeds:

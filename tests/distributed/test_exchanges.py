@@ -42,7 +42,7 @@ def one(alone: Path) -> list[np.ndarray]:
         ((WORKER, SERVER, WORKER, SERVER), "hybrid", "4 clients, 2 workers, 2 shards"),
         ((BOTH, BOTH, SERVER), "svb", "3 clients, 2 workers, 3 shards"),
         pytest.param(
-            (BOTH, WORKER), "allreduce", "2 clients, 2 workers, 1 shard", marks=pytest.mark.thorough
+            (BOTH, WORKER), "allreduce", "2 clients, 2 workers, 0 shards", marks=pytest.mark.thorough
         ),
     ],
 )

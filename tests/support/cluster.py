@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 
+from poseidon.exchange.cost import ExchangeKind
 from ps_server import Client, Server, Shard, StoreSpec, ZmqServerTransport
 from ps_server.protocol.messages import Array
 from ps_server.transport.memory import Faults, MemoryNetwork
@@ -60,6 +62,23 @@ def shards_on_sockets(workers: int, shards: int) -> Iterator[list[str]]:
     ]
     with _serving(servers):
         yield [server.address for server in servers]
+
+
+@contextmanager
+def job_addresses(kind: ExchangeKind, workers: int, shards: int) -> Iterator[Callable[[str], Sequence[str]]]:
+    """Run shards where the exchange has any. Yield what exchanges addresses among the workers, threads of this process."""
+    if kind.has_shards:
+        with shards_on_sockets(workers, shards) as addresses:
+            yield lambda own: addresses
+        return
+    first: Future[str] = Future()
+
+    def exchange(own: str) -> list[str]:
+        if own:
+            first.set_result(own)
+        return [first.result(TIMEOUT_S)]
+
+    yield exchange
 
 
 @contextmanager

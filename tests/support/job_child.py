@@ -44,7 +44,7 @@ else:
 WORKER = """
 beat()
 say("ready")
-shards = next(commands())["shards"]
+shards = next(commands())["addresses"]
 for iteration in (100, 120):
     say("progress", iteration=iteration, max_iter=120, images=12000, loss=1.5)
 say("done")

@@ -16,22 +16,24 @@ from poseidon.engine.module.group import Group
 from poseidon.engine.module.tensors import DistributeOptions
 from poseidon.engine.module.update_rules import SGD, Adam, ParameterGroup, UpdateRule
 from poseidon.engine.module.worker_context import ThisWorker, WorkerContext
-from poseidon.exchange.build import Membership
+from poseidon.exchange.build import Connect, Membership
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.options import ExchangeOptions
-from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
 How = UpdateRule | Callable[[nn.Module], torch.optim.Optimizer]
 Body = Callable[[nn.Module, Group], None]
 
 
-def worker_contexts(workers: int, addresses: list[str], member: Membership) -> list[WorkerContext]:
-    """Return the context of each worker, over shards at these addresses."""
+def worker_contexts(
+    workers: int, connect: Connect, member: Membership, *, shards: int
+) -> list[WorkerContext]:
+    """Return the context of each worker."""
     return [
         WorkerContext(
             worker=ThisWorker(rank=rank, size=workers),
-            member=replace(member, rank=rank, workers=workers, shards=len(addresses), token=TOKEN),
-            connect=lambda: addresses,
+            member=replace(member, rank=rank, workers=workers, shards=shards, token=TOKEN),
+            connect=connect,
         )
         for rank in range(workers)
     ]
@@ -74,8 +76,9 @@ def together(
     with ExitStack() as stack:
         places = [WorkerContext()]
         if workers > 1:
-            addresses = stack.enter_context(shards_on_sockets(workers, shards))
-            places = worker_contexts(workers, addresses, member or Membership(timeout_s=TIMEOUT_S))
+            member = member or Membership(timeout_s=TIMEOUT_S)
+            connect = stack.enter_context(job_addresses(member.options.kind, workers, shards))
+            places = worker_contexts(workers, connect, member, shards=shards)
         threads = [threading.Thread(target=run, args=pair) for pair in enumerate(places)]
         for thread in threads:
             thread.start()

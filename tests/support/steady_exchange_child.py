@@ -12,20 +12,19 @@ import json
 import resource
 import sys
 import threading
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.build import Membership, build_exchange
+from poseidon.exchange.build import Connect, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule
-from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 
 WORKERS, SHARDS, LARGE_LAYERS, BATCH = 2, 2, 2, 4
 WIDTH = 1024
@@ -64,9 +63,7 @@ class Watch:
         self.in_use.append(bytes_in_use())
 
 
-def train(
-    kind: ExchangeKind, passes: int, rank: int, addresses: Sequence[str], between: threading.Barrier
-) -> None:
+def train(kind: ExchangeKind, passes: int, rank: int, connect: Connect, between: threading.Barrier) -> None:
     """One worker with two large layers and small ones."""
     large = [layer for _ in range(LARGE_LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     module = nn.Sequential(*large, nn.Linear(WIDTH, 2))
@@ -85,7 +82,7 @@ def train(
         options=ExchangeOptions(kind=kind),
     )
     settings = ExchangeSettings(clip=1.0, gradient_scale=1 / passes)
-    exchange = build_exchange(tensors, settings, member, lambda: addresses).exchange
+    exchange = build_exchange(tensors, settings, member, connect).exchange
     hooks = Hooks(module, tensors, exchange, passes=passes)
     x = torch.ones(BATCH, WIDTH)
     try:
@@ -114,9 +111,9 @@ def main(kind: ExchangeKind, passes: int) -> None:
     torch.set_num_threads(1)
     watch = Watch()
     between = threading.Barrier(WORKERS, action=watch)
-    with shards_on_sockets(WORKERS, SHARDS) as addresses:
+    with job_addresses(kind, WORKERS, SHARDS) as connect:
         threads = [
-            threading.Thread(target=train, args=(kind, passes, rank, addresses, between))
+            threading.Thread(target=train, args=(kind, passes, rank, connect, between))
             for rank in range(WORKERS)
         ]
         for thread in threads:

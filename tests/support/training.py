@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from poseidon.engine.solver.replica import Replica
 from poseidon.engine.solver.tester import Tester
 from poseidon.engine.solver.trainer import LoopSettings, Trainer
 from poseidon.exchange.base import Exchange, ExchangeSettings
-from poseidon.exchange.build import Membership, build_exchange
+from poseidon.exchange.build import Connect, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.options import ExchangeOptions
 from poseidon.exchange.ps import ServerExchange, store_spec
@@ -31,7 +31,8 @@ from poseidon.proto.caffe_pb2 import TRAIN
 from poseidon.proto.definition import read_solver
 from poseidon.snapshot.caffemodel import read_model
 from poseidon.solvers.settings import solver_settings
-from tests.support.cluster import TIMEOUT_S, TOKEN, Connect, memory_store, shards_on_sockets
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses, memory_store
+from tests.support.cluster import Connect as ClientOfRank
 
 SMALL_NET = """
 name: "small"
@@ -166,9 +167,9 @@ def run(solver_path: Path, job: Job) -> Ended:
     ended = Ended()
     failures: list[BaseException] = []
     with ExitStack() as stack:
-        connect: Connect | Sequence[str] | None = None
+        connect: ClientOfRank | Connect | None = None
         if job.kind is not None:
-            connect = stack.enter_context(shards_on_sockets(job.workers, job.shards))
+            connect = stack.enter_context(job_addresses(job.kind, job.workers, job.shards))
         elif job.shards:
             connect = stack.enter_context(memory_store(job.workers, job.shards))
 
@@ -193,12 +194,12 @@ def _exchange(
     settings: ExchangeSettings,
     job: Job,
     rank: int,
-    connect: Connect | Sequence[str] | None,
+    connect: ClientOfRank | Connect | None,
     ended: Ended,
 ) -> Exchange:
     if connect is None:
         return SingleProcessExchange(replica.trained, settings)
-    if callable(connect):
+    if job.kind is None:
         store = store_spec(
             replica.trained,
             settings,
@@ -207,7 +208,6 @@ def _exchange(
             options=ExchangeOptions(staleness=job.staleness),
         )
         return ServerExchange(connect(rank, store), replica.trained, store, settings)
-    assert job.kind is not None
     member = Membership(
         rank=rank,
         workers=job.workers,
@@ -216,13 +216,13 @@ def _exchange(
         timeout_s=TIMEOUT_S,
         options=ExchangeOptions(kind=job.kind, staleness=job.staleness),
     )
-    built = build_exchange(replica.trained, settings, member, lambda: connect)
+    built = build_exchange(replica.trained, settings, member, connect)
     ended.by_factors = len(built.plan.of(Scheme.FACTORS))
     return built.exchange
 
 
 def _run_worker(
-    path: Path, job: Job, rank: int, connect: Connect | Sequence[str] | None, ended: Ended
+    path: Path, job: Job, rank: int, connect: ClientOfRank | Connect | None, ended: Ended
 ) -> None:
     solver = read_solver(path)
     settings = solver_settings(solver)

@@ -4,6 +4,8 @@
         |                                             |                                     | all gone
         +---------------- a cause -------------------+--> FAILING --all gone--> ENDED <-----+
 
+Workers get the addresses of the shards as soon as all are known; without shards that of worker 0, where it listens.
+
 Laws:
 * Nothing here starts, signals, waits or reads a clock; `now` (seconds, monotonic) comes with every event.
 * Any process that ends early, reports an error, or falls silent ends the whole job, and the job's error is the
@@ -73,6 +75,7 @@ class JobStateMachine:
         self._processes = {name: ProcessState(name=name, reported_s=now) for name in names}
         self._workers = [self._processes[name] for name in names if name.role is Role.WORKER]
         self._shards = [self._processes[name] for name in names if name.role is Role.SHARD]
+        self._listeners = self._shards or self._workers[:1]
         self._last_event_s = now
         self._start_by_s = now + settings.start_timeout_s
         self._state = JobState.STARTING
@@ -279,7 +282,7 @@ class JobStateMachine:
     def _advance(self, now: float) -> list[Action]:
         """Make the transitions that are due; return their actions."""
         actions: list[Action] = []
-        if self._state is JobState.STARTING:
+        if self._state in (JobState.STARTING, JobState.RUNNING):
             actions += self._connect()
         if self._state is JobState.RUNNING and all(worker.status == 0 for worker in self._workers):
             self._state = JobState.FINISHING
@@ -291,18 +294,18 @@ class JobStateMachine:
         return actions
 
     def _connect(self) -> list[Action]:
-        actions: list[Action] = []
-        addresses = [shard.address for shard in self._shards]
-        all_started = all(process.pid is not None for process in self._processes.values())
-        if not self._connected and all_started and None not in addresses:
-            self._connected = True
-            line = encode_command("connect", shards=addresses)
-            actions += [SendLine(name=worker.name, line=line) for worker in self._workers]
+        """Send the addresses once they are known; the job runs when all are ready, or a worker trains."""
+        if not all(process.pid is not None for process in self._processes.values()):
+            return []
         # Once a worker trains a stop takes a snapshot first.
-        trains = any(worker.iteration is not None for worker in self._workers)
-        if self._connected and (trains or all(worker.ready for worker in self._workers)):
+        if self.all_ready or any(worker.iteration is not None for worker in self._workers):
             self._state = JobState.RUNNING
-        return actions
+        addresses = [process.address for process in self._listeners]
+        if self._connected or None in addresses:
+            return []
+        self._connected = True
+        line = encode_command("connect", addresses=addresses)
+        return [SendLine(name=worker.name, line=line) for worker in self._workers]
 
     def _stop_shards(self, now: float) -> list[Action]:
         for shard in self._shards:

@@ -116,7 +116,7 @@ class ScriptWorker:
                 rank=document.rank, size=document.workers, device=torch.device(document.device)
             ),
             member=document.membership(),
-            connect=self._launcher.wait_for_addresses,
+            connect=self._launcher.exchange_addresses,
             trace=trace,
             folder=Path(document.output),
             checkpoint=Path(document.snapshot) if document.snapshot else None,
@@ -139,9 +139,8 @@ class ScriptWorker:
 
     def _on_open(self, built: Built, exchange: Exchange) -> None:
         self._launcher.forward_requests(exchange, self._document.rank)
-        if self._document.rank or built.store is None:
-            return
-        log_plan(built.plan, Path(self._document.output))
+        if self._document.rank == 0 and not self._document.membership().alone:
+            log_plan(built.plan, Path(self._document.output))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -85,8 +85,8 @@ def unobserved(built: Built, module: nn.Module) -> Observed:
     return Unobserved(built.exchange)
 
 
-def _alone() -> tuple[str, ...]:
-    raise JobError("a worker that is alone has no shards")
+def _alone(own: str) -> tuple[str, ...]:
+    raise JobError("a worker that is alone connects to nobody")
 
 
 def _nothing(*_: object) -> None:
@@ -100,7 +100,7 @@ class WorkerContext:
     Attributes:
         worker: rank, size and device.
         member: this worker's membership of the exchange.
-        connect: waits for the shards' addresses.
+        connect: exchanges addresses with the rest of the job.
         trace: records what is sent and received.
         observe: puts an observer around the exchange of a module.
         folder: the job's output folder; None: a process that trains alone has none.

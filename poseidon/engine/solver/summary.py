@@ -18,7 +18,7 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
     Args:
         net: the train net.
         tables: names of the tensors in each table of the store, by table id.
-        store: None if one process trains alone; without tables if the shards hold no values.
+        store: None if each worker holds all values itself.
     """
     shards_by_name = _shards_by_name(tables, store)
     shapes = net.blob_shapes
@@ -48,7 +48,7 @@ def net_table(net: Net, tables: Sequence[Sequence[str]], store: StoreSpec | None
 
 
 def _shards_by_name(tables: Sequence[Sequence[str]], store: StoreSpec | None) -> dict[str, set[int]]:
-    if store is None or not store.tables:  # all-reduce has shards for collections, without tables
+    if store is None:
         return {}
     placement = place(store.tables, store.shards, store.loads)
     return {

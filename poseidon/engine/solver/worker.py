@@ -188,7 +188,7 @@ class Worker:
                     start_clock=start.iteration,
                 ),
                 member,
-                self._launcher.wait_for_addresses,
+                self._launcher.exchange_addresses,
                 trace=trace,
             )
         layers = replica.train.layer_modules
@@ -243,17 +243,18 @@ class Worker:
         tables = [[replica.trained[index].name for index in table] for table in built.tables]
         for line in net_table(replica.train, tables, built.store):
             LOGGER.info("%s", line)
-        if built.store is not None:
+        alone = document.membership().alone
+        if not alone:
             log_plan(built.plan, Path(document.output))
         LOGGER.info(
             "%d worker%s%s, %s, seed %d",
             document.workers,
             "" if document.workers == 1 else "s",
             f" x batch {replica.batch_records}" if replica.batch_records else "",
-            f"{document.exchange.kind.value}, {document.shards} shards, {document.exchange.consistency.value}, "
-            f"staleness {document.exchange.staleness}"
-            if document.shards
-            else "no server",
+            "no server"
+            if alone
+            else f"{document.exchange.kind.value}, {document.shards} shards, {document.exchange.consistency.value}, "
+            f"staleness {document.exchange.staleness}",
             document.seed,
         )
 

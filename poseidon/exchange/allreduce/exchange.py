@@ -1,8 +1,8 @@
 """The all-reduce exchange: replicas sum their gradients, and each applies the update rule to the mean.
 
 Staleness 0 only. Gradients travel in buckets (`buckets.py`) through torch.distributed: gloo on the CPU, NCCL on GPUs. Every
-replica keeps the whole history. The job's shards hold no tables: shard 0 is the rendezvous of the replicas, and carries
-their collections (`AllReduceDelivery`).
+replica keeps the whole history. No shard runs: the replicas meet at a rendezvous in the process of rank 0, whose store
+carries their collections (`control.py`).
 """
 
 from __future__ import annotations
@@ -14,65 +14,48 @@ import torch
 from torch import Tensor
 
 from poseidon.exchange.allreduce.buckets import BUCKET_BYTES, Buckets, Waiter
+from poseidon.exchange.allreduce.control import AllReduceDelivery, StoreCollections
 from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
 from poseidon.exchange.base import ExchangeSettings, History, LocalHistories, Trained, WholeGradients
-from poseidon.exchange.control import AllReduceDelivery, JobControl
+from poseidon.exchange.control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
-from ps_server import Client, StoreSpec
-from ps_server.client import TIMEOUT_S
 from ps_server.rules import clip_factor, sum_of_squares, update
-
-
-def rendezvous_store(settings: ExchangeSettings, *, workers: int, shards: int) -> StoreSpec:
-    """Return the store of an all-reduce job: no tables, only the rendezvous.
-
-    Args:
-        settings: common to all tensors.
-        workers: number of workers.
-        shards: number of shards.
-    """
-    return StoreSpec(workers=workers, shards=shards, tables=(), start_clock=settings.start_clock)
 
 
 class AllReduceExchange(WholeGradients):
     """See `Exchange`.
 
     Args:
-        client: connected to a store made by `rendezvous_store`; this exchange closes it.
+        rendezvous: of the replicas.
         tensors: what to keep together.
         settings: common to all tensors.
-        rank: this replica's rank.
-        workers: number of replicas.
-        host: the address at which the other hosts reach this one.
+        group: rank of this replica, number of replicas, address and timeout.
         equal_bits: whether the job ends where the processors of the replicas compute different bits.
         bucket_bytes: size of one sum.
-        timeout_s: longest time that any operation waits.
     """
 
     def __init__(
         self,
-        client: Client,
+        rendezvous: Rendezvous,
         tensors: Sequence[Trained],
         settings: ExchangeSettings,
         *,
-        rank: int,
-        workers: int,
-        host: str,
+        group: GroupSettings,
         equal_bits: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._client = client
+        self._rendezvous: Rendezvous | None = rendezvous
         self._settings = settings
         self._equal_bits = equal_bits
-        self._group = GroupSettings(rank=rank, size=workers, host=host, timeout_s=timeout_s)
+        self._group = group
         self._tensors = tensors
         self._flat = [trained.tensor.detach().view(-1) for trained in tensors]
         self._device = self._flat[0].device if self._flat else torch.device("cpu")
-        self._delivery = AllReduceDelivery(client)
+        self._collections = StoreCollections(rendezvous, group)
+        self._delivery = AllReduceDelivery(self._collections)
         self.state = LocalHistories(tensors, replicated=True)
-        self.control = JobControl(self._delivery, root=rank == 0)
+        self.control = JobControl(self._delivery, root=group.rank == 0)
         self._due = [False] * len(tensors)
         self._scale: float | None = None
         self._rate, self._iteration = 0.0, settings.start_clock
@@ -104,7 +87,6 @@ class AllReduceExchange(WholeGradients):
         """See `Exchange`. Rank 0 broadcasts its histories."""
         resumed = bool(histories)
         if clock is None:
-            self._client.start(lambda table: [])
             resumed = self._form_groups(resumed=resumed)
         else:
             self._iteration = clock
@@ -116,21 +98,15 @@ class AllReduceExchange(WholeGradients):
 
     def _form_groups(self, *, resumed: bool) -> bool:
         """Form the process groups. Return whether rank 0 continues from a history."""
-        group = self._group
-        opened = Rendezvous(group) if group.rank == 0 else None
-        payload = {
-            "address": opened.address if opened else "",
-            "resumed": resumed,
-            "arithmetic": arithmetic_sample(self._tensors).to_json(),
-        }
+        payload = {"resumed": resumed, "arithmetic": arithmetic_sample(self._tensors).to_json()}
         everyone = [json.loads(reply) for reply in self.control.all_gather(json.dumps(payload).encode())]
-        first = everyone[0]
         samples = [Arithmetic.from_json(fields["arithmetic"]) for fields in everyone]
         common_kernel(samples, required=self._equal_bits)
-        rendezvous = opened or Rendezvous(group, str(first["address"]))
-        self._gradient_group = ProcessGroup(rendezvous, "bulk", group, Backend.of(self._device))
-        self._request_group = ProcessGroup(rendezvous, "control", group)
-        return bool(first["resumed"])
+        assert self._rendezvous is not None
+        group = self._group
+        self._gradient_group = ProcessGroup(self._rendezvous, "bulk", group, Backend.of(self._device))
+        self._request_group = ProcessGroup(self._rendezvous, "control", group)
+        return bool(everyone[0]["resumed"])
 
     def start(self, iteration: int, rate: float) -> None:
         """See `Exchange`."""
@@ -189,7 +165,6 @@ class AllReduceExchange(WholeGradients):
         self._gradients.start()
         self._means.start()
         self._delivery.finish(self._iteration + 2)
-        self._client.clock()
 
     def settle(self) -> None:
         """See `Exchange`."""
@@ -201,8 +176,7 @@ class AllReduceExchange(WholeGradients):
         return self._gradients.traffic() | self._means.traffic()
 
     def close(self) -> None:
-        """See `Exchange`."""
-        self._client.close()
-        self._gradient_group = self._request_group = (
-            None  # the others' waits for this replica end with an error
-        )
+        """See `Exchange`. The others' waits for this replica end with an error."""
+        self._gradient_group = self._request_group = None
+        self._collections.close()
+        self._rendezvous = None

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -63,35 +63,24 @@ class GroupSettings:
         return datetime.timedelta(seconds=self.timeout_s)
 
 
-def own_host(towards: str) -> str:
-    """Return the address of this host on the route to another one.
-
-    Args:
-        towards: a shard's address, `tcp://host:port`; nothing is sent to it.
-    """
-    host, _, port = towards.removeprefix("tcp://").rpartition(":")
-    family, kind, protocol, _, target = socket.getaddrinfo(
-        host.strip("[]"), int(port or 0), type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
-
-
 class Rendezvous:
     """Where the processes of groups find each other: torch's key-value store on the host of rank 0.
 
     Args:
         settings: of this process.
-        address: `address` of rank 0's rendezvous; empty on rank 0, which listens on a free port.
+        address: `address` of rank 0's rendezvous, `tcp://host:port`; empty on rank 0, which listens on a free port.
+
+    Attributes:
+        address: where rank 0 listens.
+        store: the key-value store.
     """
 
     def __init__(self, settings: GroupSettings, address: str = "") -> None:
         self.address = address
         if address:
-            host, _, port = address.rpartition(" ")
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
             with torch_errors("reach the rendezvous"):
-                self.store = dist.TCPStore(host, int(port), None, False, settings.timeout, False)
+                self.store = dist.TCPStore(host.strip("[]"), int(port), None, False, settings.timeout, False)
         else:
             self._open(settings)
 
@@ -105,7 +94,22 @@ class Rendezvous:
             self.store = dist.TCPStore(
                 settings.host, port, None, True, settings.timeout, False, master_listen_fd=listener.detach()
             )
-        self.address = f"{settings.host} {port}"
+        host = f"[{settings.host}]" if family is socket.AF_INET6 else settings.host
+        self.address = f"tcp://{host}:{port}"
+
+
+def join_rendezvous(settings: GroupSettings, connect: Callable[[str], Sequence[str]]) -> Rendezvous:
+    """Open the rendezvous on rank 0; connect to it elsewhere.
+
+    Args:
+        settings: of this process.
+        connect: reports the address of rank 0 unless it is empty, waits for the addresses of the job, and returns them.
+    """
+    if settings.rank == 0:
+        opened = Rendezvous(settings)
+        connect(opened.address)
+        return opened
+    return Rendezvous(settings, connect("")[0])
 
 
 class ProcessGroup:

@@ -167,6 +167,7 @@ def test_machines_that_only_serve_have_no_part_of_the_data(train: Callable[..., 
         (("--svb=false",), (), 0),
         (("--exchange=local",), (), 0),
         (("--exchange=ps",), (), 1),
+        (("--exchange=allreduce",), (), 0),
         ((), ("0 127.0.0.1 0", "1 127.0.0.1 0 role=server"), 1),
         (("--exchange=local",), ("0 127.0.0.1 0", "1 127.0.0.1 0 role=server"), 0),
     ],
@@ -176,6 +177,13 @@ def test_one_worker_has_a_server_only_when_it_is_asked_for(
 ) -> None:
     planned = train(*flags, lines=lines)
     assert (planned.plan.shard_count, planned.documents[0].shards) == (shards, shards)
+
+
+@pytest.mark.parametrize("role", ["", "role=worker"])
+def test_all_reduce_has_no_shards(train: Callable[..., Planned], role: str) -> None:
+    planned = train("--exchange=allreduce", lines=[f"{client} 127.0.0.1 0 {role}" for client in range(2)])
+    assert planned.plan.shard_count == 0
+    assert [(document.shards, document.workers) for document in planned.documents] == [(0, 2)] * 2
 
 
 def test_shards_write_traces_too(train: Callable[..., Planned], tmp_path: Path) -> None:

@@ -68,6 +68,6 @@ def test_text(line: bytes) -> None:
 
 
 def test_commands() -> None:
-    line = encode_command("connect", shards=["a\nb"])
+    line = encode_command("connect", addresses=["a\nb"])
     assert b"\n" not in line
-    assert json.loads(line) == {"do": "connect", "shards": ["a\nb"]}
+    assert json.loads(line) == {"do": "connect", "addresses": ["a\nb"]}

@@ -39,11 +39,25 @@ def test_events_to_a_launcher_that_has_gone_are_dropped() -> None:
 
 
 def test_addresses_come_by_command() -> None:
-    launcher, _ = connection({"do": "other"}, {"do": "connect", "shards": ["tcp://a:1"]})
+    launcher, _ = connection({"do": "other"}, {"do": "connect", "addresses": ["tcp://a:1"]})
     launcher.start()
     try:
-        assert launcher.wait_for_addresses() == ["tcp://a:1"]
+        assert launcher.exchange_addresses() == ["tcp://a:1"]
         assert launcher.gone.wait(10)
+    finally:
+        launcher.close()
+
+
+def test_an_address_is_reported_and_a_stop_meanwhile_waits() -> None:
+    launcher, outlet = connection({"do": "stop"}, {"do": "connect", "addresses": ["tcp://own:2"]})
+    launcher.start()
+    try:
+        assert launcher.exchange_addresses("tcp://own:2") == ["tcp://own:2"]
+        assert json.loads(outlet.getvalue().splitlines()[0]) == {
+            "event": "listening",
+            "address": "tcp://own:2",
+        }
+        assert launcher.commands.get() == {"do": "stop"}
     finally:
         launcher.close()
 
@@ -61,7 +75,7 @@ def test_commands_that_cannot_be_read_count_as_a_launcher_that_has_gone() -> Non
     try:
         assert launcher.gone.wait(5)
         with pytest.raises(JobError, match="stopped before training began"):
-            launcher.wait_for_addresses()
+            launcher.exchange_addresses()
     finally:
         launcher.close()
 
@@ -136,11 +150,11 @@ def test_a_heartbeat_has_the_position_of_a_scripts_loop(
 
 
 @pytest.mark.parametrize("commands", [(), ({"do": "stop"},)])
-def test_a_stop_before_training_is_an_error(commands: tuple[object, ...]) -> None:
+def test_a_launcher_that_goes_before_training_is_an_error(commands: tuple[object, ...]) -> None:
     launcher, _ = connection(*commands)
     launcher.start()
     try:
         with pytest.raises(JobError, match="the job was stopped before training began"):
-            launcher.wait_for_addresses()
+            launcher.exchange_addresses()
     finally:
         launcher.close()

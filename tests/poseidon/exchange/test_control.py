@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from unittest.mock import create_autospec
 
 import pytest
 import torch
-from torch import Tensor
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.control import AllReduceDelivery, AloneDelivery, JobControl
+from poseidon.exchange.control import AloneDelivery, JobControl
 from poseidon.exchange.single import SingleProcessExchange
-from ps_server import Client, LocalProtocolError, Signal, SignalKind
+from ps_server import LocalProtocolError, Signal, SignalKind
 
 
 def test_only_the_root_requests() -> None:
@@ -75,26 +73,3 @@ def test_each_wait_for_a_collection_is_observed_and_no_poll() -> None:
     assert (collection.poll(), waits) == ((b"a",), [])
     assert (collection.result(), waits) == ((b"a",), ["begins", "ends"])
     assert control.root
-
-
-def test_requests_that_are_summed_name_the_clock_given_and_come_once() -> None:
-    other = [1.0, 0.0]  # what rank 0 has requested, as this worker, which contributes zeros, receives it
-
-    def start_sum(tensor: Tensor) -> Callable[[], None]:
-        def finish() -> None:
-            assert tensor.tolist() == [0.0, 0.0]
-            for place, count in enumerate(other):
-                tensor[place] = count
-
-        return finish
-
-    delivery = AllReduceDelivery(create_autospec(Client, instance=True))
-    for clock in (7, 8):
-        delivery.start(start_sum)
-        delivery.finish(clock)
-    first, second = SignalKind
-    assert delivery.requests == (Signal(first, 7),)
-    other[1] = 2.0
-    delivery.start(start_sum)
-    delivery.finish(9)
-    assert delivery.requests == (Signal(first, 7), Signal(second, 9), Signal(second, 9))

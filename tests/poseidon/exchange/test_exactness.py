@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.base import ExchangeSettings, Trained
-from poseidon.exchange.build import Built, Membership, build_exchange
+from poseidon.exchange.build import Built, Connect, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind, Scheme
 from poseidon.exchange.factors.taps import layers_with_factors
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.options import ExchangeOptions
 from ps_server import Rule, RuleKind
 from ps_server.protocol.placement import Chunk, place
-from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.sampling import sample_of_pairs
 
 BATCH = 12  # of all workers together, a pass
@@ -121,7 +121,7 @@ def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndar
     ends: dict[int, tuple[list[np.ndarray], Built]] = {}
     failures: list[BaseException] = []
 
-    def worker(rank: int, addresses: Sequence[str]) -> None:
+    def worker(rank: int, connect: Connect) -> None:
         member = Membership(
             rank=rank,
             workers=workers,
@@ -131,14 +131,12 @@ def run(kind: ExchangeKind, workers: int, case: Case) -> tuple[list[list[np.ndar
             options=ExchangeOptions(rows=PIECES[workers], kind=kind),
         )
         try:
-            ends[rank] = train(
-                rank, workers, case, lambda t, s: build_exchange(t, s, member, lambda: addresses)
-            )
+            ends[rank] = train(rank, workers, case, lambda t, s: build_exchange(t, s, member, connect))
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
-    with shards_on_sockets(workers, SHARDS) as addresses:
-        threads = [threading.Thread(target=worker, args=(rank, addresses)) for rank in range(workers)]
+    with job_addresses(kind, workers, SHARDS) as connect:
+        threads = [threading.Thread(target=worker, args=(rank, connect)) for rank in range(workers)]
         for thread in threads:
             thread.start()
         for thread in threads:

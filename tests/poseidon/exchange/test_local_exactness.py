@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
-from poseidon.exchange.build import Membership, build_exchange
+from poseidon.exchange.build import Connect, Membership, build_exchange
 from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.local.follower import FollowerExchange
 from poseidon.exchange.local.leader import LeaderExchange
@@ -28,7 +27,7 @@ from tests.poseidon.exchange.test_exactness import (
     reference,
     train,
 )
-from tests.support.cluster import TIMEOUT_S, TOKEN, shards_on_sockets
+from tests.support.cluster import TIMEOUT_S, TOKEN, job_addresses
 from tests.support.sampling import sample
 
 MACHINES = 2
@@ -42,7 +41,7 @@ def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
     for machine in range(MACHINES):
         (Path(folder) / f"{machine}").mkdir()
 
-    def worker(rank: int, addresses: Sequence[str]) -> None:
+    def worker(rank: int, connect: Connect) -> None:
         machine, local_rank = divmod(rank, LOCAL)
         member = Membership(
             rank=machine,
@@ -57,16 +56,14 @@ def run(kind: ExchangeKind, case: Case, folder: str) -> list[list[np.ndarray]]:
         )
         try:
             ends[rank], built = train(
-                rank, MACHINES * LOCAL, case, lambda t, s: build_exchange(t, s, member, lambda: addresses)
+                rank, MACHINES * LOCAL, case, lambda t, s: build_exchange(t, s, member, connect)
             )
             assert type(built.exchange) is (FollowerExchange if local_rank else LeaderExchange)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             failures.append(error)
 
-    with shards_on_sockets(MACHINES, SHARDS) as addresses:
-        threads = [
-            threading.Thread(target=worker, args=(rank, addresses)) for rank in range(MACHINES * LOCAL)
-        ]
+    with job_addresses(kind, MACHINES, SHARDS) as connect:
+        threads = [threading.Thread(target=worker, args=(rank, connect)) for rank in range(MACHINES * LOCAL)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -87,7 +87,7 @@ def test_a_process_is_heard_and_told(tmp_path: Path) -> None:
         recorded = psutil.Process(process.pid)
         assert abs(recorded.create_time() - process.created_s) < 1e-6
         listener.until("ready")
-        process.send_line(b'{"do": "connect", "shards": []}')
+        process.send_line(b'{"do": "connect", "addresses": []}')
         heard = listener.until("exited")
         assert [kind for kind, _ in heard if kind not in ("alive", "log")] == [
             "progress",

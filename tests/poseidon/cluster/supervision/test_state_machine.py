@@ -40,7 +40,7 @@ SNAPSHOT = SignalReceived(effect=SignalEffect.SNAPSHOT)
 class Job:
     """A state machine and its clock."""
 
-    def __init__(self, **settings: float) -> None:
+    def __init__(self, names: tuple[ProcessName, ...] = ALL, **settings: float) -> None:
         defaults = {
             "start_timeout_s": 20.0,
             "stall_timeout_s": 10.0,
@@ -49,7 +49,8 @@ class Job:
             "finish_timeout_s": 5.0,
         }
         self.now = 1000.0
-        self.machine = JobStateMachine(ALL, SupervisionSettings(**{**defaults, **settings}), self.now)  # type: ignore[arg-type]
+        self.names = names
+        self.machine = JobStateMachine(names, SupervisionSettings(**{**defaults, **settings}), self.now)  # type: ignore[arg-type]
 
     def take(self, *events: JobEvent) -> list[Action]:
         actions = []
@@ -74,7 +75,7 @@ class Job:
         return actions
 
     def start(self) -> Job:
-        for pid, name in enumerate(ALL, start=100):
+        for pid, name in enumerate(self.names, start=100):
             self.take(ProcessStarted(name=name, pid=pid))
         return self
 
@@ -110,7 +111,7 @@ def killed(actions: list[Action]) -> list[str]:
 
 def test_a_good_job() -> None:
     job = Job().start()
-    connect = {"do": "connect", "shards": ["tcp://127.0.0.1:5"]}
+    connect = {"do": "connect", "addresses": ["tcp://127.0.0.1:5"]}
     assert job.hear(WORKER_0, Ready()) == []
     assert commands(job.hear(SHARD, Listening(address="tcp://127.0.0.1:5"))) == [
         ("worker 0", connect),
@@ -148,6 +149,28 @@ def test_a_worker_that_trains_makes_a_running_job() -> None:
     assert commands(job.take(STOP)) == [("worker 0", {"do": "stop"})]
     job.wait(20, alive=(SHARD, WORKER_0))
     assert "worker 1 (client 1, node1, pid 102) was not ready within 20 s" in job.error
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_without_shards_the_address_of_worker_0_goes_to_all_whenever_it_comes(runs: bool) -> None:
+    job = Job((WORKER_0, WORKER_1)).start()
+    job.hear(WORKER_0, Ready())
+    if runs:
+        assert job.hear(WORKER_1, Ready()) == []
+        assert job.state is JobState.RUNNING
+    connect = {"do": "connect", "addresses": ["tcp://127.0.0.1:7"]}
+    actions = job.hear(WORKER_0, Listening(address="tcp://127.0.0.1:7"))
+    assert commands(actions) == [("worker 0", connect), ("worker 1", connect)]
+    assert job.wait(5, alive=(WORKER_0, WORKER_1)) == []
+
+
+def test_a_job_in_which_nobody_listens_runs_and_ends() -> None:
+    job = Job((WORKER_0, WORKER_1)).start()
+    for name in (WORKER_0, WORKER_1):
+        assert job.hear(name, Ready()) + job.hear(name, Done()) == []
+    assert job.state is JobState.RUNNING
+    assert job.exit(WORKER_0, 0) + job.exit(WORKER_1, 0) == []
+    assert job.state is JobState.ENDED
 
 
 EXITS = [

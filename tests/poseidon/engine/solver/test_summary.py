@@ -22,11 +22,6 @@ def test_with_shards_each_layer_says_where_it_lives() -> None:
     assert lines[2].endswith("shard 0-2")
 
 
-def test_shards_may_keep_nothing() -> None:
-    lines = net_table(build(NET), [["ip.0"], ["ip.1"]], StoreSpec(workers=2, shards=3, tables=()))
-    assert lines[2].split() == ["ip", "InnerProduct", "4x3", "3x6", "3", "84"]
-
-
 def test_tensors_of_one_table_live_together() -> None:
     tables = (TableSpec(name="ip.0 and 1 more", size=8, rows=1),)
     (line,) = [

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from poseidon.exchange.allreduce.buckets import Waiter
-from poseidon.exchange.allreduce.exchange import AllReduceExchange, rendezvous_store
+from poseidon.exchange.allreduce.exchange import AllReduceExchange
+from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
+from poseidon.exchange.cost import ExchangeKind
 from poseidon.exchange.hooks import Hooks
 from ps_server import LocalProtocolError, PeerLost, Rule, RuleKind, Signal, SignalKind
 from tests.poseidon.exchange.test_contract import SCENARIOS
@@ -25,26 +27,19 @@ from tests.poseidon.exchange.test_statistics import (
     run_all,
     tensors_of,
 )
-from tests.support.cluster import memory_store
+from tests.support.cluster import job_addresses
 from tests.support.exchange_contract import Make, Scenario, check_exact, check_reopen, reference, train
 
 
 @contextmanager
 def allreduce(workers: int, *, bucket_bytes: int = 100) -> Iterator[Make]:
-    """Makes all-reduce exchanges with buckets of a few tensors, which meet on one shard."""
-    with memory_store(workers, 1) as connect:
+    """Makes all-reduce exchanges with buckets of a few tensors, and a rendezvous."""
+    with job_addresses(ExchangeKind.ALLREDUCE, workers, 0) as connect:
 
         def make(rank: int, tensors: Sequence[Trained], settings: ExchangeSettings) -> Exchange:
-            client = connect(rank, rendezvous_store(settings, workers=workers, shards=1))
+            group = GroupSettings(rank=rank, size=workers, host="127.0.0.1", timeout_s=20.0)
             return AllReduceExchange(
-                client,
-                tensors,
-                settings,
-                rank=rank,
-                workers=workers,
-                host="127.0.0.1",
-                bucket_bytes=bucket_bytes,
-                timeout_s=20.0,
+                join_rendezvous(group, connect), tensors, settings, group=group, bucket_bytes=bucket_bytes
             )
 
         yield make

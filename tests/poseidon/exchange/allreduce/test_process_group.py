@@ -13,7 +13,6 @@ from poseidon.exchange.allreduce.process_group import (
     GroupSettings,
     ProcessGroup,
     Rendezvous,
-    own_host,
     torch_errors,
 )
 from ps_server import PeerLost
@@ -74,13 +73,9 @@ def test_what_torch_says_becomes_one_sentence() -> None:
 def test_a_rendezvous_that_is_not_there_is_one_sentence() -> None:
     settings = GroupSettings(rank=1, size=2, host="127.0.0.1", timeout_s=0.2)
     with pytest.raises(PeerLost, match=r"^could not reach the rendezvous with the other workers: "):
-        Rendezvous(settings, "127.0.0.1 1")
+        Rendezvous(settings, "tcp://127.0.0.1:1")
 
 
 def test_the_backend_follows_the_device() -> None:
     assert Backend.of(torch.device("cpu")) is Backend.GLOO
     assert Backend.of(torch.device("cuda:1")) is Backend.NCCL
-
-
-def test_the_own_host_is_the_one_on_the_way_to_the_shard() -> None:
-    assert own_host("tcp://127.0.0.1:5555") == "127.0.0.1"
