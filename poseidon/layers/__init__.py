@@ -41,6 +41,7 @@ from poseidon.layers.neuron.normalization import LRN, MVN, Normalize
 from poseidon.layers.neuron.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.python_layer import Python
 from poseidon.layers.registry import create, known_types, register
+from poseidon.layers.ssd.multibox_loss import MultiBoxLoss
 from poseidon.layers.vision.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
 from poseidon.layers.vision.deconvolution import Deconvolution, Im2col
 from poseidon.layers.vision.detection import Permute, PriorBox
@@ -97,6 +98,7 @@ __all__ = [
     "LayerError",
     "Log",
     "MemoryData",
+    "MultiBoxLoss",
     "MultinomialLogisticLoss",
     "Normalize",
     "PReLU",

@@ -36,6 +36,7 @@ BLOCKS = {
     "InfogainLoss": ("infogain_loss_param", "loss_param"),
     "LSTM": ("recurrent_param",),
     "MemoryData": ("memory_data_param", "transform_param"),
+    "MultiBoxLoss": ("multibox_loss_param", "loss_param"),
     "RNN": ("recurrent_param",),
     "SigmoidCrossEntropyLoss": ("loss_param",),
     "SoftmaxWithLoss": ("softmax_param", "loss_param"),
@@ -75,6 +76,7 @@ NOT_OF_TYPE = {
     "Data": {"emit_constraint"},  # no objects
     "ImageData": {"emit_constraint"},
     "MemoryData": _OF_SSD,
+    "MultiBoxLoss": {"ignore_label"},
     "WindowData": _OF_SSD,
     "Im2col": {"num_output", "bias_term", "group", "weight_filler", "bias_filler"},
     "ConvolutionDepthwise": {"group"},

@@ -344,6 +344,7 @@ HELD_ELSEWHERE = {
     "ImageData": "a source",
     "Input": "a source",
     "MemoryData": "a source",
+    "MultiBoxLoss": "ssd/test_multibox_loss.py",
     "MultinomialLogisticLoss": "of probabilities: test_classification_loss.py",
     "PriorBox": "has no gradient",
     "Python": "the user's: test_python_layer.py",
