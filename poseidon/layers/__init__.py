@@ -41,6 +41,8 @@ from poseidon.layers.neuron.normalization import LRN, MVN, Normalize
 from poseidon.layers.neuron.pointwise import AbsVal, Exp, Log, Power
 from poseidon.layers.python_layer import Python
 from poseidon.layers.registry import create, known_types, register
+from poseidon.layers.ssd.detection_evaluate import DetectionEvaluate
+from poseidon.layers.ssd.detection_output import DetectionOutput
 from poseidon.layers.ssd.multibox_loss import MultiBoxLoss
 from poseidon.layers.vision.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
 from poseidon.layers.vision.deconvolution import Deconvolution, Im2col
@@ -75,6 +77,8 @@ __all__ = [
     "Data",
     "Deconvolution",
     "DepthwiseConvolution",
+    "DetectionEvaluate",
+    "DetectionOutput",
     "Dropout",
     "DummyData",
     "Eltwise",

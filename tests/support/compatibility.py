@@ -45,6 +45,9 @@ BLOCKS = {
 _UPGRADED = "moved to transform_param when the file is read"
 WITHOUT_EFFECT = {
     ("ConvolutionParameter", "force_nd_im2col"): "chooses between Caffe's own implementations",
+    ("DetectionOutputParameter", "visualize"): "nothing is shown",
+    ("DetectionOutputParameter", "visualize_threshold"): "nothing is shown",
+    ("DetectionOutputParameter", "save_file"): "nothing is shown",
     ("EltwiseParameter", "stable_prod_grad"): "the stable gradient is the only one",
     ("PythonParameter", "share_in_parallel"): "every worker is a process with a layer of its own",
     ("RecurrentParameter", "debug_info"): "prints nothing",
@@ -76,7 +79,10 @@ NOT_OF_TYPE = {
     "Data": {"emit_constraint"},  # no objects
     "ImageData": {"emit_constraint"},
     "MemoryData": _OF_SSD,
-    "MultiBoxLoss": {"ignore_label"},
+    "MultiBoxLoss": {"ignore_label", "eta"},
+    # They resize boxes, not images.
+    "DetectionEvaluate": {"prob", "pad_mode", "pad_value", "interp_mode"},
+    "DetectionOutput": {"prob", "pad_mode", "pad_value", "interp_mode"},
     "WindowData": _OF_SSD,
     "Im2col": {"num_output", "bias_term", "group", "weight_filler", "bias_filler"},
     "ConvolutionDepthwise": {"group"},
@@ -143,14 +149,15 @@ def fields_of(kind: str) -> Iterator[tuple[str, FieldDescriptor]]:
         for field in message.fields:
             if field.name not in NOT_OF_TYPE.get(kind, ()):
                 yield block, field
-                yield from _nested(block, field)
+                yield from _nested(kind, block, field)
 
 
-def _nested(block: str, outer: FieldDescriptor) -> Iterator[tuple[str, FieldDescriptor]]:
+def _nested(kind: str, block: str, outer: FieldDescriptor) -> Iterator[tuple[str, FieldDescriptor]]:
     if outer.message_type is not None and outer.message_type.name in NESTED:
         for field in outer.message_type.fields:
-            yield f"{block}.{outer.name}", field
-            yield from _nested(f"{block}.{outer.name}", field)
+            if field.name not in NOT_OF_TYPE.get(kind, ()):
+                yield f"{block}.{outer.name}", field
+                yield from _nested(kind, f"{block}.{outer.name}", field)
 
 
 def effect(field: FieldDescriptor) -> str:

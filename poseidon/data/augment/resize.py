@@ -127,6 +127,17 @@ class Resize:
         margin = (wide - aspect * high) / 2 / wide
         return _limited(box).located(Box(margin, 0.0, 1.0 - margin, 1.0))
 
+    def unmoved(self, box: Box, height: int, width: int) -> Box:
+        """Return a box of the resized image in the coordinates of the image of this height and width, clipped to it."""
+        if self._param.resize_mode == ResizeParameter.FIT_LARGE_SIZE_AND_PAD:
+            inside = self.moved(Box(0.0, 0.0, 1.0, 1.0), height, width)
+            return box.projected(inside) or box.clipped()
+        param = self._param
+        if not self.is_fixed and param.height_scale and param.width_scale:
+            across, down = param.width_scale / width, param.height_scale / height
+            box = Box(box.xmin * across, box.ymin * down, box.xmax * across, box.ymax * down)
+        return box.clipped()
+
     def extrapolated(self, box: Box, height: int, width: int, window: Box) -> Box:
         """Return a box of the crop `window` in units of width_scale x height_scale, if FIT_SMALL_SIZE has them.
 

@@ -337,6 +337,8 @@ HELD_ELSEWHERE = {
     "ContrastiveLoss": "Caffe adds 1e-4 to the distance: test_distance_loss.py; its legacy form is above",
     "Data": "a source",
     "DepthwiseConvolution": "is Convolution",
+    "DetectionEvaluate": "has no gradient",
+    "DetectionOutput": "has no gradient",
     "Dropout": "draws: below",
     "DummyData": "a source",
     "HDF5Data": "a source",

@@ -1,0 +1,50 @@
+"""Label maps: the names of classes, as a LabelMap in text form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from poseidon.errors import DataError, PoseidonError
+from poseidon.proto.caffe_pb2 import LabelMap
+from poseidon.proto.text import parse
+
+
+def read_label_map(path: Path) -> LabelMap:
+    """Read a label map.
+
+    Raises:
+        DataError: the file cannot be read or parsed, or is empty.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise DataError(f"cannot read the label map {path}: {reason}") from error
+    try:
+        found = parse(text, LabelMap(), source=str(path))
+    except PoseidonError as error:
+        raise DataError(str(error)) from error
+    if not found.item:
+        raise DataError(f"the label map {path} has no item")
+    return found
+
+
+def names_of(labels: LabelMap) -> dict[int, str]:
+    """Return the name of each label."""
+    return {item.label: item.name for item in labels.item}
+
+
+def labels_of(labels: LabelMap) -> dict[str, int]:
+    """Return the label of each name."""
+    return {item.name: item.label for item in labels.item}
+
+
+def check_unique(labels: LabelMap, path: Path) -> None:
+    """Raise DataError if a name or a label occurs twice."""
+    for what, values in (
+        ("name", [item.name for item in labels.item]),
+        ("label", [str(item.label) for item in labels.item]),
+    ):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise DataError(f"the label map {path} has the {what} {twice[0]} more than once")
