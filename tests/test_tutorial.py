@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,69 @@ def test_the_solutions_of_the_tutorial_run_in_order(home: Path, capsys: pytest.C
     image = made["workspace"].FetchBlob("gpu_0/data")
     assert image.shape == (2, 3, 32, 32)
     assert np.abs(image).max() <= 1
+
+
+NOTEBOOK = Path("examples") / "resnet50" / "Multi-GPU_Training.ipynb"
+SMALL = {
+    "train_data_count": 4,
+    "test_data_count": 4,
+    "image_scale": 66,
+    "image_size": 64,
+    "batch_per_device": 2,
+    "num_epochs": 1,
+}
+
+
+def notebook(path: Path, home: Path) -> list[tuple[str, str]]:
+    """Return the code of a notebook; small sizes follow the cell that is tagged `parameters`."""
+    cells = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        cells.append((cell["id"], "".join(cell["source"])))
+        if "parameters" in cell["metadata"].get("tags", ()):
+            sizes = {**SMALL, "data_folder": str(home / "data")}
+            cells.append(("sizes", "\n".join(f"{name} = {value!r}" for name, value in sizes.items())))
+    return cells
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_the_notebook_trains_and_shows_predictions(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(monkeypatch, tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    cells = notebook(repository / NOTEBOOK, tmp_path)
+    assert "sizes" in dict(cells)
+    made = play(cells)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("Made ")] == [
+        f"Made {tmp_path}/data/two_class_4",
+        f"Made {tmp_path}/data/two_class_4_val_4",
+    ]
+    assert re.fullmatch(r"Finished iteration 1/1 \([0-9.]+ images/sec\), loss [0-9.]+", lines[2])
+    assert re.fullmatch(r"Finished iteration 1/1 \(epoch 1/1\) \([0-9.]+ images/sec\)", lines[3])
+    assert re.fullmatch(r"Train accuracy: [01]\.\d{3}, test accuracy: [01]\.\d{3}", lines[4])
+    import matplotlib.pyplot as plt
+
+    titles = [ax.get_title() for ax in plt.gcf().axes]
+    plt.close("all")
+    assert len(titles) == 16
+    assert all(re.fullmatch(r"(car|boat) \([0-9.]+%\)", title) for title in titles[:2])
+    params = [str(param) for param in made["train_model"].GetParams("gpu_0")]
+    for param in params:
+        other = made["workspace"].FetchBlob(param.replace("gpu_0/", "gpu_1/"))
+        np.testing.assert_array_equal(made["workspace"].FetchBlob(param), other)
+
+
+def test_the_notebook_is_one(repository: Path) -> None:
+    """What Jupyter demands of the file, and that it has no outputs of a run."""
+    document = json.loads((repository / NOTEBOOK).read_text(encoding="utf-8"))
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
+    ids = [cell["id"] for cell in document["cells"]]
+    assert len(set(ids)) == len(ids)
+    for cell in document["cells"]:
+        assert cell["cell_type"] in ("code", "markdown")
+        assert isinstance(cell["metadata"], dict)
+        assert cell.get("outputs", []) == []
