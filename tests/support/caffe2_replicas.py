@@ -43,6 +43,29 @@ def build(devices: Sequence[int], **arguments: Any) -> Any:
     return model
 
 
+def build_bmuf(devices: Sequence[int], **arguments: Any) -> Any:
+    """Return a model that trains blockwise on replicas of the CPU."""
+    reset_optimizer_instance_count()
+    model = model_helper.ModelHelper(name="blocks")
+    given = {
+        "input_builder_fun": lambda model: None,
+        "forward_pass_builder_fun": add_layers,
+        "param_update_builder_fun": add_plain_sgd,
+        "cpu_device": True,
+        **arguments,
+    }
+    data_parallel_model.Parallelize_BMUF(model, devices=devices, **given)
+    return model
+
+
+def add_plain_sgd(model: Any) -> None:
+    """Updates of one device by its own gradients."""
+    rate = model.net.LearningRate([brew.iter(model, "iter")], "lr", base_lr=-0.5, policy="fixed")
+    one = model.param_init_net.ConstantFill([], "ONE", shape=[1], value=1.0)
+    for param in model.GetParams():
+        model.net.WeightedSum([param, one, model.param_to_grad[param], rate], param)
+
+
 def batch(step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the images and labels of an iteration."""
     drawn = np.random.RandomState(step)
@@ -59,21 +82,26 @@ def feed(model: Any, data: np.ndarray, labels: np.ndarray) -> None:
             workspace.FeedBlob(f"{model._device_prefix}_{device}/label", y)
 
 
-def start(model: Any, data: np.ndarray, labels: np.ndarray) -> None:
-    """Fill the parameters with the same values in any run, and create the nets."""
+def start(model: Any, seed: int = 7) -> None:
+    """Fill the parameters with the same values in any run, and create the nets; the first batch must be fed."""
     for op in model.param_init_net.Proto().op:
         if op.type == "XavierFill":
-            op.device_option.random_seed = 7 + len(op.output[0].partition("/")[2])
-    feed(model, data, labels)
+            op.device_option.random_seed = seed + sum(map(ord, op.output[0].partition("/")[2]))
     data_parallel_model.RunInitNet(model)
 
 
 def train(model: Any, iterations: int, size: int) -> None:
     """Train from the start."""
-    start(model, *batch(0, size))
+    feed(model, *batch(0, size))
+    start(model)
     for step in range(iterations):
         feed(model, *batch(step, size))
         data_parallel_model.RunNet(model, 1)
+
+
+def run(model: Any, iterations: int) -> None:
+    """Run a model."""
+    data_parallel_model.RunNet(model, iterations)
 
 
 def params(model: Any, device: int | None = None) -> dict[str, np.ndarray]:

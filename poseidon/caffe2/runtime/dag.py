@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from poseidon.caffe2.runtime.chains import Chain
 
 MOST_THREADS = 64
 
-_pool = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="caffe2-net")
+
+def _new_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="caffe2-net")
+
+
+_pool = _new_pool()
+
+
+def _after_fork() -> None:
+    """Let a forked process run nets: it has none of its parent's threads, neither of the pool nor of torch."""
+    global _pool  # noqa: PLW0603
+    _pool = _new_pool()
+    torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class ChainRun:

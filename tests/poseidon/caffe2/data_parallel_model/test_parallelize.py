@@ -97,7 +97,8 @@ def test_one_normalization_over_all_devices_equals_that_of_one_device() -> None:
         model = build(devices, forward_pass_builder_fun=add_normalized, **arguments)
         images = np.random.RandomState(3).randn(8, 2, 6, 6).astype(np.float32)
         labels = np.arange(8, dtype=np.int32) % 4
-        start(model, images, labels)
+        feed(model, images, labels)
+        start(model)
         data_parallel_model.RunNet(model, 5)
         prefix = f"{model._device_prefix}_{devices[0]}/"
         computed = {name: workspace.FetchBlob(prefix + name) for name in ("bn1_rm", "bn1_riv")}
@@ -156,7 +157,8 @@ def test_what_follows_the_first_copies_is_built_for_each_device() -> None:
     model = build(
         [0, 1], post_sync_builder_fun=lambda model: model.param_init_net.Copy("fc1_w", "fc1_w_kept")
     )
-    start(model, *batch(0, 8))
+    feed(model, *batch(0, 8))
+    start(model)
     kept = [workspace.FetchBlob(f"cpu_{device}/fc1_w_kept") for device in (0, 1)]
     np.testing.assert_array_equal(kept[0], kept[1])
 
@@ -186,7 +188,8 @@ def test_a_blob_is_copied_to_all_devices_in_each_run() -> None:
 
     model = build([0, 1, 2], input_builder_fun=add_number)
     data_parallel_model.AddBlobSync(model, ["number"])
-    start(model, *batch(0, 6))
+    feed(model, *batch(0, 6))
+    start(model)
     workspace.FeedBlob("cpu_0/number", np.array([2603.0], np.float32))
     data_parallel_model.RunNet(model, 1)
     assert [workspace.FetchBlob(f"cpu_{d}/number").tolist() for d in range(3)] == [[2603.0]] * 3
@@ -206,7 +209,8 @@ def test_another_model_is_appended_for_each_device() -> None:
     for arguments in ({}, {"cpu_device": False}):
         workspace.ResetWorkspace()
         model = build([0, 1], forward_pass_builder_fun=add_both, **arguments)
-        start(model, *batch(0, 8))
+        feed(model, *batch(0, 8))
+        start(model)
         data_parallel_model.RunNet(model, 1)
         assert workspace.FetchBlob(f"{model._device_prefix}_1/other_fc").shape == (4, 4)
 
