@@ -9,9 +9,11 @@ from poseidon.layers.common.reduction import ArgMax, Reduction
 from poseidon.layers.common.reshape import Flatten, Reshape
 from poseidon.layers.common.softmax import Softmax, SoftmaxWithLoss
 from poseidon.layers.inputs.data import Data
+from poseidon.layers.inputs.dense_image_data import DenseImageData
 from poseidon.layers.inputs.hdf5_data import HDF5Data, HDF5Output
 from poseidon.layers.inputs.image_data import ImageData
 from poseidon.layers.inputs.memory_data import MemoryData
+from poseidon.layers.inputs.roi_data import ROIData
 from poseidon.layers.inputs.sources import DummyData, Input
 from poseidon.layers.inputs.window_data import WindowData
 from poseidon.layers.loss.accuracy import Accuracy
@@ -22,6 +24,7 @@ from poseidon.layers.loss.classification_loss import (
     SigmoidCrossEntropyLoss,
 )
 from poseidon.layers.loss.distance_loss import ContrastiveLoss, EuclideanLoss, SmoothL1Loss
+from poseidon.layers.loss.ohem import BoxAnnotatorOHEM, SmoothL1LossOHEM, SoftmaxWithLossOHEM
 from poseidon.layers.neuron.activation import (
     BNLL,
     ELU,
@@ -36,6 +39,7 @@ from poseidon.layers.neuron.activation import (
 )
 from poseidon.layers.neuron.affine import Axpy, Bias, Parameter, Scale
 from poseidon.layers.neuron.batch_norm import BatchNorm
+from poseidon.layers.neuron.bn import BN
 from poseidon.layers.neuron.dropout import Dropout
 from poseidon.layers.neuron.normalization import LRN, MVN, Normalize
 from poseidon.layers.neuron.pointwise import AbsVal, Exp, Log, Power
@@ -44,15 +48,18 @@ from poseidon.layers.registry import create, known_types, register
 from poseidon.layers.ssd.detection_evaluate import DetectionEvaluate
 from poseidon.layers.ssd.detection_output import DetectionOutput
 from poseidon.layers.ssd.multibox_loss import MultiBoxLoss
+from poseidon.layers.vision import rpn as rpn  # registers what replaces Python layers
 from poseidon.layers.vision.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
 from poseidon.layers.vision.deconvolution import Deconvolution, Im2col
 from poseidon.layers.vision.detection import Permute, PriorBox
 from poseidon.layers.vision.pooling import Pooling
-from poseidon.layers.vision.regions import ROIPooling
-from poseidon.layers.vision.resize import Interp
+from poseidon.layers.vision.proposal import AnchorTarget, Proposal, ProposalTarget
+from poseidon.layers.vision.regions import PSROIPooling, ROIAlign, ROIPooling
+from poseidon.layers.vision.resize import Interp, Reorg, Upsample
 from poseidon.layers.vision.spp import SPP
 
 __all__ = [
+    "BN",
     "BNLL",
     "ELU",
     "LRN",
@@ -62,12 +69,14 @@ __all__ = [
     "SPP",
     "AbsVal",
     "Accuracy",
+    "AnchorTarget",
     "ArgMax",
     "Axpy",
     "BatchNorm",
     "BatchReindex",
     "Bias",
     "BlobSpec",
+    "BoxAnnotatorOHEM",
     "Clip",
     "Concat",
     "ContrastiveLoss",
@@ -76,6 +85,7 @@ __all__ = [
     "Crop",
     "Data",
     "Deconvolution",
+    "DenseImageData",
     "DepthwiseConvolution",
     "DetectionEvaluate",
     "DetectionOutput",
@@ -106,16 +116,22 @@ __all__ = [
     "MultinomialLogisticLoss",
     "Normalize",
     "PReLU",
+    "PSROIPooling",
     "Parameter",
     "Permute",
     "Pooling",
     "Power",
     "PriorBox",
+    "Proposal",
+    "ProposalTarget",
     "Python",
+    "ROIAlign",
+    "ROIData",
     "ROIPooling",
     "ReLU",
     "ReLU6",
     "Reduction",
+    "Reorg",
     "Reshape",
     "Scale",
     "ShuffleChannel",
@@ -124,13 +140,16 @@ __all__ = [
     "Silence",
     "Slice",
     "SmoothL1Loss",
+    "SmoothL1LossOHEM",
     "Softmax",
     "SoftmaxWithLoss",
+    "SoftmaxWithLossOHEM",
     "Split",
     "Swish",
     "TanH",
     "Threshold",
     "Tile",
+    "Upsample",
     "WindowData",
     "create",
     "known_types",

@@ -74,6 +74,7 @@ class BlobSpec:
         filler: the filler of the initial values.
         learns: False if `forward` updates it and the solver must not (lr_mult 0).
         initial: the initial values in place of the filler's.
+        fixes_rate: for a blob that does not learn, other multipliers of its `param` block are ignored, not refused.
     """
 
     name: str
@@ -81,6 +82,7 @@ class BlobSpec:
     filler: FillerParameter
     learns: bool = True
     initial: Tensor | None = field(default=None, compare=False)
+    fixes_rate: bool = False
 
 
 class Layer(nn.Module):

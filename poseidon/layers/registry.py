@@ -7,6 +7,8 @@ every module that registers a type.
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -16,7 +18,9 @@ from poseidon.proto.branches import of_type
 from poseidon.proto.caffe_pb2 import LayerParameter
 
 Class = TypeVar("Class", bound=type[Layer])
+Replacement = Callable[[LayerParameter, LayerContext], LayerParameter]
 _CLASSES: dict[str, type[Layer]] = {}
+_PYTHON_LAYERS: dict[tuple[str, str], Replacement] = {}
 _FOREIGN_NAMES = {
     **dict.fromkeys(("conv", "conv2d"), "Convolution"),
     **dict.fromkeys(("fullyconnected", "fc", "linear", "dense", "ip"), "InnerProduct"),
@@ -45,6 +49,34 @@ def register(name: str) -> Callable[[Class], Class]:
     return add
 
 
+def replaces_python(module: str, layer: str) -> Callable[[Replacement], Replacement]:
+    """Return a decorator that registers a function in place of a Python layer that a definition names.
+
+    The function returns the definition of a layer of another type. It is used only where Python has no module of that name.
+    """
+
+    def add(replacement: Replacement) -> Replacement:
+        _PYTHON_LAYERS[module, layer] = replacement
+        return replacement
+
+    return add
+
+
+def replaced(param: LayerParameter, context: LayerContext) -> LayerParameter:
+    """Return the definition that stands for `param`: another one for a known Python layer without its module, else `param`."""
+    name = (param.python_param.module, param.python_param.layer)
+    if param.type != "Python" or name not in _PYTHON_LAYERS or _is_importable(name[0]):
+        return param
+    return _PYTHON_LAYERS[name](param, context)
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its package is missing, or is no package
+        return False
+
+
 def known_types() -> frozenset[str]:
     """Return all registered types."""
     return frozenset(_CLASSES)
@@ -69,6 +101,7 @@ def create(param: LayerParameter, context: LayerContext) -> Layer:
     Raises:
         LayerError: the type is unknown, or the number of bottoms or tops is illegal.
     """
+    param = replaced(param, context)
     layer = layer_class(param.type)(param, context)
     layer.check_counts()
     return layer

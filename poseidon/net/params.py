@@ -112,7 +112,8 @@ class ParamTable:
             _check_share(owner, spec.shape, spec_param)
             owner.factors = False
             return owner
-        if not spec.learns and spec_param != ParamSpec() and spec_param.lr_mult != 0:
+        fixed = not spec.learns and spec.fixes_rate
+        if not spec.learns and not fixed and spec_param != ParamSpec() and spec_param.lr_mult != 0:
             raise LayerError(
                 f"blob {index} holds statistics, which solvers do not update; expected lr_mult: 0"
             )
@@ -122,7 +123,7 @@ class ParamTable:
             index=index,
             shape=spec.shape,
             lr_mult=(spec_param.lr_mult if spec_param.HasField("lr_mult") else None) if spec.learns else 0.0,
-            decay_mult=spec_param.decay_mult if spec_param.HasField("decay_mult") else None,
+            decay_mult=0.0 if fixed else spec_param.decay_mult if spec_param.HasField("decay_mult") else None,
             factors=factors and index == 0,
             statistics=False,
         )

@@ -29,6 +29,7 @@ ROOMS = ("layers", "data", "net", "pycaffe", "proto", "engine")
 BLOCKS = {
     "ConvolutionDepthwise": ("convolution_param",),
     "Data": ("data_param", "transform_param"),
+    "DenseImageData": ("dense_image_data_param", "transform_param"),
     "Deconvolution": ("convolution_param",),
     "DepthwiseConvolution": ("convolution_param",),
     "ImageData": ("image_data_param", "transform_param"),
@@ -38,8 +39,11 @@ BLOCKS = {
     "MemoryData": ("memory_data_param", "transform_param"),
     "MultiBoxLoss": ("multibox_loss_param", "loss_param"),
     "RNN": ("recurrent_param",),
+    "ROIData": ("roi_data_param", "transform_param"),
     "SigmoidCrossEntropyLoss": ("loss_param",),
+    "SmoothL1LossOHEM": ("loss_param",),
     "SoftmaxWithLoss": ("softmax_param", "loss_param"),
+    "SoftmaxWithLossOHEM": ("softmax_param", "loss_param"),
     "WindowData": ("window_data_param", "transform_param"),
 }
 _UPGRADED = "moved to transform_param when the file is read"
@@ -86,11 +90,15 @@ NOT_OF_TYPE = {
     "WindowData": _OF_SSD,
     "Im2col": {"num_output", "bias_term", "group", "weight_filler", "bias_filler"},
     "ConvolutionDepthwise": {"group"},
+    "InfogainLoss": {"weight_by_label_freqs", "class_weighting"},
+    "ROIData": {"crop_size", "mean_file", "force_color", "force_gray"},
+    "SigmoidCrossEntropyLoss": {"weight_by_label_freqs", "class_weighting"},
+    "SmoothL1LossOHEM": {"ignore_label", "weight_by_label_freqs", "class_weighting"},
 }
 # Types whose fields are read by the code of another type.
 SAME_CODE = dict.fromkeys(
     ("ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "Im2col"), "Convolution"
-)
+) | {"SoftmaxWithLossOHEM": "SoftmaxWithLoss"}
 HEAD = """# Caffe compatibility
 
 This page lists every layer type with its fields, and the tests that compare each field with Caffe.
@@ -105,11 +113,18 @@ This page lists every layer type with its fields, and the tests that compare eac
 [test_gradients.py](../tests/poseidon/layers/test_gradients.py) checks the gradients of every
 differentiable type.
 
-Where a gradient here is not that of a branch of Caffe:
+Layers and fields of branches have the branch's field numbers where the branches agree and BVLC does
+not use them. Where numbers collide, a field is known in text form only; `caffe.proto` says so at
+each. [test_opencv_layers.py](../tests/compat/test_opencv_layers.py) compares layers of branches
+with OpenCV's importer of Caffe's files.
 
-* **Normalize** with `channel_shared: false`: SSD's Caffe leaves the scales of the other channels out of
-  the sum over channels. The gradient here is the derivative, which finite differences confirm. Both
-  are equal while all scales are, as at the beginning.
+Where this program differs from a branch:
+
+* **AnchorTarget**: an object that overlaps no anchor labels none. In the reference all anchors that
+  overlap nothing become 1 then.
+* **Normalize** with `channel_shared: false`: SSD's Caffe leaves the scales of the other channels
+  out of the sum over channels. The gradient here is the derivative, which finite differences
+  confirm. Both are equal while all scales are, as at the beginning.
 
 All types have `name`, `type`, `bottom`, `top`, `phase`, `include`, `exclude`, `param` (name,
 share_mode, lr_mult, decay_mult), `blobs`, `loss_weight` and `propagate_down`. See

@@ -180,6 +180,13 @@ class Transform:
         self._scaled_difference(image, mean, out[..., ::-1] if mirrored else out)
         return Placement(window, mirrored)
 
+    def placed(self, image: Array, choice: Draws) -> Array:
+        """Return the part of an image (C, H, W) that `one` takes with the same random numbers, mirrored as there, with its values unchanged."""
+        if self._crop:
+            rows, columns = self._window(image.shape, choice)
+            image = image[:, rows, columns]
+        return image[..., ::-1] if self._mirror and bool(choice[2] % 2) else image
+
     def _window(self, shape: tuple[int, ...], choice: Draws) -> tuple[slice, slice]:
         assert self._crop is not None
         high, wide = self._crop

@@ -38,20 +38,27 @@ class Softmax(Layer):
 
 
 class NegativeLogLikelihood(torch.autograd.Function):
-    """The sum of -log softmax(x)[label] over the items that are not ignored, divided by `normalizer`.
+    """The sum of -log softmax(x)[label] over the items that are not ignored, weighted by class, divided by `normalizer`.
 
     The value is limited to Caffe's maximum, but the gradient, (softmax - one hot) / normalizer, is not, as in Caffe.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x_NCS: Tensor, label_N1S: Tensor, ignored_N1S: Tensor | None, normalizer: float
+        ctx: Any,
+        x_NCS: Tensor,
+        label_N1S: Tensor,
+        ignored_N1S: Tensor | None,
+        weight_N1S: Tensor | None,
+        normalizer: float,
     ) -> tuple[Tensor, Tensor]:
         log_probability = torch.log_softmax(x_NCS, 1)
         losses = log_probability.gather(1, label_N1S).clamp_(min=LOG_FLT_MIN).neg_()
         if ignored_N1S is not None:
             losses.masked_fill_(ignored_N1S, 0)
-        ctx.save_for_backward(log_probability, label_N1S, ignored_N1S)
+        if weight_N1S is not None:
+            losses.mul_(weight_N1S)
+        ctx.save_for_backward(log_probability, label_N1S, ignored_N1S, weight_N1S)
         ctx.normalizer = normalizer
         ctx.mark_non_differentiable(log_probability)
         return losses.sum().div_(normalizer), log_probability
@@ -59,12 +66,14 @@ class NegativeLogLikelihood(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        log_probability, label, ignored = ctx.saved_tensors
+        log_probability, label, ignored, weight = ctx.saved_tensors
         diff = log_probability.exp()
         diff.scatter_add_(1, label, diff.new_full((), -1.0).expand(label.shape))
         if ignored is not None:
             diff.masked_fill_(ignored, 0)
-        return diff.mul_(g / ctx.normalizer), None, None, None
+        if weight is not None:
+            diff.mul_(weight)
+        return diff.mul_(g / ctx.normalizer), None, None, None, None
 
 
 def check_labels(scores: Shape, labels: Shape, axis: int, *, name: str) -> None:
@@ -118,7 +127,9 @@ class SoftmaxWithLoss(Layer):
 
     Fields: softmax_param.axis, the class axis; loss_param.ignore_label, the label of items that are ignored;
     loss_param.normalization, Z: FULL = N S, VALID = items not ignored, BATCH_SIZE = N, NONE = 1; the old
-    loss_param.normalize (true = VALID, false = BATCH_SIZE) if normalization is not set. Z is at least 1.
+    loss_param.normalize (true = VALID, false = BATCH_SIZE) if normalization is not set; PRE_FIXED of R-FCN's Caffe =
+    pre_fixed_normalizer. Z is at least 1. Of SegNet's Caffe: weight_by_label_freqs, and class_weighting, once for each class:
+    the loss of an item is multiplied by the weight of its label; Z does not change.
     """
 
     MIN_BOTTOMS: ClassVar[int] = 2
@@ -132,22 +143,35 @@ class SoftmaxWithLoss(Layer):
         self.axis = canonical_axis(self.param.softmax_param.axis, scores)
         check_labels(scores, labels, self.axis, name=self.param.bottom[1])
         self.ignore_label = param.ignore_label if param.HasField("ignore_label") else None
-        self.normalization = normalization(param)
+        self.normalization, self.fixed = normalization(param), param.pre_fixed_normalizer
+        self.class_weights = self._class_weights(scores[self.axis])
         self.with_softmax = self.top_count() > 1
         return [(), scores][: self.top_count()]
+
+    def _class_weights(self, classes: int) -> Tensor | None:
+        """Return the weight of each class, or None."""
+        param = self.param.loss_param
+        if not param.weight_by_label_freqs:
+            return None
+        if len(param.class_weighting) != classes:
+            raise LayerError(
+                f"class_weighting occurs {len(param.class_weighting)} times, expected {classes}: once for each class"
+            )
+        return torch.tensor(list(param.class_weighting), device=self.context.device)
 
     def forward(self, scores: Tensor, label: Tensor) -> Tensor | tuple[Tensor, ...]:
         shape = scores.shape
         outer, classes = math.prod(shape[: self.axis]), shape[self.axis]
         folded = scores.reshape(outer, classes, -1)
         index, ignored = to_indices(label.reshape(outer, 1, -1), classes, self.ignore_label)
-        divisor = normalizer(self.normalization, outer, index, ignored)
+        divisor = normalizer(self.normalization, outer, index, ignored, fixed=self.fixed)
+        weight = None if self.class_weights is None else self.class_weights.to(scores)[index]
         loss: Tensor
-        loss, log_probability = NegativeLogLikelihood.apply(folded, index, ignored, divisor)  # type: ignore[no-untyped-call]
+        loss, log_probability = NegativeLogLikelihood.apply(folded, index, ignored, weight, divisor)  # type: ignore[no-untyped-call]
         return (loss, log_probability.exp().reshape(shape)) if self.with_softmax else loss
 
 
-def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None) -> float:
+def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None, *, fixed: float = 1.0) -> float:
     """Return the divisor of a loss over labels.
 
     Args:
@@ -155,7 +179,10 @@ def normalizer(mode: int, items: int, label: Tensor, ignored: Tensor | None) -> 
         items: the batch size in Caffe's sense, the product of the extents before the class axis.
         label: all labels.
         ignored: the mask of ignored labels.
+        fixed: the divisor with PRE_FIXED.
     """
+    if mode == LossParameter.PRE_FIXED:
+        return max(1.0, fixed)
     if mode == LossParameter.NONE:
         return 1.0
     if mode == LossParameter.BATCH_SIZE:

@@ -112,7 +112,7 @@ class InfogainLoss(Layer):
         check_labels(scores, labels, self.axis, name=self.param.bottom[1])
         classes = scores[self.axis]
         self.ignore_label = loss.ignore_label if loss.HasField("ignore_label") else None
-        self.normalization = normalization(loss)
+        self.normalization, self.fixed = normalization(loss), loss.pre_fixed_normalizer
         self.infogain = self._read_infogain(classes) if len(bottoms) < 3 else None
         if len(bottoms) == 3 and math.prod(bottoms[2]) != classes * classes:
             raise LayerError(f"bottom 2 has shape {times(bottoms[2])}, expected {classes}x{classes}")
@@ -147,7 +147,7 @@ class InfogainLoss(Layer):
         # The value is limited by Caffe's threshold, the gradient is not.
         limited = log_p_NCS.detach().clamp(min=math.log(LOG_THRESHOLD)) - log_p_NCS.detach()
         total = -(rows_NSC.transpose(1, 2) * (log_p_NCS + limited)).sum()
-        loss = total / normalizer(self.normalization, outer, label_NS, ignored)
+        loss = total / normalizer(self.normalization, outer, label_NS, ignored, fixed=self.fixed)
         if not self.with_softmax:
             return loss
         return loss, log_p_NCS.detach().exp().reshape(scores.shape)
@@ -189,6 +189,7 @@ class SigmoidCrossEntropyLoss(LabelLoss):
         self.ignore_label = loss.ignore_label if loss.HasField("ignore_label") else None
         is_set = loss.HasField("normalization") or loss.HasField("normalize")
         self.normalization = normalization(loss) if is_set else LossParameter.BATCH_SIZE
+        self.fixed = loss.pre_fixed_normalizer
         return [()]
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -199,4 +200,6 @@ class SigmoidCrossEntropyLoss(LabelLoss):
             # As in Caffe, the target is truncated first.
             ignored = target.trunc() == self.ignore_label
             losses = losses.masked_fill(ignored, 0)
-        return losses.sum() / normalizer(self.normalization, scores.shape[0], target, ignored)
+        return losses.sum() / normalizer(
+            self.normalization, scores.shape[0], target, ignored, fixed=self.fixed
+        )

@@ -68,7 +68,8 @@ class Pooling(Layer):
     maximum -FLT_MAX, and the index -1.
 
     Fields (pooling_param): pool, kernel_size | kernel_h and kernel_w, stride | stride_h and stride_w,
-    pad | pad_h and pad_w, global_pooling, round_mode. `engine` has no effect.
+    pad | pad_h and pad_w, global_pooling, round_mode (CEIL or FLOOR), or ceil_mode in its place (true or false).
+    `engine` has no effect.
     """
 
     MAX_TOPS: ClassVar[int | None] = 2
@@ -85,7 +86,7 @@ class Pooling(Layer):
             raise LayerError("has 2 tops, expected 1: only pool: MAX has a mask")
         image = (shape[2], shape[3])
         self._read_window(param, image)
-        ceil, empty = param.round_mode == PoolingParameter.CEIL, self.is_max
+        ceil, empty = rounds_up(param), self.is_max
         self.extents = pooled_extents(image, self.kernel, self.stride, self.pad, ceil=ceil, empty=empty)
         self._choose_call(image)
         return [(*shape[:2], *self.extents)] * len(self.param.top)
@@ -180,6 +181,22 @@ class Pooling(Layer):
         # The first value at which the cumulative sum reaches the threshold.
         chosen = (reached >= threshold.unsqueeze(-1)).int().argmax(-1, keepdim=True)
         return windows.gather(-1, chosen).squeeze(-1)
+
+
+def rounds_up(param: PoolingParameter) -> bool:
+    """Return whether a window that exceeds the end of the image counts.
+
+    Raises:
+        LayerError: round_mode and ceil_mode contradict each other.
+    """
+    ceil = bool(param.round_mode == PoolingParameter.CEIL)
+    if not param.HasField("ceil_mode"):
+        return ceil
+    if param.HasField("round_mode") and ceil != param.ceil_mode:
+        raise LayerError(
+            f"has round_mode: {'CEIL' if ceil else 'FLOOR'} and ceil_mode: {str(param.ceil_mode).lower()}, expected one of them"
+        )
+    return bool(param.ceil_mode)
 
 
 def pair(param: PoolingParameter, name: str, stem: str, default: int | None) -> Pair:

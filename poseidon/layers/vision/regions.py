@@ -1,4 +1,5 @@
-"""Pooling of regions of a feature map: ROIPooling of Fast R-CNN (Girshick, 2015).
+"""Pooling of regions of a feature map: ROIPooling of Fast R-CNN (Girshick, 2015), PSROIPooling of R-FCN (Dai et al., 2016)
+and ROIAlign of Mask R-CNN (He et al., 2017).
 
 Law: corners and parts are computed in float32, as in Caffe: 57 cells in 7 parts are 57 / 7 x 7 = 57.000004, so the last part
 has a cell more. Numbers are rounded half away from 0, as by C.
@@ -139,3 +140,111 @@ class _PartMaxima(torch.autograd.Function):
 def _longest(begin: Tensor, end: Tensor) -> int:
     """Return the number of cells of the longest part."""
     return int((end - begin).max()) if begin.numel() else 0
+
+
+@register("PSROIPooling")
+class PSROIPooling(Layer):
+    """The means of K x K parts of each region, each part from channels of its own.
+
+    A region spans round(x1) scale to (round(x2) + 1) scale, at least 0.1 cells. Its part (i, j) covers rows floor(i h / K + y1)
+    to ceil((i + 1) h / K + y1) of its height h (columns likewise), clipped to the map. Channel c of the top reads channel
+    (c K + i) K + j of the map. The mean of an empty part is 0.
+
+    Bottoms: the map N x (D K K) x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x D x K x K.
+    Fields (psroi_pooling_param): spatial_scale, output_dim D, group_size K.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, (shape, regions) = self.param.psroi_pooling_param, bottoms
+        check_map_and_regions(shape, regions)
+        self.depth, self.group, self.scale = param.output_dim, param.group_size, param.spatial_scale
+        if min(self.depth, self.group) < 1:
+            raise LayerError(
+                f"output_dim is {self.depth} and group_size is {self.group}, expected at least 1 each"
+            )
+        wanted = self.depth * self.group**2
+        if shape[1] != wanted:
+            raise LayerError(
+                f"bottom 0 has {shape[1]} channels, expected output_dim x group_size^2 = {wanted}"
+            )
+        return [(regions[0], self.depth, self.group, self.group)]
+
+    def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
+        image_R, corners = split_regions(regions, feature.shape[0])
+        x1, y1, x2, y2 = rounded(corners).unbind(1)
+        rows = self._means(y1 * self.scale, (y2 + 1) * self.scale, feature.shape[2]).to(feature.dtype)
+        columns = self._means(x1 * self.scale, (x2 + 1) * self.scale, feature.shape[3]).to(feature.dtype)
+        shape = (self.depth, self.group, self.group, *feature.shape[2:])
+        tops = feature.new_empty((len(image_R), self.depth, self.group, self.group))
+        parts = []
+        for image in range(feature.shape[0]):
+            chosen = (image_R == image).nonzero().flatten()
+            found = torch.einsum("cpqhw,rph->rcpqw", feature[image].view(shape), rows[chosen])
+            parts.append((chosen, torch.einsum("rcpqw,rqw->rcpq", found, columns[chosen])))
+        for chosen, part in parts:
+            tops = tops.index_copy(0, chosen, part)
+        return tops
+
+    def _means(self, begin_R: Tensor, end_R: Tensor, extent: int) -> Tensor:
+        """Return the weight of each cell of a side in the mean of each part: R x K x extent."""
+        part = ((end_R - begin_R).clamp(min=0.1) / self.group).unsqueeze(1)
+        index = torch.arange(self.group, device=part.device)
+        first = clipped((index * part + begin_R.unsqueeze(1)).floor(), extent).unsqueeze(2)
+        last = clipped(((index + 1) * part + begin_R.unsqueeze(1)).ceil(), extent).unsqueeze(2)
+        cell = torch.arange(extent, device=part.device)
+        inside = ((cell >= first) & (cell < last)).to(part.dtype)
+        return inside / (last - first).clamp(min=1)
+
+
+@register("ROIAlign")
+class ROIAlign(Layer):
+    """The means of bilinear samples in pooled_h x pooled_w parts of each region, without rounding.
+
+    A region spans x1 scale to x2 scale, at least 1 cell. Each part has sampling_ratio x sampling_ratio samples at even
+    distances; with a ratio of 0 or less, as many as cells, rounded up. A sample outside the map by more than a cell is 0;
+    nearer ones have the value at the border.
+
+    Bottoms: the map N x C x H x W; regions R x 5 (x 1 x 1), without a gradient. Top: R x C x pooled_h x pooled_w.
+    Fields (roi_align_param): pooled_h, pooled_w, spatial_scale, sampling_ratio.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, (shape, regions) = self.param.roi_align_param, bottoms
+        check_map_and_regions(shape, regions)
+        if min(param.pooled_h, param.pooled_w) < 1:
+            raise LayerError("missing pooled_h or pooled_w, expected at least 1 each")
+        self.parts, self.scale = (param.pooled_h, param.pooled_w), param.spatial_scale
+        self.ratio = param.sampling_ratio
+        return [(regions[0], shape[1], *self.parts)]
+
+    def forward(self, feature: Tensor, regions: Tensor) -> Tensor:
+        image_R, corners = split_regions(regions, feature.shape[0])
+        x1, y1, x2, y2 = (corners * self.scale).unbind(1)
+        tops = []
+        for region, image in enumerate(image_R.tolist()):
+            rows = self._samples(float(y1[region]), float(y2[region]), self.parts[0], feature.shape[2])
+            columns = self._samples(float(x1[region]), float(x2[region]), self.parts[1], feature.shape[3])
+            tops.append(rows.to(feature) @ feature[image] @ columns.to(feature).T)
+        return torch.stack(tops) if tops else feature.new_zeros((0, feature.shape[1], *self.parts))
+
+    def _samples(self, begin: float, end: float, count: int, extent: int) -> Tensor:
+        """Return the weight of each cell of a side in the mean of each part: count x extent."""
+        part = max(end - begin, 1.0) / count
+        samples = self.ratio if self.ratio > 0 else math.ceil(part)
+        weights = torch.zeros(count, extent, dtype=torch.float64)
+        for index in range(count):
+            for sample in range(samples):
+                place = begin + index * part + (sample + 0.5) * part / samples
+                if -1.0 <= place <= extent:
+                    place = min(max(place, 0.0), extent - 1.0)
+                    low = min(int(place), extent - 1)
+                    high = min(low + 1, extent - 1)
+                    weights[index, low] += (low + 1 - place) / samples
+                    weights[index, high] += (place - low) / samples
+        return weights

@@ -1,12 +1,17 @@
-"""Interp: bilinear resizing, of the DeepLab branch of Caffe (Chen et al., 2015)."""
+"""Layers that change the extents of a map: Interp of the DeepLab branch of Caffe (Chen et al., 2015), Upsample of SegNet
+(Badrinarayanan et al., 2015) and Reorg of Yolo (Redmon and Farhadi, 2016)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from poseidon.errors import DataError
 from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
 from poseidon.layers.registry import register
 
@@ -56,3 +61,118 @@ class Interp(Layer):
         high, wide = bottom.shape[2:]
         kept = bottom[:, :, self.front : high - self.back, self.front : wide - self.back]
         return functional.interpolate(kept, size=self.extents, mode="bilinear", align_corners=True)
+
+
+@register("Upsample")
+class Upsample(Layer):
+    """The values of a map at the places where a pooling layer found its maxima; 0 elsewhere.
+
+    Bottoms: a map N x C x H x W; the second top of a Pooling layer of the same shape: the index y W' + x of each value in the
+    top, without a gradient. Top: N x C x H' x W'. If an index occurs twice, the later value stays, and both values get the
+    gradient, as in SegNet's Caffe. An index of -1, of a window entirely outside the image, is left out.
+
+    Fields (upsample_param): upsample_h and upsample_w, the extents H' and W'; or scale (2 by default), or scale_h and scale_w,
+    the factors of H and W, and with a factor of 2 pad_out_h and pad_out_w, which make H' and W' one less.
+    """
+
+    MIN_BOTTOMS: ClassVar[int] = 2
+    MAX_BOTTOMS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        shape, mask = bottoms
+        check_image(shape)
+        if mask != shape:
+            raise LayerError(
+                f"bottoms have shapes {times(shape)} and {times(mask)}, expected equal shapes: an index for each value"
+            )
+        self.extents = self._extents((shape[2], shape[3]))
+        return [(*shape[:2], *self.extents)]
+
+    def _extents(self, image: tuple[int, int]) -> tuple[int, int]:
+        param = self.param.upsample_param
+        if param.HasField("upsample_h") and param.HasField("upsample_w"):
+            if min(param.upsample_h, param.upsample_w) < 2:
+                raise LayerError(
+                    f"upsample_h is {param.upsample_h} and upsample_w is {param.upsample_w}, expected at least 2"
+                )
+            return param.upsample_h, param.upsample_w
+        if param.HasField("upsample_h") or param.HasField("upsample_w"):
+            raise LayerError("has only one of upsample_h and upsample_w, expected both")
+        if param.HasField("scale_h") != param.HasField("scale_w"):
+            raise LayerError("has only one of scale_h and scale_w, expected both")
+        if param.HasField("scale_h") and param.HasField("scale"):
+            raise LayerError("has both scale and scale_h/scale_w, expected one of them")
+        scales = (param.scale_h, param.scale_w) if param.HasField("scale_h") else (param.scale,) * 2
+        pads = (param.pad_out_h, param.pad_out_w)
+        if min(scales) < 2:
+            raise LayerError(f"scale is {times(scales)}, expected at least 2")
+        if any(pad and scale != 2 for pad, scale in zip(pads, scales, strict=True)):
+            raise LayerError("pad_out_h and pad_out_w need a scale of 2; use upsample_h and upsample_w")
+        high, wide = (extent * scale - pad for extent, scale, pad in zip(image, scales, pads, strict=True))
+        return high, wide
+
+    def forward(self, bottom: Tensor, mask: Tensor) -> Tensor:
+        count = self.extents[0] * self.extents[1]
+        index = mask.detach().flatten(2).long()
+        if index.device.type == "cpu" and index.numel():
+            low, high = (int(value) for value in torch.aminmax(index))
+            if low < -1 or high >= count:
+                raise DataError(
+                    f"index {low if low < -1 else high} is outside the {times(self.extents)} top; its extents must be those of "
+                    "the pooled bottom: see upsample_h and upsample_w"
+                )
+        # One more cell takes the values without a place.
+        top: Tensor = _Scatter.apply(bottom.flatten(2), torch.where(index < 0, count, index), count + 1)  # type: ignore[no-untyped-call]
+        return top[..., :count].reshape(*bottom.shape[:2], *self.extents)
+
+
+class _Scatter(torch.autograd.Function):
+    """Values at indices; each value's gradient is that at its index, whether or not it is the one that stayed."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(index)
+        return values.new_zeros((*values.shape[:2], count)).scatter_(2, index, values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        return g.gather(2, index), None, None
+
+
+@register("Reorg")
+class Reorg(Layer):
+    """Values in another shape: s x s neighbours become channels, or with `reverse` the other way round.
+
+    Bottom: N x C x H x W. Top: N x C s^2 x H/s x W/s; with `reverse` N x C/s^2 x H s x W s. The order of the values is that of
+    Darknet. Let D = C/s^2. With `reverse` channel k D + d, k = i s + j, has the cells (i, j) of the s x s squares of channel d of
+    the top. Without it the memory of the bottom is read as D x H s x W s, and the cells (i, j) of the squares of channel d become
+    channel k D + d of a C x H x W result, whose memory is that of the top. So one direction is not the inverse of the other.
+
+    Fields (reorg_param): stride s; reverse.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param, shape = self.param.reorg_param, bottoms[0]
+        check_image(shape)
+        if not param.HasField("stride") or param.stride < 1:
+            raise LayerError("missing stride in reorg_param, expected at least 1")
+        self.stride, self.reverse = param.stride, param.reverse
+        s, (_, channels, high, wide) = self.stride, shape
+        if channels % s**2:
+            raise LayerError(f"bottom has {channels} channels, expected a multiple of stride^2 = {s**2}")
+        if not self.reverse and (high % s or wide % s):
+            raise LayerError(f"bottom is {high}x{wide}, expected multiples of stride {s}")
+        if self.reverse:
+            return [(shape[0], channels // s**2, high * s, wide * s)]
+        return [(shape[0], channels * s**2, high // s, wide // s)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        s, (count, channels, high, wide) = self.stride, bottom.shape
+        inner = channels // s**2
+        if self.reverse:
+            squares = bottom.view(count, s, s, inner, high, wide).permute(0, 3, 4, 1, 5, 2)
+            return squares.reshape(count, inner, high * s, wide * s)
+        squares = bottom.reshape(count, inner, high, s, wide, s).permute(0, 3, 5, 1, 2, 4)
+        return squares.reshape(count, channels * s**2, high // s, wide // s)

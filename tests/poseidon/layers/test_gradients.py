@@ -330,12 +330,67 @@ CASES |= {
     "reduce_mean": (IMAGE, "Reduction", "x", "y", "reduction_param { operation: MEAN axis: -1 }", 0),
 }
 
+GROUPS = {"x": (2, 8, 5, 6), "h": (3, 5)}
+CASES |= {
+    "bn_segnet": (IMAGE, "BN", "x", "y m v", f"bn_param {{ scale_{FILLER} shift_{FILLER} }}", 0),
+    "bn_inference": (
+        IMAGE,
+        "BN",
+        "x",
+        "y",
+        f"bn_param {{ bn_mode: INFERENCE scale_{FILLER} shift_{FILLER} }}",
+        0,
+    ),
+    "bn_axis": (IMAGE, "BN", "x", "y", f"bn_param {{ axis: 2 var_eps: 0.1 scale_{FILLER} }}", 0),
+    "bn_momentum": (FLAT, "BN", "x", "y", f"bn_param {{ momentum: 0.5 slope_{FILLER} bias_{FILLER} }}", 0),
+    "bn_frozen": (IMAGE, "BN", "x", "y", f"bn_param {{ frozen: true slope_{FILLER} }}", 0),
+    "pool_max_ceil_mode": (
+        IMAGE,
+        "Pooling",
+        "x",
+        "y",
+        "pooling_param { kernel_size: 3 stride: 2 ceil_mode: false }",
+        0,
+    ),
+    "reorg": ({"x": (2, 8, 4, 6)}, "Reorg", "x", "y", "reorg_param { stride: 2 }", 0),
+    "reorg_reverse": ({"x": (2, 8, 4, 6)}, "Reorg", "x", "y", "reorg_param { stride: 2 reverse: true }", 0),
+    "psroi_pooling": (
+        GROUPS,
+        "PSROIPooling",
+        "x h",
+        "y",
+        "psroi_pooling_param { spatial_scale: 1 output_dim: 2 group_size: 2 }",
+        0,
+    ),
+    "roi_align": (GROUPS, "ROIAlign", "x h", "y", "roi_align_param { pooled_h: 2 pooled_w: 1 }", 0),
+    "smooth_l1_ohem": (PAIR, "SmoothL1LossOHEM", "x y", "z", "loss_param { normalization: NONE }", 0),
+    "softmax_loss_ohem": (
+        MAPS,
+        "SoftmaxWithLossOHEM",
+        "x l",
+        "y p z",
+        "loss_param { ignore_label: 1 }",
+        0,
+    ),
+    "softmax_loss_of_weighted_classes": (
+        SCORES,
+        "SoftmaxWithLoss",
+        "x l",
+        "y",
+        "loss_param { weight_by_label_freqs: true class_weighting: [1, 0.5, 3, 2, 2] }",
+        0,
+    ),
+}
+
 # Types whose gradient is not what finite differences say, or that have none, each with the test that holds it.
 HELD_ELSEWHERE = {
     "Accuracy": "has no gradient",
+    "AnchorTarget": "has no gradient",
     "ArgMax": "has no gradient",
+    "BoxAnnotatorOHEM": "has no gradient",
     "ContrastiveLoss": "Caffe adds 1e-4 to the distance: test_distance_loss.py; its legacy form is above",
     "Data": "a source",
+    "DenseImageData": "a source",
     "DepthwiseConvolution": "is Convolution",
     "DetectionEvaluate": "has no gradient",
     "DetectionOutput": "has no gradient",
@@ -349,10 +404,14 @@ HELD_ELSEWHERE = {
     "MultiBoxLoss": "ssd/test_multibox_loss.py",
     "MultinomialLogisticLoss": "of probabilities: test_classification_loss.py",
     "PriorBox": "has no gradient",
+    "Proposal": "has no gradient",
+    "ProposalTarget": "has no gradient",
     "Python": "the user's: test_python_layer.py",
-    "ROIPooling": "against pooling: test_detection.py",
+    "ROIData": "a source",
+    "ROIPooling": "against pooling: test_regions.py",
     "Silence": "has no top",
     "Threshold": "has no gradient",
+    "Upsample": "needs different indices: test_resize.py",
     "WindowData": "a source",
 }
 

@@ -73,6 +73,7 @@ def test_the_identity_gains_what_the_softmax_loss_does() -> None:
         ("normalization: FULL", 12),
         ("normalization: VALID", 12),
         ("normalization: NONE", 1),
+        ("normalization: PRE_FIXED pre_fixed_normalizer: 6", 6),
         ("normalize: true", 12),
         ("normalize: false", 4),
         ("normalization: VALID ignore_label: 1", 8),

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from poseidon.errors import DefinitionError
 from poseidon.layers.base import LayerError
 from poseidon.layers.vision.pooling import pooled_extents
 from poseidon.proto.caffe_pb2 import TEST
@@ -132,3 +133,27 @@ def test_stochastic_in_test_is_the_mean_of_what_would_be_drawn() -> None:
     window = x[0, 0, 2:4, 4:5]
     assert tuple(y.shape) == (2, 3, 3, 3)
     torch.testing.assert_close(y[0, 0, 1, 2], window.square().sum() / window.sum())
+
+
+@pytest.mark.parametrize(
+    ("body", "extents"),
+    [
+        ("", (3, 4)),
+        ("ceil_mode: true", (3, 4)),
+        ("ceil_mode: false", (2, 3)),
+        ("round_mode: FLOOR", (2, 3)),
+        ("round_mode: FLOOR ceil_mode: false", (2, 3)),
+    ],
+)
+def test_ceil_mode_is_round_mode_in_other_branches(body: str, extents: tuple[int, int]) -> None:
+    pooling = f"pooling_param {{ kernel_size: 2 stride: 2 {body} }}"
+    net = build(inputs(x=(1, 1, 5, 7)) + layer("Pooling", "x", "y", pooling))
+    assert net.blob_shapes["y"] == (1, 1, *extents)
+
+
+def test_ceil_mode_and_round_mode_that_contradict() -> None:
+    pooling = "pooling_param { kernel_size: 2 round_mode: CEIL ceil_mode: false }"
+    with pytest.raises(
+        DefinitionError, match="has round_mode: CEIL and ceil_mode: false, expected one of them"
+    ):
+        build(inputs(x=(1, 1, 5, 7)) + layer("Pooling", "x", "y", pooling))

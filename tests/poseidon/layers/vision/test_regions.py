@@ -93,3 +93,51 @@ def test_no_regions_and_a_wrong_image() -> None:
     assert net({"x": noise(2, 3, 8, 9), "r": torch.zeros(0, 5)})["y"].shape == (0, 3, 2, 3)
     with pytest.raises(DataError, match=r"index 2 is outside 0\.\.1"):
         net({"x": noise(2, 3, 8, 9), "r": torch.tensor([[2.0, 0, 0, 1, 1]])})
+
+
+def psroi(body: str, x: tuple[int, ...] = (1, 8, 4, 4), regions: int = 1) -> Net:
+    return build(
+        inputs(x=x, r=(regions, 5)) + layer("PSROIPooling", "x r", "y", f"psroi_pooling_param {{ {body} }}")
+    )
+
+
+def test_each_part_of_a_region_reads_channels_of_its_own() -> None:
+    """The region 0..7 by a half spans 0 to 4: parts of 2 cells. Channel (c 2 + i) 2 + j holds 10 (channel) + column."""
+    x = (10 * torch.arange(8.0).view(8, 1, 1) + torch.arange(4.0)).expand(8, 4, 4).unsqueeze(0)
+    net = psroi("spatial_scale: 0.5 output_dim: 2 group_size: 2")
+    y = net({"x": x.contiguous(), "r": torch.tensor([[0.0, 0, 0, 7, 7]])})["y"]
+    assert y[0].flatten().tolist() == pytest.approx([0.5, 12.5, 20.5, 32.5, 40.5, 52.5, 60.5, 72.5])
+
+
+def test_parts_overlap_and_end_at_the_map() -> None:
+    """The region 1..4 spans 1 to 5: parts of 2 cells at 1 and 3, the second clipped to one. Corners are rounded before scaling."""
+    x = torch.arange(4.0).expand(1, 4, 4, 4).contiguous()
+    net = psroi("spatial_scale: 1 output_dim: 1 group_size: 2", x=(1, 4, 4, 4))
+    y = net({"x": x, "r": torch.tensor([[0.0, 0.6, 0.6, 4.4, 4.4]])})["y"]
+    assert y.flatten().tolist() == pytest.approx([1.5, 3, 1.5, 3])
+    outside = net({"x": x, "r": torch.tensor([[0.0, 9, 9, 12, 12]])})["y"]
+    assert not outside.any()
+
+
+def test_samples_between_cells() -> None:
+    """ROIAlign by hand: 0..2 in one part has samples at 0.5 and 1.5 of a ramp."""
+    x = torch.arange(4.0).expand(1, 1, 4, 4).contiguous()
+    text = inputs(x=(1, 1, 4, 4), r=(3, 5))
+    body = "pooled_h: 1 pooled_w: 1 sampling_ratio: 2"
+    net = build(text + layer("ROIAlign", "x r", "y", f"roi_align_param {{ {body} }}"))
+    regions = torch.tensor([[0.0, 0, 0, 2, 2], [0, 3, 0, 5, 2], [0, 7, 7, 9, 9]])
+    # The second: 3.5 has the value at the border, 4.5 is outside. The third is outside.
+    assert net({"x": x, "r": regions})["y"].flatten().tolist() == pytest.approx([1, 1.5, 0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 2 group_size: 3 }"), "has 8 channels, expected output_dim x group_size.2 = 18"),
+        (("PSROIPooling", "psroi_pooling_param { spatial_scale: 1 output_dim: 0 group_size: 3 }"), "output_dim is 0"),
+        (("ROIAlign", "roi_align_param { pooled_h: 3 }"), "missing pooled_h or pooled_w"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_other_pooling(text: tuple[str, str], message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        build(inputs(x=(1, 8, 4, 4), r=(1, 5)) + layer(text[0], "x r", "y", text[1]))

@@ -1,0 +1,79 @@
+"""DenseImageData: batches of images with a label for each pixel. From SegNet (Badrinarayanan et al., 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from poseidon.data.batches.dense_images import DenseImageReader, read_pairs
+from poseidon.data.batches.images import ImagePlan
+from poseidon.data.batches.transform import Transform
+from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import TRAIN
+
+
+@register("DenseImageData")
+class DenseImageData(ReadingSource):
+    """Images and label images from a list, whose lines are two paths; prepared in the background.
+
+    Tops: data N x C x H x W, cropped and transformed; labels N x 1 x H x W, the values of the label images, cropped and mirrored
+    like the data. Without new_height and new_width, and without a crop, the images of a batch must have one size.
+
+    Fields (dense_image_data_param): source, the list; root_folder, the prefix of each path; batch_size N of one worker;
+    new_height and new_width (label images: the nearest neighbour); is_color; shuffle; rand_skip; mean_file, in place of that of
+    transform_param; shared_file_system (as for `ImageData`); transform_param.
+    """
+
+    MIN_TOPS: ClassVar[int] = 2
+    MAX_TOPS: ClassVar[int | None] = 2
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.dense_image_data_param
+        if self.reader is None:
+            self.reader = self._open()
+            fixed = bool(param.new_height) or bool(self.param.transform_param.crop_size)
+            self.tops_may_change_shape = not fixed
+        shape = self.reader.shape
+        return [shape, (shape[0], 1, *shape[2:])]
+
+    def _open(self) -> DenseImageReader:
+        param, context = self.param.dense_image_data_param, self.context
+        if param.batch_size < 1:
+            raise LayerError(f"batch_size is {param.batch_size}, expected at least 1")
+        if bool(param.new_height) != bool(param.new_width):
+            raise LayerError("has only one of new_height and new_width, expected both or none")
+        transform = self.param.transform_param
+        if param.HasField("mean_file"):
+            if transform.HasField("mean_file"):
+                raise LayerError(
+                    "has mean_file in dense_image_data_param and in transform_param, expected one of them"
+                )
+            transform = type(transform)()
+            transform.CopyFrom(self.param.transform_param)
+            transform.mean_file = param.mean_file
+        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        plan = ImagePlan(
+            batch_size=param.batch_size,
+            transform=Transform(transform, train=context.phase == TRAIN, resolve=context.resolve),
+            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
+            seed=context.seed,
+            size=(param.new_height, param.new_width) if param.new_height else None,
+            color=param.is_color,
+            shuffle=param.shuffle,
+            rand_skip=param.rand_skip,
+        )
+        return DenseImageReader(source, self._root(source), plan)
+
+    def _root(self, source: Path) -> str:
+        """Return root_folder, with the folder of the list's first image before it if that is found elsewhere."""
+        root = self.param.dense_image_data_param.root_folder
+        first = root + read_pairs(source, "", most=1)[0].image
+        if Path(first).is_absolute():
+            return root
+        for found in (self.context.resolve(first), source.parent / first):
+            if found.exists():
+                return str(found).removesuffix(first) + root
+        return root

@@ -1,0 +1,74 @@
+"""ROIData: images with the boxes of their objects, for Faster R-CNN and R-FCN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from poseidon.data.batches.objects import CHANNELS, Floats, ObjectPlan, ObjectReader
+from poseidon.data.batches.window_file import read_windows
+from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.layers.registry import register
+
+REGION = 5
+
+
+@register("ROIData")
+class ROIData(ReadingSource):
+    """One image and the boxes of its objects, from a window file; in place of py-faster-rcnn's Python layer RoIDataLayer.
+
+    Tops: data 1 x 3 x H x W, whose size changes from image to image; im_info 1 x 3: H, W and the factor of the image's sides;
+    gt_boxes G x 5: x1, y1, x2, y2 in pixels of data, and the class, from 1.
+
+    Fields: roi_data_param: source, a window file as for `WindowData`, whose windows of overlap 1 are the objects; root_folder, the
+    prefix of each path; scale, the length of the shorter side (0: images stay as they are); max_size, the limit of the longer
+    one; shuffle (another order in each epoch, the same on all workers); shared_file_system (as for `ImageData`). transform_param:
+    mean_value, scale, mirror.
+    """
+
+    MIN_TOPS: ClassVar[int] = 3
+    MAX_TOPS: ClassVar[int | None] = 3
+    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        if self.reader is None:
+            self.reader = self._open()
+        assert isinstance(self.reader, ObjectReader)
+        return [self.reader.shape, (1, 3), (self.reader.objects, REGION)]
+
+    def _open(self) -> ObjectReader:
+        param, transform = self.param.roi_data_param, self.param.transform_param
+        if param.scale and param.max_size < 1:
+            raise LayerError("max_size is 0, expected at least 1")
+        for name in ("crop_size", "mean_file"):
+            if transform.HasField(name):
+                raise LayerError(f"transform_param has {name}, expected only mean_value, scale and mirror")
+        shared = param.shared_file_system
+        file = read_windows(
+            self.source(param.source, shared_file_system=shared),
+            param.root_folder,
+            fg_threshold=1.0,
+            bg_threshold=0.0,
+        )
+        plan = ObjectPlan(
+            share=self.share(shared_file_system=shared, batch=1),
+            seed=self.context.seed,
+            scale=param.scale,
+            longest=param.max_size,
+            mean=self._mean(),
+            factor=transform.scale,
+            mirror=transform.mirror,
+            shuffle=param.shuffle,
+        )
+        return ObjectReader(file, plan)
+
+    def _mean(self) -> Floats | None:
+        values = self.param.transform_param.mean_value
+        if not values:
+            return None
+        if len(values) not in (1, CHANNELS):
+            raise LayerError(f"mean_value occurs {len(values)} times, expected 1 or {CHANNELS}")
+        return np.broadcast_to(np.array(values, np.float32).reshape(-1, 1, 1), (CHANNELS, 1, 1))

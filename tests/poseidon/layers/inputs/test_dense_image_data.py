@@ -1,0 +1,129 @@
+"""DenseImageData in a net: shapes, labels that follow their images, workers, mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from poseidon.errors import DataError, DefinitionError
+from poseidon.layers.base import LayerContext
+from poseidon.net.compile import compile_net
+from poseidon.net.net import Net
+from poseidon.proto.caffe_pb2 import TRAIN, NetState
+from tests.support.nets import definition, layer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four images whose first channel is their label image plus 100."""
+    for index in range(4):
+        label = (np.arange(30).reshape(5, 6) + index).astype(np.uint8)
+        cv2.imwrite(str(tmp_path / f"{index}.png"), np.dstack([label + 100, label, label]))
+        cv2.imwrite(str(tmp_path / f"{index}_label.png"), label)
+    (tmp_path / "list").write_text("".join(f"{i}.png {i}_label.png\n" for i in range(4)))
+    return tmp_path
+
+
+def net(folder: Path, body: str, rest: str = "", **place: int) -> Net:
+    text = layer(
+        "DenseImageData",
+        "",
+        "data label",
+        f'dense_image_data_param {{ source: "{folder}/list" {body} }} {rest}',
+    )
+    context = LayerContext(phase=TRAIN, seed=1, **place)  # type: ignore[arg-type]
+    return compile_net(definition(text), context, state=NetState(phase=TRAIN))
+
+
+def firsts(compiled: Net, passes: int) -> list[int]:
+    """The label of the first pixel of each image."""
+    try:
+        return [int(label[0, 0, 0]) for _ in range(passes) for label in compiled()["label"]]
+    finally:
+        compiled.close()
+
+
+def test_images_and_their_labels(folder: Path) -> None:
+    compiled = net(folder, "batch_size: 3")
+    assert compiled.blob_shapes == {"data": (3, 3, 5, 6), "label": (3, 1, 5, 6)}
+    try:
+        tops = compiled()
+    finally:
+        compiled.close()
+    assert tops["label"][1, 0].flatten().tolist() == list(range(1, 31))
+    assert (tops["data"][:, :1] == tops["label"] + 100).all()
+
+
+def test_labels_are_cropped_and_mirrored_like_their_images(folder: Path) -> None:
+    compiled = net(
+        folder, "batch_size: 4", "transform_param { crop_size: 3 mirror: true mean_value: 100 scale: 0.5 }"
+    )
+    try:
+        batches = [compiled() for _ in range(4)]
+    finally:
+        compiled.close()
+    for tops in batches:
+        assert tops["label"].shape == (4, 1, 3, 3)
+        assert (tops["data"][:, :1] == tops["label"] / 2).all()
+    steps = {
+        float(tops["label"][i, 0, 0, 1] - tops["label"][i, 0, 0, 0]) for tops in batches for i in range(4)
+    }
+    assert steps == {1, -1}
+
+
+def test_labels_are_resized_by_the_nearest_neighbour(folder: Path) -> None:
+    compiled = net(folder, "batch_size: 1 new_height: 9 new_width: 11 is_color: false")
+    try:
+        tops = compiled()
+    finally:
+        compiled.close()
+    assert tops["data"].shape == (1, 1, 9, 11)
+    assert set(tops["label"].flatten().tolist()) == set(range(30))
+
+
+def test_workers_share_the_list_or_have_parts(folder: Path) -> None:
+    both = [
+        firsts(net(folder, "batch_size: 1 shared_file_system: true", rank=g, workers=2), 2) for g in range(2)
+    ]
+    assert both == [[0, 2], [1, 3]]
+    (folder / "list_1").write_text("3.png 3_label.png\n")
+    (folder / "list_0").write_text("2.png 2_label.png\n")
+    assert firsts(net(folder, "batch_size: 1", client=1, clients=2, rank=1, workers=2), 1) == [3]
+
+
+def test_order_and_start(folder: Path) -> None:
+    assert sorted(firsts(net(folder, "batch_size: 4 shuffle: true"), 1)) == [0, 1, 2, 3]
+    assert firsts(net(folder, "batch_size: 1 rand_skip: 1"), 1) == [0]
+    assert firsts(net(folder, f'batch_size: 1 root_folder: "{folder}/"'), 1) == [0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("batch_size: 0", "batch_size is 0"),
+        ("batch_size: 1 new_width: 3", "only one of new_height and new_width"),
+        ('batch_size: 1 mean_file: "m"', "has mean_file in dense_image_data_param and in transform_param"),
+    ],
+)
+def test_mistakes(folder: Path, body: str, message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        net(folder, body, 'transform_param { mean_file: "n" }')
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0.png", "list:1: '0.png' is not the path of an image and of its label image"),
+        ("0.png none.png", "list:1: there is no image"),
+        ("0.png small.png", "list:1: the image is 5x6 and its label image 2x2, expected one size"),
+        ("", "the list .* is empty"),
+    ],
+)
+def test_mistakes_of_lists(folder: Path, line: str, message: str) -> None:
+    cv2.imwrite(str(folder / "small.png"), np.zeros((2, 2), np.uint8))
+    (folder / "list").write_text(f"{line}\n")
+    with pytest.raises(DataError, match=message):
+        net(folder, "batch_size: 1")
