@@ -29,7 +29,7 @@ class StoreCollections:
 
     Each worker writes its payload to the store and then counts itself: a collection is complete when all have. Each counts
     itself again when it has read all payloads, and the last one deletes them. A worker that leaves writes how many
-    collections it has contributed to, so that no other waits for it in a later one.
+    collections it has contributed to, and how many iterations it has finished, so that no other waits for it.
 
     Args:
         rendezvous: has the store.
@@ -67,21 +67,21 @@ class StoreCollections:
 
         return Collection(poll, lambda: self._wait(poll))
 
-    def close(self) -> None:
-        """Leave the job, and let the others read what is complete. Safe to call twice."""
+    def leave(self, iterations: int) -> None:
+        """Leave the job after so many iterations: when this returns, all others can see it. Safe to call twice."""
         if self._closed.is_set():
             return
         self._closed.set()
+        with contextlib.suppress(PeerLost), self._lock, torch_errors("leave"):  # rank 0 may have gone
+            self._store.set(f"left/{self._rank}", f"{self._next} {iterations}")
+            for number in self._unread:
+                self._store.add(f"{number}/read", 1)
+            self._store.add("left", 1)
+
+    def close(self) -> None:
+        """Let the others read what is complete, on rank 0, whose process has the store. Call it after `leave`."""
         deadline_s = time.monotonic() + LINGER_S
-        with (
-            contextlib.suppress(PeerLost),
-            torch_errors("leave"),
-        ):  # where rank 0 has gone nobody is left to notify
-            with self._lock:
-                self._store.set(f"left/{self._rank}", str(self._next))
-                self._store.set("left", "")
-                for number in self._unread:
-                    self._store.add(f"{number}/read", 1)
+        with contextlib.suppress(PeerLost), torch_errors("leave"):
             while self._rank == 0 and self._has_readers() and time.monotonic() < deadline_s:
                 time.sleep(LONGEST_PAUSE_S)
 
@@ -114,7 +114,7 @@ class StoreCollections:
     def _take(self, number: int) -> tuple[bytes, ...] | None:
         """Read a collection, and delete it if all others have read it; None while it is not complete."""
         if self._store.add(f"{number}/written", 0) < self._workers:
-            self._check_left(number)
+            self._check_left(lambda contributed, _: contributed <= number)
             return None
         keys = [f"{number}/{rank}" for rank in range(self._workers)]
         payloads = []
@@ -128,13 +128,25 @@ class StoreCollections:
                 self._store.delete_key(key)
         return tuple(payloads)
 
-    def _check_left(self, number: int) -> None:
+    def check_left(self, iterations: int) -> None:
+        """Raise `PeerLost` if a worker has left after at most so many iterations."""
+        with torch_errors("train"):
+            self._check_left(lambda _, finished: finished <= iterations)
+
+    def _check_left(self, is_behind: Callable[[int, int], bool]) -> None:
+        """Raise `PeerLost` if a worker has left whose contributions and iterations are too few."""
         if not self._store.check(["left"]):
             return
         for rank in range(self._workers):
             key = f"left/{rank}"
-            if self._store.check([key]) and int(self._store.get(key)) <= number:
-                raise PeerLost(f"worker {rank} has left before a collection")
+            if not self._store.check([key]):
+                continue
+            contributed, finished = map(int, self._store.get(key).split())
+            if is_behind(contributed, finished):
+                raise PeerLost(
+                    f"worker {rank} has left after {finished} iterations, and worker {self._rank} goes on: "
+                    "every worker must make the same number of them"
+                )
 
     def _has_readers(self) -> bool:
         """Return whether a worker has still to read a collection that is complete."""

@@ -7,8 +7,9 @@ carries their collections (`control.py`).
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from poseidon.exchange.base import ExchangeSettings, History, LocalHistories, Tr
 from poseidon.exchange.control import JobControl
 from poseidon.exchange.observe.statistics import Traffic
 from poseidon.exchange.replicas import Arithmetic, arithmetic_sample, common_kernel
+from ps_server import PeerLost
 from ps_server.rules import clip_factor, sum_of_squares, update
 
 
@@ -57,6 +59,7 @@ class AllReduceExchange(WholeGradients):
         self.state = LocalHistories(tensors, replicated=True)
         self.control = JobControl(self._delivery, root=group.rank == 0)
         self._due = [False] * len(tensors)
+        self._finished = settings.start_clock
         self._scale: float | None = None
         self._rate, self._iteration = 0.0, settings.start_clock
         self._due_rate, self._due_step = self._rate, self._iteration
@@ -89,7 +92,7 @@ class AllReduceExchange(WholeGradients):
         if clock is None:
             resumed = self._form_groups(resumed=resumed)
         else:
-            self._iteration = clock
+            self._iteration = self._finished = clock
         self.state.load(histories)
         assert self._gradient_group is not None
         for flat, history in zip(self._flat, self.state.of, strict=True):
@@ -133,6 +136,10 @@ class AllReduceExchange(WholeGradients):
         if not self._due[index]:
             return
         self._due[index] = False
+        with self._others_take_part():
+            self._update(index)
+
+    def _update(self, index: int) -> None:
         flat = self._flat[index]
         if self._tensors[index].statistics:
             flat.copy_(self._means.mean(index))
@@ -164,7 +171,18 @@ class AllReduceExchange(WholeGradients):
         self._scale = None
         self._gradients.start()
         self._means.start()
-        self._delivery.finish(self._iteration + 2)
+        with self._others_take_part():
+            self._delivery.finish(self._iteration + 2)
+        self._finished = self._iteration + 1
+
+    @contextlib.contextmanager
+    def _others_take_part(self) -> Iterator[None]:
+        """Name the worker that has left, where a sum fails because it has."""
+        try:
+            yield
+        except PeerLost:
+            self._collections.check_left(self._finished)
+            raise
 
     def settle(self) -> None:
         """See `Exchange`."""
@@ -177,6 +195,9 @@ class AllReduceExchange(WholeGradients):
 
     def close(self) -> None:
         """See `Exchange`. The others' waits for this replica end with an error."""
+        self._collections.leave(self._finished)
+        if self._gradient_group is not None:
+            self._gradient_group.close()
         self._gradient_group = self._request_group = None
         self._collections.close()
         self._rendezvous = None

@@ -23,6 +23,8 @@ from ps_server import PeerLost
 
 WATCH_S = 1.0
 """How often an operation that waits calls `watch`."""
+CLOSE_S = 5.0
+"""How long `close` waits at most."""
 
 dist: Any = torch.distributed  # its stubs lack half of what is used here
 
@@ -134,6 +136,7 @@ class ProcessGroup:
         self._settings = settings
         self._backend = backend
         self._watch = watch if backend is Backend.GLOO else None
+        self._calling_back: list[Any] = []
         with torch_errors(f"form the group '{name}'"):
             self._group = _make(dist.PrefixStore(name, rendezvous.store), settings, backend)
 
@@ -153,7 +156,15 @@ class ProcessGroup:
             return self._waiter(work, "sum", on_done)
         done = on_done
         work.get_future().add_done_callback(lambda _: done())
+        self._calling_back = [one for one in self._calling_back if not one.is_completed()] + [work]
         return self._waiter(work, "sum")
+
+    def close(self) -> None:
+        """Wait some seconds for the sums that call back: gloo's thread must not call into an interpreter that ends."""
+        deadline_s = time.monotonic() + CLOSE_S
+        for work in self._calling_back:
+            with contextlib.suppress(RuntimeError):  # its owner has waited for it, or does not want it
+                work.wait(datetime.timedelta(seconds=max(deadline_s - time.monotonic(), 0.001)))
 
     def reduce(self, tensor: Tensor) -> Callable[[], None]:
         """Start to sum into rank 0's `tensor`. The tensors of the others are undefined afterwards."""

@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 @contextmanager
 def collections(workers: int, timeout_s: float = TIMEOUT_S) -> Iterator[list[StoreCollections]]:
-    """Those of each worker, by rank; the last to close is rank 0, as where all threads of a job end."""
+    """Those of each worker, by rank."""
     settings = [
         GroupSettings(rank=rank, size=workers, host="127.0.0.1", timeout_s=timeout_s)
         for rank in range(workers)
@@ -32,7 +32,12 @@ def collections(workers: int, timeout_s: float = TIMEOUT_S) -> Iterator[list[Sto
         yield made
     finally:
         for each in reversed(made):
-            each.close()
+            leave(each)
+
+
+def leave(of: StoreCollections, iterations: int = 0) -> None:
+    of.leave(iterations)
+    of.close()
 
 
 def keys(of: StoreCollections) -> set[str]:
@@ -79,17 +84,21 @@ def test_nobody_waits_for_a_worker_that_has_left() -> None:
     with collections(3) as workers:
         begun = [workers[0].contribute(b"0"), workers[1].contribute(b"1")]
         workers[2].contribute(b"2")
-        workers[2].close()
+        leave(workers[2], iterations=7)
         assert [one.result() for one in begun] == [(b"0", b"1", b"2")] * 2
         later = workers[0].contribute(b"3")
-        with pytest.raises(PeerLost, match=r"^worker 2 has left before a collection$"):
+        sentence = r"^worker 2 has left after 7 iterations, and worker 0 goes on: every worker must make the same number"
+        with pytest.raises(PeerLost, match=sentence):
             later.result()
+        workers[0].check_left(6)
+        with pytest.raises(PeerLost, match=sentence):
+            workers[0].check_left(7)
 
 
 def test_a_wait_ends_where_this_worker_leaves() -> None:
     with collections(2) as workers, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(workers[1].contribute(b"").result)
-        workers[1].close()
+        leave(workers[1])
         with pytest.raises(LocalProtocolError, match="the exchange is closed"):
             waiting.result()
         with pytest.raises(LocalProtocolError, match="the exchange is closed"):
@@ -101,10 +110,10 @@ def test_rank_0_leaves_once_the_others_have_read_what_is_complete() -> None:
         begun = [worker.contribute(b"%d" % rank) for rank, worker in enumerate(workers)]
         workers[1].contribute(b"never complete")
         expected = begun[0].result()
-        leaving = pool.submit(workers[0].close)
+        leaving = pool.submit(leave, workers[0])
         assert begun[1].result() == expected
         assert not leaving.done()
-        workers[2].close()  # which has not read it, and never will
+        leave(workers[2])  # which has not read it, and never will
         leaving.result(TIMEOUT_S)
 
 
@@ -113,7 +122,7 @@ def test_rank_0_waits_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) 
     with collections(2) as workers:
         for worker in workers:
             worker.contribute(b"")
-        workers[0].close()
+        leave(workers[0])
 
 
 def test_the_end_of_rank_0_is_one_sentence() -> None:
@@ -125,7 +134,7 @@ def test_the_end_of_rank_0_is_one_sentence() -> None:
     with pytest.raises(PeerLost, match=r"^could not gather with the other workers: .+") as caught:
         begun.result()
     assert "\n" not in str(caught.value)
-    other.close()
+    leave(other)
 
 
 def test_rank_0_forgets_the_collections_that_are_deleted() -> None:

@@ -230,9 +230,11 @@ def test_a_peer_that_has_gone_is_one_sentence() -> None:
             gone.set()
             return
         gone.wait()
-        with pytest.raises(PeerLost, match=r"^could not \w+ with the other workers: .+") as caught:
+        with pytest.raises(
+            PeerLost,
+            match=r"^worker 1 has left after 0 iterations, and worker 0 goes on: every worker must make the same number",
+        ):
             step(exchange, 0, torch.zeros(2, 3))
-        assert "\n" not in str(caught.value)
         exchange.close()
 
     together(2, run)

@@ -62,6 +62,17 @@ def test_operations_are_those_of_arithmetic() -> None:
     groups(3, body)
 
 
+def test_a_closed_group_calls_nothing_back() -> None:
+    done: list[int] = []
+
+    def body(group: ProcessGroup, rank: int) -> None:
+        group.sum(torch.ones(3), lambda: done.append(rank))
+        group.close()
+        assert rank in done
+
+    groups(2, body)
+
+
 def test_what_torch_says_becomes_one_sentence() -> None:
     with (
         pytest.raises(PeerLost, match=r"^could not sum with the other workers: Timed out$"),
