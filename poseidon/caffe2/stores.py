@@ -1,4 +1,4 @@
-"""Key-value stores that the shards of a run meet in: a shared folder, or a Redis server.
+"""Key-value stores that the shards of a run meet in: a shared folder, or a Redis server; `tcp_store` has a third.
 
 Law: a key is set once. A second `set` of a key is an error that names it, so a run id that was used before is noticed,
 and no shard reads what an earlier run has left. (Caffe2's file store overwrote keys: stale addresses were read.)

@@ -22,6 +22,7 @@ from poseidon.caffe2.data_parallel_model.checkpoints import (
     GetCheckpointParams,
     GetLearningRateBlobNames,
 )
+from poseidon.caffe2.data_parallel_model.collectives import TIMEOUT_S as _DEFAULT_TIMEOUT_SEC
 from poseidon.caffe2.data_parallel_model.collectives import (
     AddBlobSync,
     AddDistributedBlobSync,
@@ -31,15 +32,21 @@ from poseidon.caffe2.data_parallel_model.memory import OptimizeGradientMemory
 from poseidon.caffe2.data_parallel_model.parallelize import Parallelize
 from poseidon.caffe2.data_parallel_model.replicas import ConvertNetForDevice, stripBlobName
 from poseidon.caffe2.data_parallel_model.replicas import infer_devices as _InferBlobDevice
+from poseidon.caffe2.data_parallel_model.running import BARRIER_TIMEOUT_S as _DEFAULT_BARRIER_NET_TIMEOUT_SEC
 from poseidon.caffe2.data_parallel_model.running import CreateNet, RunInitNet, RunNet, RunWarmup, Synchronize
 from poseidon.caffe2.data_parallel_model.running import run_comparison as _RunComparison
+from poseidon.caffe2.data_parallel_model.unequal import BatchSizesBySpeed, ExchangeValue
 
 __all__ = [
+    "_DEFAULT_BARRIER_NET_TIMEOUT_SEC",
+    "_DEFAULT_TIMEOUT_SEC",
     "AddBlobSync",
     "AddDistributedBlobSync",
+    "BatchSizesBySpeed",
     "CollectivesConcurrencyControl",
     "ConvertNetForDevice",
     "CreateNet",
+    "ExchangeValue",
     "ExtractPredictorNet",
     "FinalizeAfterCheckpoint",
     "GetCheckpointParams",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe2.stores import FolderStore, KeyTaken, RedisStore, Store, StoreTimeout
+from poseidon.caffe2.tcp_store import TcpStore
 from poseidon.errors import JobError, UsageError
 from tests.support.free_ports import free_ports
 from tests.support.redis_server import redis_server
@@ -18,10 +19,16 @@ from tests.support.redis_server import redis_server
 Open = Callable[[str], Store]
 
 
-@pytest.fixture(params=["folder", pytest.param("redis", marks=pytest.mark.needs("redis"))])
+@pytest.fixture(params=["folder", "tcp", pytest.param("redis", marks=pytest.mark.needs("redis"))])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     if request.param == "folder":
         yield lambda prefix: FolderStore(tmp_path, prefix)
+        return
+    if request.param == "tcp":
+        (port,) = free_ports(1)
+        served = TcpStore("127.0.0.1", port, serve=True)
+        yield lambda prefix: TcpStore("127.0.0.1", port, prefix)
+        del served
         return
     with redis_server(tmp_path) as server:
         yield lambda prefix: RedisStore("127.0.0.1", server.port, prefix)

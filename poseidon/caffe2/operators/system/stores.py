@@ -13,6 +13,7 @@ from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.proto.caffe2_pb2 import BlobProto
 from poseidon.caffe2.runtime.serialization import deserialize, serialize
 from poseidon.caffe2.stores import FolderStore, RedisStore
+from poseidon.caffe2.tcp_store import TcpStore
 
 
 @operator("FileStoreHandlerCreate")
@@ -37,6 +38,19 @@ def redis_store_handler_create(*, host: str, port: int, prefix: str = "") -> Any
     """
     with sentences():
         return StoreHandler(RedisStore(host, port, prefix), run=prefix or f"{host}:{port}")
+
+
+@operator("TCPStoreHandlerCreate")
+def tcp_store_handler_create(*, host: str, port: int, prefix: str = "", serve: bool = False) -> Any:
+    """Return the handler of a store in the memory of one shard. Caffe2 has none.
+
+    Args:
+        host, port: of the shard that serves.
+        prefix: the run id.
+        serve: whether it is this one.
+    """
+    with sentences():
+        return StoreHandler(TcpStore(host, port, prefix, serve=serve), run=prefix or f"{host}:{port}")
 
 
 def _key(name: str) -> str:

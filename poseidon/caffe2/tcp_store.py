@@ -1,0 +1,147 @@
+"""A store in the memory of one shard, which the others reach by TCP.
+
+    store = TcpStore("10.0.0.1", 29500, "run_17", serve=shard == 0)
+
+A request is one line of JSON on a connection of its own, and so is the answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import socket
+import socketserver
+import threading
+import time
+import weakref
+from collections import Counter
+from typing import Any
+
+from poseidon.caffe2.stores import LAST_POLL_S, TIMEOUT_S, KeyTaken, Store
+from poseidon.errors import JobError
+
+LONGEST = 16 * 2**20
+"""Bytes of a request or an answer, at most."""
+ANSWER_S = 10.0
+"""Longest time that an answer takes."""
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Keeps keys and counters, and answers requests, each on a thread."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[Any, ...], family: socket.AddressFamily) -> None:
+        self.address_family = family
+        self.values: dict[str, str] = {}
+        self.counters: Counter[str] = Counter()
+        self.lock = threading.Lock()
+        super().__init__(address[:2], _Handler)
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request: `set`, `find` or `add`."""
+        key = str(request["key"])
+        with self.lock:
+            if request["kind"] == "add":
+                self.counters[key] += int(request["value"])
+                return {"value": self.counters[key]}
+            known = self.values.get(key)
+            if request["kind"] == "set" and known is None:
+                self.values[key] = str(request["value"])
+            return {"value": known}
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """Answers one request; what is none is dropped."""
+
+    timeout = ANSWER_S
+
+    def handle(self) -> None:
+        """Read a line, and write one."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            assert isinstance(self.server, _Server)
+            answer = self.server.answer(json.loads(self.rfile.readline(LONGEST)))
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+
+class TcpStore(Store):
+    """Keys in the memory of one shard.
+
+    Args:
+        host: of the shard that serves.
+        port: of that shard.
+        prefix: of the run; keys of other prefixes are apart.
+        serve: whether this process serves, until the store is not used any more.
+        timeout_s: longest time to wait for the shard that serves.
+
+    Raises:
+        JobError: the port cannot be opened, or the shard that serves is not there in time.
+    """
+
+    def __init__(
+        self, host: str, port: int, prefix: str = "", *, serve: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._host, self._port, self._prefix = host, port, prefix
+        if serve:
+            self._serve()
+        else:
+            self._await_server(timeout_s)
+
+    def _serve(self) -> None:
+        try:
+            family, *_, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+            server = _Server(address, family)
+        except OSError as error:
+            raise JobError(
+                f"cannot serve the rendezvous at {self._host}:{self._port}: {error.strerror or error}"
+            ) from error
+        threading.Thread(target=server.serve_forever, args=(0.1,), name="caffe2-store", daemon=True).start()
+        weakref.finalize(self, _stop, server)
+
+    def _await_server(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                socket.create_connection((self._host, self._port), ANSWER_S).close()
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise JobError(
+                        f"the rendezvous at {self._host}:{self._port} cannot be reached within {timeout_s:g} s "
+                        f"({error.strerror or error}); check the host, the port, and that shard 0 runs there"
+                    ) from error
+            time.sleep(LAST_POLL_S)
+
+    def set(self, key: str, value: bytes) -> None:
+        """See `Store`."""
+        known = self._request("set", key, base64.b64encode(value).decode())
+        if known is not None:
+            raise KeyTaken(key, base64.b64decode(known))
+
+    def find(self, key: str) -> bytes | None:
+        """See `Store`."""
+        known = self._request("find", key)
+        return None if known is None else base64.b64decode(known)
+
+    def add(self, key: str, value: int) -> int:
+        """See `Store`."""
+        return int(self._request("add", key, value))
+
+    def _request(self, kind: str, key: str, value: Any = None) -> Any:
+        line = json.dumps({"kind": kind, "key": f"{self._prefix}/{key}", "value": value}).encode() + b"\n"
+        try:
+            with (
+                socket.create_connection((self._host, self._port), ANSWER_S) as connection,
+                connection.makefile("rb") as answers,
+            ):
+                connection.sendall(line)
+                return json.loads(answers.readline(LONGEST))["value"]
+        except (OSError, ValueError) as error:
+            raise JobError(f"the rendezvous at {self._host}:{self._port} has ended: {error}") from error
+
+
+def _stop(server: _Server) -> None:
+    threading.Thread(target=server.shutdown, daemon=True).start()
+    server.server_close()

@@ -1,0 +1,42 @@
+"""The store of shard 0: what is not there, not free, or no request; `test_stores.py` has what all stores do."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+import pytest
+
+from poseidon.caffe2.tcp_store import TcpStore
+from poseidon.errors import JobError
+from tests.support.free_ports import free_ports
+
+
+def test_a_rendezvous_by_tcp_that_is_not_there() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(
+        JobError, match=rf"^the rendezvous at 127.0.0.1:{port} cannot be reached within 0.2 s"
+    ):
+        TcpStore("127.0.0.1", port, timeout_s=0.2)
+    served = TcpStore("127.0.0.1", port, serve=True)
+    with pytest.raises(JobError, match=rf"^cannot serve the rendezvous at 127.0.0.1:{port}: Address already"):
+        TcpStore("127.0.0.1", port, serve=True)
+    client = TcpStore("127.0.0.1", port)
+    del served
+    gc.collect()
+    with pytest.raises(JobError, match=rf"^the rendezvous at 127.0.0.1:{port} has ended"):
+        client.set("a", b"")
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"\n", b"{}\n", b"[1]\n", b"\xff\n", b'{"kind": "add", "key": "a", "value": "x"}\n']
+)
+def test_what_is_no_request_is_dropped(line: bytes) -> None:
+    (port,) = free_ports(1)
+    store = TcpStore("127.0.0.1", port, serve=True)
+    with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+        stranger.sendall(line)
+        stranger.shutdown(socket.SHUT_WR)
+        assert stranger.recv(1) == b""
+    store.set("a", b"1")
+    assert store.get("a") == b"1"
