@@ -1,0 +1,56 @@
+"""Watchdogs: the process ends, with the stacks of all threads, when a call does not return in time."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger("timeout_guard")
+
+ABORT_S = 10.0
+"""From the interrupt to the abort, for a process that does not end."""
+
+
+def _end_process(reason: str) -> None:
+    """Report where all threads are, interrupt the process, and abort it where that does not help."""
+    log.error("%s PID: %d", reason, os.getpid())
+    faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    abort = threading.Timer(ABORT_S, os.abort)
+    abort.daemon = True
+    abort.start()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@contextmanager
+def CompleteInTimeOrDie(timeout_secs: float) -> Iterator[None]:
+    """End the process when the block takes longer: KeyboardInterrupt first, SIGABRT ten seconds later.
+
+    Args:
+        timeout_secs: the longest time.
+    """
+    reason = f"Call did not finish in time. Timeout:{timeout_secs}s"
+    watchdog = threading.Timer(timeout_secs, _end_process, (reason,))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+
+
+def EuthanizeIfNecessary(timeout_secs: float = 120) -> None:
+    """End the process when it still runs after a time: called at the end of a script whose threads may hang.
+
+    Args:
+        timeout_secs: the time.
+    """
+    reason = f"The process did not end in time. Timeout:{timeout_secs}s"
+    watchdog = threading.Timer(timeout_secs, _end_process, (reason,))
+    watchdog.daemon = True
+    watchdog.start()

@@ -1,0 +1,176 @@
+"""The flags of the ResNet-50 trainer, and what follows from them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from poseidon.caffe2.models import resnet
+from poseidon.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What follows from the flags.
+
+    Attributes:
+        gpus: the devices of this host.
+        shards, shard: the hosts, and which one this is.
+        batch_sizes: images of each shard in an iteration.
+        epoch_iters: iterations of an epoch.
+        weighted: the shards read unequal parts of each batch.
+    """
+
+    gpus: list[int]
+    shards: int
+    shard: int
+    batch_sizes: list[int]
+    epoch_iters: int
+    weighted: bool
+
+    @property
+    def batch_size(self) -> int:
+        """Images of this shard in an iteration."""
+        return self.batch_sizes[self.shard]
+
+    @property
+    def epoch_size(self) -> int:
+        """Images of an epoch, of all shards."""
+        return self.epoch_iters * sum(self.batch_sizes)
+
+
+def switch(text: str) -> bool:
+    """Read true or false."""
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"expected true or false, found '{text}'")
+    return known[text.lower()]
+
+
+def add_flag(group: Any, name: str, text: str, **settings: Any) -> None:
+    """Add a flag; one without type or default is a switch, on without a value."""
+    if not settings:
+        settings = {"type": switch, "nargs": "?", "const": True, "default": False}
+    group.add_argument(f"--{name}", help=text, **settings)
+
+
+def flags() -> argparse.ArgumentParser:
+    """Return the parser of the flags: those of Caffe2's trainers, then what was added."""
+    parser = argparse.ArgumentParser(description="Train ResNet-50 on a database of images")
+    data = parser.add_argument_group("data")
+    add_flag(data, "train_data", "database to train on; null: random images", required=True, metavar="PATH")
+    add_flag(data, "test_data", "database to test on after each epoch", default=None, metavar="PATH")
+    add_flag(data, "db_type", "lmdb, leveldb or minidb", default="lmdb")
+    add_flag(data, "num_channels", "3: color, 1: gray", type=int, default=3)
+    add_flag(data, "image_size", "side of the images", type=int, default=227)
+    add_flag(data, "num_labels", "classes", type=int, default=1000)
+    for name, what in (("mean", "subtracted"), ("std", "divided by")):
+        text = f"what is {what} for each channel"
+        add_flag(data, f"image_{name}_per_channel", text, type=float, nargs="*", default=None)
+    model = parser.add_argument_group("model")
+    add_flag(model, "model", "resnext", choices=("resnext",), default="resnext")
+    add_flag(model, "num_layers", "18, 34, 50, 101, 152 or 200", type=int, default=50)
+    add_flag(model, "resnext_num_groups", "groups of the 3x3 convolutions", type=int, default=1)
+    add_flag(model, "resnext_width_per_group", "their width", type=int, default=64)
+    add_flag(
+        model, "dtype", "storage of activations and parameters", choices=("float", "float16"), default="float"
+    )
+    add_flag(model, "float16_compute", "compute in float16")
+    add_flag(model, "enable_tensor_core", "let GPUs use tensor cores")
+    add_flag(model, "model_parallel", "not supported: ends with a sentence")
+    add_flag(model, "cudnn_workspace_limit_mb", "memory of cuDNN", type=int, default=64)
+    training = parser.add_argument_group("training")
+    add_flag(training, "batch_size", "images of this machine in an iteration", type=int, default=32)
+    add_flag(training, "epoch_size", "images of an epoch, all machines together", type=int, default=1500000)
+    add_flag(training, "num_epochs", "epochs", type=int, default=1000)
+    add_flag(training, "test_epoch_size", "images of a test (all of test_data)", type=int, default=None)
+    add_flag(training, "base_learning_rate", "for a batch of 256", type=float, default=0.1)
+    add_flag(training, "weight_decay", "L2 regularization", type=float, default=1e-4)
+    add_flag(training, "save_model_name", "of checkpoints", default="resnet50_model")
+    add_flag(training, "load_model_path", "checkpoint to go on from", default=None, metavar="PATH")
+    add_flag(training, "first_iter_timeout", "seconds of the first iteration", type=int, default=1200)
+    add_flag(training, "timeout", "seconds of each other", type=int, default=60)
+    devices = parser.add_argument_group("devices")
+    add_flag(devices, "gpus", "their numbers, with commas", default=None)
+    add_flag(devices, "num_gpus", "how many, in place of a list", type=int, default=1)
+    add_flag(devices, "use_cpu", "compute on the CPU")
+    add_flag(devices, "use_nccl", "NCCL between the GPUs of a machine")
+    add_flag(devices, "use_ideep", "accepted; the CPU computes as always")
+    shards = parser.add_argument_group("several machines")
+    add_flag(shards, "num_shards", "machines", type=int, default=1)
+    add_flag(shards, "shard_id", "this machine, from 0", type=int, default=0)
+    add_flag(shards, "run_id", "unique name of this start, the same on all", default=None)
+    add_flag(
+        shards,
+        "file_store_path",
+        "shared folder of rendezvous and checkpoints",
+        default="/tmp",
+        metavar="DIR",
+    )
+    add_flag(shards, "redis_host", "Redis in place of the folder for the rendezvous", default=None)
+    add_flag(shards, "redis_port", "its port", type=int, default=6379)
+    add_flag(shards, "distributed_transport", "tcp", choices=("tcp", "ibverbs"), default="tcp")
+    add_flag(shards, "distributed_interfaces", "network interface of this machine", default="")
+    add_flag(shards, "shard_batch_sizes", "batch size of each, with commas", default=None, metavar="N,N,...")
+    added = parser.add_argument_group("not in Caffe2")
+    add_flag(added, "image_scale", "shorter side before the crop", type=int, default=256)
+    add_flag(added, "seed", "of parameters, crops and mirror images", type=int, default=0)
+    return parser
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    """Read whole numbers with commas between them."""
+    if not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
+        raise UsageError(f"--{flag}={text}: expected whole numbers with commas, such as 0,1")
+    return [int(part) for part in text.split(",")]
+
+
+def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0) -> Plan:
+    """Check the flags and return what follows from them.
+
+    Args:
+        args: the flags.
+        workers, rank: of the job that has started this process; with more than one these are the shards.
+
+    Raises:
+        UsageError: flags contradict each other.
+    """
+    gpus = numbers("gpus", args.gpus) if args.gpus is not None else list(range(args.num_gpus))
+    shards, shard = args.num_shards, args.shard_id
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        shards, shard = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("SIZE", "RANK"))
+    if workers > 1:
+        shards, shard = workers, rank
+    if not 0 <= shard < max(shards, 1):
+        raise UsageError(f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}")
+    sizes = [args.batch_size] * shards
+    if args.shard_batch_sizes:
+        sizes = numbers("shard_batch_sizes", args.shard_batch_sizes)
+    if len(sizes) != shards or min(sizes) < 1:
+        raise UsageError(f"--shard_batch_sizes={args.shard_batch_sizes}: expected {shards} numbers above 0")
+    if not gpus or any(size % len(gpus) for size in sizes[shard : shard + 1]):
+        raise UsageError(
+            f"Number of GPUs must divide batch size: {len(gpus)} GPUs, batch size {sizes[shard]}"
+        )
+    iters = args.epoch_size // sum(sizes)
+    if iters < 1:
+        raise UsageError(
+            f"--epoch_size={args.epoch_size} is less than one batch of all shards, {sum(sizes)} images"
+        )
+    if args.image_size > args.image_scale:
+        raise UsageError(f"--image_size={args.image_size}: expected at most --image_scale={args.image_scale}")
+    if args.num_channels not in (1, 3):
+        raise UsageError(f"--num_channels={args.num_channels}: expected 3 (color) or 1 (gray)")
+    for name in ("image_mean_per_channel", "image_std_per_channel"):
+        if getattr(args, name) and len(getattr(args, name)) != args.num_channels:
+            raise UsageError(f"--{name}: expected {args.num_channels} numbers, one for each channel")
+    if args.model_parallel:
+        raise UsageError("--model_parallel: layers on several GPUs are not supported; expected replicas only")
+    if args.num_layers not in resnet.BLOCKS:
+        raise UsageError(f"--num_layers={args.num_layers}: expected one of {sorted(resnet.BLOCKS)}")
+    return Plan(
+        gpus, shards, shard, sizes, iters, weighted=bool(args.shard_batch_sizes) and len(set(sizes)) > 1
+    )
