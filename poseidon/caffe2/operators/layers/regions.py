@@ -1,0 +1,209 @@
+"""Regions of images: maxima and bilinear means of their parts, boxes moved by predicted differences."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.gradients import GradientMaker
+from poseidon.caffe2.operators.layers.windows import channels_last, channels_second
+from poseidon.caffe2.operators.registry import operator
+
+LARGEST_CHANGE = math.log(1000 / 16)
+"""The largest logarithm by which a box grows (Detectron's limit)."""
+
+
+def _boxes(regions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the image of each region and its corners (x1, y1, x2, y2); without an image it is the first."""
+    if regions.shape[1] == 4:
+        return torch.zeros(len(regions), dtype=torch.int64, device=regions.device), regions
+    return regions[:, 0].long(), regions[:, 1:]
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Return values rounded half away from zero, as C does."""
+    return torch.sign(x) * torch.floor(x.abs() + 0.5)
+
+
+def _cells(first: Tensor, last: Tensor, parts: int, size: int) -> Tensor:
+    """Return which cells of one axis each part of each region has: (regions, parts, size)."""
+    step = ((last - first + 1).clamp(min=1) / parts)[:, None]
+    place = torch.arange(parts, device=first.device)
+    begin = ((place * step).floor() + first[:, None]).clamp(0, size)
+    end = (((place + 1) * step).ceil() + first[:, None]).clamp(0, size)
+    cell = torch.arange(size, device=first.device)
+    return (cell >= begin[..., None]) & (cell < end[..., None])
+
+
+def _pool_rule(maker: GradientMaker) -> None:
+    maker.op("RoIPoolGradient", [maker.I(0), maker.I(1), maker.O(1), maker.GO(0)], [maker.GI(0)])
+
+
+@operator("RoIPool", gradient=_pool_rule)
+def roi_pool(
+    x: Tensor, regions: Tensor, *, pooled_h: int = 1, pooled_w: int = 1, spatial_scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the maximum of each part of each region, 0 for an empty part, and its place in the image, -1 for none.
+
+    Args:
+        x: images, NCHW.
+        regions: rows of image, x1, y1, x2, y2.
+        pooled_h, pooled_w: the number of parts.
+        spatial_scale: what the corners are multiplied by.
+    """
+    height, width = x.shape[2:]
+    shape = (len(regions), x.shape[1], pooled_h, pooled_w)
+    if x.is_meta:
+        return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
+    image, corners = _boxes(regions)
+    x1, y1, x2, y2 = _rounded(corners * spatial_scale).unbind(1)
+    rows, columns = _cells(y1, y2, pooled_h, height), _cells(x1, x2, pooled_w, width)
+    values = x.new_zeros(shape)
+    places = torch.full(shape, -1, dtype=torch.int64, device=x.device)
+    chosen = x[image].flatten(2)
+    for p in range(pooled_h):
+        for q in range(pooled_w):
+            inside = (rows[:, p, :, None] & columns[:, q, None, :]).flatten(1)[:, None]
+            most, place = torch.where(inside, chosen, float("-inf")).max(2)
+            some = inside.any(2)
+            values[:, :, p, q] = torch.where(some, most, 0)
+            places[:, :, p, q] = torch.where(some, place, -1)
+    return values, places.to(torch.int32)
+
+
+@operator("RoIPoolGradient")
+def roi_pool_gradient(x: Tensor, regions: Tensor, places: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `RoIPool`: the place of each maximum has it."""
+    image, _ = _boxes(regions)
+    flat, given = places.flatten(2).long(), dy.flatten(2)
+    found = torch.zeros(len(regions), x.shape[1], x.shape[2:].numel(), dtype=dy.dtype, device=dy.device)
+    found.scatter_add_(2, flat.clamp(min=0), torch.where(flat >= 0, given, 0))
+    return torch.zeros_like(x).flatten(2).index_add(0, image, found).reshape(x.shape)
+
+
+def _weights(first: Tensor, length: Tensor, parts: int, size: int, ratio: int) -> Tensor:
+    """Return how much each cell of one axis counts for each part: (regions, parts, size).
+
+    Each part has `ratio` points, or ceil(length / parts), at equal distances; a point lies between two cells and has its
+    share of both. A point more than a cell outside counts 0.
+    """
+    count = torch.full_like(length, ratio) if ratio > 0 else (length / parts).ceil()
+    most = max(int(count.max()), 1) if len(count) else 1
+    point = torch.arange(most, device=length.device)
+    step = (length / parts)[:, None, None]
+    part = torch.arange(parts, device=length.device)[None, :, None]
+    spot = first[:, None, None] + part * step + (point + 0.5) * step / count[:, None, None]
+    used = (point < count[:, None, None]) & (spot >= -1) & (spot <= size)
+    spot = spot.clamp(0, size - 1)
+    cell = torch.arange(size, device=length.device)
+    share = (1 - (spot[..., None] - cell).abs()).clamp(min=0) * used[..., None]
+    return share.sum(2) / count[:, None, None]
+
+
+class _Align:
+    """What `RoIAlign` and its gradient share: the weights of the rows and columns of each part."""
+
+    def __init__(
+        self,
+        *,
+        spatial_scale: float = 1.0,
+        pooled_h: int = 1,
+        pooled_w: int = 1,
+        sampling_ratio: int = -1,
+        aligned: bool = False,
+        order: str = "NCHW",
+    ) -> None:
+        self.scale = spatial_scale
+        self.parts = pooled_h, pooled_w
+        self.ratio = sampling_ratio
+        self.aligned = aligned
+        self.last = order == "NHWC"
+
+    def weights(self, x: Tensor, regions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the image of each region, and the weights of rows and columns."""
+        image, corners = _boxes(regions)
+        x1, y1, x2, y2 = (corners * self.scale - (0.5 if self.aligned else 0.0)).unbind(1)
+        lengths = [y2 - y1, x2 - x1]
+        if not self.aligned:
+            lengths = [length.clamp(min=1) for length in lengths]
+        found = [
+            _weights(first, length, parts, size, self.ratio)
+            for first, length, parts, size in zip((y1, x1), lengths, self.parts, x.shape[2:], strict=True)
+        ]
+        return image, found[0], found[1]
+
+
+@operator("RoIAlign", gradient="RoIAlignGradient(I0, I1, GO0) -> GI0")
+class RoIAlign(_Align):
+    """The mean of points of each part of each region, interpolated between four pixels (Mask R-CNN)."""
+
+    def __call__(self, x: Tensor, regions: Tensor) -> Tensor:
+        """Return (regions, channels, pooled_h, pooled_w), or with the channels last where `order` is NHWC.
+
+        Args:
+            x: images.
+            regions: rows of image, x1, y1, x2, y2; without the image it is the first.
+        """
+        x = channels_second(x) if self.last else x
+        if x.is_meta:
+            y = x.new_empty(len(regions), x.shape[1], *self.parts)
+        else:
+            image, rows, columns = self.weights(x, regions)
+            y = torch.einsum("rph,rchw,rqw->rcpq", rows, x[image], columns)
+        return channels_last(y) if self.last else y
+
+
+@operator("RoIAlignGradient")
+class RoIAlignGradient(_Align):
+    """The gradient of `RoIAlign`."""
+
+    def __call__(self, x: Tensor, regions: Tensor, dy: Tensor) -> Tensor:
+        """Return the gradient of the images."""
+        if self.last:
+            x, dy = channels_second(x), channels_second(dy)
+        image, rows, columns = self.weights(x, regions)
+        found = torch.einsum("rph,rcpq,rqw->rchw", rows, dy, columns)
+        dx = torch.zeros_like(x).index_add(0, image, found)
+        return channels_last(dx) if self.last else dx
+
+
+@operator("BBoxTransform", inputs=(3, 3))
+def bbox_transform(
+    regions: Tensor,
+    deltas: Tensor,
+    info: Tensor,
+    *,
+    weights: list[float] = [1.0, 1.0, 1.0, 1.0],  # noqa: B006 (it is not changed)
+    apply_scale: bool = True,
+    legacy_plus_one: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return boxes moved by predicted differences and cut at their image, and the number of boxes of each image.
+
+    Args:
+        regions: rows of x1, y1, x2, y2, or of image and these.
+        deltas: (boxes, 4 x classes): differences of centre (in sizes) and of size (as logarithms).
+        info: (images, 3): height, width and scale.
+        weights: what the differences are divided by.
+        apply_scale: return boxes of the scaled image, not of the original.
+        legacy_plus_one: a box from x1 to x2 has x2 - x1 + 1 pixels.
+    """
+    one = float(legacy_plus_one)
+    image, corners = _boxes(regions)
+    scale = info[image, 2:3]
+    x1, y1, x2, y2 = (corners / scale).unbind(1)
+    wide, high = (x2 - x1 + one)[:, None], (y2 - y1 + one)[:, None]
+    dx, dy, dw, dh = (deltas[:, place::4] / weight for place, weight in enumerate(weights))
+    centre_x = dx * wide + x1[:, None] + 0.5 * wide
+    centre_y = dy * high + y1[:, None] + 0.5 * high
+    half_w = 0.5 * wide * dw.clamp(max=LARGEST_CHANGE).exp()
+    half_h = 0.5 * high * dh.clamp(max=LARGEST_CHANGE).exp()
+    limits = torch.floor(info[image, :2] / scale + 0.5) - one
+    zero = torch.zeros_like(centre_x)
+    bottom, right = limits[:, :1].expand_as(zero), limits[:, 1:].expand_as(zero)
+    sides = [(centre_x - half_w, right), (centre_y - half_h, bottom)]
+    sides += [(centre_x + half_w - one, right), (centre_y + half_h - one, bottom)]
+    made = torch.stack([torch.minimum(side.clamp(min=0), limit) for side, limit in sides], 2).flatten(1)
+    splits = torch.bincount(image, minlength=len(info)).to(deltas.dtype)
+    return made * scale if apply_scale else made, splits
