@@ -186,8 +186,9 @@ def numpy_tile(x: Any, repeats: Tensor) -> Any:
 
 @operator("Expand", gradient="ExpandGradient(GO0, I0) -> GI0")
 def expand(x: Tensor, shape: Tensor) -> Tensor:
-    """Return x broadcast to a shape, by NumPy's rule in both directions."""
-    return x.expand(torch.broadcast_shapes(x.shape, shape.tolist())).contiguous()
+    """Return x broadcast to a shape, by NumPy's rule in both directions; -1 keeps a size."""
+    wanted = [1 if size == -1 else size for size in shape.tolist()]
+    return x.expand(torch.broadcast_shapes(x.shape, wanted)).contiguous()
 
 
 @operator("ExpandGradient")

@@ -1,0 +1,81 @@
+"""Histograms, quantiles, buckets and moments against numpy, gradients by finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, workspace
+from tests.support.caffe2_operators import assert_gradients, numbers, run
+
+X, Y = numbers(3, 4), numbers(5, seed=1)
+
+
+def test_histogram() -> None:
+    x = np.append(X.reshape(-1), [-2, 0.5, 2]).astype("f4")
+    edges = [-2.0, -0.5, 0.5, 1.0, 2.0]
+    wanted = np.histogram(np.append(x, Y), edges)[0]
+    (counts,) = run("Histogram", [x, Y], bin_edges=edges)
+    np.testing.assert_array_equal(counts, wanted)
+    assert counts.dtype == np.int64
+    with pytest.raises(RuntimeError, match="each larger"):
+        run("Histogram", [x], bin_edges=[1.0, 1.0])
+
+
+def test_histograms_add_up_over_runs() -> None:
+    workspace.ResetWorkspace()
+    net = core.Net("counts")
+    arguments = {"lower_bound": -1.0, "upper_bound": 1.0, "num_buckets": 4}
+    net.AccumulateHistogram("x", ["now", "all"], **arguments)
+    edges = [-np.inf, -1, -0.5, 0, 0.5, 1, np.inf]
+    total = np.zeros(6)
+    workspace.FeedBlob("x", X)
+    workspace.CreateNet(net)
+    for x in (X, Y):
+        workspace.FeedBlob("x", x)
+        workspace.RunNet(net)
+        counts = np.histogram(x, edges)[0]
+        total += counts
+        np.testing.assert_array_equal(workspace.FetchBlob("now"), counts)
+        np.testing.assert_array_equal(workspace.FetchBlob("all"), total)
+
+
+@pytest.mark.parametrize(("share", "place"), [(0.0, 0), (0.25, 2), (0.5, 5), (0.51, 6), (1.0, 11)])
+@pytest.mark.parametrize("magnitudes", [0, 1])
+def test_quantile(share: float, place: int, magnitudes: int) -> None:
+    ordered = np.sort((np.abs(X) if magnitudes else X).reshape(-1))
+    inputs = [X.reshape(-1)[:5], X.reshape(-1)[5:]]
+    np.testing.assert_array_equal(
+        run("Quantile", inputs, quantile=share, abs=magnitudes)[0], [ordered[place]]
+    )
+
+
+def test_buckets() -> None:
+    limits = [-0.5, 0.0, 1.0]
+    x = np.append(X.reshape(-1), [-0.5, 1]).astype("f4")
+    (places,) = run("Bucketize", [x], boundaries=limits)
+    np.testing.assert_array_equal(places, np.digitize(x, limits, right=True))
+    assert places.dtype == np.int32
+    with pytest.raises(RuntimeError, match="do not decrease"):
+        run("Bucketize", [x], boundaries=[1.0, 0.0])
+
+
+@pytest.mark.parametrize(("order", "axes"), [("NCHW", (0, 2, 3)), ("NHWC", (0, 1, 2))])
+def test_moments_of_batches(order: str, axes: tuple[int, ...]) -> None:
+    x = numbers(2, 3, 2, 3)
+    mean, squares = run("BatchMoments", [x], 2, order=order)
+    np.testing.assert_allclose(mean, x.mean(axes), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(squares, (x * x).mean(axes), rtol=1e-4)
+    assert_gradients("BatchMoments", [x], [0], 2, [0, 1], order=order)
+
+
+def test_divergence_of_coins() -> None:
+    x, t = np.array([0.2, 0.7, 0.5], "f4"), np.array([0.4, 1.0, 0.5], "f4")
+
+    def entropy(p: np.ndarray) -> np.ndarray:
+        q = np.clip(np.stack([p, 1 - p]).astype("f8"), 1e-20, 1)
+        return -(q * np.log(q)).sum(0)
+
+    wanted = entropy((x + t) / 2) - (entropy(x) + entropy(t)) / 2
+    np.testing.assert_allclose(run("BernoulliJSD", [x, t])[0], wanted, rtol=1e-4, atol=1e-6)
+    assert_gradients("BernoulliJSD", [x, t], [0])
