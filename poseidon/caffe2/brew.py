@@ -10,7 +10,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from poseidon.caffe2.helpers import algebra, array_helpers, nonlinearity, normalization, pooling, tools, train
+from poseidon.caffe2.helpers import (
+    algebra,
+    array_helpers,
+    control_ops,
+    nonlinearity,
+    normalization,
+    pooling,
+    tools,
+    train,
+)
 from poseidon.caffe2.helpers import conv as convolutions
 from poseidon.caffe2.helpers import dropout as dropouts
 from poseidon.caffe2.helpers import elementwise_linear as scales
@@ -89,6 +98,7 @@ def __dir__() -> list[str]:
 _FAMILIES: dict[Any, str] = {
     algebra: "transpose sum reduce_sum sub add mat_mul batch_mat_mul arg_max arg_min",
     array_helpers: "concat depth_concat",
+    control_ops: "cond loop",
     convolutions: "conv conv_nd conv_transpose group_conv group_conv_deprecated",
     dropouts: "dropout",
     scales: "elementwise_linear",

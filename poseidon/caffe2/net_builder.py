@@ -9,248 +9,36 @@ plan.AddStep(core.to_execution_step(builder))
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from poseidon.caffe2 import core
-from poseidon.caffe2.core.net import _prefixes
+from poseidon.caffe2.building.blocks import Loop, RunIf, SetupBuilder, StopGuard
+from poseidon.caffe2.building.builder import NetBuilder
+from poseidon.caffe2.building.control_blocks import Condition, ElseNet, IfNet, WhileNet
+from poseidon.caffe2.task import Cluster, Node, Task, TaskGroup
+
+__all__ = ["NetBuilder", "Operations", "ops"]
 
 
-class _Builders(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[NetBuilder] = []
+class ReporterBuilder(NetBuilder):
+    """A block that runs every so many milliseconds beside a task, or beside the tasks of a group."""
 
-
-_builders = _Builders()
-
-
-class NetBuilder:
-    """Collects nets and steps; a block of it is a step that runs them in order.
-
-    A blob, the stop blob, ends the step early where an operation asks for it.
-    """
-
-    def __init__(
-        self,
-        name: str | None = None,
-        initial_scope: Any = None,
-        _stop_blob_required: bool = False,
-        _stop_blob: Any = None,
-        _fullname: str | None = None,
-        _use_control_ops: bool = False,
-    ) -> None:
-        parent = NetBuilder.current(required=False)
-        assert not _fullname or not name, "Cannot set both _fullname and name"
-        outer = parent.name if parent else ""
-        self.name = _fullname or "/".join(part for part in (outer, name) if part)
-        self._children: list[Any] = []
-        self._current_net: core.Net | None = None
-        self._stop_blob = _stop_blob
-        self._stop_blob_required = _stop_blob_required
-        self._frozen = False
-
-    @staticmethod
-    def current(required: bool = True) -> Any:
-        """Return the builder of the innermost block.
-
-        Raises:
-            AssertionError: there is none, and one is required.
-        """
-        assert _builders.stack or not required, "There is no NetBuilder around."
-        return _builders.stack[-1] if _builders.stack else None
-
-    def stop_blob(self) -> core.BlobReference:
-        """Return the stop blob; it is made, false, where there is none yet."""
-        if self._stop_blob is None:
-            net = self.current_net()
-            self._stop_blob = core.BlobReference(net.NextName("stop_blob"), net=net)
-            net.Const(False, blob_out=self._stop_blob)
-            if self._current_net is not self._children[0]:
-                first = core.Net("stop_blob_init")
-                first.Const(False, blob_out=self._stop_blob)
-                self._children.insert(0, first)
-        return self._stop_blob  # type: ignore[no-any-return]
-
-    def stop_if(self, blob: Any) -> None:
-        """End the step where a boolean is true."""
-        stop = self.stop_blob()
-        self.current_net().Or([blob, stop], [stop])
-        self._current_net = None
-
-    def _assert_mutable(self) -> None:
-        assert not self._frozen, "This NetBuilder (or one of its parent) has been frozen."
-
-    def add(self, child: Any) -> Any:
-        """Append a net or a step."""
-        self._assert_mutable()
-        self._current_net = child if isinstance(child, core.Net) else None
-        if child not in self._children:
-            self._children.append(child)
-        return child
-
-    def current_net(self, name: str | None = None) -> core.Net:
-        """Return the net that operators go to now; a name begins a new one."""
-        self._assert_mutable()
-        if self._current_net is None or name is not None:
-            self.add(core.Net(name or ""))
-        assert self._current_net is not None
-        return self._current_net
-
-    def freeze(self) -> None:
-        """Allow no more changes."""
-        for child in self._children:
-            if hasattr(child, "freeze"):
-                child.freeze()
-        self._current_net = None
-        self._frozen = True
-
-    def get(self) -> list[Any]:
-        """Return the nets and steps; the builder is frozen."""
-        self.freeze()
-        return self._children
-
-    def __enter__(self) -> NetBuilder:
-        self._assert_mutable()
-        _builders.stack.append(self)
-        _prefixes.names.append(self.name)
-        return self
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        _builders.stack.pop()
-        _prefixes.names.pop()
-        if kind is None:
-            self.freeze()
-            assert self._stop_blob is not None or not self._stop_blob_required, (
-                "This NetBuilder needs a stop condition: ops.stop_if() or ops.stop()."
-            )
-            parent = NetBuilder.current(required=False)
-            if parent is not None and getattr(self, "_nested", False):
-                parent.add(core.to_execution_step(self, self.name or None))
-
-    def __str__(self) -> str:
-        return self.name or "Un-named NetBuilder"
-
-
-class _Nested(NetBuilder):
-    """A builder whose step goes to the builder around."""
-
-    _nested = True
-
-
-class _Loop(_Nested):
-    """A block that is repeated, so many times or until `ops.stop_if`."""
-
-    def __init__(self, iters: Any = None, name: str = "", initial_scope: Any = None) -> None:
-        super().__init__(name, initial_scope, _stop_blob_required=True)
-        self._num_iters = None
-        if iters is not None:
-            self._inc, self._iter = ops.Const(1), ops.Const(0)
-            self._num_iters = iters if isinstance(iters, core.BlobReference) else ops.Const(iters)
-
-    def iter(self) -> Any:
-        """Return the blob of the iteration's number.
-
-        Raises:
-            AssertionError: the loop has no number of iterations.
-        """
-        assert self._num_iters is not None, "This loop does not have a number of iterations."
-        return self._iter
-
-    def __enter__(self) -> _Loop:
-        super().__enter__()
-        if self._num_iters is not None:
-            ops.stop_if(ops.GE([self._iter, self._num_iters]))
-        return self
-
-    def __exit__(self, kind: Any, *arguments: Any) -> None:
-        if kind is None and self._num_iters is not None:
-            self.current_net().Add([self._iter, self._inc], [self._iter])
-        super().__exit__(kind, *arguments)
-
-
-class _RunOnce(_Nested):
-    """A block that runs once: a step with a stop blob that stops at its end."""
-
-    def __exit__(self, kind: Any, *arguments: Any) -> None:
-        if kind is None and self._stop_blob is not None:
-            ops.stop()
-        super().__exit__(kind, *arguments)
-
-
-class _StopGuard(_RunOnce):
-    """A block of which one can ask afterwards whether it was stopped."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ran = ops.Const(True)
-        self._done = False
-
-    def __enter__(self) -> _StopGuard:
-        super().__enter__()
-        ops.Const(True, blob_out=self._ran)
-        return self
+    def __init__(self, interval_ms: int, net: Any = None, name: str | None = None) -> None:
+        super().__init__(name)
+        self._net = net
+        self.interval_ms = interval_ms
 
     def __exit__(self, kind: Any, *arguments: Any) -> None:
         if kind is None:
-            ops.Const(False, blob_out=self._ran)
+            step = core.to_execution_step(self)
+            step.RunEveryMillis(self.interval_ms)
+            if self._net:
+                self._net.add_attribute(Task.REPORT_STEP, step)
+            else:
+                from poseidon.caffe2.task import TaskGroup
+
+                TaskGroup.current().report_step(step, interval_ms=self.interval_ms)
         super().__exit__(kind, *arguments)
-        self._done = True
-
-    def has_stopped(self) -> Any:
-        """Return the blob that is true where the block was stopped; for use behind it."""
-        assert self._done, "has_stopped() must be called after the block"
-        return self._ran
-
-
-class _RunIf(_RunOnce):
-    """A block that runs where a blob is true, and no block before it in the chain of conditions has run."""
-
-    def __init__(self, cond_blob: Any = None, _already_ran: Any = None) -> None:
-        super().__init__()
-        assert cond_blob or _already_ran
-        self._is_else = cond_blob is None
-        if _already_ran is None:
-            self._else_blob = ops.Not(cond_blob)
-            self._already_ran = ops.Const(False)
-        else:
-            self._already_ran = _already_ran
-            self._else_blob = (
-                _already_ran if cond_blob is None else ops.Or([_already_ran, ops.Not(cond_blob)])
-            )
-
-    def __enter__(self) -> _RunIf:
-        super().__enter__()
-        ops.stop_if(self._else_blob)
-        ops.Const(True, blob_out=self._already_ran)
-        return self
-
-    def Elif(self, cond: Any) -> _RunIf:
-        """Return the block for another condition."""
-        assert not self._is_else, "Else not allowed for an Else."
-        return _RunIf(cond, self._already_ran)
-
-    def Else(self) -> _RunIf:
-        """Return the block for the case that no condition holds."""
-        assert not self._is_else, "Else not allowed for an Else."
-        return _RunIf(None, self._already_ran)
-
-
-class SetupOnce:
-    """Nets that run at the beginning and the end of a task, by an attribute of the net that needs them."""
-
-    def __init__(self) -> None:
-        self.init = NetBuilder(_fullname="init")
-        self.exit_builder = NetBuilder(_fullname="exit")
-
-    def setup(self, net: Any) -> Any:
-        """Return the builder of what runs at the beginning."""
-        return self.init
-
-    def exit(self, net: Any) -> Any:
-        """Return the builder of what runs at the end."""
-        return self.exit_builder
 
 
 class Operations:
@@ -258,9 +46,9 @@ class Operations:
 
     def net(self, net: core.Net | None = None, name: str | None = None) -> core.Net:
         """Return the net that operators go to now; a net given is appended, a name begins a new one."""
+        assert name is None or net is None, "Cannot provide both `net` and `name`."
         builder = NetBuilder.current()
         if net is not None:
-            assert name is None, "Cannot set both `net` and `name`."
             builder.add(net)
             return net
         return builder.current_net(name)  # type: ignore[no-any-return]
@@ -268,62 +56,93 @@ class Operations:
     def __getattr__(self, op_type: str) -> Any:
         if op_type.startswith("__"):
             raise AttributeError(op_type)
+        if NetBuilder.current(required=False) is None:
+            raise AttributeError("No active NetBuilder.")
         return getattr(self.net(), op_type)
+
+    def task_group(self) -> Any:
+        """Return a group of tasks that runs as the next step."""
+
+        builder = NetBuilder.current()
+        with Cluster(), Node("local"):
+            return builder.add(TaskGroup())
 
     def execution_step(self, *args: Any, **kwargs: Any) -> NetBuilder:
         """Return a builder of a step inside."""
-        return _Nested(*args, **kwargs)
-
-    def loop(self, num_iters: Any = None, name: str | None = None) -> _Loop:
-        """Return a block that is repeated; `num_iters` is a number or a blob."""
-        return _Loop(num_iters, name=name or "loop")
-
-    def stop_guard(self, name: str | None = None) -> _StopGuard:
-        """Return a block of which one can ask whether it was stopped."""
-        return _StopGuard()
-
-    def If(self, cond: Any, name: str | None = None) -> _RunIf:
-        """Return a block that runs where a blob is true."""
-        return _RunIf(cond)
+        return NetBuilder.current().add(NetBuilder(*args, **kwargs))  # type: ignore[no-any-return]
 
     def stop(self) -> None:
         """End the step of the innermost block."""
-        NetBuilder.current().stop_if(self.Const(True))
+        self.stop_if(self.Const(True))
 
     def stop_if(self, blob: Any) -> None:
         """End the step of the innermost block where a blob is true."""
         NetBuilder.current().stop_if(blob)
 
-    def task_init(self) -> Any:
-        """Return a block that runs once, before the task around."""
-        return self._setup("task_setup", "init")
+    def loop(self, iters: Any = None, name: str | None = None) -> Loop:
+        """Return a block that is repeated: a number of times, that of a blob, or until `stop` or `stop_if`."""
+        return NetBuilder.current().add(Loop(iters, name=name))  # type: ignore[no-any-return]
 
-    def task_exit(self) -> Any:
-        """Return a block that runs once, after the task around."""
-        return self._setup("task_setup", "exit_builder")
+    def stop_guard(self, has_stopped_blob: Any = None, name: str | None = None) -> StopGuard:
+        """Return a block of which one can ask whether it was stopped."""
+        return NetBuilder.current().add(StopGuard(has_stopped_blob, name))  # type: ignore[no-any-return]
 
-    def task_instance_init(self) -> Any:
+    def If(self, cond: Any, name: str | None = None) -> RunIf:
+        """Return a block that runs where a blob is true; it has `Elif` and `Else`."""
+        return NetBuilder.current().add(RunIf(cond, name=name))  # type: ignore[no-any-return]
+
+    def IfNet(self, cond: Any, name: str | None = None) -> IfNet:
+        """Return a block that runs where a blob is true: the operator `If`, which has a gradient."""
+        return NetBuilder.current().add(IfNet(cond, name=name))  # type: ignore[no-any-return]
+
+    def Else(self, name: str | None = None) -> ElseNet:
+        """Return the block for the other case; it stands behind the one of `IfNet`."""
+        return ElseNet(name=name)
+
+    def WhileNet(self, name: str | None = None) -> WhileNet:
+        """Return a block that is repeated while its `Condition` holds: the operator `While`."""
+        return NetBuilder.current().add(WhileNet(name=name))  # type: ignore[no-any-return]
+
+    def Condition(self, name: str | None = None) -> Condition:
+        """Return the block of the condition of a `WhileNet`; its last operator makes one boolean."""
+        return Condition(name=name)
+
+    def task_init(self) -> SetupBuilder:
+        """Return a block that runs once, before the task around and all its instances."""
+        return self._setup(Task.TASK_SETUP, SetupBuilder.INIT)
+
+    def task_exit(self) -> SetupBuilder:
+        """Return a block that runs once, after the task around and all its instances."""
+        return self._setup(Task.TASK_SETUP, SetupBuilder.EXIT)
+
+    def task_instance_init(self) -> SetupBuilder:
         """Return a block that runs before each instance of the task around."""
-        return self._setup("task_instance_setup", "init")
+        return self._setup(Task.TASK_INSTANCE_SETUP, SetupBuilder.INIT)
 
-    def task_instance_exit(self) -> Any:
+    def task_instance_exit(self) -> SetupBuilder:
         """Return a block that runs after each instance of the task around."""
-        return self._setup("task_instance_setup", "exit_builder")
+        return self._setup(Task.TASK_INSTANCE_SETUP, SetupBuilder.EXIT)
 
-    def local_init(self) -> Any:
+    def local_init(self) -> SetupBuilder:
         """Return a block that runs once on each node, before its tasks."""
-        return self._setup("local_setup", "init")
+        return self._setup(TaskGroup.LOCAL_SETUP, SetupBuilder.INIT)
 
-    def local_exit(self) -> Any:
+    def local_exit(self, name: str | None = None) -> SetupBuilder:
         """Return a block that runs once on each node, after its tasks."""
-        return self._setup("local_setup", "exit_builder")
+        return self._setup(TaskGroup.LOCAL_SETUP, SetupBuilder.EXIT, name)
 
-    @contextmanager
-    def _setup(self, key: str, part: str) -> Iterator[NetBuilder]:
-        setup = SetupOnce()
-        self.net().AddAttribute(key, setup)
-        with getattr(setup, part) as builder:
-            yield builder
+    def _setup(self, key: str, kind: str, name: str | None = None) -> SetupBuilder:
+        setup = SetupBuilder(kind, name)
+        self.net().add_attribute(key, setup)
+        return setup
+
+    def task_reporter(self, interval_ms: int = 1000, name: str | None = None) -> ReporterBuilder:
+        """Return a block that runs every so many milliseconds beside the task around, and once at its end."""
+        return ReporterBuilder(interval_ms, net=self.net(), name=name)
+
+    def local_reporter(self, interval_ms: int = 1000, name: str | None = None) -> ReporterBuilder:
+        """Return a block that runs every so many milliseconds beside the tasks of the group around."""
+        return ReporterBuilder(interval_ms, name=name)
 
 
 ops = Operations()

@@ -2,56 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from poseidon.caffe2 import core
-from poseidon.caffe2.net_builder import NetBuilder
+from poseidon.caffe2 import context, core, schema
+from poseidon.caffe2.building.builder import NetBuilder
 
 
-class _Contexts(threading.local):
-    def __init__(self) -> None:
-        self.open: dict[str, list[Any]] = {}
-
-
-_contexts = _Contexts()
-
-
-class _Context:
-    """An object that is the current one of its kind inside its `with` block."""
-
-    @classmethod
-    def current(cls, required: bool = True) -> Any:
-        """Return the innermost one of this kind.
-
-        Raises:
-            AssertionError: there is none, and one is required.
-        """
-        stack = _contexts.open.get(cls.__name__, [])
-        assert stack or not required, f"There is no {cls.__name__} around."
-        return stack[-1] if stack else None
-
-    def __enter__(self) -> Any:
-        _contexts.open.setdefault(type(self).__name__, []).append(self)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        _contexts.open[type(self).__name__].pop()
-
-
-class Cluster(_Context):
-    """The nodes that tasks are made for."""
+class Cluster(context.DefaultManaged):
+    """The nodes that tasks are made for; there is always one."""
 
     def __init__(self) -> None:
         self._nodes: list[str] = []
         self._node_kwargs: dict[str, dict[str, Any]] = {}
 
     def add_node(self, node: Any) -> None:
-        """Add a node by its name."""
+        """Add a node, or further arguments of one."""
         if str(node) not in self._nodes:
             self._nodes.append(str(node))
-            self._node_kwargs[str(node)] = getattr(node, "_kwargs", {})
+        self._node_kwargs[str(node)] = {**node.kwargs(), **self._node_kwargs.get(str(node), {})}
 
     def nodes(self) -> list[str]:
         """Return the names of the nodes."""
@@ -62,15 +31,13 @@ class Cluster(_Context):
         return self._node_kwargs
 
 
-class Node(_Context):
-    """A place where tasks run."""
+class Node(context.DefaultManaged):
+    """A place where tasks run; `local` is the default."""
 
     def __init__(self, node: Any = "local", **kwargs: Any) -> None:
         self._name = str(node)
         self._kwargs = kwargs
-        cluster = Cluster.current(required=False)
-        if cluster is not None:
-            cluster.add_node(self)
+        Cluster.current().add_node(self)
 
     def __str__(self) -> str:
         return self._name
@@ -81,55 +48,79 @@ class Node(_Context):
 
 
 class WorkspaceType:
-    """The workspace of a task: its own, or one that all tasks of a node share."""
+    """The workspace of a task: one inside the session's for each run, or the session's itself."""
 
     PRIVATE = "private"
     GLOBAL = "global"
 
 
 def get_setup_nets(key: str, steps_or_nets: Iterable[Any], target: Any) -> tuple[list[Any], list[Any]]:
-    """Return what the attributes of nets, under a key, want to run before and after them."""
-    before: list[Any] = []
-    after: list[Any] = []
-    for item in steps_or_nets:
-        found = (
-            item.get_all_attributes(key) if hasattr(item, "get_all_attributes") else item.get_attributes(key)
-        )
-        for setup in found:
-            for parts, make in (
-                (before, getattr(setup, "setup", None)),
-                (after, getattr(setup, "exit", None)),
-            ):
-                made = make(target) if make is not None else None
-                if isinstance(made, NetBuilder):
-                    made = made.get()
-                parts.extend(made if isinstance(made, list) else [] if made is None else [made])
-    return before, after
+    """Return what the attributes of nets, under a key, want to run before and after them.
+
+    An attribute has methods `setup(net)` and `exit(net)`, or one of them: they add operators to the net, or return
+    a net, a step or a list of these. Each attribute is used once; one with a `_setup_target` for that target only.
+
+    Raises:
+        TypeError: a method returns something else.
+    """
+    nets = {"setup": core.Net(f"{key}/init"), "exit": core.Net(f"{key}/exit")}
+    found: dict[str, list[Any]] = {"setup": [], "exit": []}
+    attributes = [attribute for item in steps_or_nets for attribute in _attributes(item, key)]
+    for attribute in attributes:
+        if getattr(attribute, "_setup_used", False):
+            continue
+        if getattr(attribute, "_setup_target", target) != target:
+            continue
+        for method, net in nets.items():
+            if hasattr(attribute, method):
+                found[method] += _listed(getattr(attribute, method)(net))
+                attribute._setup_used = True
+    for method, net in nets.items():
+        if net.Proto().op:
+            found[method].insert(0, net)
+    return found["setup"], found["exit"]
+
+
+def _attributes(item: Any, key: str) -> list[Any]:
+    if hasattr(item, "get_all_attributes"):
+        return list(item.get_all_attributes(key))
+    return list(item.get_attributes(key)) if hasattr(item, "get_attributes") else []
+
+
+def _listed(made: Any) -> list[Any]:
+    if isinstance(made, (list, tuple)):
+        return list(made)
+    if made is None or isinstance(made, (core.Net, core.ExecutionStep)):
+        return [] if made is None else [made]
+    raise TypeError(f"Unsupported type for setup: {type(made).__name__}; a net, a step or a list is expected")
 
 
 def add_setup_steps(step: Any, init_nets: Sequence[Any], exit_nets: Sequence[Any], name: str) -> Any:
     """Return a step with others before and after it."""
     if not init_nets and not exit_nets:
         return step
-    steps = []
+    steps = [step]
     if init_nets:
-        steps.append(core.execution_step(f"{name}:init", list(init_nets)))
-    steps.append(step)
+        steps.insert(0, core.execution_step(f"{name}:init", list(init_nets)))
     if exit_nets:
         steps.append(core.execution_step(f"{name}:exit", list(exit_nets)))
     return core.execution_step(name, steps)
 
 
-class TaskGroup(_Context):
-    """Tasks that run at the same time."""
+class TaskGroup(context.Managed):
+    """Tasks that run at the same time; those of a node share a workspace. It ends when all have ended."""
 
     LOCAL_SETUP = "local_setup"
 
     def __init__(self, workspace_type: str | None = None) -> None:
+        self._plan_cache: Any = None
         self._tasks: list[Task] = []
+        self._tasks_to_add: list[Task] = []
         self._already_used = False
+        self._report_nets: dict[str, tuple[core.Net, int]] = {}
+        self._report_steps: list[tuple[str, Any]] = []
         self._workspace_type = workspace_type
-        self._report_steps: list[tuple[Any, Any, int]] = []
+        self._tasks_by_node: tuple[TaskGroup, dict[str, str]] | None = None
 
     def add(self, task: Task) -> None:
         """Add a task; those of a group share one type of workspace.
@@ -138,96 +129,170 @@ class TaskGroup(_Context):
             AssertionError: the group was used already, or the types differ.
         """
         assert not self._already_used, "Cannot add Task to an already used TaskGroup."
-        assert (
-            None in (self._workspace_type, task._workspace_type)
-            or self._workspace_type == task._workspace_type
-        )
-        self._workspace_type = self._workspace_type or task._workspace_type or WorkspaceType.PRIVATE
-        task._workspace_type = self._workspace_type
+        types = {self._workspace_type, task._workspace_type} - {None}
+        assert len(types) <= 1, f"The tasks of a group have different types of workspace: {types}"
+        task._workspace_type = task._workspace_type or self._workspace_type or WorkspaceType.PRIVATE
+        self._workspace_type = self._workspace_type or task._workspace_type
         task._notify_used()
         self._tasks.append(task)
 
     def tasks(self) -> list[Task]:
         """Return the tasks; none can be added from now on."""
-        for task in self._tasks:
-            task.get_step()
-        self._already_used = True
+        if not self._already_used:
+            for task in self._tasks_to_add:
+                self.add(task)
+            self._tasks_to_add = []
+            self._already_used = True
         return self._tasks
 
     def num_registered_tasks(self) -> int:
         """Return the number of tasks so far."""
-        return len(self._tasks)
+        return len(self._tasks_to_add) + len(self._tasks)
 
     def used_nodes(self) -> list[str]:
         """Return the nodes of the tasks, each once."""
-        return list(dict.fromkeys(task.node for task in self._tasks))
+        return list(dict.fromkeys(task.node for task in [*self._tasks, *self._tasks_to_add]))
 
     def report_step(self, step: Any = None, node: Any = None, interval_ms: int = 1000) -> None:
-        """Run a step beside the tasks, every so many milliseconds."""
-        self._report_steps.append((step, node, interval_ms))
+        """Run a step on a node beside its tasks, every so many milliseconds, and once when they have ended."""
+        step = core.to_execution_step(step)
+        step.RunEveryMillis(interval_ms)
+        self._report_steps.append((str(node or Node.current(node)), step))
+
+    def report_net(self, net: Any = None, node: Any = None, report_interval: int = 5) -> core.Net:
+        """Return the net that runs on a node every so many seconds; it is made where none is given."""
+        name = str(node or Node.current(node))
+        assert net is None or name not in self._report_nets, f"Node {name} has a report net already."
+        if name not in self._report_nets:
+            self._report_nets[name] = (net or core.Net(f"{name}/reporter"), report_interval)
+        return self._report_nets[name][0]
+
+    def tasks_by_node(self, node_remap: Callable[[str], str] | None = None) -> TaskGroup:
+        """Return a group with one task for each node; `node_remap` gives other names to nodes.
+
+        Raises:
+            AssertionError: it was called before with other names.
+        """
+        names = {node: node_remap(node) if node_remap else node for node in self.used_nodes()}
+        if self._tasks_by_node is not None:
+            made, before = self._tasks_by_node
+            assert before == names, "Cannot call tasks_by_node multiple times."
+            return made
+        for node, (net, interval) in self._report_nets.items():
+            self.report_step(net, node=node, interval_ms=interval * 1000)
+        self._report_nets = {}
+        by_node: dict[str, list[Task]] = {}
+        for task in self.tasks():
+            by_node.setdefault(names[task.node], []).append(task)
+        made = TaskGroup()
+        for node, tasks in by_node.items():
+            reports = [step for original, step in self._report_steps if names[original] == node]
+            self._group_node(made, node, tasks, reports)
+        self._tasks_by_node = (made, names)
+        return made
+
+    def _group_node(self, made: TaskGroup, node: str, tasks: list[Task], reports: list[Any]) -> None:
+        """Add the task that runs all tasks of a node."""
+        steps = list(reports)
+        kinds = {task.workspace_type() for task in tasks}
+        for task in tasks:
+            step = task.get_step()
+            step.SetCreateWorkspace(task.workspace_type() == WorkspaceType.PRIVATE)
+            steps.append(step)
+        step = steps[0]
+        if len(steps) > 1:
+            step = core.execution_step(f"{node}:body", steps, concurrent_substeps=True)
+        before, after = get_setup_nets(
+            self.LOCAL_SETUP, [*(task.get_step() for task in tasks), *reports], self
+        )
+        Task(
+            node=node,
+            step=add_setup_steps(step, before, after, node),
+            outputs=[output for task in tasks for output in task.outputs()],
+            name="grouped_by_node",
+            group=made,
+            workspace_type=WorkspaceType.GLOBAL if WorkspaceType.GLOBAL in kinds else WorkspaceType.PRIVATE,
+        )
+
+    def to_task(self, node: Any = None) -> Task:
+        """Return one task, on a node, that runs all tasks."""
+        name = str(Node.current(node))
+        tasks = self.tasks_by_node(lambda _: name).tasks()
+        return tasks[0] if tasks else Task()
 
     def workspace_type(self) -> str | None:
         """Return the type of workspace."""
         return self._workspace_type
 
-    def tasks_by_node(self, node_remap: Any = None) -> TaskGroup:
-        """Return a group with one task for each node."""
-        by_node: dict[str, list[Task]] = {}
-        for task in self.tasks():
-            by_node.setdefault(node_remap(task.node) if node_remap else task.node, []).append(task)
-        made = TaskGroup(self.workspace_type())
-        for node, tasks in by_node.items():
-            steps = [task.get_step() for task in tasks]
-            before, after = get_setup_nets(TaskGroup.LOCAL_SETUP, steps, self)
-            step = core.execution_step(f"{node}:body", steps, concurrent_substeps=len(steps) > 1 or None)
-            step = add_setup_steps(step, before, after, node)
-            outputs = [output for task in tasks for output in task.outputs()]
-            Task(step=step, node=node, outputs=outputs, name=f"grouped_by_node:{node}", group=made)
-        return made
-
-    def to_task(self, node: Any = None) -> Task:
-        """Return one task that runs all tasks of a node."""
-        return self.tasks_by_node((lambda _: str(node)) if node is not None else None).tasks()[0]
-
 
 class TaskOutput:
-    """The blobs that a task hands out."""
+    """What a task hands out: a blob, blobs, or a record."""
 
     def __init__(self, names: Any) -> None:
-        self._single = not isinstance(names, (list, tuple))
-        self.names = [names] if self._single else list(names)
+        self._schema = names if isinstance(names, schema.Field) else None
+        if self._schema is not None:
+            names = self._schema.field_blobs()
+        self._is_scalar = not isinstance(names, (list, tuple))
+        self.names = [names] if self._is_scalar else list(names)
         self._values: list[Any] | None = None
+        self._fetch_func: Callable[[Any], Any] | None = None
 
-    def set(self, values: Sequence[Any], _fetch_func: Any = None) -> None:
+    def set(self, values: Sequence[Any], _fetch_func: Callable[[Any], Any] | None = None) -> None:
         """Set the values."""
+        assert len(values) == len(self.names)
         self._values = list(values)
         self._fetch_func = _fetch_func
 
+    def _formed(self, values: list[Any]) -> Any:
+        if self._is_scalar:
+            return values[0]
+        return values if self._schema is None else schema.from_blob_list(self._schema, values)
+
     def get(self) -> Any:
-        """Return the value, or the values.
+        """Return the value, the values or the record.
 
         Raises:
             AssertionError: the task has not run.
         """
         assert self._values is not None, "Output value not set yet."
-        return self.fetch()
+        return self._formed(self._values)
 
     def fetch(self) -> Any:
-        """Return the value, or the values."""
+        """Return what the session fetches for the value, the values or the record."""
+        assert self._fetch_func is not None, "Cannot fetch value for this output."
         assert self._values is not None, "Output value not set yet."
-        values = [
-            self._fetch_func(value) if getattr(self, "_fetch_func", None) else value for value in self._values
-        ]
-        return values[0] if self._single else values
+        return self._formed([self._fetch_func(value) for value in self._values])
 
 
 def final_output(blob_or_record: Any) -> TaskOutput:
-    """Add an output to the current task; return it."""
-    task = Task.current(required=True)
-    return task.add_output(blob_or_record)  # type: ignore[no-any-return]
+    """Add an output to the current task, or to a new one; return it.
+
+    It has the value at the end of the last task of the node.
+    """
+    task = Task.current(required=False) or Task()
+    return task.add_output(blob_or_record)
 
 
-class Task(_Context):
+class TaskOutputList:
+    """The outputs of a task in one list."""
+
+    def __init__(self, outputs: list[TaskOutput] | None = None) -> None:
+        self.outputs = outputs or []
+
+    def names(self) -> list[Any]:
+        """Return the blobs of all outputs."""
+        return [name for output in self.outputs for name in output.names]
+
+    def set_values(self, values: Sequence[Any], _fetch_func: Callable[[Any], Any] | None = None) -> None:
+        """Set the values of all outputs, in the order of `names`."""
+        assert len(values) == len(self.names()), "Wrong number of output values."
+        left = list(values)
+        for output in self.outputs:
+            output.set(left[: len(output.names)], _fetch_func)
+            del left[: len(output.names)]
+
+
+class Task(context.Managed):
     """A step, built by its `with` block or given, with what its nets want to run before and after it."""
 
     TASK_SETUP = "task_setup"
@@ -248,53 +313,75 @@ class Task(_Context):
 
         Args:
             step: a step or a net; without it the block makes it.
-            outputs: blobs that it hands out.
+            outputs: blobs or records that it hands out.
             workspace_type: see `WorkspaceType`.
             group: in place of the current one.
             node: where it runs; by default the current node.
-            name: of the task.
+            name: of the task; by default that of the step.
             num_instances: how many copies of it run at the same time.
         """
-        node = Node.current(required=False) if node is None else node
-        self.node = str(node) if node is not None else "local"
-        self.group: TaskGroup | None = TaskGroup.current(required=False) if group is None else group
-        prefix = f"{self.node}/" if Node.current(required=False) is not None else ""
-        self.name = f"{prefix}{name or f'task_{self.group.num_registered_tasks() if self.group else 0}'}"
-        self._step = core.to_execution_step(step) if step is not None else None
-        self._with_setup: Any = None
-        self._outputs: list[Any] = []
-        for output in outputs if isinstance(outputs, (list, tuple)) else [] if outputs is None else [outputs]:
-            self.add_output(output)
+        if not name and isinstance(step, core.ExecutionStep):
+            name = step.Name()
+        self.node = str(Node.current(None if node is None else Node(node)))
+        self.group: TaskGroup | None = TaskGroup.current(group, required=False)
+        self.name = self._free_name(f"{self.node}/{name or 'task'}")
+        if self.group is not None:
+            self.group._tasks_to_add.append(self)
+        self._already_used = False
+        self._step: Any = None
+        self._step_with_setup: Any = None
+        self._outputs: list[TaskOutput] = []
+        self._builder: NetBuilder | None = None
         self._workspace_type = workspace_type
         self._num_instances = num_instances
-        self._builder: NetBuilder | None = None
-        self._already_used = False
-        if self.group is not None:
-            self.group.add(self)
+        if step is not None:
+            self.set_step(step)
+        if outputs is not None:
+            self.add_outputs(outputs)
 
-    def _notify_used(self) -> None:
-        self._already_used = self._step is not None
+    def _free_name(self, name: str) -> str:
+        used = {task.name for task in self.group._tasks_to_add} if self.group is not None else set()
+        made, index = name, 0
+        while made in used:
+            index += 1
+            made = f"{name}:{index}"
+        return made
 
     def __enter__(self) -> Task:
-        assert self._step is None, "This Task already has an execution step."
         super().__enter__()
+        if self.group is not None:
+            # Tasks are in the order in which their blocks end.
+            self.group._tasks_to_add.remove(self)
+        self._assert_not_used()
+        assert self._step is None, "This Task already has an execution step."
         self._builder = NetBuilder(_fullname=self.name)
         self._builder.__enter__()
         return self
 
     def __exit__(self, kind: Any, *arguments: Any) -> None:
+        super().__exit__(kind, *arguments)
         assert self._builder is not None
         self._builder.__exit__(kind, *arguments)
-        super().__exit__(kind, *arguments)
         if kind is None:
-            self._step = core.to_execution_step(self._builder, self.name)
+            self.set_step(self._builder)
+        if self.group is not None:
+            self.group._tasks_to_add.append(self)
+        self._builder = None
 
     def workspace_type(self) -> str | None:
         """Return the type of workspace."""
         return self._workspace_type
 
+    def _assert_not_used(self) -> None:
+        assert not self._already_used, "Cannot modify task since it is already been used."
+
+    def _notify_used(self) -> None:
+        self.get_step()
+        self._already_used = True
+
     def add_output(self, output: Any) -> TaskOutput:
         """Add an output."""
+        self._assert_not_used()
         made = output if isinstance(output, TaskOutput) else TaskOutput(output)
         self._outputs.append(made)
         return made
@@ -305,30 +392,73 @@ class Task(_Context):
             return self.add_output(outputs)
         return [self.add_output(output) for output in outputs]
 
+    def set_step(self, step: Any) -> None:
+        """Set the step: a step, a net or a builder."""
+        self._assert_not_used()
+        self._step = core.to_execution_step(step)
+
     def outputs(self) -> list[TaskOutput]:
         """Return the outputs."""
         return self._outputs
 
+    def output_list(self) -> TaskOutputList:
+        """Return the outputs in one list."""
+        return TaskOutputList(self._outputs)
+
     def output_names(self) -> list[Any]:
         """Return the blobs of all outputs."""
-        return [name for output in self._outputs for name in output.names]
+        return self.output_list().names()
 
     def get_step(self) -> Any:
-        """Return the step, with what runs before and after the task and each of its instances."""
-        if self._with_setup is None:
-            step = self._step if self._step is not None else core.execution_step(self.name, [])
-            before, after = get_setup_nets(Task.TASK_INSTANCE_SETUP, [step], self)
-            instance = add_setup_steps(step, before, after, f"{self.name}:instance")
-            if self._num_instances and self._num_instances > 1:
-                instance = core.execution_step(f"{self.name}:parallel", [instance], create_workspace=True)
-                instance.SetNumConcurrentInstances(self._num_instances)
-            before, after = get_setup_nets(Task.TASK_SETUP, [step], self)
-            self._with_setup = add_setup_steps(instance, before, after, self.name)
-        return self._with_setup
+        """Return the step, with what runs before, beside and after the task and each of its instances."""
+        if self._step_with_setup is not None:
+            return self._step_with_setup
+        if self._step is None:
+            self._step_with_setup = core.execution_step(self.name, [])
+            return self._step_with_setup
+        reports = self._report_steps()
+        parts = [self._step, *reports]
+        around_task = get_setup_nets(self.TASK_SETUP, parts, self)
+        around_instance = get_setup_nets(self.TASK_INSTANCE_SETUP, parts, self)
+        body = self._step
+        if reports:
+            body = core.execution_step(f"{self.name}:body", [*reports, self._step])
+        instance = add_setup_steps(body, *around_instance, f"{self.name}:instance")
+        if self._num_instances and self._num_instances > 1:
+            instance.SetCreateWorkspace(True)
+            instance = core.execution_step(
+                f"{self.name}:parallel", [instance], num_concurrent_instances=self._num_instances
+            )
+        self._step_with_setup = add_setup_steps(instance, *around_task, self.name)
+        return self._step_with_setup
 
-    def get_step_with_setup(self) -> Any:
-        """Return what `get_step` does."""
-        return self.get_step()
+    def _report_steps(self) -> list[Any]:
+        steps = [
+            step
+            for step in self._step.get_all_attributes(self.REPORT_STEP)
+            if not hasattr(step, "_report_step_used")
+        ]
+        for step in steps:
+            step._report_step_used = True
+            if not step.Proto().run_every_ms:
+                step.RunEveryMillis(1000)
+        return steps
 
     def __repr__(self) -> str:
         return f"Task(name={self.name}, node={self.node}, outputs={self.output_names()})"
+
+
+class SetupNets:
+    """An attribute of a net: nets that run before and after its task or its group."""
+
+    def __init__(self, init_nets: Any = None, exit_nets: Any = None) -> None:
+        self.init_nets = init_nets
+        self.exit_nets = exit_nets
+
+    def setup(self, init_net: Any) -> Any:
+        """Return the nets that run before."""
+        return self.init_nets
+
+    def exit(self, exit_net: Any) -> Any:
+        """Return the nets that run after."""
+        return self.exit_nets

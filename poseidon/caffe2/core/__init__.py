@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poseidon.caffe2 import workspace
+from poseidon.caffe2.core import control_gradients
 from poseidon.caffe2.core.blobs import (
     BlobReference,
     GradientSlice,
@@ -124,6 +125,8 @@ def __getattr__(name: str) -> set[str]:
         return set(workspace.RegisteredOperators())
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
+
+assert control_gradients  # the import registers the gradients of Do, If and While
 
 _global_init_args: list[Sequence[str]] = []
 

@@ -48,6 +48,9 @@ class GradientSource:
                 earlier = earlier or old in operator.output
                 _replace(operator.output, old, new)
         maker.output[place] = new
+        for argument in maker.arg if maker.type == "If" else ():
+            for operator in argument.n.op:
+                _replace(operator.output, old, new)
         return new
 
 

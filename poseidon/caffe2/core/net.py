@@ -268,9 +268,11 @@ class Net(NetCopies, NetBlobs):
 
     # Attributes of the net, records.
 
-    def AddAttribute(self, name: str, value: Any) -> None:
+    def add_attribute(self, name: str, value: Any) -> None:
         """Append a value to an attribute, which survives in clones."""
         self._attr_dict.setdefault(name, []).append(value)
+
+    AddAttribute = add_attribute
 
     def get_attributes(self, name: str) -> list[Any]:
         """Return the values of an attribute."""

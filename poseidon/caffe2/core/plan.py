@@ -261,9 +261,12 @@ class Plan:
 
 
 def to_execution_step(step_or_nets: Any, default_name: str | None = None) -> ExecutionStep:
-    """Return a step for a step, a net, a list of these, or a net builder."""
+    """Return a step for a step, a net, a list of these, a net builder, or a group of tasks."""
     if isinstance(step_or_nets, ExecutionStep):
         return step_or_nets
+    if hasattr(step_or_nets, "to_task"):
+        made: ExecutionStep = step_or_nets.to_task().get_step()
+        return made
     if not default_name and hasattr(step_or_nets, "name"):
         default_name = step_or_nets.name
     stop_blob = getattr(step_or_nets, "_stop_blob", None)

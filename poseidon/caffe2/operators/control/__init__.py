@@ -1,0 +1,1 @@
+"""Operators that run nets: conditions, loops, recurrent networks."""
