@@ -54,8 +54,18 @@ REDIS_REQUIRES = [
     "redis>=5",  # a rendezvous of Caffe2 trainers in a Redis server
 ]
 
+TENSORBOARD_REQUIRES = [
+    "tensorboard>=2.18",  # writes event files (--tensorboard_dir)
+]
+
+PROMETHEUS_REQUIRES = [
+    "prometheus_client>=0.21",  # serves metrics (--metrics_port)
+]
+
 DEV_REQUIRES = [
     *REDIS_REQUIRES,  # tests run against a real server
+    *TENSORBOARD_REQUIRES,  # tests read the files that were written
+    *PROMETHEUS_REQUIRES,  # tests fetch the page
     "pytest>=8.3",  # test runner
     "pytest-timeout>=2.3",  # a hung test is a failed test
     "pytest-xdist>=3.6",  # two tests at a time
@@ -102,6 +112,12 @@ setup(
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
     package_data={"poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi"], "ps_server": ["py.typed"]},
     install_requires=INSTALL_REQUIRES,
-    extras_require={"dev": DEV_REQUIRES, "leveldb": LEVELDB_REQUIRES, "redis": REDIS_REQUIRES},
+    extras_require={
+        "dev": DEV_REQUIRES,
+        "leveldb": LEVELDB_REQUIRES,
+        "prometheus": PROMETHEUS_REQUIRES,
+        "redis": REDIS_REQUIRES,
+        "tensorboard": TENSORBOARD_REQUIRES,
+    },
     entry_points={"console_scripts": ["poseidon = poseidon.cli.main:main"]},
 )

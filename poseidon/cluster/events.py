@@ -13,6 +13,8 @@ A process prints to standard output:
                                                                     `poseidon.metrics.job_statistics` has the fields
     {"event": "progress", "iteration": 120, "max_iter": 4000, "images": 12000, "loss": 1.5}
     {"event": "progress", ..., "tested": 12, "to_test": 50}         during a test
+    {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.5]]}
+                                                                    worker 0, at a displayed iteration
     {"event": "tested", "iteration": 500, "net": 0, "scores": [["accuracy", "0.7"], ["loss", "0.9"]]}
                                                                     worker 0, at the end of a test of a net
     {"event": "snapshot", "state": "/.../snap_iter_120.solverstate", "iteration": 120, "seconds": 0.2}

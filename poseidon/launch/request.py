@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from poseidon.cluster.machinefile import HIGHEST_PORT
 from poseidon.cluster.supervision.restarts import RestartSettings
 from poseidon.cluster.supervision.state import SignalEffect, SupervisionSettings
 from poseidon.engine.document import TrainingOptions
@@ -102,6 +103,8 @@ class JobRequest:
         server_requested: whether an exchange that uses shards was asked for by name.
         trace: whether each process writes a trace.
         output: the job's folder; None: output/<job>.
+        tensorboard_dir: folder of TensorBoard's files; None: none are written.
+        metrics_port: on loopback, for Prometheus; 0: a free one; None: nothing is served.
         show_logs: whose logs are shown.
         progress_interval: seconds between progress lines in a pipe; 0: none.
         background: whether the command returns once the job runs.
@@ -132,6 +135,8 @@ class JobRequest:
     server_requested: bool = False
     trace: bool = False
     output: Path | None = field(default=None, metadata=_by(_path))
+    tensorboard_dir: Path | None = field(default=None, metadata=_by(_path))
+    metrics_port: int | None = None
     show_logs: ShownLogs = field(default=ShownLogs.FIRST, metadata=_by(ShownLogs))
     progress_interval: float = 60.0
     background: bool = False
@@ -149,6 +154,10 @@ class JobRequest:
             raise UsageError(f"--num_app_threads is {self.num_app_threads}, expected 1 or more")
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads={self.threads}: expected 1 or more")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= HIGHEST_PORT:
+            raise UsageError(
+                f"--metrics_port={self.metrics_port}: expected 0 (a free port) to {HIGHEST_PORT}"
+            )
         if not self.progress_interval >= 0:
             raise UsageError(
                 f"--progress_interval={self.progress_interval:g}: expected 0 (no lines) or more seconds"

@@ -26,6 +26,8 @@ from poseidon.launch.job_folder import output_folder, register_job, remove_unuse
 from poseidon.launch.listeners import Listeners, RemoteLogs, StatisticsFile, StragglerReports
 from poseidon.launch.processes import Start
 from poseidon.launch.request import START_TIMEOUT_S
+from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
+from poseidon.launch.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
 from poseidon.launch.snapshots import SnapshotList
 from poseidon.launch.terminal import Terminal
 from poseidon.settings import read_settings
@@ -98,13 +100,30 @@ class _Run:
         show = self._terminal.print
         source = job.site.snapshot_source(lambda: job.plan.workers[0].host, job.output / COPIES, show)
         self._snapshots = SnapshotList(job.origin, show, source)
+        self._records = JobRecords(
+            {"job": job.id, "workers": job.plan.worker_count, "shards": job.plan.shard_count},
+            self._sinks(),
+            lambda sentence: show(f"warning: {sentence}"),
+        )
         self._listeners = Listeners(  # files before the terminal: what is shown is already kept
             self._snapshots,
             StragglerReports(show),
             StatisticsFile(job.id, job.output),
+            self._records,
             RemoteLogs(job.output),
             self._terminal,
         )
+
+    def _sinks(self) -> list[RecordSink]:
+        request = self._job.request
+        sinks: list[RecordSink] = [JsonLines(self._job.output / METRICS_FILE)]
+        if request.tensorboard_dir is not None:
+            sinks.append(TensorBoard(request.tensorboard_dir))
+        if request.metrics_port is not None:
+            served = Prometheus(request.metrics_port, self._job.id)
+            self._terminal.print(f"metrics at http://127.0.0.1:{served.port}/metrics")
+            sinks.append(served)
+        return sinks
 
     def run(self) -> int:
         """Start the processes and stay with them to the job's end; return the exit code."""
@@ -116,8 +135,12 @@ class _Run:
             with self._requests:
                 settings = job.request.restart_settings(job.usual_restarts)
                 ended = run_with_restarts(self, settings)
+                self._records.ended(ended.result.outcome.value)
                 self._snapshots.finish(ended.result.outcome, self._requests)
                 newest = self._snapshots.newest()
+        except PoseidonError:
+            self._records.ended("failed")
+            raise
         finally:
             self._listeners.close()
         for line in aligned(job.final_report(ended.result, newest, self._terminal.scores())):

@@ -51,6 +51,9 @@ from ps_server.trace import NO_TRACE
 
 LOGGER = logging.getLogger("poseidon.engine.solver.worker")
 PROGRESS_S = 0.25
+TRAINED_S = 0.2
+MOST_OUTPUTS = 100
+"""The most outputs of a net that an event carries."""
 
 
 class ProgressReporter:
@@ -110,13 +113,22 @@ class ProgressReporter:
 
 
 class ScoreReporter:
-    """Reports the scores of each test to the launcher. See `Sink`."""
+    """Reports displayed iterations and the scores of each test to the launcher. See `Sink`."""
 
     def __init__(self, launcher: LauncherConnection) -> None:
         self._launcher = launcher
+        self._next_s = 0.0
 
     def on_train(self, record: TrainRecord) -> None:
-        """See `Sink`."""
+        """See `Sink`; reports at most every `TRAINED_S` seconds."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        self._next_s = now + TRAINED_S
+        outputs = [[output.name, output.value] for output in record.outputs[:MOST_OUTPUTS]]
+        self._launcher.send(
+            "trained", iteration=record.iteration, loss=record.loss, rate=record.rate, outputs=outputs
+        )
 
     def on_test(self, record: TestRecord) -> None:
         """See `Sink`."""

@@ -1,0 +1,344 @@
+"""The sinks of a job's records: `metrics.jsonl` in its folder, TensorBoard, Prometheus.
+
+Law: a sink never delays a job and never ends it. Records wait in a queue of bounded length; a full queue drops them. A sink
+that fails is one warning, and gets nothing more.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.cluster.supervision.loop import JobListener
+from poseidon.errors import JobError, UsageError
+from poseidon.metrics.job_records import (
+    Record,
+    encode_record,
+    progress_record,
+    shard_record,
+    test_record,
+    train_record,
+)
+from poseidon.metrics.job_statistics import parse_shard
+from poseidon.metrics.progress import ProgressMeter
+
+FILE_NAME = "metrics.jsonl"
+MOST_WAITING = 10_000
+CLOSE_S = 5.0
+PERIOD_S = 5.0
+"""Seconds between two records of one process, or of the progress."""
+
+
+class RecordSink(Protocol):
+    """An output for the records of a job. One thread calls it."""
+
+    name: str
+    """In warnings."""
+
+    def write(self, record: Record) -> None:
+        """Write a record; any exception ends the sink."""
+
+    def close(self) -> None:
+        """Write what is buffered, and release what the sink holds."""
+
+
+class JobRecords(JobListener):
+    """Makes records of a job's events, and passes them to sinks on a thread of its own.
+
+    Args:
+        job: its id, and the counts of its processes.
+        sinks: owned from here on.
+        warn: takes a sentence when a sink fails.
+        now: seconds since 1970.
+        monotonic: seconds, for periods.
+    """
+
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        sinks: list[RecordSink],
+        warn: Callable[[str], None],
+        *,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = job
+        self._sinks = sinks
+        self._warn = warn
+        self._now, self._monotonic = now, monotonic
+        self._meter = ProgressMeter(monotonic)
+        self._iterations: dict[int, int] = {}
+        self._next_s: dict[str, float] = {}
+        self._started = False
+        self._queue: queue.Queue[Record | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._deliver, name="poseidon-sinks", daemon=True)
+        self._thread.start()
+
+    def on_started(self) -> None:
+        """See `JobListener`."""
+        self._iterations.clear()
+        self._started = True
+        self._put({"kind": "start", **self._job})
+
+    def on_event(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        """See `JobListener`."""
+        kind = event.get("event")
+        if kind == "statistics" and name.role is Role.SHARD:
+            shard = parse_shard(event)
+            if shard is not None:
+                self._put({**shard_record(shard), **_process(name)}, period=name.short)
+        if name.role is not Role.WORKER:
+            return
+        iteration = event.get("iteration")
+        if kind == "progress" and isinstance(iteration, int):
+            self._iterations[name.index] = iteration
+        if kind == "alive":
+            self._put_worker(name, event)
+        if name.index == 0:
+            self._put_first(kind, event)
+
+    def ended(self, outcome: str) -> None:
+        """Record the end of the job, if it has started.
+
+        Args:
+            outcome: in one word: finished, stopped, failed.
+        """
+        if self._started:
+            self._put({"kind": "end", "outcome": outcome, "iteration": self._iterations.get(0, 0)})
+
+    def close(self) -> None:
+        """Deliver what waits, for at most `CLOSE_S` seconds, and close the sinks."""
+        try:
+            self._queue.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return  # the thread is a daemon, and its sink does not answer
+        self._thread.join(CLOSE_S)
+
+    def _put_worker(self, name: ProcessName, event: Mapping[str, object]) -> None:
+        waited_s, still_s = event.get("waited_s"), event.get("still_s")
+        if isinstance(waited_s, int | float) and isinstance(still_s, int | float):
+            record = {
+                "kind": "worker",
+                **_process(name),
+                "iteration": self._iterations.get(name.index, 0),
+                "waited_s": waited_s,
+                "still_s": still_s,
+            }
+            self._put(record, period=name.short)
+
+    def _put_first(self, kind: object, event: Mapping[str, object]) -> None:
+        if kind == "progress" and (progress := self._meter.update(event)) is not None:
+            self._put(progress_record(progress), period="progress")
+        if kind == "trained" and (record := train_record(event)) is not None:
+            self._put(record)
+        if kind == "tested" and (record := test_record(event)) is not None:
+            self._put(record)
+        if kind == "snapshot":
+            self._put(
+                {"kind": "snapshot", "iteration": event.get("iteration"), "path": str(event.get("state"))}
+            )
+
+    def _put(self, record: Record, *, period: str = "") -> None:
+        """Pass a record on, unless one of the same period came a short while ago."""
+        if period:
+            now = self._monotonic()
+            if now < self._next_s.get(period, 0.0):
+                return
+            self._next_s[period] = now + PERIOD_S
+        with suppress(queue.Full):
+            self._queue.put_nowait({"time": round(self._now(), 3), **record})
+
+    def _deliver(self) -> None:
+        while (record := self._queue.get()) is not None:
+            self._each(lambda sink, record=record: sink.write(record))  # type: ignore[misc]
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[RecordSink], None]) -> None:
+        for sink in list(self._sinks):
+            try:
+                call(sink)
+            except Exception as error:  # noqa: BLE001 - the outermost frame of a thread; a sink never ends a job
+                self._sinks.remove(sink)
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self._warn(f"{sink.name} gets nothing more: {reason or type(error).__name__}")
+
+
+class JsonLines:
+    """Writes records to a file, one a line. See `RecordSink`."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+        self._file: Any = None
+
+    def write(self, record: Record) -> None:
+        """See `RecordSink`."""
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._file.write(encode_record(record) + "\n")
+
+    def close(self) -> None:
+        """See `RecordSink`."""
+        if self._file is not None:
+            self._file.close()
+
+
+class TensorBoard:
+    """Writes losses, rates and scores as TensorBoard's event files. See `RecordSink`.
+
+    Args:
+        folder: that `tensorboard --logdir` shows, or one below it.
+
+    Raises:
+        UsageError: the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise UsageError(
+                f"--tensorboard_dir needs the package tensorboard ({error}): pip install 'poseidon[tensorboard]'"
+            ) from error
+        self.name = f"--tensorboard_dir={folder}"
+        self._event, self._summary = Event, Summary
+        try:
+            self._writer = EventFileWriter(str(folder))
+        except OSError as error:
+            raise JobError(
+                f"--tensorboard_dir: cannot write to {folder}: {error.strerror or error}"
+            ) from error
+
+    def write(self, record: Record) -> None:
+        """See `RecordSink`."""
+        values = {tag: value for tag, value in scalars(record).items() if value is not None}
+        if not values:
+            return
+        summary = self._summary(
+            value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        )
+        self._writer.add_event(
+            self._event(wall_time=record["time"], step=record["iteration"], summary=summary)
+        )
+
+    def close(self) -> None:
+        """See `RecordSink`."""
+        self._writer.close()
+
+
+def scalars(record: Record) -> dict[str, float | None]:
+    """Return the values of a record that TensorBoard shows, by tag."""
+    kind = record["kind"]
+    if kind == "train":
+        outputs = {f"train/{name}": value for name, value in record["outputs"].items()}
+        return {**outputs, "train/total_loss": record["loss"], "train/learning_rate": record["rate"]}
+    if kind == "test":
+        return {f"test_{record['net']}/{name}": value for name, value in record["outputs"].items()}
+    if kind == "progress":
+        return {
+            "job/iterations_per_s": record["rate"] or None,
+            "job/images_per_s": record["images_rate"] or None,
+        }
+    if kind == "worker":
+        return {f"waited_s/worker_{record['index']}": record["waited_s"]}
+    return {}
+
+
+class Prometheus:
+    """Serves the latest values to Prometheus over HTTP, on loopback. See `RecordSink`; docs/metrics.md has the names.
+
+    Args:
+        port: 1..65535, or 0 for a free one.
+        job: its id, a label of all values.
+
+    Raises:
+        UsageError: the package prometheus_client is not installed.
+        JobError: the port cannot be used.
+    """
+
+    def __init__(self, port: int, job: str) -> None:
+        try:
+            import prometheus_client as client
+        except ImportError as error:
+            raise UsageError(
+                f"--metrics_port needs the package prometheus_client ({error}): pip install 'poseidon[prometheus]'"
+            ) from error
+        registry = client.CollectorRegistry()
+        try:
+            self._server, _ = client.start_http_server(port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            raise JobError(
+                f"--metrics_port={port}: {error.strerror or error}; take another, or 0 for a free one"
+            ) from error
+        self.port = int(self._server.server_port)
+        self.name = f"--metrics_port={self.port}"
+        self._job = job
+
+        def gauge(name: str, text: str, *labels: str) -> Any:
+            return client.Gauge(f"poseidon_{name}", text, ("job", *labels), registry=registry)
+
+        self._of_job = {
+            "iteration": gauge("iteration", "Iterations that worker 0 has finished"),
+            "max_iter": gauge("max_iteration", "Iterations of the whole job; 0: unknown"),
+            "rate": gauge("iterations_per_second", "Iterations a second, without tests"),
+            "images_rate": gauge("images_per_second", "Images a second of all workers"),
+        }
+        self._train = gauge("train_output", "Outputs of the train net, averaged over all workers", "output")
+        self._loss = gauge("loss", "Total loss of the train net, averaged over average_loss iterations")
+        self._learning_rate = gauge("learning_rate", "The solver's rate")
+        self._test = gauge(
+            "test_output", "Outputs of a test net, averaged over its iterations", "net", "output"
+        )
+        self._worker = {
+            "iteration": gauge("worker_iteration", "Iterations of a worker", "rank", "host"),
+            "waited_s": gauge("worker_waited_seconds", "Time a worker has waited for others", "rank", "host"),
+        }
+        self._shard = {
+            "bytes_in": gauge("shard_bytes_received", "Since the shard's start", "index", "host"),
+            "bytes_out": gauge("shard_bytes_sent", "Since the shard's start", "index", "host"),
+            "busy_s": gauge("shard_busy_seconds", "Time not spent waiting for messages", "index", "host"),
+            "queue": gauge("shard_queue", "Messages that wait to be handled", "index", "host"),
+        }
+        self._starts = gauge("starts", "Starts of the job, restarts included")
+
+    def write(self, record: Record) -> None:
+        """See `RecordSink`."""
+        kind, job = record["kind"], self._job
+        if kind == "start":
+            self._starts.labels(job).inc()
+        elif kind == "progress":
+            for name, gauge in self._of_job.items():
+                gauge.labels(job).set(record[name])
+        elif kind == "train":
+            self._loss.labels(job).set(_number(record["loss"]))
+            self._learning_rate.labels(job).set(_number(record["rate"]))
+            for name, value in record["outputs"].items():
+                self._train.labels(job, name).set(_number(value))
+        elif kind == "test":
+            for name, value in record["outputs"].items():
+                self._test.labels(job, str(record["net"]), name).set(_number(value))
+        elif kind in ("worker", "shard"):
+            gauges = self._worker if kind == "worker" else self._shard
+            for name, gauge in gauges.items():
+                gauge.labels(job, str(record["index"]), record["host"]).set(record[name])
+
+    def close(self) -> None:
+        """See `RecordSink`."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _process(name: ProcessName) -> Record:
+    return {"index": name.index, "client": name.client, "host": name.host}

@@ -1,0 +1,113 @@
+"""The records of a job over time: what `metrics.jsonl`, TensorBoard and Prometheus are made of.
+
+Each record is one JSON object with the time in seconds since 1970 and a kind:
+
+    {"time": 1.0, "kind": "start", "job": "lenet-...", "workers": 2, "shards": 2}
+    {"time": 2.0, "kind": "train", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5}}
+    {"time": 2.0, "kind": "progress", "iteration": 100, "max_iter": 4000, "rate": 23.9, "images_rate": 2390.0}
+    {"time": 3.0, "kind": "test", "iteration": 500, "net": 0, "outputs": {"accuracy": 0.7, "loss": 0.9}}
+    {"time": 4.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 120, "waited_s": 3.5, "still_s": 0.0}
+    {"time": 4.0, "kind": "shard", "index": 0, "client": 0, "host": "node0", "bytes_in": 1, ...}
+    {"time": 5.0, "kind": "snapshot", "iteration": 500, "path": "..."}
+    {"time": 6.0, "kind": "end", "outcome": "finished", "iteration": 4000}
+
+A number that is not finite is null. A blob of several values has one output for each: `probability[0]`, `probability[1]`.
+
+Law: pure. An event that is not valid gives no record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from poseidon.metrics.job_statistics import ShardStatistics
+from poseidon.metrics.progress import JobProgress
+
+Record = Mapping[str, Any]
+
+
+def train_record(event: Mapping[str, object]) -> Record | None:
+    """Return the record of a `trained` event of worker 0."""
+    iteration, outputs = event.get("iteration"), _outputs(event.get("outputs"))
+    if not isinstance(iteration, int) or outputs is None:
+        return None
+    return {
+        "kind": "train",
+        "iteration": iteration,
+        "loss": _finite(event.get("loss")),
+        "rate": _finite(event.get("rate")),
+        "outputs": outputs,
+    }
+
+
+def test_record(event: Mapping[str, object]) -> Record | None:
+    """Return the record of a `tested` event of worker 0."""
+    iteration, net, outputs = event.get("iteration"), event.get("net"), _outputs(event.get("scores"))
+    if not isinstance(iteration, int) or not isinstance(net, int) or outputs is None:
+        return None
+    return {"kind": "test", "iteration": iteration, "net": net, "outputs": outputs}
+
+
+test_record.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def progress_record(progress: JobProgress) -> Record:
+    """Return the record of a job's progress; the rates are iterations and images a second, 0 if unknown."""
+    return {
+        "kind": "progress",
+        "iteration": progress.iteration,
+        "max_iter": progress.max_iter,
+        "loss": _finite(progress.loss),
+        "rate": progress.rate,
+        "images_rate": progress.images_rate,
+    }
+
+
+def shard_record(statistics: ShardStatistics) -> Record:
+    """Return the record of a shard; all but the queue and the memory count since its start."""
+    names = (
+        "bytes_in",
+        "bytes_out",
+        "messages_in",
+        "updates",
+        "busy_s",
+        "queue",
+        "longest_queue",
+        "memory_bytes",
+    )
+    return {"kind": "shard", **{name: getattr(statistics, name) for name in names}}
+
+
+def encode_record(record: Record) -> str:
+    """Return a record as one line of JSON, without the line end."""
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
+
+
+def _outputs(value: object) -> dict[str, float | None] | None:
+    """Return the outputs of pairs of name and value; None if one is no such pair."""
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return None
+    return dict(_named(value))
+
+
+def _named(pairs: Iterable[list[object]]) -> Iterable[tuple[str, float | None]]:
+    """Yield each value with a name of its own: `accuracy`, or `probability[1]` where several have one name."""
+    several = Counter(str(name) for name, _ in pairs)
+    seen: Counter[str] = Counter()
+    for name, value in pairs:
+        text = str(name)
+        yield (f"{text}[{seen[text]}]" if several[text] > 1 else text), _finite(value)
+        seen[text] += 1
+
+
+def _finite(value: object) -> float | None:
+    """Return a number, also one that is given as text; None where it is none, or not finite."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

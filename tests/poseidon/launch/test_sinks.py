@@ -1,0 +1,242 @@
+"""The sinks of a job's records: files, TensorBoard and Prometheus, read back with their own libraries."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poseidon.cluster.plan import ProcessName, Role
+from poseidon.errors import JobError
+from poseidon.launch import sinks
+from poseidon.launch.sinks import JobRecords, JsonLines, Prometheus, RecordSink, TensorBoard
+from poseidon.metrics.job_records import Record
+
+WORKER = ProcessName(role=Role.WORKER, index=0, client=0, host="node0")
+OTHER = ProcessName(role=Role.WORKER, index=1, client=1, host="node1")
+SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="node0")
+TRAINED = {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.25]]}
+TESTED = {"event": "tested", "iteration": 100, "net": 0, "scores": [["accuracy", "0.75"]]}
+PROGRESS = {"event": "progress", "iteration": 100, "max_iter": 400, "images": 1000, "loss": 1.5}
+ALIVE = {"event": "alive", "still_s": 0.1, "waited_s": 3.5}
+STATISTICS = {"event": "statistics", "bytes_in": 7, "bytes_out": 8, "busy_s": 0.5, "queue": 2}
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def records(
+    *outputs: RecordSink, warnings: list[str] | None = None, clock: Clock | None = None
+) -> JobRecords:
+    """Return a listener of a job with two workers and a shard."""
+    found = [] if warnings is None else warnings
+    time = clock or Clock()
+    return JobRecords(
+        {"job": "lenet-1", "workers": 2, "shards": 1}, list(outputs), found.append, now=time, monotonic=time
+    )
+
+
+def play(listener: JobRecords) -> None:
+    """Let a short job happen."""
+    listener.on_started()
+    listener.on_event(WORKER, PROGRESS)
+    listener.on_event(WORKER, TRAINED)
+    listener.on_event(WORKER, TESTED)
+    listener.on_event(OTHER, {**PROGRESS, "iteration": 99})
+    listener.on_event(OTHER, ALIVE)
+    listener.on_event(SHARD, STATISTICS)
+    listener.on_event(
+        WORKER, {"event": "snapshot", "iteration": 100, "state": "/x/s.solverstate", "seconds": 0.1}
+    )
+    listener.ended("finished")
+    listener.close()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_job_leaves_one_line_of_json_for_each_record(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    play(records(JsonLines(path)))
+    found = lines(path)
+    assert [record["kind"] for record in found] == [
+        "start", "progress", "train", "test", "worker", "shard", "snapshot", "end",
+    ]  # fmt: skip
+    assert {record["time"] for record in found} == {1000.0}
+    assert found[0] == {"time": 1000.0, "kind": "start", "job": "lenet-1", "workers": 2, "shards": 1}
+    assert found[4] == {
+        "time": 1000.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 99, "waited_s": 3.5,
+        "still_s": 0.1,
+    }  # fmt: skip
+    assert (found[5]["bytes_in"], found[5]["busy_s"], found[5]["queue"]) == (7, 0.5, 2)
+    assert found[-1] == {"time": 1000.0, "kind": "end", "outcome": "finished", "iteration": 100}
+
+
+def test_a_process_is_recorded_at_most_every_few_seconds(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "metrics.jsonl"
+    listener = records(JsonLines(path), clock=clock)
+    for _ in range(10):
+        listener.on_event(WORKER, ALIVE)
+        listener.on_event(OTHER, ALIVE)
+        listener.on_event(WORKER, PROGRESS)
+        clock.now_s += 1.0
+    listener.close()
+    kinds = [(record["kind"], record.get("index")) for record in lines(path)]
+    assert kinds == [("worker", 0), ("worker", 1), ("progress", None)] * 2
+
+
+def test_a_job_that_never_started_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    listener = records(JsonLines(path))
+    listener.ended("failed")
+    listener.close()
+    assert not path.exists()
+
+
+class Broken:
+    """A sink that fails."""
+
+    name = "the disk"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def write(self, record: Record) -> None:
+        self.calls += 1
+        raise OSError(28, "No space left on device")
+
+    def close(self) -> None:
+        raise AssertionError("a sink that has failed gets nothing more")
+
+
+def test_a_sink_that_fails_is_one_warning_and_the_others_go_on(tmp_path: Path) -> None:
+    broken, path, warnings = Broken(), tmp_path / "metrics.jsonl", list[str]()
+    play(records(broken, JsonLines(path), warnings=warnings))
+    assert warnings == ["the disk gets nothing more: No space left on device"]
+    assert broken.calls == 1
+    assert len(lines(path)) == 8
+
+
+class Stuck:
+    """A sink that does not return from its first record."""
+
+    name = "stuck"
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.written = 0
+
+    def write(self, record: Record) -> None:
+        self.release.wait()
+        self.written += 1
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_sink_that_is_stuck_delays_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "MOST_WAITING", 3)
+    stuck = Stuck()
+    listener = records(stuck)
+    for _ in range(100):  # more than the queue holds: this would never return
+        listener.on_event(WORKER, TRAINED)
+    stuck.release.set()
+    listener.close()
+    assert 1 <= stuck.written <= 4
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    play(records(TensorBoard(tmp_path)))
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    found = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found["train/total_loss"] == [(100, 1.5)]
+    assert found["train/loss"] == [(100, 1.25)]
+    assert found["train/learning_rate"] == [(100, pytest.approx(0.01))]
+    assert found["test_0/accuracy"] == [(100, 0.75)]
+    assert found["waited_s/worker_1"] == [(99, 3.5)]
+
+
+def test_prometheus_fetches_the_latest_values() -> None:
+    pytest.importorskip("prometheus_client")
+    served = Prometheus(0, "lenet-1")
+    page = ""
+
+    class Fetch:
+        """Fetches the page after the others have written the last record."""
+
+        name = "fetch"
+
+        def write(self, record: Record) -> None:
+            nonlocal page
+            if record["kind"] == "end":
+                with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=20) as answer:
+                    page = answer.read().decode()
+
+        def close(self) -> None:
+            pass
+
+    play(records(served, Fetch()))
+    for line in (
+        'poseidon_loss{job="lenet-1"} 1.5',
+        'poseidon_train_output{job="lenet-1",output="loss"} 1.25',
+        'poseidon_test_output{job="lenet-1",net="0",output="accuracy"} 0.75',
+        'poseidon_iteration{job="lenet-1"} 100.0',
+        'poseidon_worker_waited_seconds{host="node1",job="lenet-1",rank="1"} 3.5',
+        'poseidon_shard_queue{host="node0",index="0",job="lenet-1"} 2.0',
+        'poseidon_starts{job="lenet-1"} 1.0',
+    ):
+        assert line in page
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", served.port), timeout=5).close()
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            JobError, match=f"--metrics_port={port}: .*in use; take another, or 0 for a free one"
+        ):
+            Prometheus(port, "lenet-1")
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match=r"--tensorboard_dir: cannot write to .*file/logs: Not a directory"):
+        TensorBoard(tmp_path / "file" / "logs")
+
+
+def test_the_dashboard_and_the_page_name_every_value() -> None:
+    pytest.importorskip("prometheus_client")
+    served = Prometheus(0, "lenet-1")
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=20) as answer:
+        names = set(re.findall(r"# TYPE (\w+) ", answer.read().decode()))
+    served.close()
+    root = Path(__file__).parents[3]
+    dashboard = json.loads((root / "examples" / "grafana" / "poseidon.json").read_text())
+    used = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"poseidon_\w+", target["expr"])
+    }
+    assert used <= names
+    page = (root / "docs" / "metrics.md").read_text()
+    assert {name for name in names if f"`{name}`" not in page} == set()
