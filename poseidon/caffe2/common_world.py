@@ -98,7 +98,7 @@ class Shards:
         rank: the number of this one.
         size: how many there are.
         members: all of them, by number.
-        meeting_point: where process groups are formed.
+        rendezvous: where process groups are formed.
     """
 
     def __init__(self, handler: StoreHandler, rank: int, size: int, timeout_s: float, interface: str) -> None:
@@ -116,7 +116,7 @@ class Shards:
             payload=opened.address if opened else "",
             timeout_s=timeout_s,
         )
-        self.meeting_point = opened or Rendezvous(settings, self.members[0].payload)
+        self.rendezvous = opened or Rendezvous(settings, self.members[0].payload)
         self._names: Counter[str] = Counter()
         self._failed = threading.Event()
         self._lost: str | None = None
@@ -132,7 +132,7 @@ class Shards:
         with self._lock:
             self._names[name] += 1
             unique = f"{name}#{self._names[name]}"
-        return ProcessGroup(self.meeting_point, unique, self.settings(timeout_s), backend, watch=self.look)
+        return ProcessGroup(self.rendezvous, unique, self.settings(timeout_s), backend, watch=self.look)
 
     def look(self) -> None:
         """Raise PeerLost when another shard has reported a failure."""

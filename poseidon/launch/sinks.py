@@ -77,8 +77,7 @@ class JobRecords(JobListener):
         self._next_s: dict[str, float] = {}
         self._started = False
         self._queue: queue.Queue[Record | None] = queue.Queue(MOST_WAITING)
-        self._thread = threading.Thread(target=self._deliver, name="poseidon-sinks", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def on_started(self) -> None:
         """See `JobListener`."""
@@ -114,11 +113,18 @@ class JobRecords(JobListener):
 
     def close(self) -> None:
         """Deliver what waits, for at most `CLOSE_S` seconds, and close the sinks."""
+        self._start()
         try:
             self._queue.put(None, timeout=CLOSE_S)
         except queue.Full:
             return  # the thread is a daemon, and its sink does not answer
-        self._thread.join(CLOSE_S)
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._deliver, name="poseidon-sinks", daemon=True)
+            self._thread.start()
 
     def _put_worker(self, name: ProcessName, event: Mapping[str, object]) -> None:
         waited_s, still_s = event.get("waited_s"), event.get("still_s")
@@ -151,6 +157,7 @@ class JobRecords(JobListener):
             if now < self._next_s.get(period, 0.0):
                 return
             self._next_s[period] = now + PERIOD_S
+        self._start()
         with suppress(queue.Full):
             self._queue.put_nowait({"time": round(self._now(), 3), **record})
 

@@ -82,7 +82,7 @@ def test_machines_that_cannot_work_together(
 )
 def test_what_a_host_may_be_called(host: str, dialled: str, names: tuple[str, ...]) -> None:
     known = addresses_of({host, dialled}, 30.0)
-    assert ssh_site._names_of(Host(id=0, address=host, port=0), dialled, known) == names
+    assert ssh_site.names_of(Host(id=0, address=host, port=0), dialled, known) == names
 
 
 class Answering:
