@@ -8,6 +8,7 @@ from poseidon.layers.common.recurrent import LSTM, RNN, LSTMUnit
 from poseidon.layers.common.reduction import ArgMax, Reduction
 from poseidon.layers.common.reshape import Flatten, Reshape
 from poseidon.layers.common.softmax import Softmax, SoftmaxWithLoss
+from poseidon.layers.inputs.annotated_data import AnnotatedData
 from poseidon.layers.inputs.data import Data
 from poseidon.layers.inputs.dense_image_data import DenseImageData
 from poseidon.layers.inputs.hdf5_data import HDF5Data, HDF5Output
@@ -70,6 +71,7 @@ __all__ = [
     "AbsVal",
     "Accuracy",
     "AnchorTarget",
+    "AnnotatedData",
     "ArgMax",
     "Axpy",
     "BatchNorm",

@@ -27,6 +27,7 @@ ROOMS = ("layers", "data", "net", "pycaffe", "proto", "engine")
 
 # The blocks that a type reads besides, or in place of, the one of its own name.
 BLOCKS = {
+    "AnnotatedData": ("annotated_data_param", "data_param", "transform_param"),
     "ConvolutionDepthwise": ("convolution_param",),
     "Data": ("data_param", "transform_param"),
     "DenseImageData": ("dense_image_data_param", "transform_param"),
@@ -48,6 +49,7 @@ BLOCKS = {
 }
 _UPGRADED = "moved to transform_param when the file is read"
 WITHOUT_EFFECT = {
+    ("AnnotatedDataParameter", "label_map_file"): "the labels are in the records",
     ("ConvolutionParameter", "force_nd_im2col"): "chooses between Caffe's own implementations",
     ("DetectionOutputParameter", "visualize"): "nothing is shown",
     ("DetectionOutputParameter", "visualize_threshold"): "nothing is shown",
@@ -78,12 +80,15 @@ NESTED = {
     *("EmitConstraint", "BatchSampler", "Sampler", "SampleConstraint", "NonMaximumSuppressionParameter"),
     "SaveOutputParameter",
 }
+# Blocks whose fields are read, and tested, in the package of the data.
+OF_DATA = ("annotated_data_param", "data_param", "transform_param")
 # Fields of a block that a type does not read, as in Caffe.
 NOT_OF_TYPE = {
     "Data": {"emit_constraint"},  # no objects
     "ImageData": {"emit_constraint"},
     "MemoryData": _OF_SSD,
     "MultiBoxLoss": {"ignore_label", "eta"},
+    "AnnotatedData": {"force_encoded_color"},
     # They resize boxes, not images.
     "DetectionEvaluate": {"prob", "pad_mode", "pad_value", "interp_mode"},
     "DetectionOutput": {"prob", "pad_mode", "pad_value", "interp_mode"},
@@ -227,7 +232,7 @@ def table() -> list[Row]:
             first, _, inner = block.partition(".")
             recorded = () if inner else tuple(cases[kind, field.name])
             # How records are read and transformed is tested in the room that does it.
-            among = of_kind | of_data if first in ("transform_param", "data_param") else of_kind
+            among = of_kind | of_data if first in OF_DATA else of_kind
             named = () if recorded else tests_that_name(field.name, among)[:3]
             name = f"{inner}.{field.name}" if inner else field.name
             rows.append(Row(kind=kind, field=name, cases=recorded, tests=named, note=effect(field)))

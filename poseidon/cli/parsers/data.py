@@ -103,6 +103,35 @@ def _convert_imageset(parser: Parser) -> None:
     help_flag(parser)
 
 
+def _convert_annoset(parser: Parser) -> None:
+    word(parser, "root_folder", "put before each path as it is", metavar="ROOTFOLDER")
+    word(parser, "list_file", "a line for each picture: path and annotation", metavar="LISTFILE", type=Path)
+    word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path)
+    group = parser.section("Flags")
+    kinds = ("classification", "detection")
+    text = "detection, or classification: a label in each line"
+    chosen(group, "anno_type", text, kinds, default="classification", metavar="KIND")
+    text = "xml (PASCAL VOC), json (COCO) or txt"
+    chosen(group, "label_type", text, ("xml", "json", "txt"), default="xml", metavar="FORMAT")
+    flag(group, "label_map_file", "names and labels, a LabelMap", type=Path, default=None, metavar="FILE")
+    switch(group, "check_label", "refuse names and labels that occur twice")
+    switch(group, "gray", "read pictures as grey ones")
+    switch(group, "shuffle", "change the order of the pictures")
+    switch(group, "check_size", "make sure that all pictures have as many values")
+    switch(group, "encoded", "keep the pictures in their file format")
+    flag(group, "encode_type", "keep them in this format: png, jpg, ...", default="", metavar="FORMAT")
+    _backend(group, default="lmdb")
+    pixels = partial(flag, group, type=count, default=0, metavar="PIXELS")
+    pixels("min_dim", "enlarge pictures whose shorter side is less")
+    pixels("max_dim", "shrink pictures whose longer side is more")
+    pixels("resize_width", "width of each picture (its own)")
+    pixels("resize_height", "height of each picture (its own)")
+    flag(group, "seed", "of the shuffle (0)", type=whole, default=0, metavar="N")
+    text = "also write a line for each picture: name, height, width"
+    flag(group, "name_size_file", text, type=Path, default=None, metavar="FILE")
+    help_flag(parser)
+
+
 def _make_db(parser: Parser) -> None:
     word(parser, "pictures", "folder of classes, or list file", metavar="PICTURES", type=Path, nargs="?")
     word(parser, "db_name", "the database to make", metavar="DB_NAME", type=Path, nargs="?")
@@ -180,6 +209,16 @@ COMMANDS: Sequence[Command] = (
         "DB_NAME. ROOTFOLDER is put before each path as it is, so it ends with a slash.",
         example="poseidon convert_imageset -shuffle pictures/ list.txt train_lmdb",
         declare=_convert_imageset,
+    ),
+    Command(
+        name="convert_annoset",
+        line="convert pictures with objects into a database",
+        description="Write the pictures that LISTFILE names, a line each with a picture and its annotation file, into the "
+        "new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is put before each path as it is, so it ends with a "
+        "slash. As SSD's tool of that name.",
+        example="poseidon convert_annoset --anno_type=detection --label_map_file=labelmap.prototxt --encoded data/ list.txt "
+        "train_lmdb",
+        declare=_convert_annoset,
     ),
     Command(
         name="make_db",

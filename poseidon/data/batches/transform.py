@@ -106,7 +106,15 @@ class Transform:
         if self.augmentation is not None:
             self.augmentation.check_channels(channels)
             height, width = self.augmentation.size(height, width)
-            shape = (channels, height, width)
+        return self.cropped_shape((channels, height, width))
+
+    def cropped_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return the shape (C, h, w) of an augmented image of `shape` (C, H, W) after the crop.
+
+        Raises:
+            DataError: the mean has another shape, or the crop is larger than the image.
+        """
+        channels, height, width = shape
         extents = f"{channels} x {height} x {width}"
         if self._mean is not None:
             sizes = self._mean.shape

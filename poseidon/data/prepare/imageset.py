@@ -44,6 +44,8 @@ class Conversion:
         gray: True for one channel, False for three.
         size: height and width to resize images to; 0 keeps the image's own.
         shorter_side: length to resize the shorter side to, the other in proportion, in place of `size`; 0: none.
+        least_side: enlarge images in proportion until their shorter side has this length; 0: do not.
+        most_side: shrink images in proportion until their longer side has this length; 0: do not.
         encoded: store images in a file format, not as pixels.
         encode_type: the format, such as `png`; empty: the format of each file.
         check_size: require the same number of values in all images.
@@ -54,6 +56,8 @@ class Conversion:
     gray: bool = False
     size: tuple[int, int] = (0, 0)
     shorter_side: int = 0
+    least_side: int = 0
+    most_side: int = 0
     encoded: bool = False
     encode_type: str = ""
     check_size: bool = False
@@ -132,7 +136,8 @@ def to_datum(path: Path, label: int, conversion: Conversion) -> Datum:
     own = path.suffix.removeprefix(".").lower()
     kind = conversion.encode_type.lower() or (own if conversion.encoded else "")
     pixels = decoded(content, path, color=not conversion.gray)
-    unsized = not any(conversion.size) and not conversion.shorter_side
+    sides = (*conversion.size, conversion.shorter_side, conversion.least_side, conversion.most_side)
+    unsized = not any(sides)
     if kind and unsized and _same_format(own, kind) and _same_channels(content, pixels):
         # Store the bytes of the file unchanged.
         return Datum(data=content, label=label, encoded=True)
@@ -151,6 +156,11 @@ def _size(conversion: Conversion, height: int, width: int) -> tuple[int, int]:
     if conversion.shorter_side:
         scale = conversion.shorter_side / min(height, width)
         return round(height * scale), round(width * scale)
+    if conversion.least_side or conversion.most_side:
+        scale = max(1.0, conversion.least_side / min(height, width))
+        if conversion.most_side and int(scale * max(height, width)) > conversion.most_side:
+            scale = conversion.most_side / max(height, width)
+        return max(1, round(height * scale)), max(1, round(width * scale))
     return conversion.size[0] or height, conversion.size[1] or width
 
 

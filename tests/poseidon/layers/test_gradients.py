@@ -386,6 +386,7 @@ CASES |= {
 HELD_ELSEWHERE = {
     "Accuracy": "has no gradient",
     "AnchorTarget": "has no gradient",
+    "AnnotatedData": "a source",
     "ArgMax": "has no gradient",
     "BoxAnnotatorOHEM": "has no gradient",
     "ContrastiveLoss": "Caffe adds 1e-4 to the distance: test_distance_loss.py; its legacy form is above",

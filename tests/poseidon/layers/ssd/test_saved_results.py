@@ -1,4 +1,4 @@
-"""Boxes of a net's input in pixels of the original image."""
+"""The boxes of a DetectionOutput layer in pixels of the original image."""
 
 from __future__ import annotations
 

@@ -1,0 +1,51 @@
+"""`poseidon convert_annoset`: pictures with annotated objects into a database, as SSD's tool of that name."""
+
+from __future__ import annotations
+
+import argparse
+
+from poseidon.cli.progress import progress_bar
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.annoset import Annotations, convert_annoset
+from poseidon.data.prepare.annotations import AnnotationFormat
+from poseidon.data.prepare.imageset import Conversion
+from poseidon.errors import UsageError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert; 0 when the database is in place.
+
+    Raises:
+        UsageError: the label map of a detection set is missing.
+    """
+    detection = arguments.anno_type == "detection"
+    form = AnnotationFormat(arguments.label_type) if detection else None
+    if form is not None and form.has_names and arguments.label_map_file is None:
+        raise UsageError("missing --label_map_file, which has the label of each name in the annotations")
+    conversion = Conversion(
+        gray=arguments.gray,
+        size=(arguments.resize_height, arguments.resize_width),
+        least_side=arguments.min_dim,
+        most_side=arguments.max_dim,
+        encoded=arguments.encoded,
+        encode_type=arguments.encode_type,
+        check_size=arguments.check_size,
+        shuffle=arguments.shuffle,
+        seed=arguments.seed,
+    )
+    annotations = Annotations(
+        form=form, label_map=arguments.label_map_file, check_label=arguments.check_label
+    )
+    with progress_bar() as report:
+        count = convert_annoset(
+            arguments.root_folder,
+            arguments.list_file,
+            arguments.db_name,
+            Backend.parse(arguments.backend),
+            conversion,
+            annotations,
+            name_size_file=arguments.name_size_file,
+            report=report,
+        )
+    print(f"Processed {count} files.")
+    return 0

@@ -1,0 +1,69 @@
+"""AnnotatedData: batches of a database of images with objects, from SSD (Liu et al., 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from poseidon.data.augment.samplers import WindowSampler
+from poseidon.data.batches.annotated import AnnotatedPlan, AnnotatedReader
+from poseidon.data.batches.transform import Transform
+from poseidon.layers.base import LayerError, Shape
+from poseidon.layers.inputs.data import MOVED_FIELDS
+from poseidon.layers.inputs.sources import ReadingSource
+from poseidon.layers.registry import register
+from poseidon.proto.caffe_pb2 import TRAIN
+
+OBJECT_VALUES = 8
+
+
+@register("AnnotatedData")
+class AnnotatedData(ReadingSource):
+    """Images and their objects from a database of AnnotatedDatum records, prepared in the background.
+
+    An image is distorted and expanded, a window of it is sampled, and it is resized, given noise, cropped and mirrored, as
+    far as the definition says so; its objects follow. Random choices depend on the seed and the record's number only.
+
+    Tops: data N x C x H x W; optionally label 1 x 1 x G x 8, a row for each of the G objects of the batch: image, label,
+    instance, xmin, ymin, xmax, ymax (fractions of the image), difficult; one row of -1 if there is none. Of records without
+    an annotation type: label N.
+
+    Fields: data_param as in Data (source, batch_size, backend, rand_skip, prefetch, shared_file_system); transform_param;
+    annotated_data_param: batch_sampler, see `poseidon.data.augment.samplers`; anno_type. label_map_file has no effect.
+    """
+
+    MAX_TOPS: ClassVar[int | None] = 2
+    TOPS_MAY_CHANGE_SHAPE: ClassVar[bool] = True
+    reader: AnnotatedReader | None = None
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        if self.reader is None:
+            self.reader = self._open()
+        batch = self.param.data_param.batch_size
+        label: Shape = (1, 1, self.reader.objects, OBJECT_VALUES) if self.reader.has_boxes else (batch,)
+        return [self.reader.shape, label][: len(self.param.top)]
+
+    def _open(self) -> AnnotatedReader:
+        param, context = self.param.data_param, self.context
+        if not param.source:
+            raise LayerError("missing source")
+        if param.batch_size < 1:
+            raise LayerError("missing batch_size, expected at least 1")
+        for name in MOVED_FIELDS:
+            if param.HasField(name):
+                raise LayerError(f"data_param has {name}, which belongs in transform_param")
+        transform = Transform(
+            self.param.transform_param, train=context.phase == TRAIN, resolve=context.resolve
+        )
+        self.tops_may_change_shape = len(self.param.top) > 1 or not transform.has_fixed_size
+        plan = AnnotatedPlan(
+            batch_size=param.batch_size,
+            transform=transform,
+            sampler=WindowSampler(self.param.annotated_data_param.batch_sampler),
+            share=self.share(shared_file_system=param.shared_file_system, batch=param.batch_size),
+            seed=context.seed,
+            rand_skip=param.rand_skip,
+            boxes=self.param.annotated_data_param.HasField("anno_type"),
+        )
+        source = self.source(param.source, shared_file_system=param.shared_file_system)
+        return AnnotatedReader(source, param.backend, plan, prefetch=param.prefetch)
