@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from poseidon.errors import UsageError
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.allreduce.process_group import GroupSettings, join_rendezvous
 from poseidon.exchange.base import Exchange, ExchangeSettings, Trained
@@ -77,10 +76,6 @@ class Membership:
     local_workers: int = 1
     local_address: str = ""
     options: ExchangeOptions = DEFAULT_OPTIONS
-
-    def __post_init__(self) -> None:
-        if self.options.kind is ExchangeKind.LOCAL and self.workers > 1:
-            raise UsageError(f"--exchange=local is for one worker; this job has {self.workers}")
 
     @property
     def alone(self) -> bool:

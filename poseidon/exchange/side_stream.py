@@ -7,6 +7,7 @@ the compute stream for events of the side stream. Only background threads wait f
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,10 @@ import torch
 from torch import Tensor
 
 from ps_server import LocalProtocolError
+from ps_server.client import TIMEOUT_S
+from ps_server.monitor import Monitor
 
+LOGGER = logging.getLogger(__name__)
 Event = torch.cuda.Event | None
 
 
@@ -71,13 +75,22 @@ class SerialExecutor:
         device: of the tensors.
         name: of the thread.
         failed: called with what a call on the thread raised; later calls are dropped.
+        timeout_s: longest time that `drain` and `close` wait for the calls.
     """
 
-    def __init__(self, device: torch.device, name: str, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        name: str,
+        failed: Callable[[Exception], None],
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._failed = failed
         self._closed = False
-        self._closing = threading.Lock()
+        self._monitor = Monitor(timeout_s, closed="the exchange is closed", hangs=": the device hangs")
+        self._left = 0
         self._thread: threading.Thread | None = None
         if device.type == "cuda":
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -92,38 +105,50 @@ class SerialExecutor:
         if self._thread is None:
             function()
             return
-        with self._closing:
+        with self._monitor:
             if self._closed:
                 raise LocalProtocolError("the exchange is closed")
+            self._left += 1
             self._calls.put(function)
 
     def drain(self) -> None:
-        """Wait until all calls have run."""
+        """Wait until all calls have run.
+
+        Raises:
+            StalenessTimeout: they have not within `timeout_s`.
+        """
         if self._thread is not None:
-            self._calls.join()
+            self._monitor.wait_for(
+                lambda: None if self._left else True, f"the calls of '{self._thread.name}' did not end"
+            )
 
     def close(self) -> None:
         """Run the calls that are left, and stop. Safe to call twice."""
         if self._thread is None:
             return
-        with self._closing:
+        with self._monitor:
             if not self._closed:
                 self._closed = True
                 self._calls.put(None)
-        self._thread.join()
+        join_within(self._thread, self._monitor.timeout_s)
 
     def _run(self) -> None:
         broken = False
-        running = True
-        while running:
-            function = self._calls.get()
+        while (function := self._calls.get()) is not None:
             try:
-                if function is None:
-                    running = False
-                elif not broken:
+                if not broken:
                     function()
             except Exception as error:  # noqa: BLE001 - the thread's outermost frame: its owner raises the error
                 broken = True
                 self._failed(error)
             finally:
-                self._calls.task_done()
+                with self._monitor:
+                    self._left -= 1
+                    self._monitor.notify()
+
+
+def join_within(thread: threading.Thread, limit_s: float) -> None:
+    """Wait for the end of a daemon thread that only its device can hold up. Log a warning where it does."""
+    thread.join(limit_s)
+    if thread.is_alive():
+        LOGGER.warning("the thread %s has not ended within %g s: the device hangs", thread.name, limit_s)

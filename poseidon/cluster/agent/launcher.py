@@ -7,6 +7,7 @@ agent's standard input.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,11 +18,12 @@ from poseidon.cluster.agent.line_channel import LineChannel
 from poseidon.cluster.agent.link import AgentLink, LinkSettings
 from poseidon.cluster.agent.remote_process import RemoteProcess
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.parallel import close_each, for_each_host, format_problems
 from poseidon.cluster.process import Listener, ProcessSpec
 from poseidon.cluster.remote_python import RemotePython
 from poseidon.errors import JobError, printable
 
+LOGGER = logging.getLogger("poseidon.cluster.agent")
 STDERR_LINES = 20
 STDERR_S = 2.0
 """How long to wait for the end of a failed agent's standard error."""
@@ -121,14 +123,7 @@ def open_agents(
 
 def close_links(links: Iterable[AgentLink]) -> None:
     """Close all in parallel: each may have processes to end. `AgentLink.close` has limits of its own."""
-    threads = [
-        threading.Thread(target=link.close, name=f"poseidon {link.label} close", daemon=True)
-        for link in set(links)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    close_each(set(links), name="poseidon agent close")
 
 
 def _open(
@@ -136,7 +131,7 @@ def _open(
 ) -> AgentLink:
     argv = environment.python.module_command("poseidon.cluster.agent", "--job", job)
     channel = environment.connection.open(argv, timeout_s=settings.hello_s)
-    stderr = _StderrTail(channel)
+    stderr = _StderrTail(channel, environment.connection.label)
     link = AgentLink(channel, environment.connection.label, settings)
     try:
         link.connect(record)
@@ -152,8 +147,9 @@ def _open(
 class _StderrTail:
     """Reads an agent's standard error and keeps the end of it."""
 
-    def __init__(self, channel: RemoteChannel) -> None:
+    def __init__(self, channel: RemoteChannel, label: str) -> None:
         self._channel = channel
+        self._label = label
         self._kept: deque[str] = deque(maxlen=STDERR_LINES)
         self._thread = threading.Thread(target=self._read, name="poseidon agent stderr", daemon=True)
         self._thread.start()
@@ -164,5 +160,8 @@ class _StderrTail:
         return next((line for line in reversed(self._kept) if line.strip()), "")
 
     def _read(self) -> None:
-        while (line := self._channel.receive_error()) is not None:
-            self._kept.append(line.decode("utf-8", errors="replace"))
+        try:
+            while (line := self._channel.receive_error()) is not None:
+                self._kept.append(line.decode("utf-8", errors="replace"))
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the job does not depend on this
+            LOGGER.warning("%s: the agent's standard error cannot be read: %r", self._label, error)

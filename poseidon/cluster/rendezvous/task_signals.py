@@ -8,6 +8,7 @@ Law: no handler is installed here; Python writes the number of each signal that 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import time
 from contextlib import suppress
 from types import TracebackType
 
+LOGGER = logging.getLogger("poseidon.cluster.rendezvous")
 WAIT_S = 3.0
 _POLL_S = 0.05
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -61,12 +63,15 @@ class TaskSignals:
             self._forwarder.start()
 
     def _forward(self) -> None:
-        until_s = time.monotonic() + self._wait_s
-        while time.monotonic() < until_s:
-            if self._signalled():
-                return
-            if self._closed.wait(_POLL_S):
-                return
+        try:
+            until_s = time.monotonic() + self._wait_s
+            while time.monotonic() < until_s:
+                if self._signalled():
+                    return
+                if self._closed.wait(_POLL_S):
+                    return
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the request counts all the same
+            LOGGER.warning("cannot tell whether this task was signalled, so it is: %r", error)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _signalled(self) -> bool:

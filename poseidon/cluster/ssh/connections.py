@@ -11,19 +11,19 @@ has one: a host that falls silent, though its connection stands, ends the sessio
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import paramiko
 
 from poseidon.cluster.machinefile import Host
-from poseidon.cluster.parallel import for_each_host, format_problems
+from poseidon.cluster.parallel import close_each, for_each_host, format_problems
 from poseidon.cluster.ssh.channel import Finished, SshLineChannel, reply_within, run_over
 from poseidon.cluster.ssh.config import MAX_DEPTH, Endpoint, SshConfig, SshSettings
 from poseidon.cluster.ssh.handshake import close_transport, handshake
 from poseidon.errors import JobError
 
 MAX_PARALLEL = 64
+CLOSE_S = 5.0
 SFTP_SILENCE_S = 60.0
 """How long a host may take to answer a request: longer than a busy disk takes."""
 
@@ -195,14 +195,7 @@ def check_reached(outcomes: Mapping[int, SshConnection | JobError]) -> None:
 
 def close_all(connections: Iterable[SshConnection]) -> None:
     """Close connections in parallel: a dead host answers late."""
-    threads = [
-        threading.Thread(target=connection.close, name="poseidon ssh close", daemon=True)
-        for connection in connections
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(5.0)
+    close_each(connections, name="poseidon ssh close", limit_s=CLOSE_S)
 
 
 def _reach(endpoint: Endpoint, config: SshConfig, settings: SshSettings) -> SshConnection:

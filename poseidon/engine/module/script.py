@@ -16,7 +16,6 @@ import os
 import runpy
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -56,7 +55,7 @@ class ScriptConnection(LauncherConnection):
 
     def end_without_launcher(self) -> None:
         """Start a thread that ends this process some time after the launcher has gone."""
-        threading.Thread(target=self._end, name="poseidon-orphan", daemon=True).start()
+        self._thread("poseidon-orphan", self._end).start()
 
     def _end(self) -> None:
         self.gone.wait()

@@ -31,7 +31,7 @@ from poseidon.exchange.factors.progress import Step
 from poseidon.exchange.factors.session import FactorSession, FactorTable
 from poseidon.exchange.factors.weight import FactorWeight
 from poseidon.exchange.observe.statistics import Traffic, TransitTimes
-from poseidon.exchange.side_stream import SerialExecutor, SideStream
+from poseidon.exchange.side_stream import SerialExecutor, SideStream, join_within
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
@@ -116,7 +116,10 @@ class FactorChannel:
         self.peers = Peers(
             session, listen=listen, token=token, keys=keys, timeout_s=timeout_s, trace=trace, link=link
         )
-        self._in_order = SerialExecutor(device, f"factors-out-{rank}", self._sending_failed)
+        self._timeout_s = timeout_s
+        self._in_order = SerialExecutor(
+            device, f"factors-out-{rank}", self._sending_failed, timeout_s=timeout_s
+        )
         self._rebuilding = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._rebuild, name=f"rebuild-{rank}", daemon=True)
@@ -249,7 +252,7 @@ class FactorChannel:
         self._in_order.close()
         self.peers.close()
         if self._thread.ident is not None:
-            self._thread.join()
+            join_within(self._thread, self._timeout_s)
 
     def _wait(self, index: int, clock: int) -> None:
         weight = self._weights[index]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from poseidon.exchange.base import Trained
 from poseidon.exchange.local.group import LocalGroup
 from poseidon.exchange.local.nccl import GroupTensors
 from poseidon.exchange.local.shared_memory import SharedTensors, new_file
+from ps_server import RemoteProtocolError
 
 LOOPBACK = "127.0.0.1"
 
@@ -89,8 +91,16 @@ class Hello:
 
     @classmethod
     def unpack(cls, packed: bytes | bytearray) -> Hello:
-        """Return what `pack` packed."""
-        return cls(**json.loads(packed))
+        """Return what `pack` packed.
+
+        Raises:
+            RemoteProtocolError: it is something else.
+        """
+        with _readable("a worker", "a hello"):
+            hello = cls(**json.loads(packed))
+            _check(isinstance(hello.sizes, list) and all(type(size) is int for size in hello.sizes))
+            _check(isinstance(hello.device, str))
+            return hello
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +131,37 @@ class Welcome:
 
     @classmethod
     def unpack(cls, packed: bytes | bytearray) -> Welcome:
-        """Return what `pack` packed."""
-        fields = json.loads(packed)
-        return cls(
-            kind=ReductionKind(fields["means"]),
-            address=fields["address"],
-            by_factors=frozenset(fields["by_factors"]),
-            private_histories=fields["private_histories"],
-        )
+        """Return what `pack` packed.
+
+        Raises:
+            RemoteProtocolError: it is something else.
+        """
+        with _readable("the leader", "a welcome"):
+            fields = json.loads(packed)
+            welcome = cls(
+                kind=ReductionKind(fields["means"]),
+                address=fields["address"],
+                by_factors=frozenset(fields["by_factors"]),
+                private_histories=fields["private_histories"],
+            )
+            _check(isinstance(welcome.address, str) and isinstance(welcome.private_histories, bool))
+            _check(all(type(index) is int for index in welcome.by_factors))
+            return welcome
+
+
+@contextlib.contextmanager
+def _readable(sender: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"{sender} of this machine sent {what} that cannot be read; expected one of this version of Poseidon"
+        ) from error
+
+
+def _check(fits: bool) -> None:
+    if not fits:
+        raise TypeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +222,8 @@ def offer(
 def join(tensors: Sequence[Trained], group: LocalGroup, welcome: Welcome, files: Sequence[int]) -> Reduction:
     """Return a follower's reduction, as the leader's welcome says."""
     if welcome.kind is ReductionKind.SHARED_MEMORY:
+        if not files:
+            raise RemoteProtocolError("the leader of this machine sent no shared memory")
         return _shared(tensors, group, welcome.by_factors, files[0])
     return _collective(
         tensors, group, welcome.by_factors, Rendezvous(_group_settings(group), welcome.address)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.errors import UsageError
 from poseidon.exchange import build
 from poseidon.exchange.allreduce.exchange import AllReduceExchange
 from poseidon.exchange.base import ExchangeSettings, Trained
@@ -180,8 +179,3 @@ def test_dedicated_servers_change_the_plan() -> None:
     rows = 16
     assert plan_exchange(tensors(rows=rows), both).choices[0].scheme is Scheme.FACTORS
     assert plan_exchange(tensors(rows=rows), apart).choices[0].scheme is Scheme.SERVER
-
-
-def test_a_local_exchange_is_for_one_worker() -> None:
-    with pytest.raises(UsageError, match="one worker; this job has 2"):
-        Membership(workers=2, options=ExchangeOptions(kind=ExchangeKind.LOCAL))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from poseidon.exchange.side_stream import SerialExecutor, SideStream
-from ps_server import LocalProtocolError
+from ps_server import LocalProtocolError, StalenessTimeout
 
 CPU = torch.device("cpu")
 
@@ -72,6 +72,20 @@ def test_after_close_nothing_is_waited_for_and_nothing_runs() -> None:
     waiter.start()
     waiter.join(10)
     assert not waiter.is_alive()
+
+
+def test_waiting_for_a_device_that_hangs_has_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread needs no GPU."""
+    goes_on = threading.Event()
+    calls = SerialExecutor(torch.device("cuda"), "calls", lambda error: None, timeout_s=0.05)
+    calls.call(lambda: goes_on.wait(30))
+    with pytest.raises(
+        StalenessTimeout, match=r"^the calls of 'calls' did not end within 0\.05 s: the device hangs$"
+    ):
+        calls.drain()
+    calls.close()
+    assert caplog.messages == ["the thread calls has not ended within 0.05 s: the device hangs"]
+    goes_on.set()
 
 
 @pytest.mark.needs("gpu")

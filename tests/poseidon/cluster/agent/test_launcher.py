@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
-from poseidon.cluster.agent.launcher import HostEnvironment, open_agents
+from poseidon.cluster.agent.launcher import HostEnvironment, RemoteChannel, _StderrTail, open_agents
 from poseidon.cluster.jobs.registry import JobRecord, RecordedProcess, record_fields
 from poseidon.cluster.machinefile import Host
 from poseidon.cluster.plan import ProcessName, Role
@@ -109,3 +110,12 @@ def test_what_is_no_agent(host: SshConnection, python: str | None, folder: str |
         )
     assert words in str(caught.value)
     assert str(caught.value).startswith(host.label)
+
+
+def test_an_end_of_standard_error_that_cannot_be_read_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    channel = create_autospec(RemoteChannel, instance=True)
+    channel.receive_error.side_effect = [b"ImportError: no torch", ValueError("I/O on closed file")]
+    assert _StderrTail(channel, "ml@node3").last_line() == "ImportError: no torch"
+    assert caplog.messages == [
+        "ml@node3: the agent's standard error cannot be read: ValueError('I/O on closed file')"
+    ]

@@ -63,3 +63,32 @@ def test_a_job_that_has_ended_is_not_signalled() -> None:
         [sys.executable, "-c", ENDED], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "0\n"
+
+
+BROKEN = """
+import logging, os, signal, threading
+from poseidon.cluster.rendezvous.task_signals import TaskSignals
+
+logging.basicConfig(format="%(message)s")
+came = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: came.set())
+def fail(*_):
+    raise ValueError("negative argument")
+os.read = fail
+with TaskSignals(wait_s=30.0) as signals:
+    signals.other_task_signalled("SIGTERM")
+    came.wait(30)
+print(came.is_set())
+"""
+
+
+@pytest.mark.processes
+def test_a_failure_is_logged_and_the_request_still_reaches_the_launcher() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "True\n"
+    assert (
+        done.stderr
+        == "cannot tell whether this task was signalled, so it is: ValueError('negative argument')\n"
+    )

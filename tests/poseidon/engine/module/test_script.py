@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,20 @@ def test_a_full_disk_costs_lines_and_not_the_script(
     assert warning.startswith("the script's output cannot be written to its log: No space left on device")
     with pytest.raises(OSError, match="No space"):
         full.close()
+
+
+def test_a_failure_while_the_launcher_is_watched_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = RecordingConnection()
+    reported = threading.Event()
+    monkeypatch.setattr(launcher, "send", lambda event, **fields: (sent.append(fields), reported.set()))
+    sent: list[dict[str, Any]] = []
+
+    def fail() -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(launcher.gone, "wait", fail)
+    launcher.end_without_launcher()
+    assert reported.wait(10)
+    assert [event["message"] for event in sent] == [
+        "the thread poseidon-orphan failed: RuntimeError: no clock"
+    ]

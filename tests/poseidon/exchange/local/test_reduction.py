@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from poseidon.exchange.base import Trained
-from poseidon.exchange.local.reduction import Hello, ReductionKind, Welcome, default_kind
+from poseidon.exchange.local.group import LocalGroup
+from poseidon.exchange.local.reduction import Hello, ReductionKind, Welcome, default_kind, join
+from ps_server import RemoteProtocolError
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,55 @@ def test_messages_are_unpacked_as_they_were_packed() -> None:
         private_histories=True,
     )
     assert Welcome.unpack(welcome.pack()) == welcome
+
+
+WELCOME = {"means": "shared memory", "address": "", "by_factors": [0], "private_histories": False}
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\xff",
+        b"[1]",
+        b'{"sizes": [6]}',
+        b'{"sizes": 6, "device": ""}',
+        b'{"sizes": ["6"], "device": ""}',
+        b'{"sizes": [6], "device": 1}',
+        b'{"sizes": [6], "device": "", "more": 1}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_malformed_hello_is_one_sentence(packed: bytes) -> None:
+    with pytest.raises(
+        RemoteProtocolError, match=r"^a worker of this machine sent a hello that cannot be read"
+    ):
+        Hello.unpack(packed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"means": "paper"},
+        {"address": 1},
+        {"by_factors": 3},
+        {"by_factors": ["0"]},
+        {"private_histories": "no"},
+    ],
+)
+def test_a_malformed_welcome_is_one_sentence(changed: dict[str, object]) -> None:
+    Welcome.unpack(json.dumps(WELCOME).encode())
+    for packed in (
+        json.dumps({**WELCOME, **changed}),
+        json.dumps({k: v for k, v in WELCOME.items() if k not in changed}),
+    ):
+        with pytest.raises(
+            RemoteProtocolError, match=r"^the leader of this machine sent a welcome that cannot be"
+        ):
+            Welcome.unpack(packed.encode())
+
+
+def test_a_welcome_without_its_memory_is_one_sentence() -> None:
+    welcome = Welcome.unpack(json.dumps(WELCOME).encode())
+    with pytest.raises(RemoteProtocolError, match=r"^the leader of this machine sent no shared memory$"):
+        join([], LocalGroup(address="", rank=1, workers=2), welcome, [])
