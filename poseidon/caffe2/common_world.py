@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.caffe2.rendezvous import Member, join, published_address
+from poseidon.caffe2.rendezvous import Member, check_own, join, published_address
 from poseidon.caffe2.stores import KeyTaken, Store, StoreTimeout
 from poseidon.errors import JobError, UsageError
 from poseidon.exchange.allreduce.process_group import Backend, GroupSettings, ProcessGroup, Rendezvous
@@ -104,6 +104,7 @@ class Shards:
     def __init__(self, handler: StoreHandler, rank: int, size: int, timeout_s: float, interface: str) -> None:
         self.rank, self.size = rank, size
         self.host = published_address(interface or None)
+        check_own(self.host)
         self._store = handler.store
         settings = self.settings(timeout_s)
         opened = Rendezvous(settings) if rank == 0 else None
@@ -145,7 +146,8 @@ class Shards:
         with self._lock:
             if self._lost is None:
                 self._lost = self._find_lost()
-        return CollectiveError(f"shard {self.rank} {error}; {self._lost}")
+        what = str(error).replace("the other workers", "the other shards")
+        return CollectiveError(f"shard {self.rank} {what}; {self._lost}")
 
     def _find_lost(self) -> str:
         others = [member for member in self.members if member.shard != self.rank]
@@ -161,7 +163,8 @@ class Shards:
         lost = [member for member in others if _answer_key(member.shard) in missing]
         if not lost:
             return (
-                "all shards still run: check that each runs the same nets equally often, and the time limit"
+                "all shards still run: check the network between them, and that each runs the same nets "
+                "equally often"
             )
         return f"{' and '.join(map(_describe, lost))} ended, or cannot be reached"
 

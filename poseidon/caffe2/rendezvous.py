@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import os
 import socket
 import time
@@ -26,7 +27,11 @@ from poseidon.errors import JobError, UsageError
 
 TIMEOUT_S = 60.0
 """Longest time that a shard waits for the others."""
+NOTICE_S = 15.0
+"""How often a shard that waits says for whom."""
 COMPLETE = "complete"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +156,20 @@ def _taken(store: Store, run: str, own: Member, taken: KeyTaken) -> str:
 
 def _await_all(store: Store, run: str, own: Member, timeout_s: float) -> list[Member]:
     keys = [_key(shard) for shard in range(own.shards)]
-    try:
-        store.wait(keys, timeout_s)
-    except StoreTimeout as error:
-        raise JobError(_missing(store, run, own, timeout_s)) from error
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            store.wait(keys, max(min(left, NOTICE_S), 1e-3))
+            break
+        except StoreTimeout as error:
+            there, missing = _there_and_missing(store, own)
+            if left <= NOTICE_S:
+                raise JobError(
+                    f"{missing} of run '{run}' did not come within {timeout_s:g} s (there: {there}); check that each was "
+                    "started with this --run_id, and shares the folder or the Redis server"
+                ) from error
+            log.warning("waiting for %s of run '%s' (there: %s)", missing, run, there)
     members = [Member.from_bytes(store.get(key), key) for key in keys]
     for member in members:
         if member.shards != own.shards:
@@ -165,7 +180,7 @@ def _await_all(store: Store, run: str, own: Member, timeout_s: float) -> list[Me
     return members
 
 
-def _missing(store: Store, run: str, own: Member, timeout_s: float) -> str:
+def _there_and_missing(store: Store, own: Member) -> tuple[str, str]:
     there, missing = [], []
     for shard in range(own.shards):
         found = store.find(_key(shard))
@@ -173,11 +188,7 @@ def _missing(store: Store, run: str, own: Member, timeout_s: float) -> str:
             missing.append(str(shard))
         else:
             there.append(f"{shard} on {Member.from_bytes(found, _key(shard)).host}")
-    noun = "shard" if len(missing) == 1 else "shards"
-    return (
-        f"{noun} {', '.join(missing)} of run '{run}' did not come within {timeout_s:g} s (there: {', '.join(there)}); "
-        "check that each was started with this --run_id, and shares the folder or the Redis server"
-    )
+    return ", ".join(there), f"shard{'' if len(missing) == 1 else 's'} {', '.join(missing)}"
 
 
 def _check_addresses(members: list[Member]) -> None:
@@ -246,6 +257,20 @@ def published_address(choice: str | None) -> str:
         address = "127.0.0.1"
     outside = outside_interfaces()
     return next(iter(outside.values())) if is_loopback(address) and len(outside) == 1 else address
+
+
+def check_own(address: str) -> None:
+    """Raise UsageError when a numeric address is none of this host's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        known = ", ".join(f"{name} ({own})" for name, own in interfaces().items())
+        raise UsageError(
+            f"this host, {socket.gethostname()}, would publish {address}, which is none of its addresses; set "
+            f"--distributed_interfaces to one of its networks: {known}"
+        ) from error
 
 
 def _chosen(choice: str) -> str:

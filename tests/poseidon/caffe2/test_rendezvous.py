@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from poseidon.caffe2 import rendezvous
-from poseidon.caffe2.rendezvous import Member, interfaces, join, network_id, published_address
+from poseidon.caffe2.rendezvous import Member, check_own, interfaces, join, network_id, published_address
 from poseidon.caffe2.stores import FolderStore
 from poseidon.errors import JobError, UsageError
 
@@ -70,6 +70,15 @@ def test_a_shard_that_is_missing_is_named(store: FolderStore) -> None:
     assert str(caught.value).startswith(
         f"shards 0, 2 of run 'run' did not come within 0.05 s (there: 1 on {host}); check that each was started"
     )
+
+
+def test_a_shard_that_waits_says_for_whom(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous, "NOTICE_S", 0.01)
+    with pytest.raises(JobError, match=r"^shard 0 of run 'run' did not come within 0.1 s"):
+        come(store, 1, 2, timeout_s=0.1)
+    assert caplog.messages[0] == f"waiting for shard 0 of run 'run' (there: 1 on {socket.gethostname()})"
 
 
 def test_shards_that_expect_different_numbers(store: FolderStore) -> None:
@@ -146,6 +155,14 @@ def test_which_address_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
         rendezvous, "interfaces", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.7", "docker0": "172.17.0.1"}
     )
     assert published_address(None) == "127.0.1.1"
+
+
+def test_an_address_of_another_host_is_refused() -> None:
+    check_own("127.0.0.1")
+    with pytest.raises(
+        UsageError, match=r"would publish 192.0.2.1, which is none of its addresses; .*lo \(127"
+    ):
+        check_own("192.0.2.1")
 
 
 def test_processes_of_one_host_share_its_network() -> None:
