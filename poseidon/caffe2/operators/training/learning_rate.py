@@ -122,12 +122,15 @@ def _cyclical(a: Arguments) -> Policy:
 
 
 def _triangle(base: float, top: float, size: int, decay: float) -> Policy:
-    """Return a factor that rises to top / base in `size` iterations and falls in as many, again and again."""
+    """Return a factor that rises to top / base in `size` iterations and falls in as many, again and again.
+
+    Each wave is `decay` times as high as the last.
+    """
 
     def factor(iteration: int) -> float:
         cycle = iteration // (2 * size) + 1
         distance = abs(iteration / size - 2 * cycle + 1)
-        return 1 + (abs(top) / abs(base) - 1) * max(0.0, 1 - distance) * decay**iteration
+        return 1 + (abs(top) / abs(base) - 1) * max(0.0, 1 - distance) * decay ** (cycle - 1)
 
     return factor
 

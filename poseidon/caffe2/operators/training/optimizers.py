@@ -138,6 +138,24 @@ def adam_step(
     return first, second, correction * first / root.reshape(root.shape + (1,) * (g.dim() - root.dim()))
 
 
+def rectified_step(step: Tensor, first: Tensor, iteration: int, betas: tuple[float, float]) -> Tensor:
+    """Return Adam's step as RAdam takes it (arXiv 1908.03265).
+
+    Args:
+        step: the gradient that Adam applies.
+        first: the new first moment.
+        iteration: the counter; as in `adam_step` the next number counts.
+        betas: the decay of the moments.
+    """
+    (beta1, beta2), t = betas, iteration + 1
+    limit = 2 / (1 - beta2) - 1
+    length = limit - 2 * t * beta2**t / (1 - beta2**t)
+    if length < 5:
+        return first / (1 - beta1**t)
+    share = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+    return step * math.sqrt(share)
+
+
 def counted(iteration: Tensor) -> int:
     """Return the value of a counter; 0 where tensors have no data."""
     return 0 if iteration.is_meta else int(iteration.reshape(-1)[0])
@@ -155,7 +173,6 @@ def adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-5,
-    enable_r_adam: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return parameter, both moments and the gradient that was applied."""
     first, second, step = adam_step(m1, m2, g, g * g, counted(iteration), (beta1, beta2), epsilon)

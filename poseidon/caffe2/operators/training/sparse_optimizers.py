@@ -16,6 +16,7 @@ from poseidon.caffe2.operators.training.optimizers import (
     counted,
     ftrl_step,
     momentum_step,
+    rectified_step,
 )
 
 
@@ -97,10 +98,12 @@ def sparse_adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-5,
+    enableRAdam: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return parameter, both moments and the gradients that were applied.
 
-    The second moment has the shape of the parameter, or one number for each row: the mean of squares.
+    The second moment has the shape of the parameter, or one number for each row: the mean of squares. With
+    `enableRAdam` the step is that of RAdam.
     """
     steps = torch.empty_like(g)
     given, made = gradient_rows(g, indices), gradient_rows(steps, indices)
@@ -109,9 +112,45 @@ def sparse_adam(
         part = given[positions]
         squares = part * part if m2.shape == m1.shape else (part * part).reshape(len(part), -1).mean(1)
         m1[rows], m2[rows], step = adam_step(m1[rows], m2[rows], part, squares, number, betas, epsilon)
+        if enableRAdam:
+            step = rectified_step(step, m1[rows], number, betas)
         w[rows] += lr * step
         made[positions] = step
     return w, m1, m2, steps
+
+
+@operator("SmartDecaySparseAdam")
+def smart_decay_sparse_adam(
+    w: Tensor,
+    m1: Tensor,
+    m2: Tensor,
+    seen: Tensor,
+    indices: Tensor,
+    g: Tensor,
+    lr: Tensor,
+    iteration: Tensor,
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return parameter, both moments and the iteration in which each row had its last gradient.
+
+    The moments decay as if each iteration since then had a gradient of 0; the steps of these iterations are made up for
+    with the present second moment. The bias of the moments stays.
+    """
+    now = counted(iteration) + 1
+    given = gradient_rows(g, indices)
+    for rows, positions in rounds(indices):
+        part = given[positions]
+        passed = (now - seen[rows]).to(w.dtype).reshape(-1, *[1] * (w.dim() - 1))
+        old = m1[rows]
+        late = old * beta1 * (1 - beta1 ** (passed - 1)) / (1 - beta1)
+        m1[rows] = old * beta1**passed + (1 - beta1) * part
+        m2[rows] = m2[rows] * beta2**passed + (1 - beta2) * part * part
+        w[rows] += lr * (m1[rows] + torch.where(passed > 1, late, 0)) / (m2[rows].sqrt() + epsilon)
+        seen[rows] = now
+    return w, m1, m2, seen
 
 
 @operator("SparseAdadelta")

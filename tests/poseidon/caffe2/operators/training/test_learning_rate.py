@@ -29,6 +29,7 @@ CASES: list[tuple[str, dict[str, Any], dict[int, float]]] = [
         {1: 1, 4: 0.6, 7: 0.2},
     ),
     ("cyclical", {"max_lr": 1.0, "stepsize": 4, "decay": 1.0}, {2: 1.5, 4: 2, 6: 1.5, 8: 1}),
+    ("cyclical", {"max_lr": 1.0, "stepsize": 2, "decay": 0.5}, {2: 2, 3: 1.5, 5: 1.25, 6: 1.5, 10: 1.25}),
     (
         "cosine",
         {"min_lr": 0.1, "max_lr": 0.5, "period": 4, "t_mult": 2.0, "lr_shrink": 0.5},

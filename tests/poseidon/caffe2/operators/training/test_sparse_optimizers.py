@@ -104,3 +104,37 @@ def test_sparse_storm() -> None:
     found = run("SparseStorm", [w, m, total, g, rows, lr], 3, {0: 0, 1: 1, 2: 2}, momentum=50.0, beta=0.3)
     for value, expected in zip(found, [wanted, moved, [summed]], strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [2, 50])
+def test_rectified_adam(number: int) -> None:
+    g, t, betas = numbers(1, 2, seed=7), number + 1, (0.8, 0.9)
+    first, second = 0.8 * M[:1] + 0.2 * g, 0.9 * H[:1] + 0.1 * g * g
+    plain = first / (1 - 0.8**t)
+    limit = 2 / 0.1 - 1
+    length = limit - 2 * t * 0.9**t / (1 - 0.9**t)
+    assert (length >= 5) == (number == 50)
+    if length >= 5:
+        r = np.sqrt((length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length))
+        plain *= r * np.sqrt(1 - 0.9**t) / (np.sqrt(second) + 0.1)
+    settings = {"beta1": betas[0], "beta2": betas[1], "epsilon": 0.1, "enableRAdam": True}
+    inputs = [W, M, H, np.array([0]), g, LR, np.array([number])]
+    w, _, _, step = run("SparseAdam", inputs, 4, {0: 0, 1: 1, 2: 2}, **settings)
+    np.testing.assert_allclose(step, plain, rtol=1e-4)
+    np.testing.assert_allclose(w[:1], W[:1] + 0.1 * plain, rtol=1e-4)
+    np.testing.assert_array_equal(w[1:], W[1:])
+
+
+def test_moments_decay_for_the_iterations_without_a_gradient() -> None:
+    g, seen = numbers(2, 2, seed=7), np.array([0, 0, 2, 0, 3])
+    settings = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1}
+    rows, passed = np.array([4, 2]), np.array([[1.0], [2.0]])
+    first, second = 0.8**passed * M[rows] + 0.2 * g, 0.9**passed * H[rows] + 0.1 * g * g
+    late = np.array([[0.0], [0.8]]) * M[rows]
+    inputs = [W, M, H, seen, rows, g, LR, np.array([3])]
+    found = run("SmartDecaySparseAdam", inputs, 4, {i: i for i in range(4)}, **settings)
+    wanted = [W.copy(), M.copy(), H.copy(), np.array([0, 0, 4, 0, 4])]
+    wanted[0][rows] += 0.1 * (first + late) / (np.sqrt(second) + 0.1)
+    wanted[1][rows], wanted[2][rows] = first, second
+    for value, expected in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
