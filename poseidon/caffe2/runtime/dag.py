@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from poseidon.caffe2.runtime.chains import Chain
+from poseidon.caffe2.runtime.waits import cancellable, current_stop
 
 MOST_THREADS = 64
 
@@ -53,6 +54,7 @@ class ChainRun:
         self._left = len(chains)
         self._running = 0
         self._error: BaseException | None = None
+        self._stopped = current_stop()
 
     def __call__(self, threads: int) -> None:
         """Run all chains on at most so many threads.
@@ -69,6 +71,10 @@ class ChainRun:
             raise self._error
 
     def _work(self) -> None:
+        with cancellable(self._stopped):
+            self._run_chains()
+
+    def _run_chains(self) -> None:
         while (number := self._next()) is not None:
             error = None
             try:

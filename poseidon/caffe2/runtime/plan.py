@@ -14,9 +14,8 @@ import torch
 from poseidon.caffe2.proto.caffe2_pb2 import ExecutionStep, NetDef, PlanDef
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.net import Net
+from poseidon.caffe2.runtime.waits import Stop, cancellable, is_cancelled
 from poseidon.caffe2.runtime.workspace import Workspace
-
-Stop = Callable[[], bool]
 
 
 def run_plan(plan: PlanDef, workspace: Workspace) -> None:
@@ -114,14 +113,18 @@ class _Runner:
 
         def guarded(part: Callable[[Stop], None]) -> None:
             try:
-                part(end)
+                with cancellable(end):
+                    part(end)
             except BaseException:
                 failed.set()
                 raise
 
         with ThreadPoolExecutor(len(parts)) as pool:
-            for future in [pool.submit(guarded, part) for part in parts]:
-                future.result()
+            futures = [pool.submit(guarded, part) for part in parts]
+            errors = [error for error in (future.exception() for future in futures) if error is not None]
+        # A wait that was cancelled is not the cause.
+        for error in sorted(errors, key=is_cancelled):
+            raise error
 
 
 @contextmanager
