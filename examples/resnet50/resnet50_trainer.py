@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ from poseidon.caffe2.predictor import predictor_exporter, predictor_py_utils
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto import caffe2_pb2
 from poseidon.caffe2.runtime import databases
-from poseidon.caffe2.training.flags import Plan, flags, plan_of
-from poseidon.errors import PoseidonError, UsageError
+from poseidon.caffe2.runtime.errors import sentence
+from poseidon.caffe2.training.flags import AUTO, Plan, flags, plan_of
+from poseidon.caffe2.training.rendezvous import from_flags, in_job
+from poseidon.errors import JobError, PoseidonError
 
 logging.basicConfig()
 log = logging.getLogger("resnet50_trainer")
@@ -40,33 +43,10 @@ log.setLevel(logging.DEBUG)
 
 EPOCHS_OF_A_STEP = 30
 """The learning rate falls to a tenth after so many epochs."""
+MEASURED = 3
+"""Iterations in which the speed of a shard is measured."""
 EXPLODED = 40
 """A loss from which on training has failed."""
-STORE = "store_handler"
-"""The blob of the rendezvous."""
-
-
-def rendezvous_of(args: argparse.Namespace, plan: Plan) -> dict[str, Any] | None:
-    """Make the store that the shards meet in; None for one shard."""
-    if plan.shards == 1:
-        return None
-    if args.run_id is None:
-        raise UsageError("--run_id is missing: expected a name for this start, the same on all shards")
-    if args.redis_host:
-        kind = "RedisStoreHandlerCreate"
-        where: dict[str, Any] = {"host": args.redis_host, "port": args.redis_port}
-    else:
-        kind, where = "FileStoreHandlerCreate", {"path": args.file_store_path}
-    workspace.RunOperatorOnce(core.CreateOperator(kind, [], [STORE], prefix=str(args.run_id), **where))
-    return {
-        "kv_handler": STORE,
-        "shard_id": plan.shard,
-        "num_shards": plan.shards,
-        "engine": "GLOO",
-        "transport": args.distributed_transport,
-        "interface": args.distributed_interfaces.split(",")[0],
-        "exit_nets": None,
-    }
 
 
 class Builders:
@@ -168,7 +148,33 @@ class Builders:
         return optimizer.build_multi_precision_sgd(model, args.base_learning_rate, **settings)
 
 
-def build_train_model(args: argparse.Namespace, plan: Plan, epoch: int) -> ModelHelper:
+def measured_sizes(args: argparse.Namespace, plan: Plan, meeting: Any) -> list[int]:
+    """Return batch sizes of the shards by the speed at which each trains on random images."""
+    workspace.SwitchWorkspace("speed", True)
+    model = ModelHelper(name="speed")
+    builders = Builders(args, plan)
+    dpm.Parallelize(
+        model,
+        input_builder_fun=builders.null_input,
+        forward_pass_builder_fun=builders.network(is_test=False),
+        optimizer_builder_fun=builders.optimizer,
+        devices=plan.gpus,
+        cpu_device=args.use_cpu,
+    )
+    dpm.RunInitNet(model)
+    dpm.RunNet(model, 1)
+    start = time.perf_counter()
+    dpm.RunNet(model, MEASURED)
+    speed = MEASURED * plan.batch_size / (time.perf_counter() - start)
+    workspace.ResetWorkspace()
+    workspace.SwitchWorkspace("default")
+    speeds = dpm.ExchangeValue(meeting, "speed", speed)
+    sizes = dpm.BatchSizesBySpeed(sum(plan.batch_sizes), speeds, multiple=len(plan.gpus))
+    log.info(f"Images/sec of each shard: {[round(speed, 2) for speed in speeds]}, batch sizes: {sizes}")
+    return sizes
+
+
+def build_train_model(args: argparse.Namespace, plan: Plan, meeting: Any, epoch: int) -> ModelHelper:
     """Return the model that trains, on all devices and with the shards' sums of gradients."""
     arg_scope = {
         "order": "NCHW",
@@ -198,7 +204,7 @@ def build_train_model(args: argparse.Namespace, plan: Plan, epoch: int) -> Model
         forward_pass_builder_fun=builders.network(is_test=False),
         optimizer_builder_fun=builders.optimizer,
         devices=plan.gpus,
-        rendezvous=rendezvous_of(args, plan),
+        rendezvous=meeting,
         use_nccl=args.use_nccl,
         cpu_device=args.use_cpu,
         ideep=args.use_ideep,
@@ -310,7 +316,7 @@ def open_log(args: argparse.Namespace, plan: Plan, begin: int) -> experiment_uti
     """Return the log file: a new one, or that of the run that has ended before epoch `begin`."""
     name = (
         f"resnet{args.num_layers}_gpu{len(plan.gpus)}_b{plan.batch_size}_L{args.num_labels}"
-        f"_lr{args.base_learning_rate:.2f}_v2"
+        f"_lr{args.base_learning_rate:.2f}_v2" + (f"_shard{plan.shard}" if plan.shard else "")
     )
     earlier = [
         path
@@ -329,12 +335,26 @@ def train(args: argparse.Namespace) -> None:
         AssertionError: the loss has exploded.
     """
     worker = poseidon.this_worker()
-    plan = plan_of(args, workers=worker.size, rank=worker.rank)
+    with ExitStack() as job:
+        group = None
+        if worker.size > 1:  # started by `poseidon run`: its workers are the shards
+            group = job.enter_context(poseidon.distribute(torch.nn.Linear(1, 1), poseidon.SGD(lr=0.0)))
+        plan = plan_of(args, workers=worker.size, rank=worker.rank, gpu=worker.device.index)
+        meeting = from_flags(args, plan) if group is None else in_job(args, plan, group)
+        if args.shard_batch_sizes == AUTO and plan.shards > 1:
+            sizes = measured_sizes(args, plan, meeting)
+            args.shard_batch_sizes = ",".join(map(str, sizes))
+            plan = plan_of(args, workers=worker.size, rank=worker.rank, gpu=worker.device.index)
+        run(args, plan, meeting)
+
+
+def run(args: argparse.Namespace, plan: Plan, meeting: Any) -> None:
+    """Train with what follows from the flags. See `train`."""
     log.info(f"Running on GPUs: {plan.gpus}")
     log.info(f"Using epoch size: {plan.epoch_size}")
     torch.manual_seed(args.seed)
     begin = epoch_of(args.load_model_path) if args.load_model_path else 0
-    model = build_train_model(args, plan, begin)
+    model = build_train_model(args, plan, meeting, begin)
     dpm.RunInitNet(model)
     test_model = build_test_model(args, plan) if args.test_data else None
     if test_model is not None:
@@ -365,17 +385,11 @@ def main(argv: list[str] | None = None) -> None:
     args = flags().parse_args(argv)
     try:
         train(args)
-    except PoseidonError as error:
-        sys.exit(print_error(str(error), error.exit_code))
-    except (RuntimeError, AssertionError, OSError) as error:
-        sys.exit(print_error(str(error), 1))
-
-
-def print_error(text: str, code: int) -> int:
-    """Print the first line of an error, without the name of its class; return the exit code."""
-    line = re.sub(r"^(\[[^\]]*\] )?(\w*Error: )*", "", text.splitlines()[0] if text else "unknown error")
-    print(f"resnet50_trainer.py: {line}", file=sys.stderr, flush=True)
-    return code
+    except (PoseidonError, RuntimeError, AssertionError, OSError) as error:
+        if poseidon.this_worker().size > 1:  # the launcher prints it
+            raise JobError(sentence(error)) from None
+        print(f"resnet50_trainer.py: {sentence(error)}", file=sys.stderr, flush=True)
+        sys.exit(getattr(error, "exit_code", 1))
 
 
 if __name__ == "__main__":

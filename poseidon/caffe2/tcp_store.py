@@ -71,7 +71,7 @@ class TcpStore(Store):
 
     Args:
         host: of the shard that serves.
-        port: of that shard.
+        port: of that shard; 0 where this process serves: a free one.
         prefix: of the run; keys of other prefixes are apart.
         serve: whether this process serves, until the store is not used any more.
         timeout_s: longest time to wait for the shard that serves.
@@ -89,6 +89,11 @@ class TcpStore(Store):
         else:
             self._await_server(timeout_s)
 
+    @property
+    def port(self) -> int:
+        """The port of the shard that serves."""
+        return self._port
+
     def _serve(self) -> None:
         try:
             family, *_, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
@@ -97,6 +102,7 @@ class TcpStore(Store):
             raise JobError(
                 f"cannot serve the rendezvous at {self._host}:{self._port}: {error.strerror or error}"
             ) from error
+        self._port = int(server.server_address[1])
         threading.Thread(target=server.serve_forever, args=(0.1,), name="caffe2-store", daemon=True).start()
         weakref.finalize(self, _stop, server)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from poseidon.caffe2.proto.caffe2_pb2 import OperatorDef
 
 EnforceNotMet = RuntimeError
@@ -27,3 +29,9 @@ def operator_error(reason: str, definition: OperatorDef, net: str, index: int) -
 def place_of(error: BaseException) -> tuple[str, int] | None:
     """Return the net and the index of the operator that an error is of; None for an error of another kind."""
     return getattr(error, "operator", None)
+
+
+def sentence(error: BaseException) -> str:
+    """Return the first line of an error's message, without the operator and the classes of its causes."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^(\[enforce fail at \w+\] )?(\w*Error: )*", "", line)

@@ -11,6 +11,9 @@ from typing import Any
 from poseidon.caffe2.models import resnet
 from poseidon.errors import UsageError
 
+AUTO = "auto"
+"""The value of --shard_batch_sizes that has the speed of each shard measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -114,7 +117,13 @@ def flags() -> argparse.ArgumentParser:
     add_flag(shards, "redis_port", "its port", type=int, default=6379)
     add_flag(shards, "distributed_transport", "tcp", choices=("tcp", "ibverbs"), default="tcp")
     add_flag(shards, "distributed_interfaces", "network interface of this machine", default="")
-    add_flag(shards, "shard_batch_sizes", "batch size of each, with commas", default=None, metavar="N,N,...")
+    add_flag(
+        shards,
+        "shard_batch_sizes",
+        "batch size of each, with commas; auto: by speed",
+        default=None,
+        metavar="N,...",
+    )
     added = parser.add_argument_group("not in Caffe2")
     add_flag(added, "image_scale", "shorter side before the crop", type=int, default=256)
     add_flag(added, "seed", "of parameters, crops and mirror images", type=int, default=0)
@@ -128,17 +137,20 @@ def numbers(flag: str, text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0) -> Plan:
+def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0, gpu: int | None = None) -> Plan:
     """Check the flags and return what follows from them.
 
     Args:
         args: the flags.
         workers, rank: of the job that has started this process; with more than one these are the shards.
+        gpu: the GPU that the job has given this process; None: none.
 
     Raises:
         UsageError: flags contradict each other.
     """
-    gpus = numbers("gpus", args.gpus) if args.gpus is not None else list(range(args.num_gpus))
+    gpus = list(range(args.num_gpus)) if gpu is None else [gpu]
+    if args.gpus is not None:
+        gpus = numbers("gpus", args.gpus)
     shards, shard = args.num_shards, args.shard_id
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         shards, shard = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("SIZE", "RANK"))
@@ -147,7 +159,7 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0) -> Pla
     if not 0 <= shard < max(shards, 1):
         raise UsageError(f"--shard_id={shard}: expected 0 to {shards - 1}, for --num_shards={shards}")
     sizes = [args.batch_size] * shards
-    if args.shard_batch_sizes:
+    if args.shard_batch_sizes and args.shard_batch_sizes != AUTO:
         sizes = numbers("shard_batch_sizes", args.shard_batch_sizes)
     if len(sizes) != shards or min(sizes) < 1:
         raise UsageError(f"--shard_batch_sizes={args.shard_batch_sizes}: expected {shards} numbers above 0")
@@ -171,6 +183,4 @@ def plan_of(args: argparse.Namespace, *, workers: int = 1, rank: int = 0) -> Pla
         raise UsageError("--model_parallel: layers on several GPUs are not supported; expected replicas only")
     if args.num_layers not in resnet.BLOCKS:
         raise UsageError(f"--num_layers={args.num_layers}: expected one of {sorted(resnet.BLOCKS)}")
-    return Plan(
-        gpus, shards, shard, sizes, iters, weighted=bool(args.shard_batch_sizes) and len(set(sizes)) > 1
-    )
+    return Plan(gpus, shards, shard, sizes, iters, weighted=len(set(sizes)) > 1)
