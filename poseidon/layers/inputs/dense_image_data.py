@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from poseidon.data.batches.dense_images import DenseImageReader, read_pairs
 from poseidon.data.batches.images import ImagePlan
-from poseidon.data.batches.transform import Transform
+from poseidon.data.batches.transform import STEPS, Transform
 from poseidon.layers.base import LayerError, Shape
 from poseidon.layers.inputs.sources import ReadingSource
 from poseidon.layers.registry import register
@@ -35,7 +35,7 @@ class DenseImageData(ReadingSource):
         if self.reader is None:
             self.reader = self._open()
             fixed = bool(param.new_height) or bool(self.param.transform_param.crop_size)
-            self.tops_may_change_shape = not fixed
+            self.tops_may_change_shape = not (fixed or self.param.transform_param.HasField("crop_h"))
         shape = self.reader.shape
         return [shape, (shape[0], 1, *shape[2:])]
 
@@ -46,6 +46,11 @@ class DenseImageData(ReadingSource):
         if bool(param.new_height) != bool(param.new_width):
             raise LayerError("has only one of new_height and new_width, expected both or none")
         transform = self.param.transform_param
+        for name in STEPS:
+            if transform.HasField(name):
+                raise LayerError(
+                    f"transform_param has {name}, which would not change the labels; leave it out"
+                )
         if param.HasField("mean_file"):
             if transform.HasField("mean_file"):
                 raise LayerError(
