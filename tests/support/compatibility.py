@@ -86,6 +86,7 @@ OF_DATA = ("annotated_data_param", "data_param", "transform_param")
 NOT_OF_TYPE = {
     "Data": {"emit_constraint"},  # no objects
     "ImageData": {"emit_constraint"},
+    "DenseImageData": _OF_SSD - {"crop_h", "crop_w"},
     "MemoryData": _OF_SSD,
     "MultiBoxLoss": {"ignore_label", "eta"},
     "AnnotatedData": {"force_encoded_color"},
@@ -96,7 +97,7 @@ NOT_OF_TYPE = {
     "Im2col": {"num_output", "bias_term", "group", "weight_filler", "bias_filler"},
     "ConvolutionDepthwise": {"group"},
     "InfogainLoss": {"weight_by_label_freqs", "class_weighting"},
-    "ROIData": {"crop_size", "mean_file", "force_color", "force_gray"},
+    "ROIData": {"crop_size", "mean_file", "force_color", "force_gray"} | _OF_SSD,
     "SigmoidCrossEntropyLoss": {"weight_by_label_freqs", "class_weighting"},
     "SmoothL1LossOHEM": {"ignore_label", "weight_by_label_freqs", "class_weighting"},
 }

@@ -43,9 +43,11 @@ class ROIData(ReadingSource):
         param, transform = self.param.roi_data_param, self.param.transform_param
         if param.scale and param.max_size < 1:
             raise LayerError("max_size is 0, expected at least 1")
-        for name in ("crop_size", "mean_file"):
-            if transform.HasField(name):
-                raise LayerError(f"transform_param has {name}, expected only mean_value, scale and mirror")
+        for field, _ in transform.ListFields():
+            if field.name not in ("mean_value", "scale", "mirror"):
+                raise LayerError(
+                    f"transform_param has {field.name}, expected only mean_value, scale and mirror"
+                )
         shared = param.shared_file_system
         file = read_windows(
             self.source(param.source, shared_file_system=shared),

@@ -127,3 +127,12 @@ def test_mistakes_of_lists(folder: Path, line: str, message: str) -> None:
     (folder / "list").write_text(f"{line}\n")
     with pytest.raises(DataError, match=message):
         net(folder, "batch_size: 1")
+
+
+def test_augmentation_that_would_not_change_the_labels(folder: Path) -> None:
+    with pytest.raises(
+        DefinitionError, match="transform_param has resize_param, which would not change the labels"
+    ):
+        net(folder, "batch_size: 1", "transform_param { resize_param { height: 3 width: 3 } }")
+    compiled = net(folder, "batch_size: 1", "transform_param { crop_h: 2 crop_w: 3 }")
+    assert compiled.blob_shapes["label"] == (1, 1, 2, 3)
