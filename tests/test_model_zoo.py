@@ -21,7 +21,8 @@ from poseidon.snapshot.caffemodel import read_model, write_model
 
 FOLDER = Path(__file__).parents[1] / "prototxt"
 SCRIPTS = (
-    "caffenet", "densenet", "googlenet", "inception_v3", "mobilenet", "nin", "resnet", "squeezenet", "vgg",
+    "caffenet", "densenet", "faster_rcnn", "googlenet", "inception_v3", "mobilenet", "nin", "pspnet", "resnet", "rfcn", "segnet",
+    "senet", "shufflenet", "squeezenet", "vgg",
 )  # fmt: skip
 
 
@@ -57,6 +58,8 @@ MODELS = {
     "resnet50": Model("resnet/resnet50_train_val", 25_557_032 + 64, 64),
     "resnet101": Model("resnet/resnet101_train_val", 44_549_160, 64),
     "resnet152": Model("resnet/resnet152_train_val", 60_192_808, 64),
+    "senet": Model("senet/train_val", 28_088_024, 64),
+    "shufflenet": Model("shufflenet/train_val", 1_865_728, 64),
     "squeezenet": Model("squeezenet/train_val", 1_235_496, 67),
     "vgg16": Model("vgg/vgg16_train_val", 138_357_544, 224, saved=False),
     "vgg19": Model("vgg/vgg19_train_val", 143_667_240, 224, saved=False),

@@ -294,6 +294,13 @@ def optional_bias(
     return (BlobSpec(name="bias", shape=(param.num_output,), filler=param.bias_filler),)
 
 
+def without_trailing_ones(shape: Shape) -> Shape:
+    """Return a shape without extents of 1 at its end, which Caffe's blobs of 4 axes have: R x C x 1 x 1 is R x C."""
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
 def check_size(name: str, shape: Shape) -> None:
     """Raise LayerError if a blob of this shape has more values than Caffe can count."""
     if math.prod(shape) > LARGEST_BLOB:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
 from poseidon.layers.registry import register
 
 
@@ -45,7 +45,7 @@ class SmoothL1Loss(Layer):
     From Fast R-CNN (Girshick, 2015). With three bottoms it is the form of that paper's Caffe and of SSD's: v is 1, and the
     gradient is f'(d) / N, without a further factor w.
 
-    Bottoms: a and b; inside weights w; outside weights v; all of one shape. Only a and b have gradients. Top: a scalar.
+    Bottoms: a and b; inside weights w; outside weights v; of one shape but for extents of 1 at the end. Only a and b have gradients. Top: a scalar.
     Fields (smooth_l1_loss_param): sigma.
     """
 
@@ -54,7 +54,8 @@ class SmoothL1Loss(Layer):
     IS_LOSS: ClassVar[bool] = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        if not bottoms[0] or any(shape != bottoms[0] for shape in bottoms):
+        plain = without_trailing_ones(bottoms[0])
+        if not bottoms[0] or any(without_trailing_ones(shape) != plain for shape in bottoms):
             raise LayerError(f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes")
         self.sigma = self.param.smooth_l1_loss_param.sigma
         if not self.sigma > 0:
@@ -64,16 +65,16 @@ class SmoothL1Loss(Layer):
     def forward(
         self, a: Tensor, b: Tensor, inside: Tensor | None = None, outside: Tensor | None = None
     ) -> Tensor:
-        difference = a - b
+        difference = a - b.reshape(a.shape)
         if inside is not None and outside is not None:
-            difference = difference * inside.detach()
+            difference = difference * inside.detach().reshape(a.shape)
         elif inside is not None:
-            difference = difference + (difference * inside - difference).detach()
+            difference = difference + (difference * inside.reshape(a.shape) - difference).detach()
         losses = functional.smooth_l1_loss(
             difference, torch.zeros_like(difference), reduction="none", beta=1 / self.sigma**2
         )
         if outside is not None:
-            losses = losses * outside.detach()
+            losses = losses * outside.detach().reshape(a.shape)
         return losses.sum() / a.shape[0]
 
 

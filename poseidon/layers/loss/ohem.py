@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.layers.base import Layer, LayerError, Shape, times
+from poseidon.layers.base import Layer, LayerError, Shape, times, without_trailing_ones
 from poseidon.layers.common.softmax import LOG_FLT_MIN, SoftmaxWithLoss, to_indices
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import LossParameter
@@ -56,7 +56,7 @@ class SmoothL1LossOHEM(Layer):
 
     As in R-FCN's Caffe, the gradient is f'(d) / Z, without a further factor w.
 
-    Bottoms: a and b, N x C (x H x W); optionally weights w of the same shape. Only a and b have gradients. Tops: the loss, a
+    Bottoms: a and b, N x C (x H x W); optionally weights w; of one shape but for extents of 1 at the end. Only a and b have gradients. Tops: the loss, a
     scalar; optionally the loss of each item, N x 1 x H x W, without a gradient.
 
     Fields (loss_param): normalization, Z: FULL and VALID (the default) = N H W, BATCH_SIZE = N, PRE_FIXED =
@@ -70,7 +70,8 @@ class SmoothL1LossOHEM(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         shape, param = bottoms[0], self.param.loss_param
-        if not 2 <= len(shape) <= 4 or any(other != shape for other in bottoms):
+        plain = without_trailing_ones(shape)
+        if not 2 <= len(shape) <= 4 or any(without_trailing_ones(other) != plain for other in bottoms):
             raise LayerError(
                 f"bottoms have shapes {', '.join(map(times, bottoms))}, expected equal shapes of 2 to 4 axes (NxCxHxW)"
             )
@@ -82,9 +83,9 @@ class SmoothL1LossOHEM(Layer):
         return [(), (shape[0], 1, *trail)][: self.top_count()]
 
     def forward(self, a: Tensor, b: Tensor, weights: Tensor | None = None) -> Tensor | tuple[Tensor, ...]:
-        difference = a - b
+        difference = a - b.reshape(a.shape)
         if weights is not None:
-            difference = difference + (difference * weights - difference).detach()
+            difference = difference + (difference * weights.reshape(a.shape) - difference).detach()
         losses = functional.smooth_l1_loss(difference, torch.zeros_like(difference), reduction="none")
         loss = losses.sum() / self._normalizer(a)
         if self.top_count() < 2:
