@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from ps_server.errors import ServerError, SpecError, as_server_error
 from ps_server.keys import Keyring, read_keyring
+from ps_server.link_load import sending_s
 from ps_server.numerics import prepare_process
 from ps_server.protocol.shard import Shard
 from ps_server.server import Server
@@ -151,7 +152,7 @@ class Reporter:
     def report_statistics(self) -> None:
         """Report what the shard has done so far."""
         if self._server is not None:
-            self.report("statistics", **self._server.statistics().as_fields())
+            self.report("statistics", **self._server.statistics().as_fields(), sending_s=sending_s())
 
     def close(self) -> None:
         """Stop the heartbeat."""

@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from poseidon.data.batches.prefetch import WAITED
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
 from poseidon.exchange.base import Exchange
 from poseidon.exchange.observe.watchdog import Watchdog
 from ps_server import ServerError, SignalKind
+from ps_server.link_load import sending_s
 
 LOGGER = logging.getLogger("poseidon.engine.solver.worker")
 HEARTBEAT_S = 2.0
@@ -146,5 +148,10 @@ class LauncherConnection:
             reading = self.watchdog.read()
             position = self.loop_position.to_fields() if self.loop_position is not None else {}
             self.send(
-                "alive", still_s=round(reading.still_s, 1), waited_s=round(reading.waited_s, 3), **position
+                "alive",
+                still_s=round(reading.still_s, 1),
+                waited_s=round(reading.waited_s, 3),
+                read_s=round(WAITED.waited_s, 3),
+                sending_s=sending_s(),
+                **position,
             )

@@ -21,6 +21,7 @@ from poseidon.metrics.job_records import (
     Record,
     encode_record,
     progress_record,
+    seconds_by_host,
     shard_record,
     test_record,
     train_record,
@@ -91,7 +92,8 @@ class JobRecords(JobListener):
         if kind == "statistics" and name.role is Role.SHARD:
             shard = parse_shard(event)
             if shard is not None:
-                self._put({**shard_record(shard), **_process(name)}, period=name.short)
+                sending = seconds_by_host(event.get("sending_s"))
+                self._put({**shard_record(shard), **_process(name), "sending_s": sending}, period=name.short)
         if name.role is not Role.WORKER:
             return
         iteration = event.get("iteration")
@@ -135,6 +137,8 @@ class JobRecords(JobListener):
                 "iteration": self._iterations.get(name.index, 0),
                 "waited_s": waited_s,
                 "still_s": still_s,
+                "read_s": read_s if isinstance(read_s := event.get("read_s"), int | float) else 0.0,
+                "sending_s": seconds_by_host(event.get("sending_s")),
             }
             self._put(record, period=name.short)
 

@@ -6,7 +6,7 @@ Each record is one JSON object with the time in seconds since 1970 and a kind:
     {"time": 2.0, "kind": "train", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": {"loss": 1.5}}
     {"time": 2.0, "kind": "progress", "iteration": 100, "max_iter": 4000, "rate": 23.9, "images_rate": 2390.0}
     {"time": 3.0, "kind": "test", "iteration": 500, "net": 0, "outputs": {"accuracy": 0.7, "loss": 0.9}}
-    {"time": 4.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 120, "waited_s": 3.5, "still_s": 0.0}
+    {"time": 4.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 120, "waited_s": 3.5, ...}
     {"time": 4.0, "kind": "shard", "index": 0, "client": 0, "host": "node0", "bytes_in": 1, ...}
     {"time": 5.0, "kind": "snapshot", "iteration": 500, "path": "..."}
     {"time": 6.0, "kind": "end", "outcome": "finished", "iteration": 4000}
@@ -80,6 +80,13 @@ def shard_record(statistics: ShardStatistics) -> Record:
         "memory_bytes",
     )
     return {"kind": "shard", **{name: getattr(statistics, name) for name in names}}
+
+
+def seconds_by_host(value: object) -> dict[str, float]:
+    """Return the times of connections by the address of the other side, as a process has sent them; else none."""
+    if not isinstance(value, dict):
+        return {}
+    return {str(host): float(seconds) for host, seconds in value.items() if _finite(seconds) is not None}
 
 
 def encode_record(record: Record) -> str:

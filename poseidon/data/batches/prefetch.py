@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from poseidon.errors import DataError
@@ -21,6 +23,36 @@ Made = TypeVar("Made")
 WATCH_S = 1.0
 # With more threads the workers of a host would compete for its cores.
 MAX_DECODERS = 4
+
+
+class WaitClock:
+    """The time for which this process has waited for data. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the start, without a wait that still lasts."""
+        return self._waited_s
+
+    @contextmanager
+    def measure(self, *, needed: bool) -> Iterator[None]:
+        """Count the time of the block, if it is needed."""
+        if not needed:
+            yield
+            return
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waited_s += time.monotonic() - began_s
+
+
+WAITED = WaitClock()
+"""Of all prefetchers of this process."""
 
 
 class Prefetcher(Generic[Made]):
@@ -45,7 +77,7 @@ class Prefetcher(Generic[Made]):
 
     def get(self) -> Made:
         """Wait for the next result and return it. Raise the exception that `make` raised."""
-        with self._changed:
+        with self._changed, WAITED.measure(needed=not self._ready):
             while not self._ready:
                 if self._error is not None:
                     raise self._error
