@@ -66,12 +66,15 @@ def testing(iteration: int, net: int) -> GlogLine:
 
 
 def tested(record: TestRecord) -> tuple[GlogLine, ...]:
-    """Return the lines at the end of a test: the loss with test_compute_loss, and each output."""
+    """Return the lines at the end of a test: the loss with test_compute_loss, each output and before it its classes."""
     loss = () if record.loss is None else (f"Test loss: {number(record.loss)}",)
-    return (
-        *(GlogLine(text=text, file=_SOLVER, line=473) for text in loss),
-        *_outputs("Test", record.outputs, line=486),
-    )
+    lines = [GlogLine(text=text, file=_SOLVER, line=473) for text in loss]
+    for index, line in enumerate(_outputs("Test", record.outputs, line=486)):
+        # As SSD's solver with show_per_class_result.
+        for label, precision in record.classes[index] if record.classes else ():
+            lines.append(GlogLine(text=f"class{label}: {number(precision)}", file=_SOLVER, line=541))
+        lines.append(line)
+    return tuple(lines)
 
 
 def test_interrupted() -> GlogLine:

@@ -53,6 +53,7 @@ class TestRecord:
         elapsed_s: the seconds of training since the start of the job.
         outputs: the outputs of the test net, averaged over its iterations.
         loss: the total loss with `test_compute_loss`, else None.
+        classes: label and average precision of each class, for each output that has them, by index.
     """
 
     __test__ = False  # pytest would take the class for a test
@@ -62,6 +63,7 @@ class TestRecord:
     elapsed_s: float
     outputs: tuple[Output, ...]
     loss: float | None = None
+    classes: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class Sink(Protocol):

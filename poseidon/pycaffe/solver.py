@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from poseidon.engine.averages import SmoothedLoss, as_outputs
+from poseidon.engine.detection import DetectionTally
 from poseidon.errors import UsageError
 from poseidon.metrics.glog_lines import GlogSink, done, last, snapshotting, solving
-from poseidon.metrics.record import TestRecord, TrainRecord
+from poseidon.metrics.record import Output, TestRecord, TrainRecord
 from poseidon.proto.caffe_pb2 import SolverParameter
 from poseidon.proto.definition import SolverDefinition, TestNet, read_solver
 from poseidon.proto.paths import PLACEHOLDERS
@@ -217,17 +218,30 @@ class Solver:
         LOG.begin_test(self.iter, index)
         total = np.zeros(0)
         loss = 0.0
-        for _ in range(iterations):
+        tally, version = DetectionTally(), self._settings.ap_version
+        for batch in range(iterations):
             loss += net._forward(0, len(net.layers) - 1)
+            if version is not None:
+                tally.add(batch, {name: torch.from_numpy(net.blobs[name].data) for name in net.outputs})
+                continue
             numbers = _numbers(net)
             total = total + numbers if total.size else numbers
+        if version is not None:
+            scores = tally.scores(net.outputs, version)
+            outputs = tuple(Output(name=score.name, value=score.mean) for score in scores)
+            shows = self._settings.show_per_class_result
+            classes = tuple(score.classes for score in scores) if shows else ()
+        else:
+            classes = ()
+            outputs = as_outputs((total / iterations).tolist(), _sizes(net), net.blob_loss_weights)
         LOG.on_test(
             TestRecord(
                 iteration=self.iter,
                 net=index,
                 elapsed_s=self._elapsed_s(),
-                outputs=as_outputs((total / iterations).tolist(), _sizes(net), net.blob_loss_weights),
+                outputs=outputs,
                 loss=loss / iterations if self.param.test_compute_loss else None,
+                classes=classes,
             )
         )
 

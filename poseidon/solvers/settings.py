@@ -32,6 +32,8 @@ class SolverSettings:
         snapshot_diff: write the diffs of blobs to models, too.
         debug_info: log the mean absolute values of all blobs in displayed iterations.
         random_seed: the seed; None: another one in each run.
+        ap_version: the average precision that tests compute of detections, one of AP_VERSIONS; None: outputs are averaged.
+        show_per_class_result: log the average precision of each class, too.
     """
 
     max_iter: int
@@ -48,6 +50,8 @@ class SolverSettings:
     snapshot_diff: bool
     debug_info: bool
     random_seed: int | None
+    ap_version: str | None = None
+    show_per_class_result: bool = False
 
     def rule(self, lr_mult: float, decay_mult: float) -> Rule:
         """Return the update rule of a tensor with these multipliers."""
@@ -62,6 +66,11 @@ class SolverSettings:
             regularization=base.regularization,
             rate_factor=lr_mult,
         )
+
+
+EVAL_TYPES = ("classification", "detection")
+AP_VERSIONS = ("11point", "MaxIntegral", "Integral")
+"""SSD's versions of the average precision."""
 
 
 def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> SolverSettings:
@@ -86,6 +95,9 @@ def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> Solve
     for name in ("iter_size", "average_loss"):
         if getattr(param, name) < 1:
             raise solver.error(name, f"expected 1 or more, found {getattr(param, name)}")
+    for name, legal in (("eval_type", EVAL_TYPES), ("ap_version", AP_VERSIONS)):
+        if getattr(param, name) not in legal:
+            raise solver.error(name, f"is '{getattr(param, name)}', expected {', '.join(legal)}")
     return SolverSettings(
         max_iter=param.max_iter,
         iter_size=param.iter_size,
@@ -101,6 +113,8 @@ def solver_settings(solver: SolverDefinition, *, endless: bool = False) -> Solve
         snapshot_diff=param.snapshot_diff,
         debug_info=param.debug_info,
         random_seed=param.random_seed if param.random_seed >= 0 else None,
+        ap_version=param.ap_version if param.eval_type == "detection" else None,
+        show_per_class_result=param.show_per_class_result,
     )
 
 

@@ -88,7 +88,9 @@ NOT_OF_TYPE = {
     "ImageData": {"emit_constraint"},
     "DenseImageData": _OF_SSD - {"crop_h", "crop_w"},
     "MemoryData": _OF_SSD,
-    "MultiBoxLoss": {"ignore_label", "eta"},
+    "MultiBoxLoss": {
+        *("ignore_label", "eta", "pre_fixed_normalizer", "weight_by_label_freqs", "class_weighting"),
+    },
     "AnnotatedData": {"force_encoded_color"},
     # They resize boxes, not images.
     "DetectionEvaluate": {"prob", "pad_mode", "pad_value", "interp_mode"},

@@ -216,8 +216,7 @@ COMMANDS: Sequence[Command] = (
         description="Write the pictures that LISTFILE names, a line each with a picture and its annotation file, into the "
         "new database DB_NAME, for AnnotatedData layers. ROOTFOLDER is put before each path as it is, so it ends with a "
         "slash. As SSD's tool of that name.",
-        example="poseidon convert_annoset --anno_type=detection --label_map_file=labelmap.prototxt --encoded data/ list.txt "
-        "train_lmdb",
+        example="poseidon convert_annoset -anno_type=detection -label_type=txt pics/ list db",
         declare=_convert_annoset,
     ),
     Command(

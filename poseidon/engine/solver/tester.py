@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from poseidon.engine.averages import accumulate, as_outputs, output_sizes, pack, total
+from poseidon.engine.detection import DetectionTally, check_outputs
 from poseidon.engine.solver.replica import Replica
 from poseidon.exchange.base import Exchange
-from poseidon.metrics.record import TestRecord
+from poseidon.metrics.record import Output, TestRecord
 
 
 def own_batches(rank: int, workers: int, start: int, count: int) -> int:
@@ -116,6 +118,10 @@ class Tester:
         self._rank = replica.context.rank
         self._workers = replica.context.workers
         self._with_loss = replica.solver.param.test_compute_loss
+        self._ap_version = replica.settings.ap_version
+        self._with_classes = replica.settings.show_per_class_result
+        if self._ap_version is not None:
+            check_outputs(self._net, index)
         self._stop_wanted = stop_wanted
         self._on_batch = on_batch
 
@@ -136,8 +142,10 @@ class Tester:
         Returns:
             The scores; None on all workers if the job was asked to stop before the pass had ended.
         """
-        mine = own_batches(self._rank, self._workers, passes * self._iterations, self._iterations)
+        begin = passes * self._iterations
+        mine = own_batches(self._rank, self._workers, begin, self._iterations)
         sums: dict[str, Tensor] = {}
+        tally = DetectionTally()
         loss = 0.0
         interruption = _Interruption(self._exchange, self._rank, self._stop_wanted)
         with torch.no_grad():
@@ -145,12 +153,20 @@ class Tester:
                 self._on_batch(done, mine)
                 if interruption.stopped():
                     return None
-                accumulate(sums, self._net())
+                outputs = self._net()
+                if self._ap_version is None:
+                    accumulate(sums, outputs)
+                else:
+                    tally.add((self._rank - begin) % self._workers + done * self._workers, outputs)
                 loss += float(self._net.loss) if self._with_loss else 0.0
         if interruption.over():
             return None
-        # A worker without a batch of its own has nothing to add.
-        payload = pack(loss, sums) if mine else b""
+        if self._ap_version is None:
+            return self._means(iteration, elapsed_s, pack(loss, sums) if mine else b"")
+        return self._precisions(iteration, elapsed_s, loss, tally, self._ap_version)
+
+    def _means(self, iteration: int, elapsed_s: float, payload: bytes) -> TestRecord:
+        """Return the means over all workers. A worker without a batch of its own has nothing to add."""
         payloads = self._exchange.control.all_gather(payload)
         numbers = total([part for part in payloads if part]) / self._iterations
         return TestRecord(
@@ -159,4 +175,21 @@ class Tester:
             elapsed_s=elapsed_s,
             outputs=as_outputs(numbers[1:].tolist(), output_sizes(self._net), self._net.loss_weights),
             loss=float(numbers[0]) if self._with_loss else None,
+        )
+
+    def _precisions(
+        self, iteration: int, elapsed_s: float, loss: float, tally: DetectionTally, version: str
+    ) -> TestRecord:
+        """Return the mean average precisions of the detections of all workers."""
+        payloads = self._exchange.control.all_gather(pack(loss, {}) + tally.pack())
+        losses = [float(np.frombuffer(payload[:8], "<f8")[0]) for payload in payloads]
+        tally.unpack(payload[8:] for payload in payloads)
+        scores = tally.scores([name for name, _ in self._net.plan.outputs], version)
+        return TestRecord(
+            iteration=iteration,
+            net=self._index,
+            elapsed_s=elapsed_s,
+            outputs=tuple(Output(name=score.name, value=score.mean) for score in scores),
+            loss=sum(losses) / self._iterations if self._with_loss else None,
+            classes=tuple(score.classes for score in scores) if self._with_classes else (),
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from poseidon.engine.averages import as_outputs, output_sizes
+from poseidon.engine.detection import DetectionTally, evaluates_detections
 from poseidon.engine.tools.solo import zero_inputs
 from poseidon.metrics.caffe_lines import batch_line, score_lines
 from poseidon.metrics.glog_lines import GlogLine
@@ -19,6 +20,8 @@ from poseidon.metrics.record import Output
 from poseidon.net.net import Net
 
 LOGGER = logging.getLogger(__name__)
+# SSD's default.
+AP_VERSION = "Integral"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class Scores:
 
 
 def score(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
-    """Run batches through a net and average its outputs.
+    """Run batches through a net and average its outputs. Of detections, compute the mean average precision.
 
     Args:
         net: one that reads its own data; inputs are filled with zeros.
@@ -39,6 +42,8 @@ def score(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
     """
     sizes, weights = output_sizes(net), net.loss_weights
     inputs = zero_inputs(net)
+    if evaluates_detections(net):
+        return _score_detections(net, iterations, log)
     if inputs:
         LOGGER.warning(
             "the net has inputs that nothing fills (%s): they are zeros, as in Caffe", ", ".join(inputs)
@@ -54,6 +59,20 @@ def score(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
         for output in as_outputs(numbers, sizes, weights):
             log(batch_line(batch, output))
     means = as_outputs([total / iterations for total in sums], sizes, weights)
+    for line in score_lines(loss / iterations, means):
+        log(line)
+    return Scores(loss=loss / iterations, outputs=means)
+
+
+def _score_detections(net: Net, iterations: int, log: Callable[[GlogLine], None]) -> Scores:
+    """Return the mean average precision of the detections of all batches, in place of means."""
+    tally, loss = DetectionTally(), 0.0
+    for batch in range(iterations):
+        with torch.no_grad():
+            tally.add(batch, net())
+        loss += float(net.loss)
+    scores = tally.scores([name for name, _ in net.plan.outputs], AP_VERSION)
+    means = tuple(Output(name=score.name, value=score.mean) for score in scores)
     for line in score_lines(loss / iterations, means):
         log(line)
     return Scores(loss=loss / iterations, outputs=means)

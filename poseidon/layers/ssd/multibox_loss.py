@@ -84,6 +84,8 @@ class MultiBoxLoss(Layer):
             if param.share_location or column != param.background_label_id
         ]
         self.normalization = normalization(self.param.loss_param)
+        if self.normalization == LossParameter.PRE_FIXED:
+            raise LayerError("normalization is PRE_FIXED, expected FULL, VALID, BATCH_SIZE or NONE")
         down = list(self.param.propagate_down)
         self.with_locations, self.with_scores = down[:2] if len(down) == 4 else (True, True)
         return [()]

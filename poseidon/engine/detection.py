@@ -1,0 +1,153 @@
+"""The mean average precision of detections over a test set, as SSD's solver computes it with eval_type "detection".
+
+Law: rows are taken in the order of batches, whichever worker had them, so that W workers have the scores of one process.
+
+Source: TestDetection in solver.cpp and ComputeAP in util/bbox_util.cpp of SSD's branch of Caffe (Liu et al., 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from poseidon.errors import DataError, UsageError
+from poseidon.layers.base import times
+from poseidon.layers.ssd.detection_evaluate import NONE, ROW
+from poseidon.net.net import Net
+
+Floats = NDArray[np.float64]
+# Columns of a row in a tally: output, batch, and the row of DetectionEvaluate.
+COLUMNS = 2 + ROW
+# Smaller steps of the recall are none.
+LEAST_STEP = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionScore:
+    """The score of an output.
+
+    Attributes:
+        name: the name of the blob.
+        mean: the mean average precision.
+        classes: the average precision of each class that has detections, by label.
+    """
+
+    name: str
+    mean: float
+    classes: tuple[tuple[int, float], ...]
+
+
+class DetectionTally:
+    """The rows of DetectionEvaluate layers over the batches of a test set."""
+
+    def __init__(self) -> None:
+        self._parts: list[Floats] = []
+
+    def add(self, batch: int, outputs: Mapping[str, Tensor]) -> None:
+        """Add the outputs of a batch.
+
+        Raises:
+            DataError: an output is not that of a DetectionEvaluate layer.
+        """
+        for index, (name, tensor) in enumerate(outputs.items()):
+            check_rows(name, tensor.shape)
+            rows = tensor.detach().double().reshape(-1, ROW).cpu().numpy()
+            head = np.full((len(rows), 2), (index, batch), np.float64)
+            self._parts.append(np.concatenate((head, rows), 1))
+
+    def pack(self) -> bytes:
+        """Return the rows as bytes."""
+        return np.concatenate([np.zeros((0, COLUMNS)), *self._parts]).astype("<f8").tobytes()
+
+    def unpack(self, payloads: Iterable[bytes]) -> None:
+        """Replace the rows by those of several workers, in the order of batches."""
+        parts = [np.frombuffer(payload, "<f8").reshape(-1, COLUMNS) for payload in payloads]
+        rows = np.concatenate([np.zeros((0, COLUMNS)), *parts])
+        self._parts = [rows[np.argsort(rows[:, 1], kind="stable")]]
+
+    def scores(self, names: Sequence[str], version: str) -> tuple[DetectionScore, ...]:
+        """Return the scores of these outputs.
+
+        Args:
+            names: the outputs, in the order of `add`.
+            version: one of VERSIONS.
+        """
+        rows = np.concatenate([np.zeros((0, COLUMNS)), *self._parts])
+        return tuple(_score(name, rows[rows[:, 0] == index, 2:], version) for index, name in enumerate(names))
+
+
+def check_rows(name: str, shape: Sequence[int]) -> None:
+    """Raise DataError unless an output has the shape of a DetectionEvaluate layer's top."""
+    if len(shape) != 4 or shape[-1] != ROW:
+        raise DataError(
+            f"output '{name}' has shape {times(shape)}, but eval_type is 'detection': expected 1x1xRx{ROW}, the top of a "
+            "DetectionEvaluate layer; other outputs can be hidden with a Silence layer"
+        )
+
+
+def _score(name: str, rows: Floats, version: str) -> DetectionScore:
+    counts, found = rows[rows[:, 0] == NONE], rows[rows[:, 0] != NONE]
+    # A detection that is neither true nor false belongs to a difficult object.
+    found = found[found[:, 3:].any(1)]
+    classes = []
+    labels = sorted({int(label) for label in counts[:, 1]})
+    for label in labels:
+        positives = float(counts[counts[:, 1] == label, 2].sum())
+        own = found[found[:, 1] == label]
+        if len(own):
+            classes.append((label, average_precision(own[:, 2], own[:, 3], own[:, 4], positives, version)))
+    mean = sum(value for _, value in classes) / len(labels) if labels else 0.0
+    return DetectionScore(name, mean, tuple(classes))
+
+
+def average_precision(scores: Floats, right: Floats, wrong: Floats, positives: float, version: str) -> float:
+    """Return the average precision of the detections of a class.
+
+    Args:
+        scores: the score of each detection.
+        right: 1 for a true detection, else 0.
+        wrong: 1 for a false detection, else 0.
+        positives: the number of objects.
+        version: 11point: the mean of the largest precisions at recalls from 0, 0.1, ... on (PASCAL VOC 2007); MaxIntegral: the
+            integral of the largest precision from a detection on (as VOC 2012, but the step to the next recall counts with
+            the precision before it); Integral: the integral of the precision.
+    """
+    if not len(scores) or positives <= 0:
+        return 0.0
+    order = np.argsort(-scores, kind="stable")
+    true, false = right[order].cumsum(), wrong[order].cumsum()
+    # In single precision, as SSD compares recalls with tenths.
+    precision = (true.astype(np.float32) / (true + false).astype(np.float32)).astype(np.float64)
+    recall = (true.astype(np.float32) / np.float32(positives)).astype(np.float64)
+    if version == "11point":
+        at = [precision[recall >= point / 10] for point in range(11)]
+        return float(sum(values.max() for values in at if len(values)) / len(at))
+    if version == "MaxIntegral":
+        precision = np.maximum.accumulate(precision[::-1])[::-1]
+        steps = np.diff(recall)
+        inner = (precision[:-1] * steps)[steps > LEAST_STEP].sum()
+        return float(inner + recall[0] * precision[0])
+    steps = np.diff(recall, prepend=0.0)
+    return float((precision * steps)[steps > LEAST_STEP].sum())
+
+
+def evaluates_detections(net: Net) -> bool:
+    """Return True if all outputs of a net are tops of DetectionEvaluate layers."""
+    of_layers = {
+        top for layer in net.definition.param.layer if layer.type == "DetectionEvaluate" for top in layer.top
+    }
+    names = {name for name, _ in net.plan.outputs}
+    return bool(names) and names <= of_layers
+
+
+def check_outputs(net: Net, index: int) -> None:
+    """Raise UsageError unless a test net has outputs for eval_type "detection"."""
+    try:
+        for name, _ in net.plan.outputs:
+            check_rows(name, net.blob_shapes[name])
+    except DataError as error:
+        raise UsageError(f"test net #{index}: {error}") from error
