@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.caffe2.training.flags import flags as trainer_flags
 from poseidon.cli.main import COMMANDS
 from poseidon.cluster import events
 from poseidon.cluster.agent import wire as agent_wire
@@ -41,10 +42,10 @@ DATA = ("examples", "prototxt", "machinefiles", "models", "data")
 """Folders in which jobs and scripts make databases and lists too."""
 SUFFIXES = {".py", ".md", ".sh", ".proto", ".prototxt", ".sbatch", ".yaml", ".example", ".log"}
 FOREIGN_FLAGS = {
-    # docker, kubectl, make, MPI, pip, sbatch, srun, ssh and torchrun
+    # docker, kubectl, make, MPI, pip, redis-server, sbatch, srun, ssh and torchrun
     *("--from-file", "--tail", "--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint", "--standalone"),
     *("--shutdown-timeout", "--bind-to", "--host", "--map-by", "--mca", "--ntasks-per-node", "--nodes"),
-    *("--gpus-per-node", "--signal", "--check"),
+    *("--gpus-per-node", "--signal", "--check", "--protected-mode", "--bind"),
 }  # fmt: skip
 
 FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
@@ -128,6 +129,7 @@ def _module(name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_flag_exists(page: str) -> None:
     flags = {flag for command in COMMANDS.values() for flag in command.parser()._option_string_actions}
+    flags.update(trainer_flags()._option_string_actions)
     known = _source_text()
     for code in _named(page):
         for command in COMMAND.findall(code):
