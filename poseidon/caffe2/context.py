@@ -67,7 +67,7 @@ class Managed:
         assert self in stack and (kind is not None or stack[-1] is self), (
             f"Context {type(self).__name__} is left in the wrong order."
         )
-        del stack[stack.index(self) :]
+        del stack[len(stack) - 1 - stack[::-1].index(self) :]
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs in this context."""

@@ -44,14 +44,14 @@ class ReporterBuilder(NetBuilder):
 class Operations:
     """Operators and blocks in the builder of the innermost block: `ops.Add(...)`, `with ops.loop(...)`."""
 
-    def net(self, net: core.Net | None = None, name: str | None = None) -> core.Net:
+    def net(self, net: Any = None, name: str | None = None) -> Any:
         """Return the net that operators go to now; a net given is appended, a name begins a new one."""
         assert name is None or net is None, "Cannot provide both `net` and `name`."
         builder = NetBuilder.current()
         if net is not None:
             builder.add(net)
             return net
-        return builder.current_net(name)  # type: ignore[no-any-return]
+        return builder.current_net(name)
 
     def __getattr__(self, op_type: str) -> Any:
         if op_type.startswith("__"):

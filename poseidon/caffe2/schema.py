@@ -264,8 +264,14 @@ def Map(
 
 
 def as_record_field(value: Any) -> Field:
-    """Return a part as it is; a numpy type is a column of that type."""
-    return value if isinstance(value, Field) else Scalar(value)
+    """Return a part as it is; a numpy type is a column of that type, an array or a blob one that has it."""
+    if isinstance(value, Field):
+        return value
+    return (
+        Scalar(blob=value)
+        if isinstance(value, np.ndarray) or hasattr(value, "GetNameScope")
+        else Scalar(value)
+    )
 
 
 def as_record(value: Any) -> Field:
@@ -278,7 +284,7 @@ def as_record(value: Any) -> Field:
         return Tuple(*[as_record(part) for part in value])
     if isinstance(value, dict):
         return Struct(*[(name, as_record(part)) for name, part in value.items()])
-    return Scalar(blob=value) if isinstance(value, str) or hasattr(value, "GetNameScope") else Scalar(value)
+    return Scalar(blob=value) if isinstance(value, str) else as_record_field(value)
 
 
 def equal_schemas(

@@ -15,7 +15,7 @@ from poseidon.caffe2.core.blobs import (
     _RectifyInputOutput,
     output_to_list,
 )
-from poseidon.caffe2.core.cloning import DEFAULT_REMAP_FUNCS
+from poseidon.caffe2.core.cloning import DEFAULT_REMAP_FUNCS, clone_and_bind_net
 from poseidon.caffe2.core.device_copies import (
     InferBlobDevices,
     InferOpBlobDevices,
@@ -103,6 +103,7 @@ __all__ = [
     "_RegisterPythonImpl",
     "_get_blob_ref",
     "add_nets_in_order",
+    "clone_and_bind_net",
     "copy_func_between_devices",
     "device_equal",
     "device_option_equal",

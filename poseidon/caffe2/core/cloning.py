@@ -180,3 +180,41 @@ def _named(inputs: Any) -> dict[str, str]:
 def _rename(blobs: Any, names: dict[str, str]) -> None:
     for index, name in enumerate(blobs):
         blobs[index] = names.get(name, name)
+
+
+def clone_and_bind_net(
+    net: Any,
+    name: str,
+    prefix: str,
+    blob_remap: dict[str, str] | None = None,
+    inputs: Any = None,
+    keep_schema: bool = True,
+) -> tuple[Any, dict[str, str]]:
+    """Return a copy of a net that reads other inputs, and its names by those in the net.
+
+    Args:
+        net: the net.
+        name: of the copy.
+        prefix: put before the names of the blobs that the net makes.
+        blob_remap: other names, by those in the net; it gets those of the copy too.
+        inputs: a record that takes the place of the net's input record.
+        keep_schema: whether the copy has input and output records.
+
+    Raises:
+        AssertionError: the record lacks a field of the net's.
+    """
+    names = {} if blob_remap is None else blob_remap
+    if inputs is not None:
+        assert isinstance(inputs, schema.Field)
+        original = net.input_record()
+        assert original is not None, f"The net {net} has no input record."
+        given = dict(zip(inputs.field_names(), inputs.field_blobs(), strict=True))
+        missing = sorted(set(original.field_names()) - set(given))
+        assert not missing, f"Schemas don't match, extra fields {missing} found in the net {net}"
+        for field, blob in zip(original.field_names(), original.field_blobs(), strict=True):
+            names[str(blob)] = str(given[field])
+    ssa, versions = get_ssa(net.Proto())
+    outside = get_undefined_blobs(ssa)
+    for blob in versions:
+        names.setdefault(blob, blob if blob in outside else prefix + blob)
+    return net.Clone(name, names, keep_schema=keep_schema), names

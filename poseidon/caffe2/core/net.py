@@ -84,7 +84,7 @@ class Net(NetCopies, NetBlobs):
             name = self._net.name
         else:
             self._net = caffe2_pb2.NetDef()
-            name = name_or_proto or "untitled"
+            name = name_or_proto or ("" if Net.current_prefix() else "untitled")
         self._net.name = Net._get_next_net_name(name)
         workspace.operator_tracebacks.pop(self._net.name, None)
 

@@ -31,6 +31,14 @@ class WorkspaceView:
         """Return the blob of a name, made where there is none."""
         return BlobView(name, self._workspace.create(name))
 
+    def has_blob(self, name: str) -> bool:
+        """Return whether there is a blob of a name, here or in the workspace around."""
+        return self._workspace.find(name) is not None
+
+    def remove_blob(self, name: str) -> None:
+        """Drop a blob."""
+        self._workspace.blobs.pop(name, None)
+
     def fetch_blob(self, name: str) -> Any:
         """Return the value of a blob."""
         return BlobView(name, self._workspace.get(name)).fetch()

@@ -16,8 +16,8 @@ from poseidon.caffe2.runtime.values import from_proto
 
 CHUNK_SIZE = 1_000_000
 """Values in one message, as Caffe2 writes them."""
-READERS: dict[str, Callable[[bytes], Any]] = {}
-"""What makes an object of the content of its message, by the type that the message names; see `Serializable`."""
+READERS: dict[str, Callable[[BlobProto], Any]] = {}
+"""What makes an object of its message, by the type that the message names; see `Serializable`."""
 _FLOATING = {TensorProto.FLOAT: 3, TensorProto.DOUBLE: 9}
 """The field numbers of data that a message holds as it lies in memory."""
 
@@ -29,8 +29,8 @@ class Serializable(Protocol):
     def blob_type(self) -> str:
         """Return the type that the message names."""
 
-    def blob_content(self) -> bytes:
-        """Return the content of the message."""
+    def fill_message(self, message: BlobProto) -> None:
+        """Put the object into a message that has its name and type."""
 
 
 def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]:
@@ -48,7 +48,9 @@ def serialize(name: str, value: Any, chunk_size: int = 0) -> Iterator[BlobProto]
         yield BlobProto(name=name, type="std::string", content=value)
         return
     if isinstance(value, Serializable):
-        yield BlobProto(name=name, type=value.blob_type(), content=value.blob_content())
+        message = BlobProto(name=name, type=value.blob_type())
+        value.fill_message(message)
+        yield message
         return
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         raise EnforceNotMet(f"The blob {name} of type {kind_of(value)} cannot be serialized")
@@ -79,12 +81,12 @@ def deserialize(proto: BlobProto, into: Any = None) -> Any:
     Raises:
         RuntimeError: the message holds no tensor, no string and no object that has a reader.
     """
+    if proto.type in READERS:
+        return READERS[proto.type](proto)
     if proto.HasField("tensor"):
         return _merged(proto.tensor, into)
     if proto.type == "std::string":
         return proto.content
-    if proto.type in READERS:
-        return READERS[proto.type](proto.content)
     raise EnforceNotMet(f"A blob of type {proto.type} cannot be read")
 
 

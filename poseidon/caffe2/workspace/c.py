@@ -6,6 +6,7 @@ from typing import Any
 
 from poseidon.caffe2.operators import registry
 from poseidon.caffe2.runtime.facade import WorkspaceView
+from poseidon.caffe2.runtime.workspace import Workspace as RuntimeWorkspace
 from poseidon.caffe2.workspace.current import current
 
 
@@ -17,10 +18,10 @@ class _WithCurrent(type):
 
 
 class Workspace(WorkspaceView, metaclass=_WithCurrent):
-    """A workspace of its own; `Workspace.current` is the current one."""
+    """A workspace of its own, or inside another, whose blobs it sees; `Workspace.current` is the current one."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, parent: WorkspaceView | None = None) -> None:
+        super().__init__(RuntimeWorkspace(parent=None if parent is None else parent._workspace))
 
 
 use_mkldnn = False

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from poseidon.caffe2.runtime.errors import EnforceNotMet
+from poseidon.caffe2.runtime.facade import WorkspaceView
 from poseidon.caffe2.runtime.workspace import Workspace
 
 log = logging.getLogger("poseidon.caffe2.workspace")
@@ -15,11 +16,12 @@ log = logging.getLogger("poseidon.caffe2.workspace")
 DEFAULT = "default"
 _workspaces: dict[str, Workspace] = {DEFAULT: Workspace()}
 _current_name = DEFAULT
+_unnamed: list[Workspace] = []  # the open guards of workspaces without a name
 
 
 def current() -> Workspace:
     """Return the current workspace."""
-    return _workspaces[_current_name]
+    return _unnamed[-1] if _unnamed else _workspaces[_current_name]
 
 
 def CurrentWorkspace() -> str:
@@ -47,14 +49,20 @@ def SwitchWorkspace(name: str, create_if_missing: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def WorkspaceGuard(workspace_name: str) -> Iterator[None]:
-    """Work in another workspace; it is made where there is none."""
+def WorkspaceGuard(workspace_name: str | WorkspaceView) -> Iterator[WorkspaceView]:
+    """Work in another workspace, given by its name or as an object; one of a new name is made."""
     before = CurrentWorkspace()
-    SwitchWorkspace(workspace_name, True)
+    if isinstance(workspace_name, WorkspaceView):
+        _unnamed.append(workspace_name._workspace)
+    else:
+        SwitchWorkspace(workspace_name, True)
     try:
-        yield
+        yield WorkspaceView(current())
     finally:
-        SwitchWorkspace(before)
+        if isinstance(workspace_name, WorkspaceView):
+            _unnamed.pop()
+        else:
+            SwitchWorkspace(before)
 
 
 def ResetWorkspace(root_folder: str | None = None) -> bool:

@@ -33,7 +33,7 @@ def test_nets_have_the_names_of_their_blocks() -> None:
         with ops.loop(2, name="inner"):
             ops.Const(2)
     names = [child.Name() if isinstance(child, core.Net) else child.name for child in builder.get()]
-    assert names == ["outer/untitled", "outer/inner"]
+    assert names == ["outer", "outer/inner"]
     with pytest.raises(AssertionError, match="has been built already"):
         builder.current_net()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poseidon.caffe2.operators.registry import operator
+import numpy as np
+
+from poseidon.caffe2.operators.registry import Context, operator
 from poseidon.caffe2.runtime.blob import Blob
 
 
@@ -13,3 +15,15 @@ def free(inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
     """Empty its outputs, which are its inputs, so that their memory is free."""
     for blob in outputs:
         blob.value = None
+
+
+@operator("GetAllBlobNames")
+def get_all_blob_names(*, context: Context, include_shared: bool = True) -> np.ndarray:
+    """Return the names of the workspace's blobs; those of its parents too, unless `include_shared` is 0."""
+    workspace, names = context.workspace, list[str]()
+    while workspace is not None:
+        names += workspace.blobs
+        workspace = workspace.parent if include_shared else None
+    found = np.empty(len(set(names)), dtype=object)
+    found[:] = [name.encode() for name in sorted(set(names))]
+    return found

@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto
+from poseidon.caffe2.runtime.serialization import READERS
+
+COUNTER = "std::unique_ptr<Counter<int64_t>>"
+"""The type of a counter in a file."""
 
 
 class Counter:
@@ -17,6 +22,17 @@ class Counter:
     def __init__(self, count: int) -> None:
         self.count = count
         self.lock = threading.Lock()
+
+    def blob_type(self) -> str:
+        """See `Serializable`."""
+        return COUNTER
+
+    def fill_message(self, message: BlobProto) -> None:
+        """See `Serializable`."""
+        message.tensor.name = message.name
+        message.tensor.dims.append(1)
+        message.tensor.data_type = TensorProto.INT64
+        message.tensor.int64_data.append(self.count)
 
     def add(self, step: int) -> int:
         """Add a step and return the number before."""
@@ -41,6 +57,9 @@ class AtomicBool:
 
 def _integer(value: int) -> Tensor:
     return torch.tensor(value, dtype=torch.int64)
+
+
+READERS[COUNTER] = lambda message: Counter(message.tensor.int64_data[0])
 
 
 @operator("CreateCounter")

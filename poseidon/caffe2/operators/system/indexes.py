@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import operator
-from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
+from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProto, TensorProtos
 from poseidon.caffe2.runtime.data_types import TORCH_OF
 from poseidon.caffe2.runtime.serialization import READERS, serialize
 from poseidon.caffe2.runtime.values import from_proto
@@ -149,10 +149,10 @@ class Map:
         """Return Caffe2's name of the type, which saved maps have."""
         return _map_type(self.types)
 
-    def blob_content(self) -> bytes:
-        """Return keys and values as saved maps have them: two tensors."""
-        tensors = [message.tensor for part in map_to_key_value(self) for message in serialize("", part, -1)]
-        return TensorProtos(protos=tensors).SerializeToString()
+    def fill_message(self, message: BlobProto) -> None:
+        """Put keys and values into a message, as saved maps have them: two tensors."""
+        tensors = [saved.tensor for part in map_to_key_value(self) for saved in serialize("", part, -1)]
+        message.content = TensorProtos(protos=tensors).SerializeToString()
 
 
 def _map_type(types: tuple[torch.dtype, torch.dtype]) -> str:
@@ -160,8 +160,8 @@ def _map_type(types: tuple[torch.dtype, torch.dtype]) -> str:
     return f"(std::unordered_map<{key}, {value}>)"
 
 
-def _read_map(content: bytes) -> Map:
-    keys, values = (from_proto(tensor) for tensor in TensorProtos.FromString(content).protos)
+def _read_map(message: BlobProto) -> Map:
+    keys, values = (from_proto(tensor) for tensor in TensorProtos.FromString(message.content).protos)
     made: Map = key_value_to_map(keys, values)
     return made
 

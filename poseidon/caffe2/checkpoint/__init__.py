@@ -1,0 +1,21 @@
+"""Jobs with checkpoints: what runs before, in each epoch and after a training, and files of its blobs in between."""
+
+from poseidon.caffe2.checkpoint.job import Job
+from poseidon.caffe2.checkpoint.managers import (
+    CheckpointManager,
+    MultiNodeCheckpointManager,
+    db_name,
+    get_ckpt_filename,
+)
+from poseidon.caffe2.checkpoint.runner import JobRunner, UploadTaskGroupBuilder, epoch_limiter
+
+__all__ = [
+    "CheckpointManager",
+    "Job",
+    "JobRunner",
+    "MultiNodeCheckpointManager",
+    "UploadTaskGroupBuilder",
+    "db_name",
+    "epoch_limiter",
+    "get_ckpt_filename",
+]
