@@ -15,7 +15,7 @@ from poseidon.caffe2.operators.registry import Context, operator
 DIMENSIONS = ("", "1D", "2D", "3D")
 
 
-def _rule(maker: GradientMaker) -> None:
+def filter_rule(maker: GradientMaker) -> None:
     """Make the gradients of the filter, of the bias where there is one, and of the input unless it is not wanted."""
     bias = len(maker.forward.input) == 3 and not maker.argument("no_bias", 0)
     outputs = [maker.GI(1)]
@@ -27,7 +27,7 @@ def _rule(maker: GradientMaker) -> None:
     maker.op(f"{maker.forward.type}Gradient", [maker.I(0), maker.I(1), maker.GO(0)], outputs, own, copy=True)
 
 
-@operator(*(f"Conv{count}" for count in DIMENSIONS), gradient=_rule)
+@operator(*(f"Conv{count}" for count in DIMENSIONS), gradient=filter_rule)
 class Conv:
     """Cross-correlation of images with a filter: `group` parts of the channels each have filters of their own."""
 
@@ -123,7 +123,7 @@ class _Transposed:
         return Fit(kernel, stride, dilation, heads, tails, adjustment)
 
 
-@operator("ConvTranspose", gradient=_rule)
+@operator("ConvTranspose", gradient=filter_rule)
 class ConvTranspose(_Transposed):
     """The transpose of a convolution; `adj` adds rows and columns at the end."""
 

@@ -142,6 +142,13 @@ def sum_(x: Tensor, *others: Tensor) -> Tensor:
     return total
 
 
+@operator("SumInt")
+def sum_int(x: Tensor, *others: Tensor) -> Tensor:
+    """Return the sum of all inputs, integers."""
+    result: Tensor = sum_(x, *others)
+    return result
+
+
 @operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0", plain=torch.clone)
 def copy(x: Tensor) -> Tensor:
     """Return a copy of x."""

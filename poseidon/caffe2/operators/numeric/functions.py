@@ -300,6 +300,18 @@ def alias(x: Any) -> Any:
     return x
 
 
+@operator("AliasWithName", gradient="GI0 = GO0")
+def alias_with_name(x: Any, *, name: str = "", is_backward: bool = False) -> Any:
+    """Return x itself under a second name, which other frameworks read."""
+    return x
+
+
+@operator("DataCouple")
+def data_couple(*xs: Any) -> tuple[Any, ...]:
+    """Return the inputs: an output comes into being when all of them have."""
+    return xs
+
+
 @operator("NanCheck", gradient="NanCheck(GO0) -> GI0")
 def nan_check(x: Tensor, *others: Tensor) -> Tensor:
     """Return x.

@@ -44,6 +44,23 @@ class AccumulateHistogram:
         return counts, self.total.clone()
 
 
+@operator("Accumulate")
+class Accumulate:
+    """The sum of all inputs so far, each weighted by `gamma` once for each run since."""
+
+    def __init__(self, *, gamma: float = 1.0) -> None:
+        self.gamma = gamma
+        self.total: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the sum of this run."""
+        old = self.total
+        if old is None or old.shape != x.shape:
+            old = torch.zeros_like(x)
+        self.total = x + self.gamma * old
+        return self.total.clone()
+
+
 @operator("Quantile")
 def quantile(
     x: Tensor,

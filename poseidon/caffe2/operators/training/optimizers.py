@@ -257,6 +257,15 @@ def lars(
     return torch.minimum(factor, most).clamp(min=lr_min).reshape(1)
 
 
+@operator("WeightScale")
+def weight_scale(
+    w: Tensor, iteration: Tensor, *, stepsize: int, upper_bound_iter: int, scale: float = 1.0
+) -> Tensor:
+    """Return the parameter, multiplied by `scale` in each `stepsize`-th iteration before `upper_bound_iter`."""
+    number = counted(iteration) + 1
+    return w * scale if number % stepsize == 0 and number < upper_bound_iter else w.clone()
+
+
 def _weighted_sum_rule(maker: GradientMaker) -> None:
     """Make the gradients of the terms, and with `grad_on_w` those of the weights."""
     inputs = range(len(maker.forward.input))

@@ -79,3 +79,14 @@ def test_divergence_of_coins() -> None:
     wanted = entropy((x + t) / 2) - (entropy(x) + entropy(t)) / 2
     np.testing.assert_allclose(run("BernoulliJSD", [x, t])[0], wanted, rtol=1e-4, atol=1e-6)
     assert_gradients("BernoulliJSD", [x, t], [0])
+
+
+def test_a_decaying_sum() -> None:
+    workspace.ResetWorkspace()
+    net = core.Net("sums")
+    net.Accumulate("x", "y", gamma=0.5)
+    workspace.FeedBlob("x", X)
+    workspace.CreateNet(net)
+    for factor in (1, 1.5, 1.75):
+        workspace.RunNet(net)
+        np.testing.assert_allclose(workspace.FetchBlob("y"), factor * X, rtol=1e-5)

@@ -96,3 +96,10 @@ def test_weighted_sums() -> None:
     np.testing.assert_allclose(run("WeightedSum", inputs)[0], 0.5 * W - 2 * G, rtol=1e-5, atol=1e-6)
     assert_gradients("WeightedSum", inputs, [0, 2])
     assert_gradients("WeightedSum", inputs, [0, 1, 2, 3], grad_on_w=1)
+
+
+@pytest.mark.parametrize(("number", "factor"), [(4, 0.5), (3, 1), (9, 1), (14, 1)])
+def test_weights_are_scaled_now_and_then(number: int, factor: float) -> None:
+    settings = {"stepsize": 5, "upper_bound_iter": 10, "scale": 0.5}
+    w = numbers(3)
+    np.testing.assert_allclose(run("WeightScale", [w, np.array([number])], **settings)[0], factor * w)

@@ -1,0 +1,123 @@
+"""Rows that are copied, permuted, drawn at random or collected."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from poseidon.caffe2.operators.registry import Context, operator
+
+
+@operator("CopyRowsToTensor", gradient="CopyRowsToTensorGradient(GO0) -> GI0")
+def copy_rows_to_tensor(x: Tensor, indices: Tensor, row: Tensor) -> Tensor:
+    """Return x, whose rows that the indices name become a copy of one row, in place."""
+    x[indices.reshape(-1).long()] = row
+    return x
+
+
+@operator("CopyRowsToTensorGradient")
+def copy_rows_to_tensor_gradient(dy: Tensor) -> Tensor:
+    """Return the gradient of `CopyRowsToTensor`: that of its output, as Caffe2 has it."""
+    return dy.clone()
+
+
+@operator("BatchPermutation", gradient="BatchPermutationGradient(I1, GO0) -> GI0")
+def batch_permutation(x: Tensor, indices: Tensor) -> Tensor:
+    """Return the rows of x in the order of the indices."""
+    return x.index_select(0, indices.long())
+
+
+@operator("BatchPermutationGradient")
+def batch_permutation_gradient(indices: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of `BatchPermutation`."""
+    return torch.zeros_like(dy).index_copy(0, indices.long(), dy)
+
+
+@operator("WeightedSample")
+def weighted_sample(weights: Tensor, values: Tensor | None = None, *, context: Context) -> tuple[Tensor, ...]:
+    """Return for each row of weights one column, drawn by weight, int32, and its value, shape (rows, 1)."""
+    if not weights.numel():
+        empty = torch.zeros(0, dtype=torch.int32, device=weights.device)
+        return (empty,) if values is None else (empty, values.new_zeros(0))
+    drawn = torch.multinomial(weights, 1, generator=context.generator)
+    found = drawn.to(torch.int32)
+    return (found,) if values is None else (found, values.gather(1, drawn))
+
+
+@operator("WeightedMultiSampling", inputs=(1, 2))
+def weighted_multi_sampling(
+    cumulated: Tensor, like: Tensor | None = None, *, context: Context, num_samples: int = 0
+) -> Tensor:
+    """Return indices drawn by weight, int32.
+
+    Args:
+        cumulated: the cumulated sums of the weights.
+        like: a tensor whose shape is that of the result.
+        context: its random numbers.
+        num_samples: the number of indices, where there is no second input.
+    """
+    shape = [num_samples] if like is None else like.shape
+    if not cumulated.numel():
+        return torch.zeros(0, dtype=torch.int32, device=cumulated.device)
+    spot = torch.rand(shape, generator=context.generator, device=cumulated.device) * cumulated[-1]
+    return torch.searchsorted(cumulated, spot).clamp(max=len(cumulated) - 1).to(torch.int32)
+
+
+def _guard(mutex: Any) -> Any:
+    return threading.Lock() if mutex is None else mutex
+
+
+@operator("LastNWindowCollector", inputs=(3, 5), outputs=(2, 3))
+def last_n_window_collector(
+    kept: Tensor,
+    cursor: Tensor,
+    x: Tensor,
+    mutex: Any = None,
+    visited: Tensor | None = None,
+    *,
+    num_to_collect: int,
+) -> tuple[Any, ...]:
+    """Return the last rows of all that were given, the place of the next one, and the number of rows so far.
+
+    The rows lie in a ring: a new one takes the place of the oldest.
+
+    Args:
+        kept: the rows so far; at first an empty tensor.
+        cursor: the place of the next row, an integer.
+        x: the new rows.
+        mutex: held meanwhile.
+        visited: the number of rows so far.
+        num_to_collect: how many are kept.
+    """
+    with _guard(mutex):
+        place, count = int(cursor.reshape(-1)[0]) if cursor.numel() else 0, len(x)
+        ring = kept if kept.numel() and kept.shape[1:] == x.shape[1:] else x.new_zeros(0, *x.shape[1:])
+        size = min(len(ring) + count, num_to_collect)
+        made = x.new_zeros(size, *x.shape[1:])
+        made[: len(ring)] = ring
+        last = min(count, num_to_collect)
+        spots = (place + torch.arange(count - last, count, device=x.device)) % num_to_collect
+        made[spots] = x[count - last :]
+        next_ = torch.full_like(cursor, (place + count) % num_to_collect)
+        return (made, next_) if visited is None else (made, next_, visited + count)
+
+
+@operator("FlexibleTopK", gradient="FlexibleTopKGradient(I0, I1, GO0, O1) -> GI0")
+def flexible_top_k(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest values of each row and their columns, each row with a number of its own; both are vectors."""
+    rows = x.reshape(-1, x.shape[-1])
+    values, indices = torch.sort(rows, dim=1, descending=True, stable=True)
+    taken = torch.arange(rows.shape[1], device=x.device) < counts.reshape(-1, 1)
+    return values[taken], indices[taken]
+
+
+@operator("FlexibleTopKGradient")
+def flexible_top_k_gradient(x: Tensor, counts: Tensor, dy: Tensor, indices: Tensor) -> Tensor:
+    """Return the gradient of `FlexibleTopK`."""
+    rows = torch.repeat_interleave(torch.arange(counts.numel(), device=x.device), counts.reshape(-1).long())
+    dx = torch.zeros_like(x).reshape(-1, x.shape[-1])
+    dx[rows, indices] = dy
+    return dx.reshape(x.shape)

@@ -1,0 +1,77 @@
+"""Rows that are copied, permuted, drawn or collected."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from poseidon.caffe2 import core, workspace
+from tests.support.caffe2_operators import assert_gradients, numbers, run
+
+X = numbers(5, 3)
+
+
+def test_rows_become_copies_of_one() -> None:
+    row = numbers(3, seed=1)
+    (y,) = run("CopyRowsToTensor", [X, np.array([3, 0]), row], in_place={0: 0})
+    wanted = X.copy()
+    wanted[[3, 0]] = row
+    np.testing.assert_array_equal(y, wanted)
+
+
+def test_rows_in_another_order() -> None:
+    order = np.array([2, 0, 4, 1, 3], "i4")
+    np.testing.assert_array_equal(run("BatchPermutation", [X, order])[0], X[order])
+    assert_gradients("BatchPermutation", [X, order], [0])
+
+
+def test_a_column_is_drawn_by_weight() -> None:
+    weights = np.array([[0, 0, 1], [0, 1, 0]], "f4")
+    places, values = run("WeightedSample", [weights, X[:2]], 2)
+    np.testing.assert_array_equal(places, [[2], [1]])
+    np.testing.assert_array_equal(values, X[[0, 1], [2, 1]][:, None])
+    many = np.tile(np.array([1, 3], "f4"), (4000, 1))
+    (drawn,) = run("WeightedSample", [many], device_option=core.DeviceOption(0, random_seed=3))
+    assert abs(drawn.mean() - 0.75) < 0.04
+    assert run("WeightedSample", [np.zeros((0, 3), "f4")])[0].shape == (0,)
+
+
+def test_places_are_drawn_by_cumulated_weight() -> None:
+    sums = np.cumsum([1, 0, 3]).astype("f4")
+    seed = core.DeviceOption(0, random_seed=3)
+    (drawn,) = run("WeightedMultiSampling", [sums], num_samples=4000, device_option=seed)
+    counts = np.bincount(drawn, minlength=3) / 4000
+    np.testing.assert_allclose(counts, [0.25, 0, 0.75], atol=0.04)
+    assert run("WeightedMultiSampling", [sums, X])[0].shape == X.shape
+
+
+@pytest.mark.parametrize("sizes", [[2, 2, 3], [5], [1, 1, 1, 1, 1]])
+def test_the_last_rows_are_kept(sizes: list[int]) -> None:
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("kept", np.zeros(0, "f4"))
+    workspace.FeedBlob("cursor", np.zeros(1, "i4"))
+    workspace.FeedBlob("seen", np.zeros(1, "i8"))
+    workspace.RunOperatorOnce(core.CreateOperator("CreateMutex", [], ["mutex"]))
+    x = numbers(sum(sizes), 2)
+    for part in np.split(x, np.cumsum(sizes)[:-1]):
+        workspace.FeedBlob("x", part)
+        inputs = ["kept", "cursor", "x", "mutex", "seen"]
+        outputs = ["kept", "cursor", "seen"]
+        workspace.RunOperatorOnce(
+            core.CreateOperator("LastNWindowCollector", inputs, outputs, num_to_collect=3)
+        )
+    kept, total = workspace.FetchBlob("kept"), len(x)
+    for place in range(total - 3, total):
+        np.testing.assert_array_equal(kept[place % 3], x[place])
+    assert workspace.FetchBlob("cursor")[0] == total % 3
+    assert workspace.FetchBlob("seen")[0] == total
+
+
+def test_each_row_has_its_number_of_largest_values() -> None:
+    counts = np.array([2, 0, 1, 3, 1])
+    values, indices = run("FlexibleTopK", [X, counts], 2)
+    order = [np.argsort(-row)[:count] for row, count in zip(X, counts, strict=True)]
+    np.testing.assert_array_equal(indices, np.concatenate(order))
+    np.testing.assert_array_equal(values, np.concatenate([X[i, part] for i, part in enumerate(order)]))
+    spaced = np.argsort(np.argsort(X, 1), 1).astype("f4")
+    assert_gradients("FlexibleTopK", [spaced, counts], [0], 2)
