@@ -3,7 +3,8 @@
 Start shards with `python -m ps_server`; train against them with `Client`.
 """
 
-from ps_server.client import Client, Collection
+from ps_server.client import Client
+from ps_server.collection import Collection
 from ps_server.errors import (
     LocalProtocolError,
     PeerLost,

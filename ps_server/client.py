@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
+from ps_server.collection import NOT_COMPLETE, Collection
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
@@ -35,22 +35,9 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport
 POLL_S = 0.5
 TIMEOUT_S = 600.0
 LINGER_S = 2.0
-"""How long `close` goes on trying to send what is queued."""
+"""How long `close` goes on trying to send what is queued, and waits for the shards' answers."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """Payloads that are collected from all workers.
-
-    Attributes:
-        poll: returns the payloads by rank once all are here, and None before.
-        result: waits for them.
-    """
-
-    poll: Callable[[], tuple[bytes, ...] | None]
-    result: Callable[[], tuple[bytes, ...]]
 
 
 class Client:
@@ -251,16 +238,7 @@ class Client:
     def gather(self, payload: bytes = b"") -> Collection:
         """Contribute to the next collection. Every worker must take part in each, in the same order."""
         tag = self._call(lambda: self._session.gather(payload))
-        found: tuple[bytes, ...] | None = None
-
-        def poll() -> tuple[bytes, ...] | None:
-            nonlocal found
-            with self._monitor:
-                self._monitor.check()
-                found = self._session.collections.take(tag) or found
-                return found
-
-        return Collection(poll, lambda: self.wait(poll))
+        return Collection.guarded(self._monitor, lambda: self._session.collections.take(tag))
 
     def wait(self, poll: Callable[[], T | None]) -> T:
         """Wait until `poll` returns something else than None. It is called under this client's monitor, and must not block.
@@ -268,7 +246,7 @@ class Client:
         Raises:
             StalenessTimeout: it did not in time.
         """
-        return self._monitor.wait_for(poll, "not every worker has contributed to a collection")
+        return self._monitor.wait_for(poll, NOT_COMPLETE)
 
     def barrier(self) -> None:
         """Wait until every worker has called this."""
@@ -374,9 +352,10 @@ class Client:
         return POLL_S if wait_s is None else min(wait_s, POLL_S)
 
     def _send_rest(self) -> None:
-        deadline = time.monotonic() + LINGER_S
+        deadline = time.monotonic() + min(LINGER_S, self._monitor.timeout_s)
         self._send_waiting()
-        while any(self._queues) and time.monotonic() < deadline:
+        # A connection that closes with values unread takes what is on its way to the shard with it.
+        while (any(self._queues) or self._session.stays_on) and time.monotonic() < deadline:
             self._receive(POLL_S)
             self._send_waiting()
 

@@ -31,6 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -197,8 +198,12 @@ class LocalHistories:
         """For each tensor its flat history tensors."""
 
     def load(self, histories: Sequence[History] | None) -> None:
-        """Continue from `histories`, as for `Exchange.open`."""
-        for own, history in zip(self.of, histories or (), strict=False):
+        """Continue from `histories`, as for `Exchange.open`: from zeros where there are none."""
+        if not histories:
+            for tensor in chain.from_iterable(self.of):
+                tensor.zero_()
+            return
+        for own, history in zip(self.of, histories, strict=True):
             for tensor, array in zip(own, history, strict=True):
                 tensor.copy_(torch.from_numpy(array).reshape(-1))
 

@@ -215,7 +215,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Worker -> shard: the worker has finished."""
+    """Worker -> shard: the worker has finished. Shard -> worker: the shard has all that was sent before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +260,7 @@ ToWorker = (
     | Signal
     | Fault
     | Gone
+    | Leave
 )
 Message = ToShard | ToWorker
 

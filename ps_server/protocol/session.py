@@ -75,6 +75,9 @@ class Session:
         self.values = WorkerValues(store, self._placement.chunks, self._log)
         self._feedback = [feedback_for(store, table) for table in store.tables]
         self._joins = True  # whether `start` sends a `Hello`
+        self.stays_on: set[int] = set()
+        """Shards that have not answered the `Leave` of this session."""
+        self._started = self._left = False
         bulk = {c.shard for row, t in self._rows() if t.follows_gradients for c in row}
         self.norm = WorkerNorm(rank, bulk, outside=store.outside_norm, clock=store.start_clock)
         self._clocked = sorted({c.shard for row, t in self._rows() if t.adds_changes for c in row})
@@ -95,6 +98,7 @@ class Session:
             initial: returns a table's first value, and its history when a run is resumed; called on rank 0.
         """
         outgoing: list[Addressed] = []
+        self._started = True
         for shard in range(self.store.shards):
             if self._joins:
                 outgoing.append(Addressed(shard, m.Hello(self.rank, self._token)))
@@ -284,7 +288,9 @@ class Session:
         return signal, [Addressed(shard, signal) for shard in range(self.store.shards)]
 
     def leave(self) -> list[Addressed]:
-        """Leave every shard, after the changes that are held back."""
+        """Leave every shard, after the changes that are held back. Each answers once it has all that was sent before."""
+        self._left = True
+        self.stays_on = set(range(self.store.shards)) if self._started else set()
         rest = self._send_due(lambda table: self.clock + 1)
         return [*rest, *(Addressed(shard, m.Leave()) for shard in range(self.store.shards))]
 
@@ -312,6 +318,8 @@ class Session:
                 self.values.receive_history(shard, message)
             case m.Gathered() if self.collections.expects(message):
                 self.collections.receive(message)
+            case m.Leave() if self._left:
+                self.stays_on.discard(shard)
             case m.Signal() if self.rank != 0:
                 self.signals.receive(shard, message)
             case m.Fault(reason):

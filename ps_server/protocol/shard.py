@@ -406,6 +406,7 @@ class Shard:
     def _leave(self, rank: int, leave: m.Leave) -> Iterator[Outgoing]:
         left = self._members.left
         left.append(rank)
+        yield self._members.to(rank, m.Leave())
         for other in self._members.peers:
             if other not in left:
                 yield from self._notify_of_missing(other)

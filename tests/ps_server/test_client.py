@@ -22,6 +22,7 @@ from ps_server import (
     StalenessTimeout,
     StoreSpec,
     TableSpec,
+    ZmqServerTransport,
 )
 from ps_server.link import LinkPriority
 from ps_server.protocol.messages import Push
@@ -473,3 +474,34 @@ def test_who_waits_is_not_woken_by_each_message() -> None:
 
     with memory_store(1, 1) as connect:
         run_workers(connect, store, body)
+
+
+def test_a_worker_that_closes_before_it_has_read_its_values_has_left() -> None:
+    """All that it has sent is at the shard, too."""
+    size, tables = 1 << 18, 8
+    store = StoreSpec(
+        workers=1, shards=1, tables=tuple(TableSpec(name=f"{table}", size=size) for table in range(tables))
+    )
+    server = Server(Shard(0, 1, TOKEN), ZmqServerTransport("tcp://127.0.0.1:0"))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        client = Client(
+            [server.address], rank=0, store=store, token=TOKEN, timeout_s=TIMEOUT_S, share_memory=False
+        )
+        client.start(zeros(store))
+        for table in range(tables):
+            client.push(table, np.ones(size, np.float32), rate=0.1)
+        client.clock()
+        client.close()
+        assert server.shard.finished
+        assert server.shard.counts.bytes_in == 4 * size * tables
+    finally:
+        server.stop()
+        thread.join()
+
+
+def test_a_client_that_has_not_joined_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps_server.client.LINGER_S", 1000.0)
+    with memory_store(1, 1) as connect:
+        connect(0, StoreSpec(workers=1, shards=1, tables=())).close()

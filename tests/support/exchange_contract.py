@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from poseidon.exchange.base import Exchange, ExchangeSettings, History, Trained
 from poseidon.exchange.hooks import Hooks
 from poseidon.exchange.single import SingleProcessExchange
-from ps_server import Rule
+from ps_server import Rule, RuleKind
+from ps_server.rules import history_count
 
 BATCH = 12
 ITERATIONS = 6
@@ -170,6 +172,37 @@ def check_exact(make: Make, workers: int, scenario: Scenario) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
+def check_reopen_without_histories(make: Make, workers: int) -> None:
+    """Check that an exchange opened again without histories goes on from zeros, whatever it was opened with."""
+    rule, shape = Rule(kind=RuleKind.ADAM, momentum=0.9, delta=1e-4), (2, 3)
+    found: list[History] = []
+
+    def run(rank: int) -> None:
+        trained = Trained(name="w", tensor=torch.ones(shape), rule=rule)
+        exchange = make(rank, [trained], ExchangeSettings(start_clock=4))
+        exchange.open([[np.full(shape, 7.0, np.float32)] * history_count(rule.kind)])
+        trained.tensor.fill_(2.0)
+        exchange.open(None, 9)
+        exchange.start(9, 0.0)
+        exchange.wait(0)
+        if 0 in exchange.by_factors:
+            exchange.begin_factors(0, torch.zeros(4, 2), torch.zeros(4, 3))
+            exchange.release(0)
+        else:
+            exchange.begin(0, torch.zeros(shape))
+        exchange.finish()
+        exchange.settle()
+        assert torch.equal(trained.tensor, torch.full(shape, 2.0))
+        if rank == 0:
+            found.extend(exchange.state.histories())
+        exchange.close()
+
+    with ThreadPoolExecutor(workers) as pool:
+        for running in [pool.submit(run, rank) for rank in range(workers)]:
+            running.result()
+    assert [float(np.abs(array).max()) for array in found[0]] == [0.0] * history_count(rule.kind)
+
+
 def check_reopen(
     opened: Callable[[], AbstractContextManager[Make]], workers: int, scenario: Scenario
 ) -> None:
@@ -184,3 +217,5 @@ def check_reopen(
     for end in ends:
         for a, b in zip(end, whole[0], strict=True):
             assert np.array_equal(a, b)
+    with opened() as make:
+        check_reopen_without_histories(make, workers)

@@ -88,15 +88,15 @@ class AllReduceExchange(WholeGradients):
 
     def open(self, histories: Sequence[History] | None, clock: int | None = None) -> None:
         """See `Exchange`. Rank 0 broadcasts its histories."""
-        resumed = bool(histories)
         if clock is None:
-            resumed = self._form_groups(resumed=resumed)
+            with_histories = self._form_groups(resumed=bool(histories))
         else:
             self._iteration = self._finished = clock
+            with_histories = True
         self.state.load(histories)
         assert self._gradient_group is not None
         for flat, history in zip(self._flat, self.state.of, strict=True):
-            for tensor in [flat, *history] if resumed else [flat]:
+            for tensor in [flat, *history] if with_histories else [flat]:
                 self._gradient_group.broadcast(tensor)()
 
     def _form_groups(self, *, resumed: bool) -> bool:

@@ -47,9 +47,12 @@ class FactorWeight:
         self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * (2 * staleness + 2)
 
     def open(self, history: History) -> None:
-        """Take the tensor as the first value."""
+        """Take the tensor as the first value, and `history`, or zeros where it is empty."""
         if self.base is not self.tensor:
             self.base.copy_(self.tensor)
+        if not history:
+            for own in self.history:
+                own.zero_()
         for own, first in zip(self.history, history, strict=False):
             own.copy_(torch.from_numpy(first).reshape(own.shape))
 

@@ -42,20 +42,7 @@ class _Gathered:
 
     def collection(self, number: int) -> Collection:
         """Return a collection that this worker has contributed to."""
-        found: tuple[bytes, ...] | None = None
-
-        def poll() -> tuple[bytes, ...] | None:
-            nonlocal found
-            with self._monitor:
-                found = self._payloads.pop(number, None) or found
-                if found is None:
-                    self._monitor.check()
-                return found
-
-        return Collection(
-            poll,
-            lambda: self._monitor.wait_for(poll, "not every worker has contributed to a collection"),
-        )
+        return Collection.guarded(self._monitor, lambda: self._payloads.pop(number, None))
 
 
 class LeaderDelivery:

@@ -181,3 +181,14 @@ def test_nothing_is_kept_that_was_not_asked_for_or_has_been_heard() -> None:
 def test_a_worker_that_is_not_rank_0_is_told_no_part_of_a_norm() -> None:
     with pytest.raises(RemoteProtocolError, match="unexpected PartialNorm"):
         session(rank=1).receive(0, m.PartialNorm(0, ((0, 0, 1.0),)))
+
+
+def test_a_shards_leave_is_the_answer_to_this_workers() -> None:
+    s = session(shards=2)
+    s.start(lambda table: [array(0, 0)])
+    with pytest.raises(RemoteProtocolError, match="unexpected Leave"):
+        s.receive(0, m.Leave())
+    s.leave()
+    assert s.stays_on == {0, 1}
+    s.receive(0, m.Leave())
+    assert s.stays_on == {1}

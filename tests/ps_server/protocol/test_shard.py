@@ -205,14 +205,15 @@ def test_who_goes_on_hears_of_a_worker_that_has_left(first: bool, late: m.Messag
     told = [
         out for rank, message in steps[:: -1 if first else 1] for out in shard.handle(peer(rank), message)
     ]
-    assert told == [Outgoing(peer(0), m.Gone(1, 0))]
+    assert [out for out in told if out.message != m.Leave()] == [Outgoing(peer(0), m.Gone(1, 0))]
 
 
 def test_nobody_is_missed_after_the_same_number_of_iterations() -> None:
     shard = joined(store())
     for rank in (0, 1):
         shard.handle(peer(rank), m.Push(0, 0, 0, 0.5, array(1, 1, 1, 1)))
-    assert [shard.handle(peer(rank), m.Leave()) for rank in (0, 1)] == [[], []]
+    answers = [shard.handle(peer(rank), m.Leave()) for rank in (0, 1)]
+    assert answers == [[Outgoing(peer(rank), m.Leave())] for rank in (0, 1)]
 
 
 G = array(1, 1, 1, 1)
