@@ -229,7 +229,7 @@ class MultiBoxLoss(Layer):
             return self._logistic(scores, labels, targets_background=examples.negatives is not None).sum()
         loss: Tensor
         loss, _ = NegativeLogLikelihood.apply(  # type: ignore[no-untyped-call]
-            scores.unsqueeze(-1), labels.view(-1, 1, 1), None, 1.0
+            scores.unsqueeze(-1), labels.view(-1, 1, 1), None, None, 1.0
         )
         return loss
 
