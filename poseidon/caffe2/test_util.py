@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import unittest
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,3 +74,9 @@ class TestCase(unittest.TestCase):
     def tearDown(self) -> None:
         """See `unittest.TestCase`."""
         workspace.ResetWorkspace()
+
+    def make_tempdir(self) -> Path:
+        """Return a new folder, which is removed after the test."""
+        folder = tempfile.TemporaryDirectory(prefix="caffe2_test.")
+        self.addCleanup(folder.cleanup)
+        return Path(folder.name)

@@ -58,6 +58,8 @@ def from_proto(proto: TensorProto) -> Any:
     dtype = TORCH_OF.get(kind)
     if dtype is None:
         raise EnforceNotMet(f"A tensor of type {TensorProto.DataType.Name(kind)} cannot be read")
+    if proto.data_format == TensorProto.FMT_BFLOAT16:
+        return torch.frombuffer(bytearray(proto.raw_data), dtype=torch.bfloat16).to(dtype).reshape(shape)
     if proto.HasField("raw_data") and proto.raw_data:
         return torch.frombuffer(bytearray(proto.raw_data), dtype=dtype).reshape(shape)
     if kind == TensorProto.FLOAT16:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,17 +12,60 @@ import torch
 from google.protobuf.message import DecodeError
 
 from poseidon.caffe2.operators.registry import Context, operator
-from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, TensorProtos
+from poseidon.caffe2.proto.caffe2_pb2 import BlobProto, SerializationOptions, TensorProtos
 from poseidon.caffe2.runtime import databases
 from poseidon.caffe2.runtime.blob import Blob
 from poseidon.caffe2.runtime.errors import EnforceNotMet
 from poseidon.caffe2.runtime.reader import Consumer, Reader, Record
-from poseidon.caffe2.runtime.serialization import deserialize, serialize
+from poseidon.caffe2.runtime.serialization import CHUNK_SIZE, deserialize, serialize
 from poseidon.caffe2.runtime.values import from_proto
 from poseidon.data.datum import is_datum
 
 CHUNK = "#%"
 """What stands between the name of a blob and the number of a chunk in a key."""
+
+
+CHUNK_OF = {-1: 0, 0: -1}
+"""Chunk sizes of `serialize` (0 for Caffe2's own, -1 for all) by those of `Save`."""
+ELEMENT_SIZES = {torch.uint16: 3, torch.int16: 3, torch.float16: 3, torch.int32: 5}
+"""Bytes of a value in a message, where they are not those in memory."""
+OVERHEAD = 50
+"""Bytes of a message beside its name and its values, and of a string, as Caffe2 estimates them."""
+
+
+def chunk_size(options: SerializationOptions, name: str, default: int) -> int:
+    """Return the chunk size that options give a blob: that of the first pattern that its whole name matches."""
+    for option in options.options:
+        if re.fullmatch(option.blob_name_regex, name):
+            return option.chunk_size if option.HasField("chunk_size") else default
+    return default
+
+
+@operator("EstimateAllBlobSizes")
+def estimate_all_blob_sizes(
+    *, context: Context, include_shared: bool = True, options: bytes = b""
+) -> tuple[np.ndarray, torch.Tensor]:
+    """Return the names of all blobs of the workspace, and about how many bytes each takes when it is saved, int64.
+
+    The outputs are blobs too.
+    """
+    given = SerializationOptions.FromString(options)
+    names = sorted({*context.workspace.blobs, *context.definition.output})
+    sizes = []
+    for name in names:
+        value = context.workspace.create(name).value
+        if name in context.definition.output:
+            count, each = len(names), OVERHEAD if name == context.definition.output[0] else 8
+        elif isinstance(value, torch.Tensor):
+            count, each = value.numel(), ELEMENT_SIZES.get(value.dtype, value.element_size())
+        else:
+            count, each = (value.size if isinstance(value, np.ndarray) else 1), OVERHEAD
+        values = chunk_size(given, name, -1)
+        values = CHUNK_SIZE if values == -1 else values or max(count, 1)
+        sizes.append(max(-(-count // values), 1) * (len(name) + OVERHEAD) + count * each)
+    texts = np.empty(len(names), dtype=object)
+    texts[:] = [name.encode() for name in names]
+    return texts, torch.tensor(sizes, dtype=torch.int64)
 
 
 def _path(context: Context, db: str, absolute: bool) -> str:
@@ -40,7 +84,8 @@ class _Saving:
         absolute_path: bool = False,
         strip_prefix: str = "",
         blob_name_overrides: list[str] = [],  # noqa: B006 (it is not changed)
-        chunk_size: int = 0,
+        chunk_size: int = -1,
+        options: bytes = b"",
     ) -> None:
         names = list(context.definition.input)
         if blob_name_overrides and len(blob_name_overrides) != len(names):
@@ -53,12 +98,17 @@ class _Saving:
                 raise ValueError(f"Duplicated blob name: {name}")
         self.path, self.db_type = _path(context, db, absolute_path), db_type
         self.chunk_size = chunk_size
+        self.options = SerializationOptions.FromString(options)
+
+    def _chunk_of(self, name: str) -> int:
+        """Return the values in a message of a blob, as `serialize` wants them."""
+        return CHUNK_OF.get(size := chunk_size(self.options, name, self.chunk_size), size)
 
     def _records(self, blobs: Sequence[Blob]) -> Iterator[tuple[bytes, bytes]]:
         for name, blob in zip(self.names, blobs, strict=True):
             if blob.value is None:
                 raise EnforceNotMet(f"The blob {name} is empty and cannot be saved")
-            for number, message in enumerate(serialize(name, blob.value, self.chunk_size)):
+            for number, message in enumerate(serialize(name, blob.value, self._chunk_of(name))):
                 key = name if message.type != "Tensor" else f"{name}{CHUNK}{number}"
                 yield key.encode(), message.SerializeToString()
 
@@ -75,7 +125,8 @@ class Save(_Saving):
         db, db_type: the database; its path begins at the workspace's root folder, unless `absolute_path` is set.
         strip_prefix: what is cut off from the names.
         blob_name_overrides: other names.
-        chunk_size: values in a record; 0 for Caffe2's own, -1 for all.
+        chunk_size: values in a record; -1 for Caffe2's own number, 0 for all.
+        options: a SerializationOptions message: other chunk sizes for some blobs.
     """
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:

@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from poseidon.caffe2 import core, workspace
-from poseidon.caffe2.proto.caffe2_pb2 import TensorProto, TensorProtos
+from poseidon.caffe2.proto.caffe2_pb2 import (
+    BlobSerializationOptions,
+    SerializationOptions,
+    TensorProto,
+    TensorProtos,
+)
 from poseidon.caffe2.runtime.databases import records, write_records
 
 VALUES: dict[str, Any] = {
@@ -157,3 +163,64 @@ def test_a_record_of_another_format_is_an_error(numbered: tuple[str, str]) -> No
         call("TensorProtosDBInput", ["reader"], ["a", "b", "c"])
     with pytest.raises(RuntimeError, match="fewer records than the shard id 7"):
         call("CreateDB", [], ["reader"], db=path, db_type=db_type, num_shards=9, shard_id=7)
+
+
+def messages(path: Path) -> dict[str, int]:
+    """Return the number of messages of each blob in a minidb."""
+    counts: dict[str, int] = {}
+    for key, _ in records(str(path), "minidb"):
+        name = key.decode().partition("#%")[0]
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), [({}, 2), ({"chunk_size": -1}, 2), ({"chunk_size": 0}, 1)])
+def test_large_blobs_are_split_unless_it_is_not_wanted(
+    tmp_path: Path, arguments: dict[str, Any], wanted: int
+) -> None:
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("x", np.zeros(1_000_010, "u1"))
+    where = {"db": str(tmp_path / "db"), "db_type": "minidb", "absolute_path": 1}
+    call("Save", ["x"], [], **where, **arguments)
+    assert messages(tmp_path / "db") == {"x": wanted}
+
+
+def test_options_give_chunk_sizes_by_name(tmp_path: Path) -> None:
+    workspace.ResetWorkspace()
+    names = ["one_16", "two_16", "rest"]
+    for name in names:
+        workspace.FeedBlob(name, np.zeros(100, "f4"))
+    rules = [("one_16", 10), (".*_16", 20), ("two_16", 50), ("re", 1)]
+    options = SerializationOptions(
+        options=[BlobSerializationOptions(blob_name_regex=name, chunk_size=size) for name, size in rules]
+    )
+    where = {"db": str(tmp_path / "db"), "db_type": "minidb", "absolute_path": 1}
+    call("Save", names, [], chunk_size=25, options=options, **where)
+    assert messages(tmp_path / "db") == {"one_16": 10, "two_16": 5, "rest": 4}
+
+
+def test_the_size_of_saved_blobs_is_estimated() -> None:
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("x", np.zeros(100, "f4"))
+    workspace.FeedBlob("short", np.zeros(10, "u2"))
+    workspace.FeedBlob("text", np.array([b"a", b"b"], dtype=object))
+    options = SerializationOptions(options=[BlobSerializationOptions(blob_name_regex="x", chunk_size=25)])
+    call("EstimateAllBlobSizes", [], ["names", "sizes"], options=options)
+    names, sizes = (workspace.FetchBlob(name).tolist() for name in ("names", "sizes"))
+    assert dict(zip(names, sizes, strict=True)) == {
+        b"x": 4 * 51 + 400,
+        b"short": 55 + 30,
+        b"text": 54 + 100,
+        b"names": 55 + 5 * 50,
+        b"sizes": 55 + 5 * 8,
+    }
+
+
+def test_numbers_of_sixteen_bits_are_read_as_floats() -> None:
+    halves = torch.tensor([1.5, -2.0]).to(torch.bfloat16).view(torch.int16).numpy().tobytes()
+    message = TensorProto(
+        dims=[2], data_type=TensorProto.FLOAT, data_format=TensorProto.FMT_BFLOAT16, raw_data=halves
+    )
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("x", message)
+    np.testing.assert_array_equal(workspace.FetchBlob("x"), np.array([1.5, -2.0], "f4"))
