@@ -157,11 +157,16 @@ def _pipe_step(
         prefix = "" if processor is not None else "pipe_into:" if output is not None else "pipe_from:"
         name = prefix + processor_name(next(part for part in (processor, output, source) if part is not None))
     with Task(name=name, group=group, outputs=final_outputs, num_instances=num_runtime_threads) as task:
-        queue = _Threads(task, reader, output, capacity).add(num_threads)
-    return queue, task
+        parts = _Parts(task, reader, output, capacity)
+        if num_runtime_threads > 1:
+            assert num_threads == 1, "num_threads and num_runtime_threads cannot both be more than 1"
+            parts.add_instances()
+        else:
+            parts.add_threads(num_threads)
+    return parts.queue, task
 
 
-class _Threads:
+class _Parts:
     """The nets of a task that reads, processes and writes."""
 
     def __init__(self, task: Any, reader: Any, output: Any, capacity: int | None) -> None:
@@ -169,34 +174,47 @@ class _Threads:
         self.init_net, self.exit_net = core.Net("init"), core.Net("exit")
         self.queue: Any = None
         self.writer: Any = None
+        reader.setup_ex(self.init_net, self.exit_net)
 
-    def add(self, count: int) -> Any:
-        """Add so many threads to the task; return the queue that they write to, None where there is none."""
-        self.reader.setup_ex(self.init_net, self.exit_net)
-        steps = [self._thread(number) for number in range(count)]
+    def add_threads(self, count: int) -> None:
+        """Add so many copies of the nets, which run at the same time."""
+        steps = []
+        for number in range(count):
+            with NetBuilder(name=f"t:{number}") as builder:
+                before, body, after = self._thread()
+                for part in (before, body, after):
+                    ops.net(part)
+            steps.append(core.to_execution_step(builder))
         ops.net(self.init_net)
         ops.net(core.execution_step("body", steps, concurrent_substeps=True))
         ops.net(self.exit_net)
-        return self.queue
 
-    def _thread(self, number: int) -> Any:
-        with NetBuilder(name=f"t:{number}") as builder:
-            init, exit_ = core.Net("init"), core.Net("exit")
-            read, status, record = self.reader.read_record_ex(init, exit_)
-            write: list[Any] = []
-            if record is not None:
-                if self.writer is None:
-                    with NetBuilder(
-                        _fullname=self.task.name
-                    ):  # the queue belongs to the task, not to the thread
-                        self.queue, self.writer = _init_output(
-                            self.output, self.capacity, self.init_net, self.exit_net
-                        )
-                write, _ = self.writer.write_record_ex(record, init, exit_, status)
-            ops.net(init)
-            ops.net(core.execution_step("body", [*read, *write], should_stop_blob=status))
-            ops.net(exit_)
-        return core.to_execution_step(builder)
+    def add_instances(self) -> None:
+        """Add the nets of one thread, which all instances of the task run."""
+        before, body, after = self._thread()
+        with ops.task_init():
+            ops.net(self.init_net)
+        with ops.task_instance_init():
+            ops.net(before)
+        ops.net(body)
+        with ops.task_instance_exit():
+            ops.net(after)
+        with ops.task_exit():
+            ops.net(self.exit_net)
+
+    def _thread(self) -> tuple[Any, Any, Any]:
+        """Return what a thread runs first, until the end of the data, and last."""
+        init, exit_ = core.Net("init"), core.Net("exit")
+        read, status, record = self.reader.read_record_ex(init, exit_)
+        write: list[Any] = []
+        if record is not None:
+            if self.writer is None:
+                with NetBuilder(_fullname=self.task.name):  # the queue belongs to the task, not to the thread
+                    self.queue, self.writer = _init_output(
+                        self.output, self.capacity, self.init_net, self.exit_net
+                    )
+            write, _ = self.writer.write_record_ex(record, init, exit_, status)
+        return init, core.execution_step("body", [*read, *write], should_stop_blob=status), exit_
 
 
 class ProcessingReader(Reader):

@@ -173,7 +173,7 @@ class CheckpointManager(_Manager):
     def collect_checkpoint_stats(self, stats: dict[str, Any]) -> None:
         """See `_Manager`."""
         if self._current_db_name and self._current_checkpoint_duration:
-            stats[self._current_db_name] = self._current_checkpoint_duration.fetch()[0]
+            stats[self._current_db_name] = self._current_checkpoint_duration.fetch().item()
         else:
             logger.info("Failed to collect checkpoint stats: %s", self._current_db_name)
 

@@ -73,7 +73,7 @@ def estimate_memory_usage(
                 freed = live.intersection(op.output)
                 now -= sum(map(size, freed))
                 live -= freed
-            elif op.device_option == devicescope:
+            elif core.device_option_equal(op.device_option, devicescope):
                 for name in dict.fromkeys(op.output):
                     if name not in live:
                         live.add(name)

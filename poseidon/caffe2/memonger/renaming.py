@@ -17,6 +17,7 @@ log = logging.getLogger("memonger")
 
 _IN_PLACE = {
     "AtomicIter": ((1, 0),),
+    "IndexFreeze": ((0, 0),),
     "Iter": ((0, 0),),
     "MomentumSGDUpdate": ((0, 0), (1, 1), (3, 2)),
     "ScatterAssign": ((0, 0),),

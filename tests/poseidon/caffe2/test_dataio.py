@@ -119,6 +119,25 @@ def test_several_readers_at_once() -> None:
     assert isinstance(builder.new_reader()._readers[0], ReaderWithLimit)
 
 
+@pytest.mark.parametrize(("threads", "instances"), [(1, 1), (3, 1), (1, 3)])
+def test_records_go_through_a_queue(threads: int, instances: int) -> None:
+    session = LocalSession()
+    with TaskGroup(WorkspaceType.GLOBAL) as init, Task():
+        total = ops.Const([0])
+        mutex = ops.CreateMutex([])
+    session.run(init)
+
+    def add(record: Any) -> None:
+        ops.AtomicFetchAdd([mutex, total, record.x()], [total, ops.net().NextName("before")])
+
+    with TaskGroup() as group:
+        queue = pipe(values(20), num_threads=threads, num_runtime_threads=instances, capacity=2)
+        pipe(queue, num_threads=threads, num_runtime_threads=instances, processor=add)
+    session.run(group)
+    assert workspace.FetchBlob(total).tolist() == [190]
+    assert queue.num_readers() == queue.num_writers() == threads
+
+
 def test_a_net_as_processor() -> None:
     net = core.Net("double")
     record = NewRecord(net, Struct(("x", np.int64)))

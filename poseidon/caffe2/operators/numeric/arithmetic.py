@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -149,10 +151,10 @@ def sum_int(x: Tensor, *others: Tensor) -> Tensor:
     return result
 
 
-@operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0", plain=torch.clone)
-def copy(x: Tensor) -> Tensor:
-    """Return a copy of x."""
-    return x.clone()
+@operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0")
+def copy(x: Any) -> Any:
+    """Return a copy of x, a tensor of numbers or strings."""
+    return x.clone() if isinstance(x, Tensor) else x.copy()
 
 
 @operator("CopyOnDeviceLike")

@@ -184,15 +184,6 @@ def timer_get_and_end(timer: Timer) -> Tensor:
     return torch.tensor(timer.publish(), dtype=torch.int64)
 
 
-@operator("GetAllBlobNames")
-def get_all_blob_names(*, context: Context, include_shared: bool = True) -> Any:
-    """Return the names of all blobs of the workspace."""
-    names = sorted(context.workspace.blobs)
-    made = np.empty(len(names), dtype=object)
-    made[:] = [name.encode() for name in names]
-    return made
-
-
 @operator("Summarize", outputs=(0, 1))
 def summarize(x: Tensor, *, to_file: bool = False) -> tuple[Tensor, ...]:
     """Return least, largest, mean and standard deviation of a tensor; the last divides by one less than the number."""

@@ -41,7 +41,7 @@ def test_an_estimate() -> None:
     shapes = {"w": [10], "a": [10], "b": [10], "c": [5, 2]}
     types = {"w": 1, "a": 1, "b": 1, "c": 13}
     total, most, by_type = memonger.estimate_memory_usage(
-        [init.Proto(), net.Proto()], shapes, types, caffe2_pb2.DeviceOption()
+        [init.Proto(), net.Proto()], shapes, types, core.DeviceOption(0)
     )
     assert (total, most) == (40 + 40 + 40 + 80, 160)
     assert by_type == {"ConstantFill": 40, "Copy": 80, "Cast": 80}

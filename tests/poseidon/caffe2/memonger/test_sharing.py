@@ -217,6 +217,22 @@ def test_an_operator_against_its_schema() -> None:
         memonger.optimize_inference_for_dag(net, ["x"])
 
 
+@pytest.mark.parametrize("frozen", ["a", "b"])
+def test_an_operator_that_must_work_in_place(frozen: str) -> None:
+    net = core.Net("freeze")
+    net.IndexFreeze("a", frozen)
+    net.Sum([frozen, frozen], "c")
+    net.Relu("c", "d")
+    net.Relu("d", "e")
+    net.Sum(["e", "e"], "f")
+    if frozen == "b":
+        with pytest.raises(RuntimeError, match="must be the blob of input 0"):
+            memonger.optimize_inference_for_dag(net, ["a"])
+    else:
+        proto = memonger.optimize_inference_for_dag(net, ["a"])
+        assert len(names(proto)) < len(names(net.Proto())) and "a" in names(proto)
+
+
 def test_memory_of_a_run_falls() -> None:
     """Live bytes of the workspace, after each operator of the second run."""
 

@@ -57,6 +57,14 @@ def test_each_type_of_tensor() -> None:
         assert (found.dtype, found.tolist()) == (tensor.dtype, tensor.tolist())
 
 
+def test_strings_among_the_parameters() -> None:
+    net = core.Net("words")
+    net.Copy("words", "out")
+    workspace.FeedBlob("words", np.array(["aa", "b"], dtype=object))
+    init, predict = mobile_exporter.Export(workspace, net, ["words"])
+    assert workspace.Predictor(init, predict).run([])[0].tolist() == [b"aa", b"b"]
+
+
 def test_a_tensor_that_no_operator_makes() -> None:
     with pytest.raises(ValueError, match="x of type float64 cannot be exported"):
         mobile_exporter.add_tensor(caffe2_pb2.NetDef(), "x", np.zeros(1))
