@@ -44,6 +44,7 @@ class Size:
         stem: channels of the first convolution.
         widths: of the 3x3 convolutions of stages 2 to 5.
         blocks: of these stages.
+        strides: of stages 2 to 4; with 4 for the first layers their product is that of the anchors.
         top: channels of the last convolution.
         rpn: channels of the proposals' convolution.
         parts: K of the K x K parts of a region.
@@ -59,6 +60,7 @@ class Size:
     stem: int = 64
     widths: tuple[int, ...] = (64, 128, 256, 512)
     blocks: tuple[int, ...] = (3, 4, 6, 3)
+    strides: tuple[int, ...] = (1, 2, 2)
     top: int = 1024
     rpn: int = 512
     parts: int = 7
@@ -71,13 +73,12 @@ class Size:
 
 
 def body(n: NetSpec, size: Size) -> tuple[Any, Any]:
-    """Add the residual net; return the tops of stage 4, with stride 16, and of the last convolution."""
+    """Add the residual net; return the tops of stage 4 and of the last convolution."""
     norm = partial(batch_norm, fixed=size.fixed)
     top = relu(n, convolution(n, n.data, "conv1", size.stem, 7, norm, stride=2), "conv1")
     n.pool1 = L.Pooling(top, pool=P.Pooling.MAX, kernel_size=3, stride=2)
     top = n.pool1
-    for index in range(3):
-        stride = 1 if index == 0 else 2
+    for index, stride in enumerate(size.strides):
         top = residual_stage(
             n, top, index + 2, size.widths[index], size.blocks[index], stride=stride, norm=norm
         )
