@@ -130,6 +130,10 @@ class NetBlobs:
             assert self.BlobIsDefined(blob), f"{blob} is not defined in net {self._net}"
             self._net.external_output.append(str(blob))
 
+    def AddExternalOutputs(self, *outputs: Any) -> None:
+        """Do what `AddExternalOutput` does."""
+        self.AddExternalOutput(*outputs)
+
     def AddScopedExternalOutputs(self, *outputs: str) -> None:
         """Declare external outputs in the current scope."""
         self.AddExternalOutput(*[ScopedBlobReference(blob) for blob in outputs])
