@@ -169,6 +169,24 @@ class RoIAlignGradient(_Align):
         return channels_last(dx) if self.last else dx
 
 
+def moved_boxes(boxes: Tensor, deltas: Tensor, one: float) -> Tensor:
+    """Return boxes moved by differences of centre (in sizes) and of size (as logarithms).
+
+    Args:
+        boxes: rows of x1, y1, x2, y2.
+        deltas: rows of 4 values, or of 4 for each class; so is the result.
+        one: 1 where a box from x1 to x2 has x2 - x1 + 1 pixels.
+    """
+    x1, y1, x2, y2 = (side[:, None] for side in boxes.unbind(1))
+    wide, high = x2 - x1 + one, y2 - y1 + one
+    dx, dy, dw, dh = (deltas[:, place::4] for place in range(4))
+    centre_x, centre_y = dx * wide + x1 + 0.5 * wide, dy * high + y1 + 0.5 * high
+    half_w = 0.5 * wide * dw.clamp(max=LARGEST_CHANGE).exp()
+    half_h = 0.5 * high * dh.clamp(max=LARGEST_CHANGE).exp()
+    sides = (centre_x - half_w, centre_y - half_h, centre_x + half_w - one, centre_y + half_h - one)
+    return torch.stack(sides, 2).flatten(1)
+
+
 @operator("BBoxTransform", inputs=(3, 3))
 def bbox_transform(
     regions: Tensor,
@@ -192,18 +210,10 @@ def bbox_transform(
     one = float(legacy_plus_one)
     image, corners = _boxes(regions)
     scale = info[image, 2:3]
-    x1, y1, x2, y2 = (corners / scale).unbind(1)
-    wide, high = (x2 - x1 + one)[:, None], (y2 - y1 + one)[:, None]
-    dx, dy, dw, dh = (deltas[:, place::4] / weight for place, weight in enumerate(weights))
-    centre_x = dx * wide + x1[:, None] + 0.5 * wide
-    centre_y = dy * high + y1[:, None] + 0.5 * high
-    half_w = 0.5 * wide * dw.clamp(max=LARGEST_CHANGE).exp()
-    half_h = 0.5 * high * dh.clamp(max=LARGEST_CHANGE).exp()
-    limits = torch.floor(info[image, :2] / scale + 0.5) - one
-    zero = torch.zeros_like(centre_x)
-    bottom, right = limits[:, :1].expand_as(zero), limits[:, 1:].expand_as(zero)
-    sides = [(centre_x - half_w, right), (centre_y - half_h, bottom)]
-    sides += [(centre_x + half_w - one, right), (centre_y + half_h - one, bottom)]
-    made = torch.stack([torch.minimum(side.clamp(min=0), limit) for side, limit in sides], 2).flatten(1)
+    divisors = torch.tensor(weights, device=deltas.device).repeat(deltas.shape[1] // 4)
+    boxes = moved_boxes(corners / scale, deltas / divisors, one)
+    bottom, right = (torch.floor(info[image, :2] / scale + 0.5) - one).unbind(1)
+    limits = torch.stack([right, bottom], 1).repeat(1, boxes.shape[1] // 2)
+    made = torch.minimum(boxes.clamp(min=0), limits)
     splits = torch.bincount(image, minlength=len(info)).to(deltas.dtype)
     return made * scale if apply_scale else made, splits
