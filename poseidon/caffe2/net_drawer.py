@@ -1,17 +1,24 @@
-"""Drawings of nets with Graphviz, through pydot."""
+"""Drawings of nets with Graphviz, through pydot.
+
+python -m poseidon.caffe2.net_drawer --input=predict_net.pbtxt [--output_prefix=drawn_] [--minimal]
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pydot
+from google.protobuf.message import DecodeError
 
 from poseidon.caffe2.proto import caffe2_pb2
-from poseidon.caffe2.utils import ArgsToDict
+from poseidon.caffe2.utils import ArgsToDict, GetContentFromProtoString
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +127,11 @@ def GetPydotGraphMinimal(
 
 
 def GetOperatorMapForPlan(plan_def: Any) -> dict[str, list[Any]]:
-    """Return the operators of a plan's nets, by the net's name."""
-    return {net.name: list(net.op) for net in plan_def.network}
+    """Return the operators of a plan's nets, by the names of plan and net; a net without a name has its number."""
+    return {
+        f"{plan_def.name}_{net.name or f'network_{number}'}": list(net.op)
+        for number, net in enumerate(plan_def.network)
+    }
 
 
 def GetPlanGraph(plan_def: Any, name: str | None = None, rankdir: str = "TB") -> Any:
@@ -174,3 +184,64 @@ def GetGraphPngSafe(func: Callable[..., Any], *args: Any, **kwargs: Any) -> byte
     except Exception as error:  # noqa: BLE001 (Graphviz may be absent, or refuse the graph, in many ways)
         log.error("Failed to draw graph: %s", error)
         return None
+
+
+def _nets_of_plan(plan: Any) -> dict[str, list[Any]]:
+    """Return the operators of a plan's nets; raise ValueError where they have none: the bytes were those of a NetDef."""
+    operators = [op for net in plan.network for op in net.op]
+    if not operators or not all(op.type for op in operators):
+        raise ValueError("this is no plan")
+    return GetOperatorMapForPlan(plan)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw the nets of a NetDef or a PlanDef, text or binary: one `.dot` and one `.pdf` each; return the exit code.
+
+    Args:
+        arguments: those of the command line by default.
+    """
+    parser = argparse.ArgumentParser(description="Caffe2 net drawer.")
+    parser.add_argument("--input", required=True, help="the file of the NetDef or PlanDef")
+    parser.add_argument("--output_prefix", default="", help="put before the names of the files")
+    parser.add_argument("--minimal", action="store_true", help="draw operators only")
+    parser.add_argument(
+        "--minimal_dependency",
+        action="store_true",
+        help="with --minimal: leave out edges that follow from others",
+    )
+    parser.add_argument(
+        "--append_output", action="store_true", help="with --minimal: name the outputs of operators"
+    )
+    parser.add_argument("--rankdir", default="LR", help="direction of the drawing: LR, TB, RL or BT")
+    given = parser.parse_args(arguments)
+    kinds = {
+        caffe2_pb2.PlanDef: _nets_of_plan,
+        caffe2_pb2.NetDef: lambda net: {net.name or "net": list(net.op)},
+    }
+    try:
+        graphs = GetContentFromProtoString(Path(given.input).read_bytes(), kinds)
+    except (OSError, DecodeError) as error:
+        print(f"{given.input} cannot be read as a NetDef or a PlanDef: {error}", file=sys.stderr)
+        return 1
+    for name, operators in graphs.items():
+        options: dict[str, Any] = {"name": name, "rankdir": given.rankdir}
+        if given.minimal:
+            producer = GetOpNodeProducer(given.append_output, **OP_STYLE)
+            graph = GetPydotGraphMinimal(
+                operators, minimal_dependency=given.minimal_dependency, op_node_producer=producer, **options
+            )
+        else:
+            graph = GetPydotGraph(operators, **options)
+        path = Path(f"{given.output_prefix}{name.replace('/', '_')}.dot")
+        graph.write(str(path), format="raw")
+        print(f"Wrote {path}")
+        try:
+            graph.write_pdf(str(path.with_suffix(".pdf")))
+            print(f"Wrote {path.with_suffix('.pdf')}")
+        except Exception as error:  # noqa: BLE001 (Graphviz may be absent, or refuse the graph, in many ways)
+            print(f"No PDF of {name}: Graphviz's dot draws it, and says {error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

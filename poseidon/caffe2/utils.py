@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import text_format
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from poseidon.caffe2 import workspace
 from poseidon.caffe2.proto import caffe2_pb2
@@ -183,7 +183,7 @@ def GetContentFromProtoString(s: str | bytes, function_map: dict[type[Message], 
     raise DecodeErrorOfAll("Cannot find a fit protobuf class.")
 
 
-class DecodeErrorOfAll(Exception):
+class DecodeErrorOfAll(DecodeError):
     """A text is a message of none of the classes."""
 
 

@@ -48,6 +48,31 @@ def test_json(tmp_path: Path) -> None:
     assert {"source": 1, "target": 4} in found["edges"]
 
 
+def test_the_nets_of_a_plan_by_name() -> None:
+    plan = core.Plan("plan")
+    plan.AddStep(core.execution_step("s", [net_of()]))
+    (name,) = net_drawer.GetOperatorMapForPlan(plan.Proto())
+    assert name == f"plan_{plan.Nets()[0].Name()}"
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("options", [[], ["--minimal", "--append_output", "--minimal_dependency"]])
+def test_the_command(
+    binary: bool, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, plan = net_of(), core.Plan("plan")
+    plan.AddStep(core.execution_step("s", [net]))
+    for message, name in ((net.Proto(), net.Name()), (plan.Proto(), f"plan_{net.Name()}")):
+        path = tmp_path / "input"
+        path.write_bytes(message.SerializeToString() if binary else str(message).encode())
+        assert net_drawer.main([f"--input={path}", f"--output_prefix={tmp_path}/p_", *options]) == 0
+        assert "digraph" in (tmp_path / f"p_{name}.dot").read_text()
+    assert "Wrote" in capsys.readouterr().out
+    path.write_bytes(b"no net")
+    assert net_drawer.main([f"--input={path}"]) == 1
+    assert "cannot be read as a NetDef or a PlanDef" in capsys.readouterr().err
+
+
 @pytest.mark.needs("dot")
 def test_a_picture() -> None:
     picture = net_drawer.GetGraphPngSafe(net_drawer.GetPydotGraph, net_of(), "drawing")
