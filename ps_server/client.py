@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ps_server.collection import NOT_COMPLETE, Collection
+from ps_server.collection import Collection
 from ps_server.errors import as_server_error
 from ps_server.keys import Keyring
 from ps_server.link import LinkPriority
@@ -239,14 +239,6 @@ class Client:
         """Contribute to the next collection. Every worker must take part in each, in the same order."""
         tag = self._call(lambda: self._session.gather(payload))
         return Collection.guarded(self._monitor, lambda: self._session.collections.take(tag))
-
-    def wait(self, poll: Callable[[], T | None]) -> T:
-        """Wait until `poll` returns something else than None. It is called under this client's monitor, and must not block.
-
-        Raises:
-            StalenessTimeout: it did not in time.
-        """
-        return self._monitor.wait_for(poll, NOT_COMPLETE)
 
     def barrier(self) -> None:
         """Wait until every worker has called this."""

@@ -15,7 +15,7 @@ from poseidon.cluster import events
 from poseidon.cluster.agent import wire as agent_wire
 from poseidon.cluster.rendezvous.wire import Kind
 from poseidon.exchange.factors import wire as factors_wire
-from ps_server.protocol import wire
+from ps_server.protocol import fields, wire
 from ps_server.protocol.members import LEGAL
 from ps_server.protocol.settings import MAX_TABLES, MAX_WORKERS
 from tests.test_architecture import MAY_IMPORT
@@ -224,7 +224,7 @@ def test_the_wire_page_has_the_versions_and_limits() -> None:
     limits = {row[0]: row[1] for row in _rows(WIRE_PAGE, "### Frames")}
     assert limits["frames of a packet"] == f"{wire.MAX_FRAMES:,}"
     assert limits["header"] == f"{wire.MAX_HEADER_BYTES >> 20} MiB"
-    assert limits["payload of `Gather"] == f"{wire.MAX_PAYLOAD_BYTES >> 30} GiB"
+    assert limits["payload of `Gather"] == f"{fields.MAX_PAYLOAD_BYTES >> 30} GiB"
     assert limits["workers, shards"].startswith(f"{MAX_WORKERS:,}")
     assert limits["tables"] == f"{MAX_TABLES:,}"
 

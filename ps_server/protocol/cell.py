@@ -16,7 +16,7 @@ from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.placement import Chunk
 from ps_server.protocol.precision import Replica, as_tensor
-from ps_server.protocol.settings import TableSpec
+from ps_server.protocol.settings import Keeping, TableSpec
 from ps_server.rules import history_count, update
 
 TILE = 128 * 1024
@@ -83,6 +83,56 @@ class Cell:
         """
         if array.size != self.chunk.size:
             raise RemoteProtocolError(f"{self.name} has {self.chunk.size} elements; {array.size} came")
+
+    def check_push(self, rank: int, push: m.Push) -> None:
+        """Raise an error where a worker may not push this now. The size is checked already.
+
+        Raises:
+            RemoteProtocolError: says what does not fit.
+        """
+        if self.spec.keeping is Keeping.COPY:
+            raise RemoteProtocolError(f"{self.name} is a copy; worker {rank} may not push to it")
+        if push.array.dtype != self.push_type:
+            raise RemoteProtocolError(f"worker {rank} pushes {self.name} as {push.array.dtype}")
+        if push.clock != self.own[rank]:
+            raise RemoteProtocolError(
+                f"worker {rank} pushes iteration {push.clock} of {self.name}; expected {self.own[rank]}"
+            )
+        if self.adds_changes:
+            return
+        if push.count != 1:
+            raise RemoteProtocolError(f"worker {rank} pushes {push.count} iterations of {self.name} at once")
+        if push.clock != self.clock:
+            raise RemoteProtocolError(f"worker {rank} pushes {self.name} again before its new value came")
+        if push.rate != self.rate and any(count > self.clock for count in self.own):
+            raise RemoteProtocolError(
+                f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have {self.rate}"
+            )
+
+    def take(self, rank: int, push: m.Push) -> None:
+        """Take a worker's gradient of this iteration, and add those that have come, as far as worker order allows.
+
+        The last one makes the sum an average, and the cell complete.
+        """
+        workers = len(self.own)
+        self.rate = push.rate
+        self.own[rank] += 1
+        self.arrived[rank] = push.array
+        while self.summed in self.arrived:
+            self.add(self.arrived.pop(self.summed), last=self.summed == workers - 1)
+            self.summed += 1
+        self.complete = self.summed == workers
+
+    def apply(self, scale: float) -> None:
+        """Make the next value of the complete iteration's average, times `scale` if it is of gradients, and begin the next one."""
+        if self.spec.keeping is Keeping.AVERAGE:
+            self.value = self.sum  # the memory it arrived in becomes the chunk's own
+        else:
+            self.update(scale)
+        self.sum = EMPTY
+        self.clock += 1
+        self.summed = 0
+        self.complete = False
 
     def add(self, array: m.Payload, *, last: bool) -> None:
         """Add the next worker's gradient to the sum; the last one's makes the average of it."""

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ps_server.protocol import messages as m
-from ps_server.protocol.wire import Buffer, encode
+from ps_server.protocol.fields import Buffer
+from ps_server.protocol.wire import encode
 
 
 class Order(Enum):

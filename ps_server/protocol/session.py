@@ -26,14 +26,13 @@ import numpy as np
 from ps_server.errors import LocalProtocolError, PeerLost, RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.chunk_copy import Held, feedback_for
 from ps_server.protocol.clock import needed_clock
 from ps_server.protocol.control import WorkerCollections, WorkerSignals
 from ps_server.protocol.norm import WorkerNorm
 from ps_server.protocol.placement import Chunk, place
 from ps_server.protocol.precision import of_pushes
 from ps_server.protocol.settings import Consistency, Keeping, StoreSpec, TableSpec
-from ps_server.protocol.values import WorkerValues, check_array
+from ps_server.protocol.values import Held, WorkerValues, check_array, feedback_for
 from ps_server.rules import history_count
 
 

@@ -204,3 +204,13 @@ class StoreSpec:
             raise SpecError(f"loads are {self.loads}; expected {self.shards} whole numbers above 0, or none")
         if self.start_clock < 0:
             raise SpecError(f"start_clock is {self.start_clock}; expected 0 or more")
+
+    def difference(self, other: StoreSpec) -> str:
+        """Return the first difference of another worker's store from this one: the end of a sentence about that worker."""
+        for name in self.__slots__:
+            mine, others = getattr(self, name), getattr(other, name)
+            if mine != others and name == "tables":
+                return f"brings {len(others)} tables that differ from the {len(mine)} of the first worker"
+            if mine != others:
+                return f"has {name} {others}; the first worker has {mine}"
+        return "agrees"

@@ -27,7 +27,7 @@ from typing import Any
 
 from ps_server.errors import RemoteProtocolError
 from ps_server.protocol import messages as m
-from ps_server.protocol.cell import EMPTY, Cell
+from ps_server.protocol.cell import Cell
 from ps_server.protocol.clock import VectorClock
 from ps_server.protocol.control import ShardCollections
 from ps_server.protocol.members import Members, Outgoing
@@ -158,7 +158,7 @@ class Shard:
                 cell = Cell(chunk, spec, self._workers, store.start_clock, push_type)
                 self._cells[chunk.table, chunk.index] = cell
         elif store != self._store:
-            raise RemoteProtocolError(f"worker {rank} {_difference(self._store, store)}")
+            raise RemoteProtocolError(f"worker {rank} {self._store.difference(store)}")
         self._agreed.add(rank)
         self._created[rank] = generation
         if self._generation > 1:
@@ -214,41 +214,14 @@ class Shard:
         cell.check_size(push.array)
         if not self._begun:
             raise RemoteProtocolError(f"{cell.name} has no value yet")
-        if cell.spec.keeping is Keeping.COPY:
-            raise RemoteProtocolError(f"{cell.name} is a copy; worker {rank} may not push to it")
-        assert self._store is not None
-        if push.array.dtype != cell.push_type:
-            raise RemoteProtocolError(f"worker {rank} pushes {cell.name} as {push.array.dtype}")
-        if push.clock != cell.own[rank]:
-            raise RemoteProtocolError(
-                f"worker {rank} pushes iteration {push.clock} of {cell.name}; expected {cell.own[rank]}"
-            )
+        cell.check_push(rank, push)
         if cell.adds_changes:
             yield from self._add(rank, cell, push)
             return
-        if push.count != 1:
-            raise RemoteProtocolError(f"worker {rank} pushes {push.count} iterations of {cell.name} at once")
-        if push.clock != cell.clock:
-            raise RemoteProtocolError(f"worker {rank} pushes {cell.name} again before its new value came")
-        if push.rate != cell.rate and any(count > cell.clock for count in cell.own):
-            raise RemoteProtocolError(
-                f"worker {rank} has rate {push.rate} in iteration {push.clock}; the others have {cell.rate}"
-            )
-        cell.rate = push.rate
-        cell.own[rank] += 1
-        cell.arrived[rank] = push.array
         self.counts.bytes_in += push.array.nbytes
-        self._sum_in_worker_order(cell)
+        cell.take(rank, push)
         if cell.complete:
             yield from self._complete(cell)
-
-    def _sum_in_worker_order(self, cell: Cell) -> None:
-        """Add the gradients that have come, as far as worker order allows; the last one makes the sum an average."""
-        while cell.summed in cell.arrived:
-            array = cell.arrived.pop(cell.summed)
-            cell.add(array, last=cell.summed == self._workers - 1)
-            cell.summed += 1
-        cell.complete = cell.summed == self._workers
 
     def _complete(self, cell: Cell) -> Iterator[Outgoing]:
         assert self._store is not None
@@ -273,17 +246,10 @@ class Shard:
 
     def _apply(self, cell: Cell, factor: float) -> Iterator[Outgoing]:
         assert self._store is not None
-        assert cell.value is not None
-        if cell.spec.keeping is Keeping.AVERAGE:
-            cell.value = cell.sum  # the memory it arrived in becomes the chunk's own
-        else:
-            cell.update(factor * self._store.gradient_scale)
-        cell.sum = EMPTY
-        cell.clock += 1
-        cell.summed = 0
-        cell.complete = False
+        cell.apply(factor * self._store.gradient_scale)
         self.counts.updates += 1
         if cell.replica is not None:
+            assert cell.value is not None
             cell.replica.follow(cell.value)
             yield from self._send(cell, cell.clock, range(self._workers), as_array(cell.replica.change))
         elif self._store.consistency is not Consistency.SSP:
@@ -428,13 +394,3 @@ class Shard:
         if cell is None:
             raise RemoteProtocolError(f"chunk {chunk} of table {table} is not on shard {self.index}")
         return cell
-
-
-def _difference(mine: StoreSpec, theirs: StoreSpec) -> str:
-    for name in StoreSpec.__slots__:
-        a, b = getattr(mine, name), getattr(theirs, name)
-        if a != b and name == "tables":
-            return f"brings {len(b)} tables that differ from the {len(a)} of the first worker"
-        if a != b:
-            return f"has {name} {b}; the first worker has {a}"
-    return "agrees"

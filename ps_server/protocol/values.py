@@ -1,24 +1,77 @@
 """The values of all tables on one worker: a copy of each chunk, and what a reader gets of it.
 
-Law: a value is written to the array of its reader (`bind`) when it arrives: between a push of the table and the next read,
-when no thread reads the array.
+Laws:
+
+* A value is written to the array of its reader (`bind`) when it arrives: between a push of the table and the next read,
+  when no thread reads the array.
+* A copy counts own pushes from the store's first clock: `own` <= `sent` <= `pushed`. Those between `own` and `sent` are
+  held, because a value that does not include them may still come.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from ps_server.errors import LocalProtocolError, RemoteProtocolError
 from ps_server.protocol import messages as m
 from ps_server.protocol.bandwidth import ChangeLog
-from ps_server.protocol.chunk_copy import ChunkCopy, Piece
 from ps_server.protocol.placement import Chunk
-from ps_server.protocol.precision import NUMPY_TYPES, add, of_values
+from ps_server.protocol.precision import NUMPY_TYPES, Feedback, add, of_pushes, of_values
 from ps_server.protocol.settings import Keeping, Precision, StoreSpec, TableSpec
 from ps_server.rules import history_count
+
+
+class Piece(NamedTuple):
+    """A reader's update of elements `start:stop`: set them to `value`, then add `changes`."""
+
+    start: int
+    stop: int
+    value: m.Payload
+    changes: tuple[m.Payload, ...]
+
+
+class Held(NamedTuple):
+    """A push that has left, with the changes of so many iterations."""
+
+    array: m.Payload
+    iterations: int
+
+
+class ChunkCopy:
+    """One chunk on one worker."""
+
+    __slots__ = ("chunk", "clock", "held", "own", "pushed", "requested", "sent", "unread")
+
+    def __init__(self, chunk: Chunk, clock: int) -> None:
+        self.chunk = chunk
+        self.clock = -1  # no value has come
+        self.own = clock  # own pushes that the last value includes
+        self.pushed = clock  # own pushes so far
+        self.sent = clock  # own pushes that have left
+        self.unread: m.Payload | None = None
+        self.held: deque[Held] = deque()  # own pushes number own, own + 1, ..., sent - 1
+        self.requested = -1  # the highest clock of a `Get`
+
+    def includes(self, own: int) -> bool:
+        """Return whether a value may include so many own pushes: pushes that have left, each as a whole."""
+        at = self.own
+        pushes = iter(self.held)
+        while at < own and (push := next(pushes, None)) is not None:
+            at += push.iterations
+        return at == own
+
+
+def feedback_for(store: StoreSpec, table: TableSpec) -> Feedback | None:
+    """Return what rounds a table's pushes; None where they are sent as they are."""
+    precision = of_pushes(store, table)
+    if precision is Precision.FLOAT32:
+        return None
+    return Feedback(table.size, precision, reuse=table.staleness == 0)
 
 
 def check_array(spec: TableSpec, array: m.Payload, precision: Precision = Precision.FLOAT32) -> None:

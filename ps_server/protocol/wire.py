@@ -19,11 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
-import numpy as np
 
 from ps_server.errors import RemoteProtocolError, SpecError
 from ps_server.protocol import messages as m
-from ps_server.protocol.precision import NUMPY_TYPES
+from ps_server.protocol.fields import PRECISIONS, Buffer, Fields, Header, raw_bytes
 from ps_server.protocol.settings import (
     MAX_TABLES,
     MAX_WORKERS,
@@ -43,7 +42,6 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_FRAMES = 8_192
 MAX_CHUNKS = 2**31
 MAX_CLOCK = 2**40
-MAX_PAYLOAD_BYTES = 2**30
 MAX_SLOTS = 2**20
 MAX_SLOT_BYTES = 2**31
 
@@ -51,8 +49,6 @@ _PACKER = msgpack.Packer(
     use_bin_type=True
 )  # one call packs a whole header, and only one thread at a time does
 
-Buffer = bytes | bytearray | memoryview
-Header = list[Any]
 T = TypeVar("T")
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
@@ -119,134 +115,11 @@ def _message(header: Header, frames: Sequence[Buffer]) -> m.Message:
     if reader is None:
         raise RemoteProtocolError(f"a header names the unknown kind {header[1]!r:.40}")
     try:
-        message = reader(fields := _Fields(header[3:], frames))
+        message = reader(fields := Fields(header[3:], frames))
     except SpecError as error:
         raise RemoteProtocolError(str(error)) from error
     fields.end()
     return message
-
-
-class _Fields:
-    """Takes a header's fields one by one, each checked; `end` refuses fields that are left."""
-
-    def __init__(self, fields: Header, frames: Sequence[Buffer]) -> None:
-        self._fields = fields
-        self._frames = frames
-        self._next = 0
-
-    def _take(self, kind: type[T]) -> T:
-        if self._next >= len(self._fields):
-            raise RemoteProtocolError(f"a header ends after {self._next} fields")
-        value = self._fields[self._next]
-        self._next += 1
-        if type(value) is not kind:
-            raise RemoteProtocolError(f"header field {self._next} is not a {kind.__name__}")
-        return value
-
-    def leading(self, kinds: tuple[type, ...]) -> Header:
-        """Return the next fields, of these types; the caller checks their ranges."""
-        values = self._fields[: len(kinds)]
-        if tuple(map(type, values)) != kinds:
-            for kind in kinds:
-                self._take(kind)  # names the field
-        self._next = len(kinds)
-        return values
-
-    def integer(self, limit: int, *, least: int = 0) -> int:
-        value = self._take(int)
-        if not least <= value < limit:
-            raise RemoteProtocolError(
-                f"header field {self._next} is {value}; expected {least} to {limit - 1}"
-            )
-        return value
-
-    def integers(self, most: int, limit: int) -> tuple[int, ...]:
-        values = self._take(list)
-        if len(values) > most or any(type(value) is not int or not 0 <= value < limit for value in values):
-            raise RemoteProtocolError(f"header field {self._next} is not a list of whole numbers")
-        return tuple(values)
-
-    def flag(self) -> bool:
-        return self._take(bool)
-
-    def number(self) -> float:
-        value = self._take(float)
-        if not math.isfinite(value):
-            raise RemoteProtocolError(f"header field {self._next} is {value}; expected a finite number")
-        return value
-
-    def any_number(self) -> float:
-        return self._take(float)
-
-    def text(self) -> str:
-        return self._take(str)
-
-    def data(self) -> bytes:
-        return self._take(bytes)
-
-    def optional_number(self) -> float | None:
-        if self._next < len(self._fields) and self._fields[self._next] is None:
-            self._next += 1
-            return None
-        return self.number()
-
-    def items(self) -> list[_Fields]:
-        value = self._take(list)
-        if any(type(item) is not list for item in value):
-            raise RemoteProtocolError(f"header field {self._next} is not a list of lists")
-        return [_Fields(item, ()) for item in value]
-
-    def arrays(self) -> list[m.Array]:
-        return [_float32_array(frame) for frame in self._take_frames()]
-
-    def array(self) -> m.Array:
-        (frame,) = self._take_frames(1)
-        return _float32_array(frame)
-
-    def payload(self, precision: str) -> m.Payload:
-        kind = _ARRAY_TYPES.get(precision)
-        if kind is None:
-            raise RemoteProtocolError(f"{precision!r:.40} is no precision of arrays")
-        (frame,) = self._take_frames(1)
-        return _array(frame, kind)
-
-    def payloads(self) -> tuple[bytes, ...]:
-        frames = self._take_frames()
-        if any(memoryview(frame).nbytes > MAX_PAYLOAD_BYTES for frame in frames):
-            raise RemoteProtocolError(f"a payload is longer than {MAX_PAYLOAD_BYTES} bytes")
-        return tuple(bytes(frame) for frame in frames)
-
-    def _take_frames(self, count: int | None = None) -> Sequence[Buffer]:
-        if count is not None and len(self._frames) != count:
-            raise RemoteProtocolError(f"a message has {len(self._frames)} data frames; expected {count}")
-        frames, self._frames = self._frames, ()
-        return frames
-
-    def end(self) -> None:
-        if self._next != len(self._fields) or self._frames:
-            raise RemoteProtocolError("a message has more fields or frames than its kind")
-
-
-def _float32_array(frame: Buffer) -> m.Array:
-    return np.asarray(_array(frame, NUMPY_TYPES[Precision.FLOAT32]), np.float32)
-
-
-def _array(frame: Buffer, kind: np.dtype[Any]) -> m.Payload:
-    try:
-        array: m.Payload = np.frombuffer(frame, dtype=kind)
-    except ValueError:
-        raise RemoteProtocolError(
-            f"a frame of {memoryview(frame).nbytes} bytes is not made of {kind.name}"
-        ) from None
-    return array
-
-
-def _raw(array: m.Payload) -> memoryview:
-    return np.ascontiguousarray(array).data.cast("B")
-
-
-_PRECISIONS = {kind: precision.value for precision, kind in NUMPY_TYPES.items()}
-_ARRAY_TYPES = {precision.value: kind for precision, kind in NUMPY_TYPES.items()}
 
 
 Written = tuple[Header, Sequence[Buffer]]
@@ -265,7 +138,7 @@ def _write_rule(rule: Rule) -> Header:
     ]
 
 
-def _read_rule(f: _Fields) -> Rule:
+def _read_rule(f: Fields) -> Rule:
     return Rule(
         kind=_member(RuleKind, f.text()),
         momentum=f.number(),
@@ -305,7 +178,7 @@ def _write_store(store: StoreSpec) -> Header:
     ]
 
 
-def _read_store(f: _Fields) -> StoreSpec:
+def _read_store(f: Fields) -> StoreSpec:
     workers = f.integer(MAX_WORKERS + 1)
     shards = f.integer(MAX_WORKERS + 1)
     tables = []
@@ -330,15 +203,15 @@ def _read_store(f: _Fields) -> StoreSpec:
     )
 
 
-def _table(f: _Fields) -> int:
+def _table(f: Fields) -> int:
     return f.integer(MAX_TABLES)
 
 
-def _chunk(f: _Fields) -> int:
+def _chunk(f: Fields) -> int:
     return f.integer(MAX_CHUNKS)
 
 
-def _clock(f: _Fields) -> int:
+def _clock(f: Fields) -> int:
     return f.integer(MAX_CLOCK)
 
 
@@ -346,35 +219,38 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Written]]] = {
     m.Hello: (1, lambda x: ([x.worker, x.token], ())),
     m.Welcome: (2, lambda x: ([x.shard], ())),
     m.Create: (3, lambda x: (_write_store(x.store), ())),
-    m.Initial: (4, lambda x: ([x.table, x.chunk], [_raw(a) for a in x.arrays])),
+    m.Initial: (4, lambda x: ([x.table, x.chunk], [raw_bytes(a) for a in x.arrays])),
     m.Push: (
         5,
         lambda x: (
-            [x.table, x.chunk, x.clock, float(x.rate), x.count, _PRECISIONS[x.array.dtype]],
-            [_raw(x.array)],
+            [x.table, x.chunk, x.clock, float(x.rate), x.count, PRECISIONS[x.array.dtype]],
+            [raw_bytes(x.array)],
         ),
     ),
     m.Clock: (6, lambda x: ([x.clock], ())),
     m.Get: (7, lambda x: ([x.table, x.chunk, x.clock], ())),
-    m.Value: (8, lambda x: ([x.table, x.chunk, x.clock, x.own, _PRECISIONS[x.array.dtype]], [_raw(x.array)])),
+    m.Value: (
+        8,
+        lambda x: ([x.table, x.chunk, x.clock, x.own, PRECISIONS[x.array.dtype]], [raw_bytes(x.array)]),
+    ),
     m.Fresh: (9, lambda x: ([x.clock], ())),
     m.PartialNorm: (10, lambda x: ([x.clock, [[t, c, float(s)] for t, c, s in x.sums]], ())),
     m.TotalNorm: (11, lambda x: ([x.clock, float(x.total)], ())),
     m.GetHistory: (12, lambda x: ([x.table, x.chunk], ())),
-    m.History: (13, lambda x: ([x.table, x.chunk, x.clock], [_raw(a) for a in x.arrays])),
+    m.History: (13, lambda x: ([x.table, x.chunk, x.clock], [raw_bytes(a) for a in x.arrays])),
     m.Gather: (14, lambda x: ([x.tag], [x.payload])),
     m.Gathered: (15, lambda x: ([x.tag], list(x.payloads))),
     m.Signal: (16, lambda x: ([x.kind.value, x.clock], ())),
     m.Leave: (17, lambda _: ([], ())),
     m.Fault: (18, lambda x: ([x.reason], ())),
-    m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [_raw(x.array)])),
+    m.Store: (19, lambda x: ([x.table, x.chunk, x.clock], [raw_bytes(x.array)])),
     m.Gone: (20, lambda x: ([x.worker, x.iterations], ())),
     m.MemoryOffer: (21, lambda x: ([x.process, x.file, x.nonce, x.slots, x.slot_bytes], ())),
     m.MemoryAnswer: (22, lambda x: ([x.opened], ())),
 }
 
 
-def _payload(f: _Fields) -> bytes:
+def _payload(f: Fields) -> bytes:
     payloads = f.payloads()
     if len(payloads) != 1:
         raise RemoteProtocolError(f"a message has {len(payloads)} data frames; expected 1")
@@ -385,7 +261,7 @@ _PUSH_FIELDS = (int, int, int, float, int, str)
 _VALUE_FIELDS = (int, int, int, int, str)
 
 
-def _read_push(f: _Fields) -> m.Push:
+def _read_push(f: Fields) -> m.Push:
     table, chunk, clock, rate, count, precision = f.leading(_PUSH_FIELDS)
     _check_place(table, chunk, clock)
     if not (math.isfinite(rate) and 1 <= count < 2**31):
@@ -393,7 +269,7 @@ def _read_push(f: _Fields) -> m.Push:
     return m.Push(table, chunk, clock, rate, f.payload(precision), count)
 
 
-def _read_value(f: _Fields) -> m.Value:
+def _read_value(f: Fields) -> m.Value:
     table, chunk, clock, own, precision = f.leading(_VALUE_FIELDS)
     _check_place(table, chunk, clock)
     if not 0 <= own < MAX_CLOCK:
@@ -406,7 +282,7 @@ def _check_place(table: int, chunk: int, clock: int) -> None:
         raise RemoteProtocolError(f"there is no chunk {chunk} of table {table} at clock {clock}")
 
 
-def _read_sums(f: _Fields) -> tuple[tuple[int, int, float], ...]:
+def _read_sums(f: Fields) -> tuple[tuple[int, int, float], ...]:
     sums = []
     for item in f.items():
         sums.append((_table(item), _chunk(item), item.any_number()))
@@ -414,7 +290,7 @@ def _read_sums(f: _Fields) -> tuple[tuple[int, int, float], ...]:
     return tuple(sums)
 
 
-_READ: dict[type, Callable[[_Fields], m.Message]] = {
+_READ: dict[type, Callable[[Fields], m.Message]] = {
     m.Hello: lambda f: m.Hello(f.integer(MAX_WORKERS), f.data()),
     m.Welcome: lambda f: m.Welcome(f.integer(MAX_WORKERS)),
     m.Create: lambda f: m.Create(_read_store(f)),

@@ -445,7 +445,7 @@ def test_who_waits_when_the_client_is_closed_hears_of_it() -> None:
 
     def wait() -> None:
         try:
-            client.wait(never)
+            client._monitor.wait_for(never, "it did not come")
         except LocalProtocolError as error:
             heard.append(str(error))
 
@@ -469,7 +469,7 @@ def test_who_waits_is_not_woken_by_each_message() -> None:
             asked_by.append(threading.get_ident())
             return all(collection.poll() is not None for collection in came) or None
 
-        client.wait(all_came)
+        client._monitor.wait_for(all_came, "not all came")
         assert asked_by.count(threading.get_ident()) <= 1  # before it waited
 
     with memory_store(1, 1) as connect:

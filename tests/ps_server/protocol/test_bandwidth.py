@@ -265,7 +265,7 @@ def test_a_client_sends_early_what_its_budget_allows_and_no_bound_asks_for() -> 
         client.start(zeros(store))
         client.push(0, ones(300, rank + 1))
         client.clock()
-        client.wait(all_has_come)
+        client._monitor.wait_for(all_has_come, "not all came")
 
     with memory_store(2, 1, bandwidth_mbps=1e3) as connect:
         run_workers(connect, store, body)

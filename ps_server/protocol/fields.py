@@ -1,0 +1,166 @@
+"""The fields of a message's header and its frames, each checked as it is read.
+
+Law: whatever does not fit is a `RemoteProtocolError`. Nothing is copied, save opaque payloads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ps_server.errors import RemoteProtocolError
+from ps_server.protocol import messages as m
+from ps_server.protocol.precision import NUMPY_TYPES
+from ps_server.protocol.settings import Precision
+
+MAX_PAYLOAD_BYTES = 2**30
+
+Buffer = bytes | bytearray | memoryview
+Header = list[Any]
+T = TypeVar("T")
+
+
+class Fields:
+    """The fields and frames of one message. They are taken one by one, each checked; `end` refuses those that are left.
+
+    Args:
+        fields: of the header, after its kind and number of frames.
+        frames: the data frames of the message.
+    """
+
+    def __init__(self, fields: Header, frames: Sequence[Buffer]) -> None:
+        self._fields = fields
+        self._frames = frames
+        self._next = 0
+
+    def _take(self, kind: type[T]) -> T:
+        if self._next >= len(self._fields):
+            raise RemoteProtocolError(f"a header ends after {self._next} fields")
+        value = self._fields[self._next]
+        self._next += 1
+        if type(value) is not kind:
+            raise RemoteProtocolError(f"header field {self._next} is not a {kind.__name__}")
+        return value
+
+    def leading(self, kinds: tuple[type, ...]) -> Header:
+        """Return the next fields, of these types; the caller checks their ranges."""
+        values = self._fields[: len(kinds)]
+        if tuple(map(type, values)) != kinds:
+            for kind in kinds:
+                self._take(kind)  # names the field
+        self._next = len(kinds)
+        return values
+
+    def integer(self, limit: int, *, least: int = 0) -> int:
+        """Return the next field, a whole number from `least` to `limit - 1`."""
+        value = self._take(int)
+        if not least <= value < limit:
+            raise RemoteProtocolError(
+                f"header field {self._next} is {value}; expected {least} to {limit - 1}"
+            )
+        return value
+
+    def integers(self, most: int, limit: int) -> tuple[int, ...]:
+        """Return the next field, at most `most` whole numbers from 0 to `limit - 1`."""
+        values = self._take(list)
+        if len(values) > most or any(type(value) is not int or not 0 <= value < limit for value in values):
+            raise RemoteProtocolError(f"header field {self._next} is not a list of whole numbers")
+        return tuple(values)
+
+    def flag(self) -> bool:
+        """Return the next field, a truth value."""
+        return self._take(bool)
+
+    def number(self) -> float:
+        """Return the next field, a finite number."""
+        value = self._take(float)
+        if not math.isfinite(value):
+            raise RemoteProtocolError(f"header field {self._next} is {value}; expected a finite number")
+        return value
+
+    def any_number(self) -> float:
+        """Return the next field, a number that need not be finite."""
+        return self._take(float)
+
+    def text(self) -> str:
+        """Return the next field, a text."""
+        return self._take(str)
+
+    def data(self) -> bytes:
+        """Return the next field, bytes."""
+        return self._take(bytes)
+
+    def optional_number(self) -> float | None:
+        """Return the next field, a finite number or nil."""
+        if self._next < len(self._fields) and self._fields[self._next] is None:
+            self._next += 1
+            return None
+        return self.number()
+
+    def items(self) -> list[Fields]:
+        """Return the next field, a list of lists, for their own fields to be taken."""
+        value = self._take(list)
+        if any(type(item) is not list for item in value):
+            raise RemoteProtocolError(f"header field {self._next} is not a list of lists")
+        return [Fields(item, ()) for item in value]
+
+    def arrays(self) -> list[m.Array]:
+        """Return all frames as arrays of float32."""
+        return [_float32_array(frame) for frame in self._take_frames()]
+
+    def array(self) -> m.Array:
+        """Return the only frame as an array of float32."""
+        (frame,) = self._take_frames(1)
+        return _float32_array(frame)
+
+    def payload(self, precision: str) -> m.Payload:
+        """Return the only frame as an array of a precision."""
+        kind = _ARRAY_TYPES.get(precision)
+        if kind is None:
+            raise RemoteProtocolError(f"{precision!r:.40} is no precision of arrays")
+        (frame,) = self._take_frames(1)
+        return _array(frame, kind)
+
+    def payloads(self) -> tuple[bytes, ...]:
+        """Return all frames as opaque payloads."""
+        frames = self._take_frames()
+        if any(memoryview(frame).nbytes > MAX_PAYLOAD_BYTES for frame in frames):
+            raise RemoteProtocolError(f"a payload is longer than {MAX_PAYLOAD_BYTES} bytes")
+        return tuple(bytes(frame) for frame in frames)
+
+    def _take_frames(self, count: int | None = None) -> Sequence[Buffer]:
+        if count is not None and len(self._frames) != count:
+            raise RemoteProtocolError(f"a message has {len(self._frames)} data frames; expected {count}")
+        frames, self._frames = self._frames, ()
+        return frames
+
+    def end(self) -> None:
+        """Refuse fields and frames that are left."""
+        if self._next != len(self._fields) or self._frames:
+            raise RemoteProtocolError("a message has more fields or frames than its kind")
+
+
+def _float32_array(frame: Buffer) -> m.Array:
+    return np.asarray(_array(frame, NUMPY_TYPES[Precision.FLOAT32]), np.float32)
+
+
+def _array(frame: Buffer, kind: np.dtype[Any]) -> m.Payload:
+    try:
+        array: m.Payload = np.frombuffer(frame, dtype=kind)
+    except ValueError:
+        raise RemoteProtocolError(
+            f"a frame of {memoryview(frame).nbytes} bytes is not made of {kind.name}"
+        ) from None
+    return array
+
+
+def raw_bytes(array: m.Payload) -> memoryview:
+    """Return the memory of an array, a copy if it is not contiguous."""
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+PRECISIONS = {kind: precision.value for precision, kind in NUMPY_TYPES.items()}
+_ARRAY_TYPES = {precision.value: kind for precision, kind in NUMPY_TYPES.items()}
