@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import NO_GRADIENT, operator
 
 
 def taken(x: Any, indices: Tensor, axis: int = 0) -> Any:
@@ -174,14 +174,14 @@ def scatter(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 1) -> Te
     return x.scatter_(axis, indices.long(), updates)
 
 
-@operator("OneHot")
+@operator("OneHot", gradient=NO_GRADIENT)
 def one_hot(indices: Tensor, size: Tensor) -> Tensor:
     """Return a row of `size` for each index, 1 at the index."""
     wide = torch.arange(int(size.item()), device=indices.device)
     return (indices[:, None] == wide).to(torch.float32)
 
 
-@operator("SegmentOneHot")
+@operator("SegmentOneHot", gradient=NO_GRADIENT)
 def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
     """Return a row of `size` for each segment, 1 at the indices of the segment."""
     rows = torch.zeros(len(lengths), int(size.item()), device=indices.device)
@@ -190,7 +190,7 @@ def segment_one_hot(lengths: Tensor, indices: Tensor, size: Tensor) -> Tensor:
     return rows
 
 
-@operator("BatchOneHot")
+@operator("BatchOneHot", gradient=NO_GRADIENT)
 def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
     """Return for each column of x as many columns as its length: whether x is each of the values."""
     columns = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths.long())
@@ -200,7 +200,7 @@ def batch_one_hot(x: Any, lengths: Tensor, values: Any) -> Any:
     return (wide == values[None, :]).to(x.dtype)
 
 
-@operator("BatchBucketOneHot")
+@operator("BatchBucketOneHot", gradient=NO_GRADIENT)
 def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tensor:
     """Return for each column of x one column more than it has boundaries: whether x is in each interval."""
     parts, begin = [], 0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poseidon.caffe2 import core
 from tests.support.caffe2_operators import Array, assert_gradients, numbers, run
 
 X = numbers(4, 5, 2)
@@ -156,3 +157,12 @@ def test_gradients_of_masks() -> None:
 def test_an_empty_axis_gives_an_empty_result(kind: str) -> None:
     x = np.zeros((0, 2) if kind == "Gather" else (2, 0), "f4")
     assert run(kind, [x, np.array([0, 1], "i4")])[0].shape == x.shape
+
+
+def test_no_gradient_goes_through_one_hot_rows() -> None:
+    net = core.Net("rows")
+    marks = net.OneHot(["indices", "size"], "marks")
+    net.AddExternalInput("x")
+    net.SumElements(net.Mul(["x", marks], "chosen"), "loss")
+    assert set(map(str, net.AddGradientOperators(["loss"]))) >= {"x"}
+    assert not [op for op in net.Proto().op if op.type == "OneHotGradient"]
