@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.gradients import GradientMaker
-from poseidon.caffe2.operators.registry import operator
+from poseidon.caffe2.operators.registry import Context, operator
 
 
 def aligned(a: Tensor, b: Tensor, broadcast: bool, axis: int, axis_str: str, order: str) -> Tensor:
@@ -135,9 +135,11 @@ def _sum_rule(maker: GradientMaker) -> None:
 
 @operator("Sum", gradient=_sum_rule)
 def sum_(x: Tensor, *others: Tensor) -> Tensor:
-    """Return the sum of all inputs."""
+    """Return the sum of all inputs, on the device of the first."""
     if not others:
         return x.clone()
+    if x.is_cuda:
+        others = tuple(other.to(x.device) for other in others)
     total = x + others[0]
     for other in others[1:]:
         total.add_(other)
@@ -152,9 +154,17 @@ def sum_int(x: Tensor, *others: Tensor) -> Tensor:
 
 
 @operator("Copy", gradient="CopyOnDeviceLike(GO0, I0) -> GI0")
-def copy(x: Any) -> Any:
-    """Return a copy of x, a tensor of numbers or strings."""
-    return x.clone() if isinstance(x, Tensor) else x.copy()
+class Copy:
+    """Copies a tensor of numbers or strings; an operator of a GPU copies to that GPU."""
+
+    def __init__(self, *, context: Context) -> None:
+        self.device = context.device if context.device.type == "cuda" else None
+
+    def __call__(self, x: Any) -> Any:
+        """Return a copy of x."""
+        if not isinstance(x, Tensor):
+            return x.copy()
+        return x.clone() if self.device is None else x.to(self.device, copy=True)
 
 
 @operator("CopyOnDeviceLike")

@@ -56,6 +56,14 @@ def test_replicas_with_parts_of_a_batch_equal_one_with_all(
     assert_equal(trained([0]), trained(devices, **arguments))
 
 
+@pytest.mark.needs("gpu")
+@pytest.mark.parametrize("use_nccl", [False, True])
+def test_replicas_on_gpus_equal_one_on_the_cpu(use_nccl: bool) -> None:
+    gpus = list(range(workspace.NumGpuDevices()))[: 32 // 4]
+    devices = gpus[: 1 << (len(gpus).bit_length() - 1)]  # 1, 2, 4 or 8, which divide the batch
+    assert_equal(trained([0]), trained(devices, cpu_device=False, use_nccl=use_nccl), 1e-4)
+
+
 def test_the_same_bits_in_each_run() -> None:
     first, second = trained([0, 1, 2, 3]), trained([0, 1, 2, 3])
     assert_equal(first, second, 0.0)
