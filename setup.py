@@ -62,10 +62,17 @@ PROMETHEUS_REQUIRES = [
     "prometheus_client>=0.21",  # serves metrics (--metrics_port)
 ]
 
+DASHBOARD_REQUIRES = [
+    "starlette>=0.45",  # the routes of `poseidon dashboard`
+    "uvicorn>=0.34",  # serves them
+]
+
 DEV_REQUIRES = [
     *REDIS_REQUIRES,  # tests run against a real server
     *TENSORBOARD_REQUIRES,  # tests read the files that were written
     *PROMETHEUS_REQUIRES,  # tests fetch the page
+    *DASHBOARD_REQUIRES,  # tests open the page
+    "selenium>=4.27",  # in a real browser
     "pytest>=8.3",  # test runner
     "pytest-timeout>=2.3",  # a hung test is a failed test
     "pytest-xdist>=3.6",  # two tests at a time
@@ -110,9 +117,13 @@ setup(
     python_requires=">=3.10",
     cmdclass={"build_py": BuildWithTemplates},
     packages=find_packages(include=["poseidon", "poseidon.*", "ps_server", "ps_server.*"]),
-    package_data={"poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi"], "ps_server": ["py.typed"]},
+    package_data={
+        "poseidon": ["py.typed", "proto/*.proto", "proto/*.pyi", "dashboard/static/*"],
+        "ps_server": ["py.typed"],
+    },
     install_requires=INSTALL_REQUIRES,
     extras_require={
+        "dashboard": DASHBOARD_REQUIRES,
         "dev": DEV_REQUIRES,
         "leveldb": LEVELDB_REQUIRES,
         "prometheus": PROMETHEUS_REQUIRES,

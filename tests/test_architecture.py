@@ -34,10 +34,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("poseidon.solvers", "poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net"),
         "poseidon.engine",
     },
+    "poseidon.dashboard": {"poseidon.metrics", "poseidon.launch"},
     "poseidon.cli": {
         *("ps_server", "poseidon.proto", "poseidon.metrics", "poseidon.data", "poseidon.snapshot"),
         *("poseidon.exchange", "poseidon.cluster", "poseidon.layers", "poseidon.net", "poseidon.engine"),
-        *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launch"),
+        *("poseidon.pycaffe", "poseidon.caffe2", "poseidon.launch", "poseidon.dashboard"),
     },
 }
 """The packages that each package imports, besides itself: no others, and each of these somewhere."""

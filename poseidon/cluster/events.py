@@ -4,11 +4,13 @@ A process prints to standard output:
     {"event": "listening", "address": "tcp://127.0.0.1:40123"}      a shard, once it is bound; where there is none, a
                                                                     worker 0 that others connect to
     {"event": "ready"}                                              a worker that has its net and can connect
-    {"event": "alive", "still_s": 0.1, "waited_s": 12.5, "read_s": 0.5, "sending_s": {"10.0.0.2": 3.5}}
+    {"event": "alive", "still_s": 0.1, "waited_s": 12.5, "read_s": 0.5, "sending_s": {"10.0.0.2": 3.5},
+     "host_busy": 0.5}
                                                                     every two seconds, from all workers: for how long
                                                                     the loop has neither moved nor waited for others;
                                                                     how long it has waited in total, how long for its
-                                                                    data, and how long it had something to send to hosts;
+                                                                    data, how long it had something to send to hosts, and
+                                                                    the busy part of its host's processors;
     {"event": "alive", ..., "steps": 6, "meetings": 2, "meeting": "mean"}
                                                                     for a script's loop also its position
     {"event": "statistics", ...}                                    every few seconds and at the end, from all;

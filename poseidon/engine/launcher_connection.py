@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
+import psutil
+
 from poseidon.data.batches.prefetch import WAITED
 from poseidon.engine.module.worker_context import LoopPosition
 from poseidon.errors import JobError
@@ -153,5 +155,6 @@ class LauncherConnection:
                 waited_s=round(reading.waited_s, 3),
                 read_s=round(WAITED.waited_s, 3),
                 sending_s=sending_s(),
+                host_busy=psutil.cpu_percent() / 100,
                 **position,
             )

@@ -7,7 +7,9 @@ written is one warning and never ends a job.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,6 +34,7 @@ from poseidon.metrics.progress import JobProgress, ProgressMeter
 REMOTE_LOGS = "from_hosts"
 """The folder, in a job's output folder, of the logs that come from other hosts."""
 WRITE_EVERY_S = 1.0
+PAGE_CLOSE_S = 5.0
 
 
 class Listeners(JobListener):
@@ -195,6 +198,41 @@ class RemoteLogs(JobListener):
         if not self._broken:
             _warn_unwritten(self._folder, error)
         self._broken = True
+
+
+class DashboardPage(JobListener):
+    """Serves the job's page (`poseidon dashboard`) from a child process as long as the job runs.
+
+    Args:
+        folder: the job's output folder.
+        show: takes the line with the address, or the reason why there is no page.
+    """
+
+    def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
+        self._show = show
+        argv = [sys.executable, "-m", "poseidon", "dashboard", str(folder), "--port=0"]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._thread = threading.Thread(target=self._read, name="poseidon-dashboard", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for line in self._process.stdout or ():
+                self._show(line.rstrip())
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: the page is no part of the job
+            self._show(f"warning: the dashboard's output cannot be read: {error}")
+
+    def close(self) -> None:
+        """End the page."""
+        self._process.terminate()
+        try:
+            self._process.wait(PAGE_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join(PAGE_CLOSE_S)
 
 
 def _warn_unwritten(path: Path, error: OSError) -> None:

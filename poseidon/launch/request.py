@@ -105,6 +105,7 @@ class JobRequest:
         output: the job's folder; None: output/<job>.
         tensorboard_dir: folder of TensorBoard's files; None: none are written.
         metrics_port: on loopback, for Prometheus; 0: a free one; None: nothing is served.
+        dashboard: whether a page of the job is served as long as it runs.
         show_logs: whose logs are shown.
         progress_interval: seconds between progress lines in a pipe; 0: none.
         background: whether the command returns once the job runs.
@@ -137,6 +138,7 @@ class JobRequest:
     output: Path | None = field(default=None, metadata=_by(_path))
     tensorboard_dir: Path | None = field(default=None, metadata=_by(_path))
     metrics_port: int | None = None
+    dashboard: bool = False
     show_logs: ShownLogs = field(default=ShownLogs.FIRST, metadata=_by(ShownLogs))
     progress_interval: float = 60.0
     background: bool = False

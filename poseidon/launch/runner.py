@@ -23,7 +23,7 @@ from poseidon.errors import JobError, PoseidonError, UsageError
 from poseidon.launch.final_report import aligned, counted, short_path
 from poseidon.launch.job import Job
 from poseidon.launch.job_folder import output_folder, register_job, remove_unused
-from poseidon.launch.listeners import Listeners, RemoteLogs, StatisticsFile, StragglerReports
+from poseidon.launch.listeners import DashboardPage, Listeners, RemoteLogs, StatisticsFile, StragglerReports
 from poseidon.launch.processes import Start
 from poseidon.launch.request import START_TIMEOUT_S
 from poseidon.launch.sinks import FILE_NAME as METRICS_FILE
@@ -101,16 +101,23 @@ class _Run:
         source = job.site.snapshot_source(lambda: job.plan.workers[0].host, job.output / COPIES, show)
         self._snapshots = SnapshotList(job.origin, show, source)
         self._records = JobRecords(
-            {"job": job.id, "workers": job.plan.worker_count, "shards": job.plan.shard_count},
+            {
+                "job": job.id,
+                "workers": job.plan.worker_count,
+                "shards": job.plan.shard_count,
+                "addresses": {host.peer_address or host.address: host.address for host in job.plan.hosts},
+            },
             self._sinks(),
             lambda sentence: show(f"warning: {sentence}"),
         )
+        pages = [DashboardPage(job.output, show)] if job.request.dashboard else []
         self._listeners = Listeners(  # files before the terminal: what is shown is already kept
             self._snapshots,
             StragglerReports(show),
             StatisticsFile(job.id, job.output),
             self._records,
             RemoteLogs(job.output),
+            *pages,
             self._terminal,
         )
 

@@ -138,6 +138,7 @@ class JobRecords(JobListener):
                 "waited_s": waited_s,
                 "still_s": still_s,
                 "read_s": read_s if isinstance(read_s := event.get("read_s"), int | float) else 0.0,
+                "host_busy": busy if isinstance(busy := event.get("host_busy"), int | float) else 0.0,
                 "sending_s": seconds_by_host(event.get("sending_s")),
             }
             self._put(record, period=name.short)

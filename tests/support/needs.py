@@ -31,6 +31,8 @@ STRICT = "POSEIDON_TEST_STRICT"
 SHARED = Path(os.environ.get("POSEIDON_SHARED", Path(__file__).parents[3] / "shared"))
 """The folder of real data and recorded Caffe results."""
 PACKAGES = {
+    "chromedriver": "chromium-driver",
+    "chromium": "chromium",
     "dot": "graphviz",
     "faketime": "faketime",
     "fish": "fish",
@@ -119,6 +121,7 @@ NEEDS = {
     "networks": Need("networks in namespaces", _NAMESPACES, root=True, check=_namespaces),
     "firewall": Need("firewalls in namespaces", ("nft",), root=True),
     "clock": Need("a host with another clock", ("faketime",)),
+    "browser": Need("pages in a browser", ("chromedriver", "chromium")),
     "dot": Need("drawings of nets", ("dot",)),
     "fish": Need("the shell fish", ("fish",)),
     "ksh": Need("the shell ksh", ("ksh",)),

@@ -295,6 +295,7 @@ def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
     flag(group, "output", "the job's folder: logs, statistics (output/<job>)", metavar="DIR")
     for name, text, kind, metavar, default in more:
         flag(group, name, text, type=kind, metavar=metavar, default=default)
+    switch(group, "dashboard", "serve a live page of the job; see poseidon dashboard")
     flag(group, "tensorboard_dir", "write losses and scores for TensorBoard there", metavar="DIR")
     flag(group, "metrics_port", "serve values to Prometheus on 127.0.0.1:N", type=count, metavar="N")
     chosen(

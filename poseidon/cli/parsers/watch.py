@@ -74,6 +74,16 @@ def _doctor(parser: Parser) -> None:
     help_flag(parser)
 
 
+def _dashboard(parser: Parser) -> None:
+    text = "folders of jobs, or folders that hold some; default: output/ and all jobs that run"
+    word(parser, "folders", text, nargs="*", metavar="DIR")
+    group = parser.section("Flags")
+    flag(group, "port", "of the page (8300); 0: a free one", type=whole, default=8300, metavar="N")
+    text = "address to listen at (127.0.0.1); another one asks for a token"
+    flag(group, "host", text, default="127.0.0.1", metavar="ADDRESS")
+    help_flag(parser)
+
+
 def _completion(parser: Parser) -> None:
     word(parser, "shell", "bash or zsh", type=one_of(SHELLS), choices=SHELLS, metavar="SHELL")
     help_flag(parser)
@@ -108,6 +118,14 @@ COMMANDS: Sequence[Command] = (
         "was started from.",
         example="poseidon kill cifar10_quick-20260105-204016-3f9a1c\nposeidon kill machinefiles/localserver",
         declare=_kill,
+    ),
+    Command(
+        name="dashboard",
+        line="show jobs on a live page",
+        description="Serve a page with the curves, processes, tensors and logs of jobs, running or ended, and with what "
+        "limits each.",
+        example="poseidon dashboard\nposeidon dashboard output --port=8080",
+        declare=_dashboard,
     ),
     Command(
         name="doctor",

@@ -149,6 +149,7 @@ def test_a_heartbeat_has_the_position_of_a_scripts_loop(
     event = json.loads(written[0])
     assert event.pop("read_s") >= 0.0
     assert event.pop("sending_s") == {}
+    assert 0.0 <= event.pop("host_busy") <= 1.0
     assert event == {"event": "alive", "still_s": 0.0, "waited_s": 0.0, **sent}
 
 

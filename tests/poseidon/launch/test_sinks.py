@@ -24,7 +24,14 @@ SHARD = ProcessName(role=Role.SHARD, index=0, client=0, host="node0")
 TRAINED = {"event": "trained", "iteration": 100, "loss": 1.5, "rate": 0.01, "outputs": [["loss", 1.25]]}
 TESTED = {"event": "tested", "iteration": 100, "net": 0, "scores": [["accuracy", "0.75"]]}
 PROGRESS = {"event": "progress", "iteration": 100, "max_iter": 400, "images": 1000, "loss": 1.5}
-ALIVE = {"event": "alive", "still_s": 0.1, "waited_s": 3.5, "read_s": 0.5, "sending_s": {"10.0.0.2": 1.5}}
+ALIVE = {
+    "event": "alive",
+    "still_s": 0.1,
+    "waited_s": 3.5,
+    "read_s": 0.5,
+    "host_busy": 0.25,
+    "sending_s": {"10.0.0.2": 1.5},
+}
 STATISTICS = {"event": "statistics", "bytes_in": 7, "bytes_out": 8, "busy_s": 0.5, "queue": 2}
 
 
@@ -80,7 +87,7 @@ def test_a_job_leaves_one_line_of_json_for_each_record(tmp_path: Path) -> None:
     assert found[0] == {"time": 1000.0, "kind": "start", "job": "lenet-1", "workers": 2, "shards": 1}
     assert found[4] == {
         "time": 1000.0, "kind": "worker", "index": 1, "client": 1, "host": "node1", "iteration": 99, "waited_s": 3.5,
-        "still_s": 0.1, "read_s": 0.5, "sending_s": {"10.0.0.2": 1.5},
+        "still_s": 0.1, "read_s": 0.5, "host_busy": 0.25, "sending_s": {"10.0.0.2": 1.5},
     }  # fmt: skip
     assert (found[5]["bytes_in"], found[5]["busy_s"], found[5]["queue"]) == (7, 0.5, 2)
     assert found[-1] == {"time": 1000.0, "kind": "end", "outcome": "finished", "iteration": 100}

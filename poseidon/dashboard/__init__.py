@@ -1,0 +1,1 @@
+"""A live page of jobs, from their output folders: `poseidon dashboard`."""

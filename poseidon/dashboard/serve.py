@@ -1,0 +1,47 @@
+"""The server of the dashboard."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from poseidon.dashboard.app import make_app
+from poseidon.errors import JobError
+
+
+def serve(folders: list[Path], *, host: str, port: int, token: str) -> int:
+    """Serve the page of jobs until Ctrl-C or SIGTERM; return the exit code.
+
+    Args:
+        folders: of jobs, or folders that hold some.
+        host: the address to listen at.
+        port: 0 takes a free one.
+        token: that each request needs; empty: none.
+
+    Raises:
+        JobError: the address cannot be used.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise JobError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; take another --port, or 0 for a free one"
+        ) from error
+    with listener:
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listener.getsockname()[1]}/"
+        print(f"dashboard at {address}{f'?token={token}' if token else ''}", flush=True)
+        if token:
+            print(
+                "the connection is not encrypted: use it in a network that you trust, or forward the port over SSH",
+                file=sys.stderr,
+            )
+        config = uvicorn.Config(
+            make_app(folders, token=token), log_level="warning", timeout_graceful_shutdown=1, lifespan="off"
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0

@@ -1,0 +1,391 @@
+"use strict";
+// The page of `poseidon dashboard`: shows one job live, and curves of others over it.
+
+const find = (id) => document.getElementById(id);
+const jobs = new Map(); // name -> {summary, series: {name: [[x...], [y...]]}, tensors}
+const overlaid = new Set();
+const charts = new Map(); // title -> uPlot
+let shown = ""; // the job's name
+let stream = null;
+const resized = new ResizeObserver(() => {
+  for (const [title, chart] of charts) chart.setSize({ width: Math.max(200, holder(title).clientWidth), height: 240 });
+});
+
+const COLOURS = ["#0b7bd3", "#d9480f", "#2b8a3e", "#9c36b5", "#c2255c", "#0c8599", "#e67700", "#5f3dc4"];
+const PANELS = [
+  ["Loss", (name) => name === "loss" || /^test .*loss/.test(name)],
+  ["Scores", (name) => /^(test|train) /.test(name) && !/loss/.test(name)],
+  ["Images a second", (name) => name === "images/s"],
+  ["Learning rate", (name) => name === "learning rate"],
+];
+
+// -- text ---------------------------------------------------------------------------------------------------------------
+
+function number(value, digits = 4) {
+  return value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString("en");
+}
+
+function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (value < 1000 || unit === "GB") return `${number(value, 3)} ${unit}`;
+    value /= 1000;
+  }
+}
+
+const percent = (part) => (part === null || part === undefined ? "–" : `${Math.round(100 * part)} %`);
+const milliseconds = (value) => (value === null || value === undefined ? "–" : `${number(1e3 * value, 3)} ms`);
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const whole = Math.round(seconds);
+  const parts = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  return parts.map((part, index) => (index ? String(part).padStart(2, "0") : part)).join(":");
+}
+
+const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
+
+function element(tag, text, attributes = {}) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+// -- jobs ---------------------------------------------------------------------------------------------------------------
+
+async function listJobs() {
+  const rows = await fetchJson("api/jobs");
+  if (!rows) return;
+  const select = find("job");
+  const names = rows.map((row) => row.name);
+  if ([...select.options].map((option) => option.value).join() !== names.join()) {
+    select.replaceChildren(...rows.map((row) => element("option", row.name, { value: row.name })));
+    drawOverlayChoices(names);
+  }
+  for (const option of select.options) {
+    const row = rows.find((each) => each.name === option.value);
+    option.textContent = `${row.name} (${row.state})`;
+  }
+  if (!names.length) {
+    find("bottleneck").textContent = "No job has written metrics here yet.";
+    return;
+  }
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  const chosen = names.includes(wanted) ? wanted : names.includes(shown) ? shown : names[0];
+  if (chosen !== shown) show(chosen);
+  select.value = chosen;
+}
+
+async function fetchJson(path) {
+  try {
+    const answer = await fetch(path);
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    find("state").textContent = "dashboard gone";
+    find("state").className = "state lost";
+    return null;
+  }
+}
+
+function show(name) {
+  shown = name;
+  location.replace(`#${encodeURIComponent(name)}`);
+  if (stream) stream.close();
+  jobs.delete(name);
+  for (const chart of charts.values()) chart.destroy();
+  charts.clear();
+  find("charts").replaceChildren();
+  drawLog();
+  stream = new EventSource(`api/jobs/${encodeURIComponent(name)}/stream`);
+  stream.addEventListener("open", () => jobs.delete(name)); // a new connection begins with all points
+  stream.addEventListener("job", (event) => {
+    merge(JSON.parse(event.data));
+    draw();
+  });
+  drawOverlayChoices([...find("job").options].map((option) => option.value));
+}
+
+function merge(news) {
+  const job = jobs.get(news.name) || { series: {} };
+  for (const [name, part] of Object.entries(news.series)) {
+    const [xs, ys] = job.series[name] || [[], []];
+    xs.length = ys.length = part.from;
+    for (const [x, y] of part.points) {
+      xs.push(x);
+      ys.push(y);
+    }
+    job.series[name] = [xs, ys];
+  }
+  jobs.set(news.name, { ...news, series: job.series });
+}
+
+async function refreshOverlaid() {
+  for (const name of overlaid) {
+    const whole = name === shown ? null : await fetchJson(`api/jobs/${encodeURIComponent(name)}`);
+    if (whole) {
+      jobs.delete(name);
+      merge(whole);
+    }
+  }
+  drawCurves();
+}
+
+function drawOverlayChoices(names) {
+  const choices = names.filter((name) => name !== shown).slice(0, 20);
+  const labels = choices.map((name) => {
+    const box = element("input", undefined, { type: "checkbox" });
+    box.checked = overlaid.has(name);
+    box.addEventListener("change", () => {
+      if (box.checked) overlaid.add(name);
+      else overlaid.delete(name);
+      refreshOverlaid();
+    });
+    const label = element("label");
+    label.append(box, ` ${name}`);
+    return label;
+  });
+  find("overlay").replaceChildren(find("overlay").querySelector("legend"), ...labels);
+}
+
+// -- drawing ------------------------------------------------------------------------------------------------------------
+
+function draw() {
+  const job = jobs.get(shown);
+  if (!job) return;
+  drawState(job.summary);
+  drawCurves();
+  drawWorkers(job.summary);
+  drawShards(job.summary);
+  drawTensors(job.tensors);
+  drawEvents(job.summary.events);
+  drawTimeline(job);
+}
+
+function drawState(summary) {
+  document.title = `${summary.state}: ${shown}`;
+  find("state").textContent = summary.state;
+  find("state").className = `state ${summary.state.replace(" ", "-")}`;
+  setText("bottleneck", summary.bottleneck.sentence);
+  setText("advice", summary.bottleneck.advice);
+  find("bottleneck").dataset.cause = summary.bottleneck.cause;
+  const facts = [
+    ["Iteration", summary.max_iter ? `${number(summary.iteration, 9)} of ${number(summary.max_iter, 9)}` : number(summary.iteration, 9)],
+    ["Loss", number(summary.loss)],
+    ["Images a second", summary.images_rate ? number(summary.images_rate) : "–"],
+    ["Time left", duration(summary.eta_s)],
+    ["Running for", duration(summary.updated - summary.started)],
+    ["Workers", summary.workers.length],
+    ["Shards", summary.shards.length],
+  ];
+  find("facts").replaceChildren(
+    ...facts.map(([name, value]) => {
+      const pair = element("div");
+      pair.append(element("dt", name), element("dd", value));
+      return pair;
+    }),
+  );
+  find("bar").value = summary.max_iter ? summary.iteration / summary.max_iter : 0;
+}
+
+function setText(id, text) {
+  if (find(id).textContent !== text) find(id).textContent = text; // an unchanged text is not read aloud again
+}
+
+function drawCurves() {
+  const names = [shown, ...[...overlaid].filter((name) => name !== shown)].filter((name) => jobs.has(name));
+  for (const [title, belongs] of PANELS) {
+    const curves = [];
+    for (const name of names) {
+      for (const [curve, points] of Object.entries(jobs.get(name).series)) {
+        if (belongs(curve)) curves.push([names.length > 1 ? `${name}: ${curve}` : curve, points]);
+      }
+    }
+    if (curves.length) drawChart(title, curves);
+  }
+}
+
+function drawChart(title, curves) {
+  const smoothing = Number(find("smoothing").value);
+  const logarithmic = find("log-axis").checked;
+  const data = uPlot.join(curves.map(([, [xs, ys]]) => [xs, smooth(ys, smoothing, logarithmic)]));
+  const key = JSON.stringify([curves.map(([name]) => name), logarithmic]);
+  const old = charts.get(title);
+  if (old && old.key === key) {
+    old.setData(data);
+  } else {
+    if (old) old.destroy();
+    const chart = new uPlot(options(title, curves, logarithmic), data, holder(title));
+    chart.key = key;
+    charts.set(title, chart);
+  }
+  const last = curves.map(([name, [, ys]]) => `${name} ${number(ys[ys.length - 1])}`).join(", ");
+  holder(title).setAttribute("aria-label", `${title}. Last values: ${last}`);
+}
+
+function holder(title) {
+  const id = `chart-${title.replaceAll(" ", "-")}`;
+  if (!find(id)) {
+    const card = element("div", undefined, { class: "chart" });
+    card.append(element("h3", title), element("div", undefined, { id, role: "img" }));
+    const place = PANELS.findIndex(([name]) => name === title);
+    const after = [...find("charts").children].find((child) => Number(child.dataset.place) > place);
+    card.dataset.place = place;
+    find("charts").insertBefore(card, after || null);
+    resized.observe(card);
+  }
+  return find(id);
+}
+
+function options(title, curves, logarithmic) {
+  const style = getComputedStyle(document.documentElement);
+  const axis = {
+    stroke: style.getPropertyValue("--quiet"),
+    grid: { stroke: style.getPropertyValue("--line"), width: 1 },
+    ticks: { stroke: style.getPropertyValue("--line") },
+  };
+  return {
+    width: Math.max(200, holder(title).clientWidth),
+    height: 240,
+    scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : {} },
+    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) }],
+    series: [
+      { label: "iteration" },
+      ...curves.map(([name], index) => ({
+        label: name,
+        stroke: COLOURS[index % COLOURS.length],
+        width: 1.5,
+        spanGaps: true,
+        points: { show: curves[index][1][0].length < 40 },
+        value: (_, value) => number(value),
+      })),
+    ],
+  };
+}
+
+function smooth(values, weight, logarithmic) {
+  let mean = 0;
+  let norm = 0;
+  return values.map((value) => {
+    mean = weight * mean + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    const shownValue = mean / norm;
+    return logarithmic && shownValue <= 0 ? null : shownValue;
+  });
+}
+
+function rows(id, made, empty) {
+  const body = find(id).querySelector("tbody");
+  const columns = find(id).querySelectorAll("th").length;
+  if (!made.length) {
+    const row = element("tr");
+    row.append(element("td", empty, { colspan: columns, class: "empty" }));
+    made = [row];
+  }
+  body.replaceChildren(...made);
+}
+
+function row(cells, name = "") {
+  const made = element("tr", undefined, name ? { class: name } : {});
+  for (const cell of cells) {
+    if (cell instanceof Node) made.append(cell);
+    else made.append(element("td", cell));
+  }
+  return made;
+}
+
+function partCell(part) {
+  const cell = element("td");
+  if (part === null || part === undefined) return element("td", "–");
+  const bar = element("span", undefined, { class: "part", "aria-hidden": "true" });
+  bar.style.setProperty("--part", `${Math.round(100 * part)}%`);
+  cell.append(bar, percent(part));
+  return cell;
+}
+
+function drawWorkers(summary) {
+  const limit = summary.bottleneck.where;
+  const made = summary.workers.map((worker) => {
+    const label = `worker ${worker.rank}`;
+    const known = worker.waited !== null;
+    const marks = [label === limit && "slowest", worker.silent && "silent"].filter(Boolean);
+    return row(
+      [
+        marks.length ? `${label} (${marks.join(", ")})` : label,
+        worker.host,
+        number(worker.iteration, 9),
+        `+${worker.lead}`,
+        partCell(known ? Math.max(0, 1 - worker.waited - worker.read) : null),
+        partCell(worker.waited),
+        partCell(worker.read),
+        milliseconds(worker.own_s),
+      ],
+      worker.silent ? "silent" : label === limit ? "marked" : "",
+    );
+  });
+  rows("workers", made, "Nothing was reported yet.");
+}
+
+function drawShards(summary) {
+  const made = summary.shards.map((shard) => {
+    const label = `shard ${shard.index}`;
+    const rate = (value) => (value === null ? "–" : `${bytes(value)}/s`);
+    return row(
+      [label, shard.host, partCell(shard.busy), shard.queue, rate(shard.in_per_s), rate(shard.out_per_s)],
+      label === summary.bottleneck.where ? "marked" : "",
+    );
+  });
+  rows("shards", made, "This job has no shards.");
+}
+
+function drawTensors(tensors) {
+  const made = tensors.map((tensor) =>
+    row([
+      tensor.name,
+      tensor.scheme,
+      bytes(tensor.bytes_out),
+      bytes(tensor.bytes_in),
+      milliseconds(tensor.waited_s),
+      milliseconds(tensor.hidden_s),
+    ]),
+  );
+  rows("tensors", made, "Nothing was reported yet.");
+}
+
+function drawEvents(events) {
+  const items = events.map((event) => element("li", `${clock(event.time)} ${event.text}`)).reverse();
+  if (find("events").childElementCount !== items.length) find("events").replaceChildren(...items);
+}
+
+function drawTimeline(job) {
+  const section = find("timeline-section");
+  if (section.hidden === job.has_trace) section.hidden = !job.has_trace;
+  const address = `api/jobs/${encodeURIComponent(shown)}/timeline`;
+  if (job.has_trace && find("timeline").getAttribute("src") !== address) find("timeline").setAttribute("src", address);
+}
+
+async function drawLog() {
+  const search = encodeURIComponent(find("search").value);
+  const lines = await fetchJson(`api/jobs/${encodeURIComponent(shown)}/log?search=${search}`);
+  find("log").textContent = lines && lines.length ? lines.join("\n") : "No such line.";
+  find("log").scrollTop = find("log").scrollHeight;
+}
+
+// -- controls -----------------------------------------------------------------------------------------------------------
+
+find("job").addEventListener("change", (event) => show(event.target.value));
+find("smoothing").addEventListener("input", drawCurves);
+find("log-axis").addEventListener("change", drawCurves);
+find("log-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  drawLog();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const chart of charts.values()) chart.destroy();
+  charts.clear();
+  drawCurves();
+});
+
+listJobs();
+setInterval(listJobs, 3000);
+setInterval(() => overlaid.size && refreshOverlaid(), 5000);

@@ -1,0 +1,240 @@
+"""The state of a job as the page shows it, from the records of `metrics.jsonl` (docs/metrics.md).
+
+Law: pure; the time comes with every call. A record that is not as expected is skipped: a file may be cut off.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from poseidon.dashboard.bottleneck import ShardLoad, WorkerLoad, find_bottleneck
+from poseidon.metrics.job_records import Record
+
+WINDOW_S = 20.0
+"""Seconds over which loads are measured."""
+SILENT_S = 15.0
+"""A process of which nothing came for so long is silent."""
+MOST_POINTS = 2000
+MOST_EVENTS = 200
+
+
+class Series:
+    """A curve: pairs of iteration and value, thinned out when there are too many.
+
+    Attributes:
+        points: so far.
+        revision: grows when points were dropped; with the same revision only points were added.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+        self.revision = 0
+        self._step, self._skipped = 1, 0
+
+    def add(self, x: float, y: float) -> None:
+        """Add a point; every second one is dropped each time the curve has grown too long."""
+        self._skipped += 1
+        if self._skipped < self._step:
+            return
+        self._skipped = 0
+        if self.points and x < self.points[-1][0]:  # the job was restarted from a snapshot
+            self.points = [point for point in self.points if point[0] < x]
+            self.revision += 1
+        self.points.append((x, y))
+        if len(self.points) > MOST_POINTS:
+            self.points, self._step = self.points[::2], 2 * self._step
+            self.revision += 1
+
+
+class JobView:
+    """The state of one job. Records are added in the order of the file."""
+
+    def __init__(self) -> None:
+        self.job: Mapping[str, Any] = {}
+        self.series: dict[str, Series] = {}
+        self.outcome = ""
+        self.updated_s = self.started_s = 0.0
+        self._progress: Record = {}
+        self._recent: dict[tuple[str, int], deque[Record]] = {}
+        self._events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
+
+    def add(self, record: Record) -> None:
+        """Add a record."""
+        try:
+            self._add(record)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return
+
+    def _add(self, record: Record) -> None:
+        kind, now = record["kind"], float(record["time"])
+        self.updated_s = max(self.updated_s, now)
+        if kind == "start":
+            self._start(record, now)
+        elif kind == "progress":
+            self._progress = record
+            if record["images_rate"]:
+                self._point("images/s", record, record["images_rate"])
+        elif kind == "train":
+            self._point("loss", record, record["loss"])
+            self._point("learning rate", record, record["rate"])
+            for name, value in record["outputs"].items():
+                self._point(f"train {name}", record, value)
+        elif kind == "test":
+            for name, value in record["outputs"].items():
+                self._point(f"test {record['net']} {name}", record, value)
+        elif kind in ("worker", "shard"):
+            process = _process(record)
+            recent = self._recent.setdefault((kind, process["index"]), deque())
+            recent.append(process)
+            while len(recent) > 2 and now - recent[1]["time"] >= WINDOW_S:
+                recent.popleft()
+        elif kind == "snapshot":
+            self._events.append((now, f"snapshot at iteration {record['iteration']}: {record['path']}"))
+        elif kind == "end":
+            self.outcome = str(record["outcome"])
+            self._events.append((now, f"the job {self.outcome} at iteration {record['iteration']}"))
+
+    def _start(self, record: Record, now: float) -> None:
+        restarted = bool(self.job)
+        self.started_s = self.started_s or now
+        self.job, self.outcome = record, ""
+        self._recent.clear()
+        self._events.append((now, "the job was restarted" if restarted else "the job was started"))
+
+    def _point(self, name: str, record: Record, value: float | None) -> None:
+        if value is not None:
+            self.series.setdefault(name, Series()).add(record["iteration"], value)
+
+    def loads(self) -> tuple[list[WorkerLoad], list[ShardLoad]]:
+        """Return the loads of workers and shards over the last seconds."""
+        workers, shards = [], []
+        for (kind, index), recent in sorted(self._recent.items()):
+            first, last = recent[0], recent[-1]
+            seconds = last["time"] - first["time"]
+            if seconds <= 0:
+                continue
+            names = self.job.get("addresses", {})
+            sending = {
+                names.get(host, host): _part(busy - first["sending_s"].get(host, 0.0), seconds)
+                for host, busy in last["sending_s"].items()
+            }
+            if kind == "shard":
+                busy = _part(last["busy_s"] - first["busy_s"], seconds)
+                shards.append(ShardLoad(index=index, host=last["host"], busy=busy, sending=sending))
+                continue
+            workers.append(
+                WorkerLoad(
+                    rank=index,
+                    host=last["host"],
+                    iterations=max(0.0, (last["iteration"] - first["iteration"]) / seconds),
+                    waited=_part(last["waited_s"] - first["waited_s"], seconds),
+                    read=_part(last["read_s"] - first["read_s"], seconds),
+                    sending=sending,
+                    host_busy=statistics.median(record["host_busy"] for record in recent),
+                )
+            )
+        return workers, shards
+
+    def summary(self, now: float, *, running: bool) -> dict[str, Any]:
+        """Return what the page shows beside the curves.
+
+        Args:
+            now: seconds since 1970.
+            running: whether the job's launcher runs.
+        """
+        workers, shards = self.loads()
+        bottleneck = find_bottleneck(workers, shards)
+        progress = self._progress
+        rate, left = progress.get("rate", 0.0), progress.get("max_iter", 0) - progress.get("iteration", 0)
+        return {
+            "job": self.job.get("job", ""),
+            "state": self._state(running=running),
+            "started": self.started_s,
+            "updated": self.updated_s,
+            "iteration": progress.get("iteration", 0),
+            "max_iter": progress.get("max_iter", 0),
+            "loss": progress.get("loss"),
+            "images_rate": progress.get("images_rate", 0.0),
+            "eta_s": left / rate if running and rate and left > 0 else None,
+            "bottleneck": {**asdict(bottleneck), "cause": bottleneck.cause.value},
+            "workers": self._worker_rows(workers, now, running=running),
+            "shards": self._shard_rows(shards),
+            "events": [{"time": time, "text": text} for time, text in self._events],
+        }
+
+    def _state(self, *, running: bool) -> str:
+        if self.outcome:
+            return self.outcome
+        if running:
+            return "running" if self.job else "starting"
+        return "lost" if self.job else "never started"
+
+    def _worker_rows(self, loads: Sequence[WorkerLoad], now: float, *, running: bool) -> list[dict[str, Any]]:
+        by_rank = {load.rank: load for load in loads}
+        latest = [recent[-1] for (kind, _), recent in sorted(self._recent.items()) if kind == "worker"]
+        first = min((record["iteration"] for record in latest), default=0)
+        rows = []
+        for record in latest:
+            load = by_rank.get(record["index"])
+            rows.append(
+                {
+                    "rank": record["index"],
+                    "client": record["client"],
+                    "host": record["host"],
+                    "iteration": record["iteration"],
+                    "lead": record["iteration"] - first,
+                    "waited": load.waited if load else None,
+                    "read": load.read if load else None,
+                    "own_s": load.own_s if load else None,
+                    "silent": running and not self.outcome and now - record["time"] > SILENT_S,
+                }
+            )
+        return rows
+
+    def _shard_rows(self, loads: Sequence[ShardLoad]) -> list[dict[str, Any]]:
+        busy = {load.index: load.busy for load in loads}
+        rows = []
+        for (kind, index), recent in sorted(self._recent.items()):
+            if kind == "shard":
+                first, last = recent[0], recent[-1]
+                seconds = last["time"] - first["time"]
+                rows.append(
+                    {
+                        "index": index,
+                        "host": last["host"],
+                        "busy": busy.get(index),
+                        "queue": last["queue"],
+                        "in_per_s": (last["bytes_in"] - first["bytes_in"]) / seconds if seconds > 0 else None,
+                        "out_per_s": (last["bytes_out"] - first["bytes_out"]) / seconds
+                        if seconds > 0
+                        else None,
+                    }
+                )
+        return rows
+
+
+_NUMBERS = {
+    "worker": ("iteration", "waited_s", "read_s", "host_busy"),
+    "shard": ("busy_s", "queue", "bytes_in", "bytes_out"),
+}
+
+
+def _process(record: Record) -> Record:
+    """Return the fields of a process's record that are used, checked; what it lacks is 0."""
+    sending = record.get("sending_s", {})
+    return {
+        "time": float(record["time"]),
+        "index": int(record["index"]),
+        "client": int(record.get("client", 0)),
+        "host": str(record.get("host", "")),
+        "sending_s": {str(host): float(busy_s) for host, busy_s in sending.items()},
+        **{name: record.get(name, 0) + 0 for name in _NUMBERS[record["kind"]]},
+    }
+
+
+def _part(busy_s: float, seconds: float) -> float:
+    return min(1.0, max(0.0, busy_s / seconds))

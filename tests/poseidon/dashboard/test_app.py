@@ -1,0 +1,141 @@
+"""The dashboard over HTTP: jobs, one job, its stream, its logs; the token; nothing but GET."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.polling import until
+
+uvicorn = pytest.importorskip("uvicorn")
+app = pytest.importorskip("poseidon.dashboard.app")
+
+RECORDS = (
+    {"time": 100.0, "kind": "start", "job": "lenet-1", "workers": 1, "shards": 0},
+    {"time": 101.0, "kind": "train", "iteration": 20, "loss": 2.0, "rate": 0.1, "outputs": {"loss": 2.0}},
+    {"time": 102.0, "kind": "end", "outcome": "finished", "iteration": 20},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one job that has ended."""
+    monkeypatch.setenv("POSEIDON_HOME", str(tmp_path / "state"))
+    job = tmp_path / "output" / "lenet-1"
+    job.mkdir(parents=True)
+    (job / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    (job / "worker_0.log").write_text(
+        "I0105 20:40:16.000000  7 solver.cpp:1] Iteration 0, loss = 2\n"
+        "I0105 20:40:17.000000  7 solver.cpp:1] Snapshotting\n"
+    )
+    return tmp_path / "output"
+
+
+@contextmanager
+def served(folder: Path, token: str = "") -> Iterator[str]:
+    """Serve the folder; return the address."""
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app.make_app([folder], token=token),
+            port=0,
+            log_level="error",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started, "the server starts", 30.0)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def get(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=20) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_job_is_listed_and_shown_with_its_curves(folder: Path) -> None:
+    with served(folder) as address:
+        (listed,) = get(f"{address}/api/jobs")
+        assert (listed["name"], listed["state"]) == ("lenet-1", "finished")
+        job = get(f"{address}/api/jobs/lenet-1")
+        assert job["series"]["loss"] == {"from": 0, "points": [[20, 2.0]]}
+        assert job["summary"]["state"] == "finished"
+        with urllib.request.urlopen(address, timeout=20) as page:
+            assert b"<title>Poseidon</title>" in page.read()
+            assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+
+
+def test_the_stream_sends_new_points_only(folder: Path) -> None:
+    with (
+        served(folder) as address,
+        urllib.request.urlopen(f"{address}/api/jobs/lenet-1/stream", timeout=20) as stream,
+    ):
+        first = _next_event(stream)
+        assert first["series"]["loss"]["points"] == [[20, 2.0]]
+        with (folder / "lenet-1" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({**RECORDS[1], "time": 103.0, "iteration": 40, "loss": 1.5}) + "\n")
+        assert _next_event(stream)["series"]["loss"] == {"from": 1, "points": [[40, 1.5]]}
+
+
+def _next_event(stream: Any) -> Any:
+    for line in stream:
+        if line.startswith(b"data: "):
+            return json.loads(line[6:])
+    raise AssertionError("the stream has ended")
+
+
+def test_logs_are_searched(folder: Path) -> None:
+    with served(folder) as address:
+        assert len(get(f"{address}/api/jobs/lenet-1/log")) == 2
+        (line,) = get(f"{address}/api/jobs/lenet-1/log?search=snapshot")
+        assert line.startswith("worker 0: ")
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/jobs/other", "/api/jobs/lenet-1/timeline", "/static/../app.py", "/api/jobs/..%2f.."]
+)
+def test_what_does_not_exist_is_not_found(folder: Path, path: str) -> None:
+    with served(folder) as address, pytest.raises(urllib.error.HTTPError, match="404"):
+        get(address + path)
+
+
+def test_nothing_can_be_changed(folder: Path) -> None:
+    with served(folder) as address, pytest.raises(urllib.error.HTTPError, match="405"):
+        urllib.request.urlopen(urllib.request.Request(f"{address}/api/jobs", method="POST"), timeout=20)
+
+
+def test_a_token_is_asked_for_once(folder: Path) -> None:
+    with served(folder, token="secret") as address:
+        for path in ("/", "/api/jobs", "/static/page.js", "/?token=wrong"):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(address + path, timeout=20)
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        with browser.open(f"{address}/?token=secret", timeout=20) as page:
+            assert "token" not in page.url
+        with browser.open(f"{address}/api/jobs", timeout=20) as answer:
+            assert json.loads(answer.read())[0]["name"] == "lenet-1"
+
+
+def test_a_job_that_begins_later_is_found(folder: Path) -> None:
+    with served(folder) as address:
+        assert len(get(f"{address}/api/jobs")) == 1
+        (folder / "later").mkdir()
+        (folder / "later" / "metrics.jsonl").write_text(
+            json.dumps({**RECORDS[0], "job": "later"}) + '\n{"time": 1'
+        )
+        assert {job["name"] for job in get(f"{address}/api/jobs")} == {"lenet-1", "later"}

@@ -1,0 +1,143 @@
+"""The state of a job from its records: curves, loads, rows, and files that are cut off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from poseidon.dashboard.view import MOST_POINTS, SILENT_S, JobView, Series
+
+START = {
+    "time": 100.0,
+    "kind": "start",
+    "job": "lenet-1",
+    "workers": 2,
+    "shards": 1,
+    "addresses": {"10.0.0.2": "node1"},
+}
+
+
+def worker(time: float, index: int, iteration: int, waited_s: float, **more: Any) -> dict[str, Any]:
+    return {
+        "time": time, "kind": "worker", "index": index, "client": index, "host": f"node{index}",
+        "iteration": iteration, "waited_s": waited_s, "read_s": 0.0, "still_s": 0.0, "sending_s": {}, **more,
+    }  # fmt: skip
+
+
+def view(*records: dict[str, Any]) -> JobView:
+    made = JobView()
+    for record in records:
+        made.add(record)
+    return made
+
+
+def test_curves_of_training_and_tests() -> None:
+    made = view(
+        START,
+        {"time": 101.0, "kind": "train", "iteration": 20, "loss": 2.0, "rate": 0.1, "outputs": {"loss": 2.1}},
+        {
+            "time": 102.0,
+            "kind": "train",
+            "iteration": 40,
+            "loss": None,
+            "rate": 0.1,
+            "outputs": {"loss": None},
+        },
+        {"time": 103.0, "kind": "test", "iteration": 40, "net": 0, "outputs": {"accuracy": 0.5}},
+        {
+            "time": 104.0,
+            "kind": "progress",
+            "iteration": 40,
+            "max_iter": 100,
+            "loss": 1.0,
+            "rate": 2.0,
+            "images_rate": 50.0,
+        },
+    )
+    assert {name: series.points for name, series in made.series.items()} == {
+        "loss": [(20, 2.0)], "learning rate": [(20, 0.1), (40, 0.1)], "train loss": [(20, 2.1)],
+        "test 0 accuracy": [(40, 0.5)], "images/s": [(40, 50.0)],
+    }  # fmt: skip
+    summary = made.summary(105.0, running=True)
+    assert (summary["state"], summary["iteration"], summary["eta_s"]) == ("running", 40, 30.0)
+
+
+def test_loads_are_measured_between_two_records() -> None:
+    made = view(
+        START,
+        worker(110.0, 0, 0, 1.0),
+        worker(110.0, 1, 0, 0.0, sending_s={"10.0.0.2": 1.0}),
+        worker(120.0, 0, 50, 7.0),
+        worker(120.0, 1, 48, 2.0, sending_s={"10.0.0.2": 6.0}, read_s=1.0),
+    )
+    (first, second), shards = made.loads()
+    assert (first.iterations, first.read) == (5.0, 0.0)
+    assert first.waited == pytest.approx(0.6)
+    assert first.own_s == pytest.approx(0.08)
+    assert second.sending == {"node1": 0.5}, "an address has the name of the machinefile"
+    assert second.read == pytest.approx(0.1)
+    assert shards == []
+    rows = made.summary(121.0, running=True)["workers"]
+    assert [(row["rank"], row["iteration"], row["lead"], row["silent"]) for row in rows] == [
+        (0, 50, 2, False), (1, 48, 0, False),
+    ]  # fmt: skip
+
+
+def test_only_the_last_seconds_count() -> None:
+    made = view(
+        START, *(worker(100.0 + 5 * n, 0, 10 * n, 0.0 if n < 10 else 5.0 * (n - 9)) for n in range(21))
+    )
+    ((load,), _) = made.loads()
+    assert load.waited == pytest.approx(1.0), "it waited all the time in the last twenty seconds"
+
+
+def test_a_worker_of_which_nothing_comes_is_silent_while_the_job_runs() -> None:
+    made = view(START, worker(110.0, 0, 5, 0.0))
+    late = 110.0 + SILENT_S + 1
+    assert made.summary(late, running=True)["workers"][0]["silent"]
+    assert not made.summary(late, running=False)["workers"][0]["silent"]
+
+
+def test_states() -> None:
+    end = {"time": 200.0, "kind": "end", "outcome": "stopped", "iteration": 5}
+    assert JobView().summary(0.0, running=True)["state"] == "starting"
+    assert JobView().summary(0.0, running=False)["state"] == "never started"
+    assert view(START).summary(0.0, running=False)["state"] == "lost"
+    assert view(START, end).summary(0.0, running=False)["state"] == "stopped"
+    again = view(START, end, {**START, "time": 300.0})
+    assert again.summary(0.0, running=True)["state"] == "running"
+    assert [event["text"] for event in again.summary(0.0, running=True)["events"]] == [
+        "the job was started", "the job stopped at iteration 5", "the job was restarted",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {}, {"kind": "train"}, {"time": "now", "kind": "start"}, {"time": 1.0, "kind": "worker", "index": None},
+        {"time": 1.0, "kind": "worker", "index": 0, "waited_s": "much"}, {"time": 1.0, "kind": "of a later version"},
+        {"time": 1.0, "kind": "train", "iteration": 1, "loss": 1.0, "rate": 1.0, "outputs": 7},
+        {"time": 1.0, "kind": "shard", "index": 0, "sending_s": []},
+    ],
+)  # fmt: skip
+def test_a_record_that_is_not_as_expected_is_skipped(record: dict[str, Any]) -> None:
+    made = view(START, record)
+    made.summary(2.0, running=True)
+
+
+def test_a_long_curve_is_thinned_out_and_keeps_its_range() -> None:
+    series = Series()
+    for x in range(10 * MOST_POINTS):
+        series.add(x, 0.0)
+    assert len(series.points) <= MOST_POINTS
+    assert series.points[0][0] == 0
+    assert series.points[-1][0] > 9.9 * MOST_POINTS
+    assert series.revision > 0
+
+
+def test_a_restart_replaces_the_points_that_are_repeated() -> None:
+    series = Series()
+    for x, y in ((10, 1.0), (20, 2.0), (30, 3.0), (20, 4.0), (30, 5.0)):
+        series.add(x, y)
+    assert series.points == [(10, 1.0), (20, 4.0), (30, 5.0)]
