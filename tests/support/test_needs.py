@@ -65,7 +65,7 @@ def test_a_strict_run_fails_where_a_program_is_absent_alone(tmp_path: Path) -> N
 
 def test_a_program_that_no_test_needs_cannot_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE, "dott")
-    with pytest.raises(ValueError, match="POSEIDON_TEST_HIDE: no test needs dott; known are dot, "):
+    with pytest.raises(ValueError, match=r"POSEIDON_TEST_HIDE: no test needs dott; known are .*dot, "):
         hide_programs()
 
 
