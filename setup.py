@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-PROJECT_EXAMPLES = ("hdf5_classification", "lstm", "torch_cnn")  # the others need the checkout
+PROJECT_EXAMPLES = ("hdf5_classification", "lstm", "ssd", "torch_cnn")  # the others need the checkout
 TEMPLATES = (
     *HERE.glob("prototxt/**/*.prototxt"),
     *HERE.glob("prototxt/**/README.md"),

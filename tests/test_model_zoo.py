@@ -22,7 +22,7 @@ from poseidon.snapshot.caffemodel import read_model, write_model
 FOLDER = Path(__file__).parents[1] / "prototxt"
 SCRIPTS = (
     "caffenet", "densenet", "faster_rcnn", "googlenet", "inception_v3", "mobilenet", "nin", "pspnet", "resnet", "rfcn", "segnet",
-    "senet", "shufflenet", "squeezenet", "vgg",
+    "senet", "shufflenet", "squeezenet", "ssd", "vgg",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from poseidon.errors import UsageError
 from poseidon.proto.paths import shipped_folder
 
-FIRST_SOLVER = {"cifar10": "cifar10_quick", "fcn": "fcn32s"}
+FIRST_SOLVER = {"cifar10": "cifar10_quick", "fcn": "fcn32s", "ssd": "shapes_ssd"}
 """The solver to train first in a folder with several; by default the one with the shortest name."""
 DATA_COMMANDS = {
     "cifar10": "poseidon prepare_cifar10 --folder=.     # --data=DIR if you have CIFAR-10",
@@ -23,6 +23,7 @@ DATA_COMMANDS = {
     "siamese": "poseidon convert_mnist_siamese --folder=. MNIST   # MNIST: the folder of the four published files",
     "lstm": "python make_data.py",
     "hdf5_classification": "python make_data.py",
+    "ssd": "python make_data.py",
 }
 SCRIPTS = ("make_data.py", "train.py")
 """The scripts of an example that are copied to its project."""

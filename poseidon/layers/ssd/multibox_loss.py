@@ -177,7 +177,8 @@ class MultiBoxLoss(Layer):
     def _suppression_boxes(
         self, loc_P4: Tensor, code: BoxCode
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        boxes = code.priors_P4 if self.settings.use_prior_for_nms else code.decode(loc_P4)
+        as_they_are = self.settings.use_prior_for_nms or not self.settings.HasField("nms_param")
+        boxes = code.priors_P4 if as_they_are else code.decode(loc_P4)
         return boxes.float().cpu().numpy()
 
     def _mining_losses(self, loc_NPL4: Tensor, conf_NPC: Tensor, code: BoxCode, examples: Examples) -> Tensor:

@@ -1,0 +1,40 @@
+"""Write databases of drawn shapes with their boxes: `python examples/ssd/make_data.py [FOLDER]`.
+
+Creates `train_lmdb`, `test_lmdb` and `labelmap.prototxt`, and the images and annotations that they are made of, in the format
+of PASCAL VOC: the same steps make a database of your own images.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout works without being installed
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
+
+from poseidon.data.databases.kinds import Backend
+from poseidon.data.prepare.annoset import Annotations, convert_annoset
+from poseidon.data.prepare.annotations import AnnotationFormat
+from poseidon.data.prepare.imageset import Conversion
+from poseidon.data.prepare.shapes import write_detection_set
+
+# The number of images of each part, and the number of its first scene.
+PARTS = {"train": (320, 0), "test": (128, 100_000)}
+
+
+def make(folder: Path) -> None:
+    """Write the images and annotations of each part, and its database."""
+    for part, (count, first) in PARTS.items():
+        source = write_detection_set(folder / part, count, first=first)
+        labels = folder / "labelmap.prototxt"
+        labels.write_text((folder / part / "labelmap.prototxt").read_text())
+        form = Annotations(form=AnnotationFormat.XML, label_map=labels)
+        database = folder / f"{part}_lmdb"
+        convert_annoset(f"{folder / part}/", source, database, Backend.LMDB, Conversion(encoded=True), form)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data")
