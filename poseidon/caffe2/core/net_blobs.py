@@ -116,8 +116,9 @@ class NetBlobs:
         return self.AddExternalInput(*[ScopedBlobReference(blob) for blob in inputs])
 
     def AddExternalInputs(self, *inputs: Any) -> Any:
-        """Do what `AddExternalInput` does."""
-        return self.AddExternalInput(*inputs)
+        """Do what `AddExternalInput` does; a list of blobs is allowed too."""
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)) else inputs
+        return self.AddExternalInput(*given)
 
     def AddExternalOutput(self, *outputs: Any) -> None:
         """Declare outputs that are read outside.

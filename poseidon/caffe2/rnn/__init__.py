@@ -1,0 +1,1 @@
+"""Cells of recurrent networks: the parts of `rnn_cell`."""
