@@ -110,9 +110,9 @@ def peak(sharing: str, batch: int, side: int, cuda: bool) -> tuple[int, int, int
     workspace.ResetWorkspace()
     init, net = resnet50(cuda, sharing)
     workspace.RunNetOnce(init)
-    device = torch.device("cuda" if cuda else "cpu")
-    workspace.FeedBlob("ns/data", torch.randn(batch, 3, side, side, device=device))
-    workspace.FeedBlob("ns/label", torch.randint(0, 1000, (batch,), dtype=torch.int32, device=device))
+    with core.DeviceScope(core.DeviceOption(DEVICE_NUMBERS["CUDA" if cuda else "CPU"], 0)):
+        workspace.FeedBlob("ns/data", torch.randn(batch, 3, side, side))
+        workspace.FeedBlob("ns/label", torch.randint(0, 1000, (batch,), dtype=torch.int32))
     workspace.CreateNet(net)
     workspace.RunNet(net)
     allocated = 0
