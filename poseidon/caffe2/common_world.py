@@ -206,7 +206,7 @@ def _answer(reference: weakref.ref[Shards]) -> None:
 class CommonWorld:
     """A group of all shards of a run; see the docstring of the module.
 
-    Tensors may be on any device: those on GPUs pass through the memory of the host, or through NCCL with that engine.
+    Tensors may be on any device: those on GPUs pass through the memory of the host; sums go by NCCL with that engine.
 
     Args:
         handler: of the store; None where there is one shard only.
@@ -271,7 +271,7 @@ class CommonWorld:
         total = tensors[0].clone()
         for other in tensors[1:]:
             total.add_(other.to(total.device))
-        total = self._run(total, lambda group, moved: group.sum(moved))
+        total = self._run(total, lambda group, moved: group.sum(moved), self.engine == "NCCL")
         return [total, *(total.to(other.device, copy=True) for other in tensors[1:])]
 
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> list[Tensor]:
@@ -336,11 +336,19 @@ class CommonWorld:
                 )
         return self._groups[backend]
 
-    def _run(self, tensor: Tensor, start: Callable[[ProcessGroup, Tensor], Callable[[], None]]) -> Tensor:
-        """Start an operation on a tensor and wait for it; return its result on the tensor's device."""
+    def _run(
+        self,
+        tensor: Tensor,
+        start: Callable[[ProcessGroup, Tensor], Callable[[], None]],
+        by_nccl: bool = False,
+    ) -> Tensor:
+        """Start an operation on a tensor and wait for it; return its result on the tensor's device.
+
+        Only sums may go by NCCL: operations of several NCCL groups at a time would need one order on all shards.
+        """
         if self._shards is None:
             return tensor
-        nccl = self.engine == "NCCL" and tensor.is_cuda
+        nccl = by_nccl and tensor.is_cuda
         moved = (tensor if nccl else tensor.cpu()).contiguous()
         kind = moved.dtype
         if kind in (torch.bool, torch.int16):

@@ -138,12 +138,12 @@ class CollectivesConcurrencyControl:
 
         Args:
             name: what the names of the worlds begin with.
-            max_concurrent_context: the number of worlds, at most.
+            max_concurrent_context: the number of worlds, at most; NCCL has one, since its operations need one order.
             param_init_net: the net that makes them.
             rendezvous: see `Parallelize`.
         """
         self.name = name
-        self.max_concurrent_context = max_concurrent_context
+        self.max_concurrent_context = 1 if rendezvous["engine"] == "NCCL" else max_concurrent_context
         self.param_init_net = param_init_net
         self.rendezvous = rendezvous
         self.counter = 0

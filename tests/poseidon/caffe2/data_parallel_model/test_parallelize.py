@@ -190,6 +190,18 @@ def test_a_loss_counts_by_the_batch_of_its_shard() -> None:
     assert scales == [16 / 144 / 2] * 2
 
 
+@pytest.mark.parametrize(("engine", "worlds"), [("GLOO", 4), ("NCCL", 1)])
+def test_sums_between_hosts_begin_with_the_last_layer(engine: str, worlds: int) -> None:
+    rendezvous = {"kv_handler": "store", "num_shards": 2, "shard_id": 1, "engine": engine}
+    model = build([0, 1], rendezvous=rendezvous)
+    sums = [op for op in model.net.Proto().op if op.type == "Allreduce"]
+    assert [op.name for op in sums] == ["fc2_b_grad", "fc2_w_grad", "fc1_b_grad", "fc1_w_grad"]
+    assert len({op.input[0] for op in sums}) == worlds
+    assert [list(op.control_input) for op in sums[1:]] == [
+        [] if engine == "GLOO" else [before.output[0]] for before in sums[:-1]
+    ]
+
+
 def test_a_blob_is_copied_to_all_devices_in_each_run() -> None:
     def add_number(model: Any) -> None:
         model.param_init_net.ConstantFill([], ["number"], shape=[1], value=1.0)
