@@ -55,6 +55,17 @@ class ShownLogs(Enum):
     """Everyone's, each line after its client and process."""
 
 
+class ShownProgress(Enum):
+    """A value of --progress."""
+
+    AUTO = "auto"
+    """On a terminal the bar below the log; in a pipe the log, and lines on the progress."""
+    BAR = "bar"
+    """On a terminal the bar alone, with warnings and the launcher's own lines; in a pipe as `auto`."""
+    LINES = "lines"
+    """The log, and lines on the progress, also on a terminal."""
+
+
 class OnNan(Enum):
     """A value of --on_nan: what a loss or weights that are not finite do."""
 
@@ -107,7 +118,8 @@ class JobRequest:
         metrics_port: on loopback, for Prometheus; 0: a free one; None: nothing is served.
         dashboard: whether a page of the job is served as long as it runs.
         show_logs: whose logs are shown.
-        progress_interval: seconds between progress lines in a pipe; 0: none.
+        progress: how the progress is shown.
+        progress_interval: seconds between progress lines; 0: none.
         background: whether the command returns once the job runs.
         job: the job's id; None: a new one.
         sigint_effect: what Ctrl-C does.
@@ -140,6 +152,7 @@ class JobRequest:
     metrics_port: int | None = None
     dashboard: bool = False
     show_logs: ShownLogs = field(default=ShownLogs.FIRST, metadata=_by(ShownLogs))
+    progress: ShownProgress = field(default=ShownProgress.AUTO, metadata=_by(ShownProgress))
     progress_interval: float = 60.0
     background: bool = False
     job: str | None = None

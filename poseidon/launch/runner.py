@@ -95,6 +95,7 @@ class _Run:
             sys.stderr,
             on_started=report.started,
             shown=job.request.show_logs,
+            progress=job.request.progress,
             interval_s=job.request.progress_interval,
         )
         show = self._terminal.print

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from poseidon.cluster.plan import ProcessName, Role
 from poseidon.cluster.supervision.loop import JobListener
-from poseidon.launch.request import ShownLogs
+from poseidon.launch.request import ShownLogs, ShownProgress
 from poseidon.metrics.progress import ProgressLine, ProgressMeter
 
 MOST_REMEMBERED = 10_000
@@ -25,7 +25,8 @@ class Terminal(JobListener):
         stream: usually standard error.
         on_started: called when the job runs.
         shown: whose logs are shown.
-        interval_s: seconds between two lines on the progress, where the stream is no terminal; 0: none.
+        progress: how the progress is shown.
+        interval_s: seconds between two lines on the progress, where there is no bar; 0: none.
         clock: seconds, monotonic.
     """
 
@@ -36,11 +37,13 @@ class Terminal(JobListener):
         *,
         on_started: Callable[[], None],
         shown: ShownLogs = ShownLogs.FIRST,
+        progress: ShownProgress = ShownProgress.AUTO,
         interval_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shown = shown
-        self._line = ProgressLine(title, stream)
+        self._line = ProgressLine(title, stream, bar=progress is not ShownProgress.LINES)
+        self._bar_alone = progress is ShownProgress.BAR and self._line.on_terminal
         self._started = on_started
         self._printed: set[str] = set()
         self._last_scores: dict[int, str] = {}
@@ -83,6 +86,8 @@ class Terminal(JobListener):
         plain = level == "I" or (not level and self._shown is ShownLogs.ALL)
         plain = plain or (_is_first(name) and level != "W")
         if plain and self._shown is ShownLogs.FIRST and not _is_first(name):
+            return
+        if plain and self._bar_alone:
             return
         if not plain and not self._is_new(line):
             return

@@ -141,12 +141,13 @@ class ProgressLine:
     Args:
         title: the text on the left, usually the net's name.
         stream: usually standard error.
+        bar: whether a terminal gets a bar.
     """
 
-    def __init__(self, title: str, stream: TextIO) -> None:
+    def __init__(self, title: str, stream: TextIO, *, bar: bool = True) -> None:
         self._title = title
         self._stream = stream
-        self.on_terminal = stream.isatty()
+        self.on_terminal = bar and stream.isatty()
         """Whether the bar is shown; False after the terminal has disappeared."""
         self._bar: _Bar | None = None
 

@@ -40,6 +40,7 @@ LAUNCHERS = ("auto", "local", "ssh")
 ENCRYPTIONS = ("auto", "on")
 EFFECTS = ("stop", "snapshot", "none")
 SHOWN = ("first", "all")
+PROGRESS = ("auto", "bar", "lines")
 ON_NAN = ("stop", "warn")
 BACKENDS = ("leveldb", "lmdb")
 RETURN_TIMEOUT_S = 180.0
@@ -301,7 +302,9 @@ def _results(parser: Parser, *more: tuple[str, str, Any, str, Any]) -> None:
     chosen(
         group, "show_logs", "first (worker 0 and all warnings), all", SHOWN, default="first", metavar="WHOSE"
     )
-    text = "seconds between progress lines in a pipe (60)"
+    text = "on a terminal: auto (log and bar), bar, lines"
+    chosen(group, "progress", text, PROGRESS, default="auto", metavar="HOW")
+    text = "seconds between progress lines, without a bar (60)"
     flag(group, "progress_interval", text, type=number, default=60.0, metavar="S")
     switch(group, "background", "return once the job runs")
     flag(group, "job", argparse.SUPPRESS, metavar="ID")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from poseidon.cluster.plan import ProcessName, Role
-from poseidon.launch.request import ShownLogs
+from poseidon.launch.request import ShownLogs, ShownProgress
 from poseidon.launch.terminal import Terminal
 
 FIRST = ProcessName(role=Role.WORKER, index=0, client=0, host="127.0.0.1")
@@ -101,3 +103,39 @@ def test_off_a_terminal_a_line_comes_now_and_then() -> None:
         "progress: iteration 60 of 3600, 1/s, 0:59:00 left",
         "progress: iteration 120 of 3600, 1/s, 0:58:00 left",
     ]
+
+
+class Tty(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+PROGRESS = {"event": "progress", "iteration": 5, "max_iter": 9, "images": 5, "loss": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("stream", "progress", "log", "bar"),
+    [
+        (Tty, ShownProgress.AUTO, True, True),
+        (Tty, ShownProgress.BAR, False, True),
+        (Tty, ShownProgress.LINES, True, False),
+        (io.StringIO, ShownProgress.BAR, True, False),
+    ],
+)
+def test_how_the_progress_is_shown(
+    stream: type[io.StringIO], progress: ShownProgress, log: bool, bar: bool
+) -> None:
+    output = stream()
+    terminal = Terminal("net", output, on_started=lambda: None, progress=progress)
+    terminal.on_event(FIRST, PROGRESS)
+    terminal.on_log(FIRST, f"I{HEAD}Iteration 1")
+    terminal.on_log(FIRST, f"W{HEAD}slow disk")
+    terminal.print("the launcher's own")
+    terminal.close()
+    text = output.getvalue()
+    assert ("Iteration 1" in text) is log
+    assert ("net: " in text and "it/s" in text) is bar
+    assert "slow disk" in text
+    assert "the launcher's own" in text
