@@ -203,6 +203,7 @@ def test_two_workers_learn_for_a_few_iterations(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", TRIALS)
 def test_two_workers_learn_to_find_shapes(tmp_path: Path, name: str) -> None:
     trial = TRIALS[name]

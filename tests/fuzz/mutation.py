@@ -30,6 +30,7 @@ TYPES = (
     b"Convolution", b"Pooling", b"InnerProduct", b"Reshape", b"Slice", b"Concat", b"LSTM", b"Deconvolution",
     b"SPP", b"Tile", b"Crop", b"PriorBox", b"Im2col", b"LRN", b"Embed", b"Flatten", b"Reduction", b"Scale",
     b"Input", b"DummyData", b"MemoryData", b"Data", b"ImageData", b"HDF5Data", b"Parameter", b"Interp",
+    b"BN", b"Reorg", b"Upsample", b"PSROIPooling", b"Proposal", b"AnchorTarget", b"DenseImageData", b"ROIData",
 )  # fmt: skip
 Mutation = Callable[[bytes, Random], bytes]
 

@@ -7,6 +7,7 @@ AssertionError above all, is a finding.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest import mock
 import cv2
 import h5py
 import numpy as np
+import torch
 
 from poseidon.data.datum import Decoding, RawLayout, decode, encode_datum
 from poseidon.data.mean import read_mean
@@ -40,7 +42,7 @@ from poseidon.proto.text import parse, to_text
 from poseidon.snapshot import caffemodel, hdf5
 from poseidon.snapshot.solverstate import RunState, read_head, read_state, write_state
 from poseidon.solvers.settings import solver_settings
-from tests.fuzz import mutation
+from tests.fuzz import branches, mutation
 from tests.fuzz.fields import Fields
 from tests.fuzz.mutation import BINARY, MODEL, TEXT
 from tests.support.nets import build
@@ -49,6 +51,7 @@ ROOT = Path(__file__).parents[2]
 LARGEST_TEXT = 16_000
 # Nets of the fuzz stay small: a blob beyond this is refused by the same rule as one beyond Caffe's limit.
 LARGEST_BLOB = 1 << 19
+LARGEST_RUN = 1 << 16
 NET = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
 layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1" convolution_param { num_output: 4 kernel_size: 3 } }
@@ -93,6 +96,9 @@ def kinds(scratch: Path, shared: Path | None) -> dict[str, Kind]:
     model, state, datum = (Fields(kind, "binary") for kind in (NetParameter, SolverState, Datum))
     return {
         "prototxt": Kind(seeds=nets, mutations=(*TEXT, *[text_net] * 32), load=_load_net, suffix=".prototxt"),
+        "branches": Kind(
+            seeds=branches.seeds(), mutations=(*TEXT, *[text_net] * 32), load=run_net, suffix=".prototxt"
+        ),
         "solver": Kind(
             seeds=solvers, mutations=(*TEXT, *[text_solver] * 16), load=_load_solver, suffix=".prototxt"
         ),
@@ -178,10 +184,32 @@ def _load_net(path: Path) -> None:
 
 
 def _compile(definition: NetDefinition, phase: int) -> None:
+    _compiled(definition, phase).close()
+
+
+def _compiled(definition: NetDefinition, phase: int) -> Net:
     state = NetState(phase=phase)  # type: ignore[arg-type]
     with mock.patch.object(base, "LARGEST_BLOB", LARGEST_BLOB):
-        net = compile_net(definition, LayerContext(phase=phase, seed=1), state=state)
-    net.close()
+        return compile_net(definition, LayerContext(phase=phase, seed=1), state=state)
+
+
+def run_net(path: Path) -> None:
+    """Compile a net, and run it if its inputs are small."""
+    definition = read_net(path)
+    _check_printing(definition.param)
+    for phase in (TRAIN, TEST):
+        net = _compiled(definition, phase)
+        generator = torch.Generator().manual_seed(1)
+        shapes = net.input_shapes
+        if sum(map(math.prod, [*shapes.values(), *net.blob_shapes.values()])) <= LARGEST_RUN:
+            # Small whole numbers: many are legal labels and indices.
+            net(
+                {
+                    name: torch.randint(0, 3, shape, generator=generator).float()
+                    for name, shape in shapes.items()
+                }
+            )
+        net.close()
 
 
 def _check_printing(param: NetParameter | SolverParameter) -> None:

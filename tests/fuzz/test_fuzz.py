@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from poseidon.snapshot.caffemodel import read_model
-from tests.fuzz import judging
+from tests.fuzz import branches, judging
 from tests.fuzz.__main__ import NAMES
+from tests.fuzz.branches import LAYERS
 from tests.fuzz.judging import Outcome, judge
-from tests.fuzz.targets import Kind, kinds
+from tests.fuzz.targets import Kind, kinds, run_net
 
 CASES = 300
 SEED = 20
@@ -80,3 +81,15 @@ def test_memory_and_time_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(judging, "_peak", lambda: 0)
     monkeypatch.setattr(judging, "SECONDS", -1.0)
     assert judge(lambda _: None, path).words == "took 0.0 s"
+
+
+def test_seeds_of_branches_run(tmp_path: Path) -> None:
+    """All but those of data layers, whose files are missing, and of ProposalTarget, whose proposals are of one image only."""
+    refused = []
+    path = tmp_path / "net.prototxt"
+    for (_, kind, *_), content in zip(LAYERS, branches.seeds(), strict=True):
+        path.write_bytes(content)
+        verdict = judge(run_net, path)
+        if verdict.outcome is not Outcome.LOADED:
+            refused.append((kind, verdict.outcome))
+    assert refused == [(kind, Outcome.REFUSED) for kind in ("ProposalTarget", "DenseImageData", "ROIData")]

@@ -184,7 +184,7 @@ class AnchorTarget(Layer):
         inside = self._inside(places, info.flatten()[:3].tolist())
         truth = objects.reshape(-1, REGION)[:, :4].float()
         if not len(truth):
-            raise DataError(f"layer '{self.param.name}' (AnchorTarget): the image has no objects")
+            raise DataError("the image has no objects")
         label = places.new_full((len(places),), -1.0)
         targets = torch.zeros_like(places)
         if len(inside):
@@ -299,12 +299,10 @@ class ProposalTarget(Layer):
     def forward(self, proposals: Tensor, objects: Tensor) -> tuple[Tensor, ...]:
         truth = objects.reshape(-1, REGION)
         if not len(truth):
-            raise DataError(f"layer '{self.param.name}' (ProposalTarget): the image has no objects")
+            raise DataError("the image has no objects")
         first = proposals.reshape(-1, REGION)
         if len(first) and bool((first[:, 0] != 0).any()):
-            raise DataError(
-                f"layer '{self.param.name}' (ProposalTarget): a proposal is of another image than the first, expected one image"
-            )
+            raise DataError("a proposal is of another image than the first, expected one image")
         candidates = torch.cat((first, torch.cat((truth.new_zeros((len(truth), 1)), truth[:, :4]), 1)))
         shared = boxes_of.overlaps(candidates[:, 1:].float(), truth[:, :4].float())
         most, assigned = shared.max(1)
@@ -338,8 +336,7 @@ class ProposalTarget(Layer):
             place = place.clamp(max=1)
         elif len(place) and int(place.max()) >= self.classes:
             raise DataError(
-                f"layer '{self.param.name}' (ProposalTarget): an object has class {int(place.max())}, expected less than num_classes "
-                f"{self.classes}"
+                f"an object has class {int(place.max())}, expected less than num_classes {self.classes}"
             )
         targets = regions.new_zeros((len(label), self.classes, 4))
         inside = torch.zeros_like(targets)
