@@ -50,7 +50,12 @@ from poseidon.layers.ssd.detection_evaluate import DetectionEvaluate
 from poseidon.layers.ssd.detection_output import DetectionOutput
 from poseidon.layers.ssd.multibox_loss import MultiBoxLoss
 from poseidon.layers.vision import rpn as rpn  # registers what replaces Python layers
-from poseidon.layers.vision.convolution import Convolution, ConvolutionDepthwise, DepthwiseConvolution
+from poseidon.layers.vision.convolution import (
+    Convolution,
+    ConvolutionDepthwise,
+    DepthwiseConvolution,
+    HoleConvolution,
+)
 from poseidon.layers.vision.deconvolution import Deconvolution, Im2col
 from poseidon.layers.vision.detection import Permute, PriorBox
 from poseidon.layers.vision.pooling import Pooling
@@ -102,6 +107,7 @@ __all__ = [
     "HDF5Data",
     "HDF5Output",
     "HingeLoss",
+    "HoleConvolution",
     "Im2col",
     "ImageData",
     "InfogainLoss",

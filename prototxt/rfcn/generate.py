@@ -129,8 +129,7 @@ def train(size: Size = Size()) -> NetParameter:
         loss_weight=[0, 0],
         propagate_down=[False, False, False],
     )
-    n.flat_loss_cls = L.Reshape(n.per_roi_loss_cls, shape={"dim": [-1, 1, 1, 1]})
-    n.per_roi_loss = L.Eltwise(n.flat_loss_cls, n.per_roi_loss_bbox, propagate_down=[False, False])
+    n.per_roi_loss = L.Eltwise(n.per_roi_loss_cls, n.per_roi_loss_bbox, propagate_down=[False, False])
     n.labels_ohem, n.bbox_loss_weights_ohem = L.BoxAnnotatorOHEM(
         n.rois,
         n.per_roi_loss,

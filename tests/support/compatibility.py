@@ -33,6 +33,7 @@ BLOCKS = {
     "DenseImageData": ("dense_image_data_param", "transform_param"),
     "Deconvolution": ("convolution_param",),
     "DepthwiseConvolution": ("convolution_param",),
+    "HoleConvolution": ("convolution_param",),
     "ImageData": ("image_data_param", "transform_param"),
     "Im2col": ("convolution_param",),
     "InfogainLoss": ("infogain_loss_param", "loss_param"),
@@ -105,7 +106,8 @@ NOT_OF_TYPE = {
 }
 # Types whose fields are read by the code of another type.
 SAME_CODE = dict.fromkeys(
-    ("ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "Im2col"), "Convolution"
+    ("ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "HoleConvolution", "Im2col"),
+    "Convolution",
 ) | {"SoftmaxWithLossOHEM": "SoftmaxWithLoss"}
 HEAD = """# Caffe compatibility
 

@@ -19,7 +19,10 @@ class Dropout(Layer):
 
     With `scale_train: false` (Fast R-CNN's branch of Caffe), TRAIN: y = m x, and TEST: y = (1 - r) x.
 
-    Bottom: any shape. Top: the same; may be in place. Fields (dropout_param): dropout_ratio r, 0 <= r < 1; scale_train.
+    With `sample_weights_test` (Bayesian SegNet's Caffe) TEST draws as TRAIN does.
+
+    Bottom: any shape. Top: the same; may be in place. Fields (dropout_param): dropout_ratio r, 0 <= r < 1; scale_train;
+    sample_weights_test.
     """
 
     IS_RANDOM: ClassVar[bool] = True
@@ -29,7 +32,7 @@ class Dropout(Layer):
         if not 0 <= ratio < 1:
             raise LayerError(f"dropout_ratio is {ratio:g}, expected at least 0 and below 1")
         self.keep = 1.0 - ratio
-        in_train = self.context.phase == TRAIN
+        in_train = self.context.phase == TRAIN or self.param.dropout_param.sample_weights_test
         self.active = in_train and ratio > 0
         self.scales = self.param.dropout_param.scale_train
         self.factor = 1.0 if in_train or self.scales else self.keep

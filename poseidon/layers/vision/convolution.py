@@ -97,7 +97,7 @@ def window(param: ConvolutionParameter, axes: int) -> Window:
         kernel=_per_axis(param, "kernel_size", "kernel", axes, None),
         stride=_per_axis(param, "stride", "stride", axes, 1),
         pad=_per_axis(param, "pad", "pad", axes, 0),
-        dilation=_repeated("dilation", param.dilation, axes, 1),
+        dilation=_dilation(param, axes),
     )
     for name, values in (
         ("kernel_size", result.kernel),
@@ -107,6 +107,20 @@ def window(param: ConvolutionParameter, axes: int) -> Window:
         if min(values, default=1) < 1:
             raise LayerError(f"{name} is {times(values)}, expected at least 1 on each axis")
     return result
+
+
+def _dilation(param: ConvolutionParameter, axes: int) -> Shape:
+    """Return `dilation`, or the `hole` of other branches, which means the same."""
+    sides = param.HasField("hole_h") or param.HasField("hole_w")
+    if not (param.HasField("hole") or sides):
+        return _repeated("dilation", param.dilation, axes, 1)
+    if param.dilation or (param.HasField("hole") and sides):
+        raise LayerError("has several of dilation, hole and hole_h/hole_w, expected one of them")
+    if not sides:
+        return _repeated("hole", [param.hole], axes, 1)
+    if axes != 2:
+        raise LayerError(f"hole_h and hole_w are for 2 spatial axes, the bottom has {axes}; use dilation")
+    return (param.hole_h, param.hole_w)
 
 
 def _per_axis(param: ConvolutionParameter, name: str, stem: str, axes: int, default: int | None) -> Shape:
@@ -215,7 +229,7 @@ class Convolution(BaseConvolution):
     reach = dilation (kernel - 1) + 1.
 
     Fields (convolution_param): num_output, bias_term, kernel_size | kernel_h/kernel_w, stride | stride_h/stride_w,
-    pad | pad_h/pad_w, dilation, group, axis, weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between
+    pad | pad_h/pad_w, dilation | hole | hole_h/hole_w, group, axis, weight_filler, bias_filler. `engine` and `force_nd_im2col` choose between
     Caffe's implementations and have no effect.
 
     Blobs: weight O x C/G x K; bias O unless bias_term is false.
@@ -241,6 +255,11 @@ class Convolution(BaseConvolution):
 @register("DepthwiseConvolution")
 class DepthwiseConvolution(Convolution):
     """Convolution, under the name of a faster implementation for many groups in branches of Caffe."""
+
+
+@register("HoleConvolution")
+class HoleConvolution(Convolution):
+    """Convolution, under the name of PSPNet's branch of Caffe, with its fields hole, hole_h and hole_w."""
 
 
 @register("ConvolutionDepthwise")

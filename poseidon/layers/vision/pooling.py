@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from poseidon.layers.base import Layer, LayerError, Shape, check_image, times
+from poseidon.layers.base import LARGEST_BLOB, Layer, LayerError, Shape, check_image, times
 from poseidon.layers.registry import register
 from poseidon.proto.caffe_pb2 import TEST, PoolingParameter
 
@@ -102,6 +102,10 @@ class Pooling(Layer):
             self.kernel = image
             return
         self.kernel = pair(param, "kernel_size", "kernel", None)
+        if max(*self.kernel, *self.stride) > LARGEST_BLOB:
+            raise LayerError(
+                f"kernel {times(self.kernel)} and stride {times(self.stride)} must be at most {LARGEST_BLOB}"
+            )
         if min(self.kernel) < 1 or min(self.stride) < 1:
             raise LayerError(
                 f"kernel {times(self.kernel)} and stride {times(self.stride)} must be at least 1"

@@ -259,6 +259,7 @@ class ProposalTarget(Layer):
 
     Bottoms: proposals R x 5 of one image; objects G x 5: x1, y1, x2, y2, class. Tops: regions B x 5; labels B; coordinates, inside
     weights (1 for the class of a foreground region) and outside weights, B x 4 num_classes each. B changes from batch to batch.
+    With agnostic all tops have 4 axes, B x C x 1 x 1, as in py-R-FCN.
 
     Fields (proposal_target_param): num_classes, with the background (2 with agnostic); batch_size (-1: all, in their order, for
     hard example mining); fg_fraction; fg_thresh; bg_thresh_hi; bg_thresh_lo; agnostic (one set of coordinates for all classes);
@@ -281,6 +282,7 @@ class ProposalTarget(Layer):
                     f"bottom {place} has shape {times(shape)}, expected {REGION} values for each region"
                 )
         self.classes = 2 if param.agnostic else param.num_classes
+        self.trail = (1, 1) if param.agnostic else ()
         if self.classes < 2:
             raise LayerError(f"num_classes is {param.num_classes}, expected at least 2, with the background")
         if param.batch_size == 0 or param.batch_size < -1 or not 0 <= param.fg_fraction <= 1:
@@ -292,8 +294,11 @@ class ProposalTarget(Layer):
             raise LayerError("bbox_mean and bbox_std must occur four times each, with positive deviations")
         self.mean, self.deviation = (torch.tensor(v, device=self.context.device) for v in norms)
         count = param.batch_size if param.batch_size > 0 else bottoms[0][0] + bottoms[1][0]
-        wide = (count, 4 * self.classes)
-        return [(count, REGION), (count,), wide, wide, wide]
+        return [
+            (count, REGION, *self.trail),
+            (count, *((1,) if self.trail else ()), *self.trail),
+            *[(count, 4 * self.classes, *self.trail)] * 3,
+        ]
 
     @torch.no_grad()
     def forward(self, proposals: Tensor, objects: Tensor) -> tuple[Tensor, ...]:
@@ -311,7 +316,10 @@ class ProposalTarget(Layer):
         label = torch.where(foreground, label[kept], torch.zeros_like(label[kept]))
         regions = candidates[kept]
         wanted = boxes_of.encode(regions[:, 1:].float(), truth[assigned[kept], :4].float())
-        return (regions, label, *self._spread(label, (wanted - self.mean) / self.deviation, regions))
+        spread = self._spread(label, (wanted - self.mean) / self.deviation, regions)
+        if not self.trail:
+            return (regions, label, *spread)
+        return tuple(top.reshape(len(label), -1, *self.trail) for top in (regions, label, *spread))
 
     def _chosen(self, most: Tensor) -> tuple[Tensor, Tensor]:
         """Return the indices of the chosen regions, and whether each is foreground."""

@@ -14,6 +14,7 @@ from poseidon.proto.caffe_pb2 import TEST, LayerParameter
 
 # cfg.TRAIN and cfg.TEST of py-faster-rcnn: boxes before and after suppression.
 TRAIN_COUNTS, TEST_COUNTS = (12000, 2000), (6000, 300)
+AGNOSTIC = 2
 _SETTING = re.compile(r"""['"]?(\w+)['"]?\s*:\s*(?:!!python/tuple\s*)?(\[[^\]]*\]|\([^)]*\)|[^,\s}]+)""")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -74,7 +75,18 @@ def anchor_target(param: LayerParameter, context: LayerContext) -> LayerParamete
 
 @replaces_python("rpn.proposal_target_layer", "ProposalTargetLayer")
 def proposal_target(param: LayerParameter, context: LayerContext) -> LayerParameter:
-    """Return a ProposalTarget layer."""
+    """Return a ProposalTarget layer. Two classes are those of py-R-FCN: one set of coordinates for all."""
     given, result = settings(param), _same(param, "ProposalTarget")
-    result.proposal_target_param.num_classes = _number(given, "num_classes")
+    count = _number(given, "num_classes")
+    result.proposal_target_param.num_classes = count
+    result.proposal_target_param.agnostic = count == AGNOSTIC
     return result
+
+
+@replaces_python("roi_data_layer.layer", "RoIDataLayer")
+def roi_data(param: LayerParameter, context: LayerContext) -> LayerParameter:
+    """Raise LayerError: the images of this layer come from the program that runs the net."""
+    raise LayerError(
+        'RoIDataLayer has no file to read: py-faster-rcnn passes its images to it. Write type: "ROIData" with roi_data_param { '
+        "source: ... }, a window file, in its place"
+    )

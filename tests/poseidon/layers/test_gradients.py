@@ -398,6 +398,7 @@ HELD_ELSEWHERE = {
     "Dropout": "draws: below",
     "DummyData": "a source",
     "HDF5Data": "a source",
+    "HoleConvolution": "is Convolution",
     "HDF5Output": "has no top",
     "ImageData": "a source",
     "Input": "a source",
@@ -507,3 +508,13 @@ def test_dropout_may_scale_in_test_instead() -> None:
     kept = build(text)({"x": x})["y"]
     assert torch.equal(kept[kept != 0], x[kept != 0])
     torch.testing.assert_close(build(text, phase=TEST)({"x": x})["y"], 0.75 * x)
+
+
+def test_dropout_may_draw_in_test() -> None:
+    """Bayesian SegNet's form."""
+    net = build(
+        inputs(x=(50, 40)) + layer("Dropout", "x", "y", "dropout_param { sample_weights_test: true }"),
+        phase=TEST,
+    )
+    y = net({"x": torch.ones(50, 40)})["y"]
+    assert sorted(set(y.flatten().tolist())) == [0, 2]

@@ -45,7 +45,15 @@ IN_TEXT_ONLY = {
     *("DenseImageDataParameter", "ReorgParameter", "ROIAlignParameter", "UpsampleParameter"),
     *("anchor_target_param", "dense_image_data_param", "proposal_param", "proposal_target_param"),
     *("reorg_param", "roi_align_param", "roi_data_param", "upsample_param"),
-    *("ceil_mode", "class_weighting", "weight_by_label_freqs"),
+    *(
+        "ceil_mode",
+        "class_weighting",
+        "hole",
+        "hole_h",
+        "hole_w",
+        "sample_weights_test",
+        "weight_by_label_freqs",
+    ),
 }
 # SSD (Liu et al., 2016).
 OF_SSD = {

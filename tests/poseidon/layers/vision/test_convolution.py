@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from poseidon.errors import DefinitionError
 from tests.support.nets import build, inputs, layer, noise
 
 FILL = "weight_filler { type: 'xavier' } bias_filler { type: 'gaussian' }"
@@ -75,3 +76,34 @@ def test_dilation_is_a_kernel_with_holes() -> None:
     holed[:, :, ::2, ::2] = weight
     x = noise(1, 2, 8, 8)
     torch.testing.assert_close(net({"x": x})["y"], torch.nn.functional.conv2d(x, holed, bias))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("HoleConvolution", "hole: 2"),
+        ("Convolution", "hole: 2"),
+        ("Convolution", "hole_h: 2 hole_w: 2"),
+        ("Convolution", "dilation: 2"),
+    ],
+)
+def test_a_hole_is_a_dilation(kind: str, body: str) -> None:
+    net = build(
+        inputs(x=(1, 2, 9, 9))
+        + layer(
+            kind, "x", "y", f"convolution_param {{ num_output: 2 kernel_size: 3 bias_term: false {body} }}"
+        )
+    )
+    (weight,) = net.parameters()
+    weight.data.copy_(noise(*weight.shape))
+    x = noise(1, 2, 9, 9)
+    torch.testing.assert_close(net({"x": x})["y"], torch.nn.functional.conv2d(x, weight, dilation=2))
+
+
+@pytest.mark.parametrize("body", ["hole: 2 dilation: 2", "hole: 2 hole_h: 2"])
+def test_dilations_in_several_forms(body: str) -> None:
+    with pytest.raises(DefinitionError, match="has several of dilation, hole and hole_h/hole_w"):
+        build(
+            inputs(x=(1, 2, 9, 9))
+            + layer("Convolution", "x", "y", f"convolution_param {{ num_output: 2 kernel_size: 3 {body} }}")
+        )

@@ -157,3 +157,11 @@ def test_ceil_mode_and_round_mode_that_contradict() -> None:
         DefinitionError, match="has round_mode: CEIL and ceil_mode: false, expected one of them"
     ):
         build(inputs(x=(1, 1, 5, 7)) + layer("Pooling", "x", "y", pooling))
+
+
+def test_a_stride_beyond_caffes_int() -> None:
+    with pytest.raises(DefinitionError, match="must be at most 2147483647"):
+        build(
+            inputs(x=(1, 1, 5, 7))
+            + layer("Pooling", "x", "y", "pooling_param { kernel_size: 2 stride: 3000000000 }")
+        )

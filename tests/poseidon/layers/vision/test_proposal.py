@@ -143,9 +143,12 @@ def test_one_set_of_coordinates_for_all_classes() -> None:
     tops = proposal_target(
         "num_classes: 4 batch_size: -1 agnostic: true bbox_std: [1, 1, 1, 1] bbox_mean: [1, 0, 0, 0]"
     )({"r": REGIONS, "g": OBJECTS})
-    assert tops["t"].shape == (5, 8) and tops["l"].tolist() == [3, 0, 1, 3, 1]
-    assert tops["t"][0, 4:].tolist() == [-1, 0, 0, 0]
-    assert tops["a"][:, 4].tolist() == [1, 0, 1, 1, 1]
+    assert {name: tuple(top.shape[1:]) for name, top in tops.items()} == {
+        "y": (5, 1, 1), "l": (1, 1, 1), "t": (8, 1, 1), "a": (8, 1, 1), "b": (8, 1, 1),
+    }  # fmt: skip
+    assert tops["l"].flatten().tolist() == [3, 0, 1, 3, 1]
+    assert tops["t"][0, 4:].flatten().tolist() == [-1, 0, 0, 0]
+    assert tops["a"][:, 4].flatten().tolist() == [1, 0, 1, 1, 1]
 
 
 def test_a_sample_of_the_regions() -> None:
@@ -190,7 +193,21 @@ def test_python_layers_of_targets_are_replaced() -> None:
         )
     )
     (targets,) = [module for _, module in net.layer_modules if isinstance(module, ProposalTarget)]
-    assert targets.classes == 21
+    assert targets.classes == 21 and not targets.options.agnostic
+    assert targets_of_rfcn().options.agnostic
+
+
+def targets_of_rfcn() -> ProposalTarget:
+    body = PYTHON.format("proposal_target_layer", "ProposalTargetLayer", "'num_classes': 2")
+    net = build(inputs(r=(2, 5), g=(2, 5)) + layer("Python", "r g", "y l t a b", body))
+    (found,) = [module for _, module in net.layer_modules if isinstance(module, ProposalTarget)]
+    return found
+
+
+def test_the_data_layer_of_the_reference_names_its_replacement() -> None:
+    body = 'python_param { module: "roi_data_layer.layer" layer: "RoIDataLayer" param_str: "\'num_classes\': 21" }'
+    with pytest.raises(DefinitionError, match='Write type: "ROIData" with roi_data_param'):
+        build(layer("Python", "", "data im_info gt_boxes", body))
 
 
 def test_a_module_of_the_user_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
