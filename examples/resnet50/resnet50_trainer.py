@@ -16,7 +16,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+# A checkout works without being installed; a copy of this file uses the package that is installed.
 sys.path[:0] = [str(root) for root in Path(__file__).absolute().parents if (root / "poseidon").is_dir()]
+
+from poseidon.cli.checkout import use_environment
+
+use_environment()
 
 import numpy as np
 import torch

@@ -127,7 +127,7 @@ def _convert_annoset(parser: Parser) -> None:
     pixels("resize_width", "width of each picture (its own)")
     pixels("resize_height", "height of each picture (its own)")
     flag(group, "seed", "of the shuffle (0)", type=whole, default=0, metavar="N")
-    text = "also write a line for each picture: name, height, width"
+    text = "also list name, height and width of each picture"
     flag(group, "name_size_file", text, type=Path, default=None, metavar="FILE")
     help_flag(parser)
 
