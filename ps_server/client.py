@@ -1,7 +1,7 @@
 """A worker's handle on the store: blocking reads, pushes that return at once.
 
-One thread owns the sockets and moves messages between transport and `Session`. Calls hold the client's monitor for as long as a
-look-up takes. All methods are safe to call from any thread.
+One thread owns the sockets and moves messages between transport and `Session`. Calls hold the client's monitor for as
+long as a look-up takes. All methods are safe to call from any thread.
 """
 
 from __future__ import annotations

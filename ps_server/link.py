@@ -8,8 +8,8 @@ from collections.abc import Callable
 class LinkPriority:
     """Two senders share a link: the first takes it while it has something to send, the second waits until it is free.
 
-    Law: the first sender makes its calls under one lock, and `waiting` may be called under that lock. The second sender reads
-    `is_free` from any thread; a stale answer delays it or lets it send early, and loses nothing.
+    Law: the first sender makes its calls under one lock, and `waiting` may be called under that lock. The second sender
+    reads `is_free` from any thread; a stale answer delays it or lets it send early, and loses nothing.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """How long this process's TCP connections have had something to send, by the address of the other side.
 
-Linux counts for each connection the time in which sent bytes were not acknowledged yet, or waited to be sent (`tcpi_busy_time`
-of TCP_INFO). A connection over a link that is fast enough is busy for a small part of the time; over one that is the limit,
-nearly all of it.
+Linux counts for each connection the time in which sent bytes were not acknowledged yet, or waited to be sent
+(`tcpi_busy_time` of TCP_INFO). A connection over a link that is fast enough is busy for a small part of the time; over
+one that is the limit, nearly all of it.
 
 Law: reading changes nothing. Elsewhere than on Linux, or with an old kernel, there is nothing to report.
 """

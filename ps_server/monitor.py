@@ -2,8 +2,9 @@
 
 Laws:
 
-* A thread that waits has a question. A thread that changes the state calls `notify`, which asks the questions of all waiting threads
-  and wakes those whose question has an answer. To wake a thread in vain costs more than to ask its question.
+* A thread that waits has a question. A thread that changes the state calls `notify`, which asks the questions of all
+  waiting threads and wakes those whose question has an answer. To wake a thread in vain costs more than to ask its
+  question.
 * A question is asked until it has its first answer, and never again: it may hand out an answer only once.
 * An answer comes before a failure: a peer that leaves after it has sent everything ends no wait.
 * What a question raises is raised in the thread that waits for its answer, whichever thread asked.

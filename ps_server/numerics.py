@@ -1,14 +1,14 @@
 """How a process computes: with how many threads, and without denormal numbers, whichever of its threads computes.
 
-A library's sums, and so its bits, follow its number of threads. That number is a property of each thread, not of the process:
-`torch.set_num_threads` sets it for the calling thread, and for another thread only once that one calls a torch function which
-runs in parallel by itself. A matrix product does not: MKL computes the first ones of a new thread with as many threads as the
-machine has cores.
+A library's sums, and so its bits, follow its number of threads. That number is a property of each thread, not of the
+process: `torch.set_num_threads` sets it for the calling thread, and for another thread only once that one calls a torch
+function which runs in parallel by itself. A matrix product does not: MKL computes the first ones of a new thread with
+as many threads as the machine has cores.
 
-Denormal numbers (float32: below 1.2e-38) are zero in results and in operands. Where they are not, many processors take up to a
-hundred times as long for an operation on one, and a net whose gradients underflow is slower there. The mode is a property of
-each thread, too. A thread has it from the one that starts it, also the threads of OpenMP, of autograd, and those that make batches
-ahead; one that is there already does not get it.
+Denormal numbers (float32: below 1.2e-38) are zero in results and in operands. Where they are not, many processors take
+up to a hundred times as long for an operation on one, and a net whose gradients underflow is slower there. The mode is
+a property of each thread, too. A thread has it from the one that starts it, also the threads of OpenMP, of autograd,
+and those that make batches ahead; one that is there already does not get it.
 
 Law: every process of a job is started with `environment`, and every thread that computes calls `prepare_thread` first, for
 processes that another program has started.
@@ -55,9 +55,9 @@ def environment(threads: int, inherited: Mapping[str, str]) -> dict[str, str]:
         threads: number of threads of each library, in each thread of the process; at least 1.
         inherited: the user's variables, which override how threads wait and which code MKL takes.
 
-    Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on, a waiting thread that spins
-    costs more than one that must be woken. MKL takes the same code for all alignments and numbers of threads where it has such
-    code (processors of Intel).
+    Threads of OpenMP wait asleep: where another process wants the processor that a thread waits on, a waiting thread
+    that spins costs more than one that must be woken. MKL takes the same code for all alignments and numbers of threads
+    where it has such code (processors of Intel).
     """
     defaults = {"OMP_WAIT_POLICY": "PASSIVE", "MKL_CBWR": "AUTO,STRICT"}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

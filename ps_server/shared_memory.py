@@ -1,17 +1,20 @@
 """Shared-memory transport: large arrays pass between a worker and a shard of one host in memory, not through a socket.
 
-The worker makes a segment of memory and offers it (`MemoryOffer`) to each shard at an address of its own host. The shard answers whether
-it has opened it (`MemoryAnswer`). From then on each side writes its large arrays to slots of the segment, a row of slots for each
-direction, and sends the slot's number where the array would have been in a packet. The receiver works on the array where it is.
+The worker makes a segment of memory and offers it (`MemoryOffer`) to each shard at an address of its own host. The
+shard answers whether it has opened it (`MemoryAnswer`). From then on each side writes its large arrays to slots of the
+segment, a row of slots for each direction, and sends the slot's number where the array would have been in a packet. The
+receiver works on the array where it is.
 
 Laws:
 
-* All messages still travel through the socket, so their order, and which are legal, are the same with and without. Nothing waits for a
-  slot: an array that finds none free stays in its packet, and so do all where the memory could not be shared.
-* A slot has one writer at a time. The sender sets its flag. The receiver clears it once nothing refers to the array any more; the
-  sender clears it again where the packet was not sent.
-* The memory has no name, and is gone with the two processes, however they ended. It is sealed: no peer can make it shorter while the
-  other one uses it. A shard opens nothing but a sealed memory of its own user that begins with the nonce of the offer.
+* All messages still travel through the socket, so their order, and which are legal, are the same with and without.
+  Nothing waits for a slot: an array that finds none free stays in its packet, and so do all where the memory could not
+  be shared.
+* A slot has one writer at a time. The sender sets its flag. The receiver clears it once nothing refers to the array any
+  more; the sender clears it again where the packet was not sent.
+* The memory has no name, and is gone with the two processes, however they ended. It is sealed: no peer can make it
+  shorter while the other one uses it. A shard opens nothing but a sealed memory of its own user that begins with the
+  nonce of the offer.
 * What a slot holds is as little trusted as any frame. A peer that sends nonsense harms no memory but the segment.
 """
 

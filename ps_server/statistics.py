@@ -37,7 +37,8 @@ class ClientStatistics:
     Attributes:
         iterations: its clock, less the clock it started with.
         tables: by table id.
-        other_bytes_out: of messages that belong to no table's iterations: joining, first values, clocks, collections, snapshots.
+        other_bytes_out: of messages that belong to no table's iterations: joining, first values, clocks, collections,
+            snapshots.
         other_bytes_in: likewise.
     """
 

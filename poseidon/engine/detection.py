@@ -112,9 +112,9 @@ def average_precision(scores: Floats, right: Floats, wrong: Floats, positives: f
         right: 1 for a true detection, else 0.
         wrong: 1 for a false detection, else 0.
         positives: the number of objects.
-        version: 11point: the mean of the largest precisions at recalls from 0, 0.1, ... on (PASCAL VOC 2007); MaxIntegral: the
-            integral of the largest precision from a detection on (as VOC 2012, but the step to the next recall counts with
-            the precision before it); Integral: the integral of the precision.
+        version: 11point: the mean of the largest precisions at recalls from 0, 0.1, ... on (PASCAL VOC 2007);
+            MaxIntegral: the integral of the largest precision from a detection on (as VOC 2012, but the step to the
+            next recall counts with the precision before it); Integral: the integral of the precision.
     """
     if not len(scores) or positives <= 0:
         return 0.0

@@ -112,7 +112,8 @@ class AloneDelivery:
     """Job control of one worker: its own payload is the collection.
 
     A request names the end of the iteration under way or, after it, that of the next one. Requests come from any thread:
-    one that reads the clock of an iteration is in `requests` before `advance` ends the iteration, so the loop sees it there.
+    one that reads the clock of an iteration is in `requests` before `advance` ends the iteration, so the loop sees it
+    there.
     """
 
     def __init__(self) -> None:

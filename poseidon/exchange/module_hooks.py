@@ -1,11 +1,12 @@
 """Hooks of a module that do nothing in its copies.
 
-Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a hook that does nothing. A copy is no part of
-the exchange: it shares no memory with the tensors that the exchange moves, and sockets and threads cannot be copied.
+Law: `copy.deepcopy` and pickle (`torch.save` of a whole module) give the copy a hook that does nothing. A copy is no
+part of the exchange: it shares no memory with the tensors that the exchange moves, and sockets and threads cannot be
+copied.
 
 Hooks wait for the network and read clocks, so torch.compile does not trace them: a graph ends before a hook, and another
-begins after it. A module that was compiled before it was distributed is one graph. Hooks of the module that the script calls
-do the work of its layers' hooks, before it runs (`uncompiled`).
+begins after it. A module that was compiled before it was distributed is one graph. Hooks of the module that the script
+calls do the work of its layers' hooks, before it runs (`uncompiled`).
 """
 
 from __future__ import annotations

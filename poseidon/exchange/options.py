@@ -1,7 +1,7 @@
 """The options of a job's exchange: parsed and checked once, and passed whole from the flags to the store.
 
-Law: an option is a field here and a flag in `poseidon/cli/parsers/jobs.py`, whose name the field gives. Nothing between the two
-names it.
+Law: an option is a field here and a flag in `poseidon/cli/parsers/jobs.py`, whose name the field gives. Nothing between
+the two names it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ all-reduce, replicas are equal only if all processors compute the same bits.
 
 Laws:
 
-* Before the first iteration each worker computes a fixed example with every kernel (`arithmetic_sample`), and all choose the
-  first kernel whose results are equal on all workers (`common_kernel`).
+* Before the first iteration each worker computes a fixed example with every kernel (`arithmetic_sample`), and all
+  choose the first kernel whose results are equal on all workers (`common_kernel`).
 * `ReplicaCheck.run` compares checksums of every replicated tensor over all workers. All workers compare the same
   checksums, so all make the same decision in the same iteration.
 """

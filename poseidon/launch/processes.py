@@ -28,8 +28,9 @@ from ps_server.keys import JobKeys
 MERGE_AT_ONCE = "glibc.malloc.mxfast=0"
 """A tunable of glibc: small freed blocks are merged with free neighbours at once."""
 PAST_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
-"""A tunable of glibc: copies of 1 MiB and more write past the caches. By itself glibc takes the whole last cache for its own, however
-many share it, and reads every line from memory that it then overwrites; so a chunk's copy takes about half the time."""
+"""A tunable of glibc: copies of 1 MiB and more write past the caches. By itself glibc takes the whole last cache for
+its own, however many share it, and reads every line from memory that it then overwrites; so a chunk's copy takes about
+half the time."""
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """The snapshots of a job, as its launcher knows them: the list of those written, and copies of remote ones.
 
 Law: a job restarts only from a snapshot in this list, so never from one that an earlier run left under the same name; and
-only from one whose checksums agree at that moment. A restart sends the hosts what the launcher has, so the newest snapshot must be here before the host that wrote it is
-lost. A snapshot that is here already (a shared file system, or the same machine) is not copied; it is the same one only
-if its checksums are, since an earlier run may have left another under the same path. A copy gets its name only when it is
-whole and on disk, its checksums last. A copy that fails is a warning.
+only from one whose checksums agree at that moment. A restart sends the hosts what the launcher has, so the newest
+snapshot must be here before the host that wrote it is lost. A snapshot that is here already (a shared file system, or
+the same machine) is not copied; it is the same one only if its checksums are, since an earlier run may have left
+another under the same path. A copy gets its name only when it is whole and on disk, its checksums last. A copy that
+fails is a warning.
 """
 
 from __future__ import annotations

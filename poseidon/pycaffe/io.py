@@ -133,7 +133,7 @@ class Transformer:
         self.input_scale: dict[str, float] = {}
 
     def preprocess(self, in_: str, data: Array) -> Image:
-        """Convert an image to an input: resize, transpose, swap channels, apply raw_scale, subtract the mean, apply input_scale."""
+        """Convert an image to an input: resize, transpose, swap channels, raw_scale, subtract the mean, input_scale."""
         self._check(in_)
         result = np.array(data, dtype=np.float32)
         size = self.inputs[in_][2:]

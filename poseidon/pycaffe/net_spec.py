@@ -118,8 +118,8 @@ class Function:
     Args:
         type_name: the layer type.
         inputs: the tops that it reads.
-        params: the settings, and three keywords that are not fields: `ntop`, the number of tops (1); `in_place`, whether the
-            tops are the bottoms; `name`.
+        params: the settings, and three keywords that are not fields: `ntop`, the number of tops (1); `in_place`,
+            whether the tops are the bottoms; `name`.
 
     Raises:
         TypeError: an input is not a `Top`, usually because it is the tuple of a layer with several tops.

@@ -1,7 +1,7 @@
 """One chunk on its shard: its value, its history, and the gradients of the present iteration.
 
-Law: memory is taken when the chunk is made and when its first value comes; an iteration needs no more than the memory that its
-messages came in.
+Law: memory is taken when the chunk is made and when its first value comes; an iteration needs no more than the memory
+that its messages came in.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Cell:
         self.complete = self.summed == workers
 
     def apply(self, scale: float) -> None:
-        """Make the next value of the complete iteration's average, times `scale` if it is of gradients, and begin the next one."""
+        """Make the next value from the average, times `scale` if it is of gradients, and begin the next iteration."""
         if self.spec.keeping is Keeping.AVERAGE:
             self.value = self.sum  # the memory it arrived in becomes the chunk's own
         else:

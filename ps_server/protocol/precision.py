@@ -5,10 +5,10 @@ Laws, where a store's precision is float16 or bfloat16:
 * Gradients and changes (`Push`): the worker rounds what it sends, keeps what rounding has lost, and adds that to what it
   sends next (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019). So after any number of
   iterations the shards have received the sum of what was pushed, but for one rounding.
-* Values of staleness 0 (`Value`): the first is float32. After it the shard sends the change since the last value, rounded, and adds the same rounded numbers to its copy of
-  the workers' value. The next change
-  is taken from that copy, which is the same feedback: the workers' value never drifts from the shard's, is as close to
-  it as one rounding of one change, not of the value, and has the same bits on every worker.
+* Values of staleness 0 (`Value`): the first is float32. After it the shard sends the change since the last value,
+  rounded, and adds the same rounded numbers to its copy of the workers' value. The next change is taken from that copy,
+  which is the same feedback: the workers' value never drifts from the shard's, is as close to it as one rounding of one
+  change, not of the value, and has the same bits on every worker.
 * In float32 stay: first values and history, values of staleness > 0 (each worker gets them at another moment), values
   that are sent on request (`SSP`: changes between two requests would be missed), changes that are held back and added up
   (`SSPAggr`), averaged tables, and copies.

@@ -124,7 +124,8 @@ class TableSpec:
         size: number of float32 elements; > 0.
         staleness: the bound s >= 0 of its reads. 0: the shard applies the rule to the workers' average
             gradient. > 0: each worker applies the rule and the shard adds the changes.
-        rows: number of equal pieces to cut the table into; 0: pieces of up to `CHUNK_ELEMENTS` (`placement.chunk_elements`).
+        rows: number of equal pieces to cut the table into; 0: pieces of up to `CHUNK_ELEMENTS`
+            (`placement.chunk_elements`).
         rule: how values follow from gradients.
         keeping: what its next value is made of. Limit and scale of gradients are for `GRADIENTS` only.
     """

@@ -1,7 +1,8 @@
 """The socket that a shard or a worker listens on, made here rather than by ZeroMQ, so that it can be shut again.
 
-Law: it is bound to the one address that is given. Once all peers are connected, `shut` makes the kernel drop every further attempt
-to connect without waking the process, so such attempts cost the job nothing. Open connections are not touched.
+Law: it is bound to the one address that is given. Once all peers are connected, `shut` makes the kernel drop every
+further attempt to connect without waking the process, so such attempts cost the job nothing. Open connections are not
+touched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The contract over ZeroMQ: a ROUTER on the shard, one DEALER for each shard on the worker.
 
 Queues are short in both directions. Messages to be sent wait with the sender, where urgent ones can overtake; received ones
-that waited would leave the processor's cache before they are handled. Received frames are views of ZeroMQ's own memory, which
-has no other user; sent arrays are not copied either.
+that waited would leave the processor's cache before they are handled. Received frames are views of ZeroMQ's own memory,
+which has no other user; sent arrays are not copied either.
 
 A blocked DEALER has an event when it can send again. A ROUTER has one only when all its peers block; otherwise it is tried
 again as often as its peers have taken messages lately (`retries.py`).
@@ -40,11 +40,12 @@ SEND_MESSAGES = 2
 RECEIVE_MESSAGES = 4
 """Messages of a peer that have come and wait to be received."""
 SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel holds for a peer: what is on the way at 10 Gbit/s in a round trip of 0.1 ms, and a host has several peers.
+"""What the kernel holds for a peer: what is on the way at 10 Gbit/s in a round trip of 0.1 ms, and a host has several
+peers.
 More only fills the queues of switches, until they drop: with 512 KiB an iteration took a tenth longer at 250 Mbit/s."""
 CHECK_S = 0.25
-"""How often connections are checked that `receive` does not wait for: whether they are lost, and whether peers try to connect
-that are no longer admitted. To wait for all of them in every turn would cost more than the turn."""
+"""How often connections are checked that `receive` does not wait for: whether they are lost, and whether peers try to
+connect that are no longer admitted. To wait for all of them in every turn would cost more than the turn."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)

@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return self.add_argument_group(title, terms)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the flags in the arguments; `argv` in it has them as they are, and `notes` a sentence for each flag without effect."""
+        """Return the flags: `argv` has them as they were given, `notes` a sentence for each one without effect."""
         parsed, strange = self.parse_known_args(self._spelled_out(words))
         if strange:
             self._refuse(strange)

@@ -91,9 +91,9 @@ def owner_of(job: str) -> str | None:
 def kill_job(job: str, registry: Registry, *, timeouts: KillTimeouts, report: Callable[[str], None]) -> int:
     """Stop a job and remove its record.
 
-    The launcher gets SIGTERM first, since it can end the job after a complete iteration; where only the job's agent runs here,
-    the agent notifies the launcher, which does not restart the job. The processes that are left get SIGTERM, and SIGKILL when they
-    do not end; stopped (SIGSTOP) processes too.
+    The launcher gets SIGTERM first, since it can end the job after a complete iteration; where only the job's agent
+    runs here, the agent notifies the launcher, which does not restart the job. The processes that are left get SIGTERM,
+    and SIGKILL when they do not end; stopped (SIGSTOP) processes too.
 
     Args:
         job: its id.

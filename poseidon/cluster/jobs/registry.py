@@ -1,7 +1,7 @@
 """Job records: files by which the processes of a job are found without its launcher.
 
-One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user only. Where hosts share a home folder each
-has a folder of its own, since it cannot check whether the processes of another host run.
+One file a job, `<state folder>/jobs/<this host>/<job>.json`, readable by its user only. Where hosts share a home folder
+each has a folder of its own, since it cannot check whether the processes of another host run.
 
 Law: the file is complete at every moment (written under another name, then renamed), and names each process by pid and
 time of creation, since a pid alone may be used again.

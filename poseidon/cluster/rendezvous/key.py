@@ -1,7 +1,7 @@
 """The key file of a rendezvous, which only the tasks of a job can read, and the CURVE keys derived from it.
 
-Law: the key itself is never sent. Each side derives a key pair from it, accepts the other side's pair only, and all messages
-are encrypted with session keys that are gone when the rendezvous ends (CURVE).
+Law: the key itself is never sent. Each side derives a key pair from it, accepts the other side's pair only, and all
+messages are encrypted with session keys that are gone when the rendezvous ends (CURVE).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Law: pure; variables in, a `Task` out. The innermost scheduler decides: torchrun inside of a Slurm step, and mpirun, whose
 daemons Slurm starts. A missing or illegal variable is one error that names it.
 
-Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ (OMPI_COMM_WORLD_*), MPICH's
-Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs (JOB_COMPLETION_INDEX).
+Sources: torchrun's "Environment Variables", srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ (OMPI_COMM_WORLD_*),
+MPICH's Hydra (PMI_*, MPI_LOCALRANKID), Kubernetes' Indexed Jobs (JOB_COMPLETION_INDEX).
 """
 
 from __future__ import annotations

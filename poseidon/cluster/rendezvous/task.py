@@ -1,7 +1,7 @@
 """A task of the rendezvous: joins, runs the programs that rank 0 requests, and ends with the job.
 
-Law: when rank 0 falls silent or the connection is lost, everything that was started here is ended, and the task with it. One
-thread, the caller's, uses the socket.
+Law: when rank 0 falls silent or the connection is lost, everything that was started here is ended, and the task with
+it. One thread, the caller's, uses the socket.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class TaskChannel:
         self._connection.send(Message(kind=Kind.END_INPUT, program=self._number))
 
     def receive(self) -> bytes | None:
-        """Return the next line of its standard output without its end; None at the end. Waits until `end`. One thread at a time."""
+        """Return the next line of standard output, None at the end. Waits until `end`. For one thread at a time."""
         return self.output.line()
 
     def receive_error(self) -> bytes | None:

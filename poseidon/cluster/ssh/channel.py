@@ -117,7 +117,7 @@ class SshLineChannel:
             raise OSError(str(error) or "the connection broke") from error
 
     def receive(self) -> bytes | None:
-        """Return the next line of its standard output without its end; None at the end. Waits until `close`. One thread at a time."""
+        """Return the next line of standard output, None at the end. Waits until `close`. For one thread at a time."""
         return _next_line(self._output)
 
     def receive_error(self) -> bytes | None:

@@ -357,8 +357,8 @@ def mismatched_collectives(positions: Mapping[int, LoopPosition]) -> str | None:
     """Return a sentence about two workers of a script that made different numbers of steps before a collective; or None.
 
     A finding is certain, whenever the positions were reported: a worker that waits in a collective makes no step before all
-    have begun it. So another that has not begun it, yet has made more steps, waits for this one in an earlier collective, or
-    will be too late.
+    have begun it. So another that has not begun it, yet has made more steps, waits for this one in an earlier
+    collective, or will be too late.
 
     Args:
         positions: by rank, the last one that each worker has reported.

@@ -96,7 +96,8 @@ class LevelDbCursor(SteppingCursor):
         path: a folder with a file CURRENT.
 
     Raises:
-        DataError: the database is damaged, empty, in use by another process or in a read-only folder, or plyvel is not installed.
+        DataError: the database is damaged, empty, in use by another process or in a read-only folder, or plyvel is not
+            installed.
     """
 
     def __init__(self, path: Path) -> None:

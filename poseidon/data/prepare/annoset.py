@@ -1,7 +1,7 @@
 """Conversion of images with annotations to a database of AnnotatedDatum records, as by SSD's convert_annoset.
 
-Law: as for `imageset`: the record of line i (after the shuffle, if any) has the key `<i>_<path>`, i with eight digits; a file
-that cannot be read is an error that names the line; the database appears when it is complete.
+Law: as for `imageset`: the record of line i (after the shuffle, if any) has the key `<i>_<path>`, i with eight digits;
+a file that cannot be read is an error that names the line; the database appears when it is complete.
 
 Source: tools/convert_annoset.cpp of SSD's branch of Caffe (Liu et al., 2016).
 """

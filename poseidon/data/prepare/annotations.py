@@ -9,7 +9,8 @@ Formats:
         "iscrowd"}, ...]}; what is a crowd is difficult;
     txt: a line for each object: label xmin ymin xmax ymax, in pixels.
 
-Source: ReadXMLToAnnotatedDatum, ReadJSONToAnnotatedDatum and ReadTxtToAnnotatedDatum in util/io.cpp of SSD's branch of Caffe.
+Source: ReadXMLToAnnotatedDatum, ReadJSONToAnnotatedDatum and ReadTxtToAnnotatedDatum in util/io.cpp of SSD's branch of
+Caffe.
 """
 
 from __future__ import annotations

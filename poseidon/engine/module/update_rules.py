@@ -197,7 +197,8 @@ class Adam(UpdateRule):
     """w <- w - r sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps).
 
     torch.optim.Adam adds eps to the corrected root, so there it weighs less in the first steps: by the factor
-    sqrt(1 - b2^t), 0.03 in the first step and 0.8 after a thousand with the usual b2. Where eps is small beside the roots the two agree.
+    sqrt(1 - b2^t), 0.03 in the first step and 0.8 after a thousand with the usual b2. Where eps is small beside the
+    roots the two agree.
 
     Args:
         betas: b1 and b2; 0 <= b < 1.

@@ -6,7 +6,8 @@ user's terminal, with the same message. Three things are left to the workers:
 * user code: a Python layer, or a layer type of an imported module, may open files, start threads or count its instances
   when it is created. It runs once, in the worker. Neither such a layer nor one above it is set up here.
 * files on other hosts: those hosts check them (`poseidon.cluster.host_checks`).
-* errors that only reading all the data finds: a damaged record, a label outside the classes; and the shapes in a model or state.
+* errors that only reading all the data finds: a damaged record, a label outside the classes; and the shapes in a model
+  or state.
 """
 
 from __future__ import annotations

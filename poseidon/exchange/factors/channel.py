@@ -220,7 +220,7 @@ class FactorChannel:
             self._wait(index, clock)
 
     def replicated_state(self) -> dict[str, Tensor]:
-        """See `Exchange`: the histories, and at staleness > 0 the weights without this worker's own changes ahead of the others."""
+        """See `Exchange`: histories, and at staleness > 0 weights without this worker's changes ahead of the others."""
         state: dict[str, Tensor] = {}
         for weight in self._weights.values():
             state |= {f"{weight.name}, history {number}": h for number, h in enumerate(weight.history)}

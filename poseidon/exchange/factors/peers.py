@@ -1,8 +1,8 @@
 """The connections of a worker to all others: one thread that moves factors between sockets and `FactorSession`.
 
 Each worker listens on an address of its own and is connected to every other's; pairs are sent to the others in the
-order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law: a `Join` with the job's secret is the first message
-of a peer; a message that is not valid is dropped and counted, and changes nothing.
+order rank + 1, rank + 2, ..., so that no worker is the first for all others. Law: a `Join` with the job's secret is the
+first message of a peer; a message that is not valid is dropped and counted, and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ps_server.transport.zmq_sockets import ZmqClientTransport, ZmqServerTranspo
 
 POLL_S = 0.5
 RETRY_S = 0.002
-"""How soon sending is tried again to a peer whose queue was full, and how often it is checked whether the last messages have left."""
+"""Between two attempts to send to a peer whose queue was full, and between two looks whether all messages have left."""
 LEAVE_S = 1.0
 """How long after the end of a connection its `Leave` may be handled."""
 LINGER_S = 2.0
@@ -49,7 +49,8 @@ class Peers:
         keys: own pair, and those of all workers by rank; None: all is in clear.
         timeout_s: longest time that any call waits.
         trace: records each pair sent and received.
-        link: taken as long as anything has to leave this host: is not all with its kernel. None: no other sender waits for it.
+        link: taken as long as anything has to leave this host: is not all with its kernel. None: no other sender waits
+            for it.
     """
 
     def __init__(

@@ -35,8 +35,8 @@ TILE_COLUMNS = 2048
 """A product packs its factors anew for each tile, and 41 whole rows of a weight of 25088 columns pack all of v for little
 work: so they took a quarter longer."""
 BLOCK_ROWS = 256
-"""Rows of factors in one product of `Kernel.FUSED`. oneDNN adds up to some 300 rows in one chain, element by element; longer sums
-it splits, and where depends on the vector width and the number of threads."""
+"""Rows of factors in one product of `Kernel.FUSED`. oneDNN adds up to some 300 rows in one chain, element by element;
+longer sums it splits, and where depends on the vector width and the number of threads."""
 DEVICE_TILE_ELEMENTS = 2**20
 """On an accelerator, of whole rows: each tile costs some launches."""
 
@@ -53,7 +53,7 @@ class Scratch:
         self._memory: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, columns: int) -> Tensor:
-        """Return an uninitialized rows x columns matrix under this name; it has the memory of the last one where that is enough."""
+        """Return an uninitialized rows x columns matrix, in the memory of the last one of this name where that is enough."""
         return self._take(name, rows, columns, self._device)
 
     def packed(self, name: str, matrix_BX: Tensor, columns: slice) -> Tensor:
@@ -91,11 +91,11 @@ class Kernel(Enum):
 
     FUSED = "fused"
     """Blocks of `BLOCK_ROWS` rows, one after another. On a CPU oneDNN computes a block, each element as one chain of fused
-    multiply-adds in the order of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included. On a GPU cuBLAS
-    computes it: the same bits on GPUs of one model."""
+    multiply-adds in the order of rows: the same bits on all x86 processors with AVX2 and FMA, AVX-512 included. On a
+    GPU cuBLAS computes it: the same bits on GPUs of one model."""
     PORTABLE = "portable"
-    """Row by row, a rounded multiplication and a rounded addition: the same bits on every processor that keeps to IEEE 754, 5
-    to 13 times slower."""
+    """Row by row, a rounded multiplication and a rounded addition: the same bits on every processor that keeps to IEEE
+    754, 5 to 13 times slower."""
 
 
 def apply_factors(

@@ -4,8 +4,8 @@
              [VERSION, "leave"]                                  the last one: its connection may end now
              [VERSION, "factors", table, clock, rows] u v ""
 
-The last frame is empty: the sender's transport begins it only when the kernel has all of v, whereas an encrypted frame counts as
-sent from its beginning.
+The last frame is empty: the sender's transport begins it only when the kernel has all of v, whereas an encrypted frame
+counts as sent from its beginning.
 
 Law: `decode` accepts exactly what `encode` makes; everything else is a RemoteProtocolError. Sizes are checked against
 the tables here, legality at this moment by `FactorSession`.

@@ -1,10 +1,10 @@
 """Upgrades of fields that have changed within the current layer format.
 
-* Transformation settings, as Caffe's UpgradeNetDataTransformation: scale, mean_file, crop_size and mirror move from data_param,
-  image_data_param and window_data_param to transform_param. Caffe does so for V1 layers only and ignores these settings in a
-  `layer` block; here they count in both.
-* Inputs, as UpgradeNetInput: `input`, `input_dim` and `input_shape` of the net become one first layer named "input" with a top
-  and a shape for each input. Inputs without any shape, which old models have, are dropped.
+* Transformation settings, as Caffe's UpgradeNetDataTransformation: scale, mean_file, crop_size and mirror move from
+  data_param, image_data_param and window_data_param to transform_param. Caffe does so for V1 layers only and ignores
+  these settings in a `layer` block; here they count in both.
+* Inputs, as UpgradeNetInput: `input`, `input_dim` and `input_shape` of the net become one first layer named "input"
+  with a top and a shape for each input. Inputs without any shape, which old models have, are dropped.
 * BatchNorm, as UpgradeNetBatchNorm: layers with three `param` blocks, one for each blob of statistics, once kept the solver
   from changing them that way. Now lr_mult and decay_mult are always 0.
 * The solver's type, from the enum `solver_type` to the string `type`.

@@ -1,8 +1,8 @@
 """Nodes: the layers of a pycaffe net, each with forward and backward passes on the current values of its blobs.
 
-Law: the semantics are Caffe's. `forward` reads the data of its bottoms and overwrites those of its tops. `backward` reads the
-diffs of its tops, overwrites those of its bottoms and adds to those of its parameters. A top with a loss weight has that
-weight as its initial diff. A layer whose bottoms have changed shape is set up again first.
+Law: the semantics are Caffe's. `forward` reads the data of its bottoms and overwrites those of its tops. `backward`
+reads the diffs of its tops, overwrites those of its bottoms and adds to those of its parameters. A top with a loss
+weight has that weight as its initial diff. A layer whose bottoms have changed shape is set up again first.
 
 The autograd graph of a forward pass is kept until the next one and uses the memory of the blobs, so backward can run twice,
 or on data that were changed in between. Without a forward pass, backward creates the graph.
