@@ -12,12 +12,12 @@ from poseidon.cluster.supervision.restarts import StartingPoint
 from poseidon.engine.document import ScriptDocument
 from poseidon.engine.module.checkpoint_file import ENDING, steps_of
 from poseidon.errors import UsageError
-from poseidon.launch.final_report import resume_command, short_path, without_flags
 from poseidon.launch.job import Job
 from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
 from poseidon.launch.request import ScriptRequest, ShownLogs
 from poseidon.launch.site import FileSet, Site
+from poseidon.launch.terminal import resume_command, short_path, without_flags
 from poseidon.snapshot.checksums import sums_path
 
 

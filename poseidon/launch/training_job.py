@@ -21,12 +21,12 @@ from poseidon.data.batches.partition import part_path
 from poseidon.engine.document import JobDocument
 from poseidon.engine.tools.preflight import check_layers, check_nets, check_snapshot_prefix, weight_files
 from poseidon.errors import SnapshotError
-from poseidon.launch.final_report import model_of, resume_command, short_path, test_commands
 from poseidon.launch.job import Job, check_folder
 from poseidon.launch.job_folder import find_snapshot
 from poseidon.launch.processes import Start
 from poseidon.launch.request import OnNan, TrainRequest
 from poseidon.launch.site import FileSet, Site
+from poseidon.launch.terminal import model_of, resume_command, short_path, test_commands
 from poseidon.layers.base import LayerContext
 from poseidon.layers.user_modules import import_modules
 from poseidon.net.compile import filter_phase
