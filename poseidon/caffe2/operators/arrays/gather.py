@@ -216,9 +216,9 @@ def batch_bucket_one_hot(x: Tensor, lengths: Tensor, boundaries: Tensor) -> Tens
 def unique(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the different values in order, and for each element the place of its value, int32.
 
-    Shape inference takes all values as different.
+    Their number follows from the shape of x for one value at most.
     """
-    if x.is_meta:
+    if x.is_meta and x.numel() <= 1:
         return x.clone(), torch.empty_like(x, dtype=torch.int32)
     values, inverse = torch.unique(x, sorted=True, return_inverse=True)
     return values, inverse.to(torch.int32)

@@ -68,8 +68,8 @@ def split(
     """
     place, count = _place(axis, order, x.ndim), context.outputs
     total = x.shape[place]
-    if sizes is not None and sizes.device.type != "meta":
-        split = sizes.tolist()
+    if sizes is not None:
+        split = sizes.tolist()  # shapes do not follow without the data
     if not split:
         if total % count:
             raise ValueError(f"{total} values cannot be split into {count} equal parts")

@@ -15,9 +15,7 @@ from poseidon.caffe2.operators.registry import operator
 
 
 def ids_of(lengths: Tensor) -> Tensor:
-    """Return the segment of each row for the lengths of all segments; none where lengths have no data."""
-    if lengths.is_meta:
-        return lengths.new_empty(0)
+    """Return the segment of each row for the lengths of all segments."""
     segments = torch.arange(len(lengths), device=lengths.device)
     return torch.repeat_interleave(segments, lengths.to(torch.int64))
 
@@ -40,13 +38,17 @@ def _sizes(ids: Tensor, count: int, like: Tensor) -> Tensor:
 
 def _reduced(kind: str, rows: Tensor, ids: Tensor, count: int) -> Tensor:
     made = rows.new_zeros(count, *rows.shape[1:])
-    if rows.is_meta:
-        return made
     if kind == "Max":
         spread = _column(ids.long(), rows).expand(rows.shape)
         return made.scatter_reduce(0, spread, rows, "amax", include_self=False)
     total = made.index_add(0, ids.long(), rows)
     return total / _sizes(ids, count, rows) if kind == "Mean" else total
+
+
+def _by_lengths(kind: str, rows: Tensor, lengths: Tensor) -> Tensor:
+    if rows.is_meta:
+        return rows.new_empty(len(lengths), *rows.shape[1:])
+    return _reduced(kind, rows, ids_of(lengths), len(lengths))
 
 
 def _spread(kind: str, dy: Tensor, ids: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ def _register_lengths(kind: str) -> None:
     @operator(f"Lengths{kind}", gradient=gradient)
     def by_lengths(x: Tensor, lengths: Tensor) -> Tensor:
         """Return the sum or mean of each segment; 0 for an empty one."""
-        return _reduced(kind, x, ids_of(lengths), len(lengths))
+        return _by_lengths(kind, x, lengths)
 
     sparse = (
         f"SparseLengthsIndicesInGradient{kind}Gradient(GO0, I2, I1) -> GI0_values; GI0 = (I1, GI0_values)"
@@ -185,7 +187,7 @@ def _register_lengths(kind: str) -> None:
     @operator(f"SparseLengths{kind}", gradient=sparse)
     def sparse_by_lengths(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
         """Return the sum or mean of the rows that the indices of each segment name."""
-        return _reduced(kind, _rows(x, indices), ids_of(lengths), len(lengths))
+        return _by_lengths(kind, _rows(x, indices), lengths)
 
     @operator(f"LengthsIndicesInGradient{kind}Gradient", f"SparseLengthsIndicesInGradient{kind}Gradient")
     def by_lengths_gradient(dy: Tensor, lengths: Tensor, indices: Tensor) -> Tensor:
@@ -200,13 +202,13 @@ for _kind in ("Sum", "Mean"):
 @operator("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(O0, GO0, I1, I0) -> GI0")
 def lengths_max(x: Tensor, lengths: Tensor) -> Tensor:
     """Return the largest of each segment, element by element; 0 for an empty one."""
-    return _reduced("Max", x, ids_of(lengths), len(lengths))
+    return _by_lengths("Max", x, lengths)
 
 
 @operator("SparseLengthsMax")
 def sparse_lengths_max(x: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
     """Return the largest of the rows that the indices of each segment name."""
-    return _reduced("Max", _rows(x, indices), ids_of(lengths), len(lengths))
+    return _by_lengths("Max", _rows(x, indices), lengths)
 
 
 @operator("LengthsMaxWithMainInputAndForwardOutputGradient")
@@ -229,7 +231,7 @@ def _lengths_weighted_rule(maker: GradientMaker) -> None:
 @operator("LengthsWeightedSum", gradient=_lengths_weighted_rule)
 def lengths_weighted_sum(x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of each segment."""
-    return _reduced("Sum", x * _column(weights, x), ids_of(lengths), len(lengths))
+    return _by_lengths("Sum", x * _column(weights, x), lengths)
 
 
 @operator("LengthsWeightedSumGradient")
@@ -263,7 +265,7 @@ def _sparse_lengths_weighted_rule(maker: GradientMaker) -> None:
 def sparse_lengths_weighted_sum(x: Tensor, weights: Tensor, indices: Tensor, lengths: Tensor) -> Tensor:
     """Return the weighted sum of the rows that the indices of each segment name."""
     rows = _rows(x, indices)
-    return _reduced("Sum", rows * _column(weights, rows), ids_of(lengths), len(lengths))
+    return _by_lengths("Sum", rows * _column(weights, rows), lengths)
 
 
 @operator("SparseLengthsPositionalWeightedSum")
@@ -274,7 +276,7 @@ def sparse_lengths_positional_weighted_sum(
     starts = lengths.cumsum(0) - lengths
     place = torch.arange(len(indices), device=indices.device) - starts[ids_of(lengths)]
     rows = _rows(x, indices)
-    return _reduced("Sum", rows * _column(weights[place], rows), ids_of(lengths), len(lengths))
+    return _by_lengths("Sum", rows * _column(weights[place], rows), lengths)
 
 
 @operator("SparseLengthsIndicesInGradientWeightedSumGradient")

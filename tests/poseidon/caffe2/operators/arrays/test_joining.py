@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import workspace
+from poseidon.caffe2 import core, workspace
 from tests.support.caffe2_operators import assert_gradients, numbers, run
 
 X = numbers(2, 6, 4, 3)
@@ -73,3 +73,29 @@ def test_coalesced_blobs_share_a_buffer() -> None:
     workspace.FeedBlob("y2", np.full(10, 3, "f4"))
     assert (workspace.FetchBlob("x0") == 3).all()
     assert (workspace.FetchBlob("x1") == 3).all()
+
+
+def test_shapes_of_parts_do_not_follow_from_a_tensor_of_sizes() -> None:
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("x", numbers(4, 2))
+    workspace.FeedBlob("sizes", np.array([1, 3], "i4"))
+    net = core.Net("parts")
+    net.Split(["x", "sizes"], ["a", "b"], axis=0)
+    net.Split(["x"], ["c", "d"], axis=0)
+    shapes, _ = workspace.InferShapesAndTypes([net])
+    assert not {"a", "b"} & set(shapes)
+    assert shapes["c"] == shapes["d"] == [2, 2]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_number_of_different_values_follows_for_one_at_most(count: int) -> None:
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("x", np.zeros(count, "i8"))
+    net = core.Net("values")
+    net.Unique(["x"], ["u", "places"])
+    shapes, types = workspace.InferShapesAndTypes([net])
+    if count > 1:
+        assert "u" not in shapes
+    else:
+        assert shapes["u"] == shapes["places"] == [count]
+        assert types["places"] == core.DataType.INT32
