@@ -114,7 +114,8 @@ class RecurrentNetwork:
         step_net: the net.
         recurrent_states, initial_recurrent_state_ids: names of the states, and the inputs that they begin with.
         link_internal, link_external, link_offset, link_window: see `Link`.
-        alias_src, alias_dst, alias_offset: for each output the state, and where its part begins; -1 is the last element.
+        alias_src, alias_dst, alias_offset: for an output (dst) the state, and where its part begins; -1 is the last
+            element. An output with the name of a state is all of that.
         timestep: the blob of the step's number.
         backward_step_net: the gradient of a step; without it no values are kept for one.
         recompute_blobs_on_backward: blobs that the gradient makes anew, so that they are not kept.
@@ -140,7 +141,8 @@ class RecurrentNetwork:
     ) -> None:
         self.context, self.net, self.timestep = context, step_net, timestep
         self.initial = dict(zip(recurrent_states, initial_recurrent_state_ids, strict=True))
-        self.aliases = list(zip(alias_src, alias_dst, alias_offset, strict=True))
+        self.parts = {name: (name, 0) for name in recurrent_states}
+        self.parts.update(zip(alias_dst, zip(alias_src, alias_offset, strict=True), strict=True))
         self.keeps = backward_step_net is not None
         self.dropped = recompute_blobs_on_backward
         written = _written(step_net)
@@ -181,7 +183,8 @@ class RecurrentNetwork:
             for name in self.dropped:
                 blobs[name].value = None
         steps.states = {name: torch.cat(parts) for name, parts in states.items()}
-        for blob, (state, _, offset) in zip(outputs, self.aliases, strict=False):
+        for name, blob in zip(self.context.definition.output[:-1], outputs, strict=False):
+            state, offset = self.parts[name]
             blob.value = steps.states[state][offset:]
         outputs[-1].value = steps
 
@@ -208,8 +211,6 @@ class RecurrentNetworkGradient:
         backward_link_internal: list[str],
         backward_link_external: list[str],
         backward_link_offset: list[int],
-        alias_src: list[str],
-        alias_offset: list[int],
         param: list[int] = [],  # noqa: B006
         param_grads: list[str] = [],  # noqa: B006
         outputs_with_grads: list[int] = [0],  # noqa: B006
@@ -217,8 +218,9 @@ class RecurrentNetworkGradient:
     ) -> None:
         self.context, self.net = context, backward_step_net
         self.states, self.initial = recurrent_states, initial_recurrent_state_ids
-        self.given = [(alias_src[index], alias_offset[index]) for index in outputs_with_grads]
-        self.param_grads = param_grads
+        self.given = outputs_with_grads
+        names = context.definition.input[len(outputs_with_grads) :]
+        self.param_grads = param_grads or [f"{names[index]}_grad" for index in param]
         links = _links(
             backward_link_internal, backward_link_external, backward_link_offset, backward_link_window
         )
@@ -236,7 +238,9 @@ class RecurrentNetworkGradient:
             raise EnforceNotMet("The last input is not what RecurrentNetwork has kept of its steps")
         sequence = inputs[len(self.given)].value
         outer = {f"{name}_grad": torch.zeros_like(steps.states[name]) for name in self.states}
-        for blob, (state, offset) in zip(inputs, self.given, strict=False):
+        of_outputs = steps.owner.context.definition.output
+        for blob, index in zip(inputs, self.given, strict=False):
+            state, offset = steps.owner.parts[of_outputs[index]]
             outer[f"{state}_grad"][offset:] += blob.value
         inner = {name: torch.zeros_like(value) for name, value in outer.items()}
         of_sequence = torch.zeros_like(sequence)

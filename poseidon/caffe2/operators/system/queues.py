@@ -192,13 +192,13 @@ class CloseBlobsQueue:
 
 @operator("WeightedSampleDequeueBlobs", blobs=True, inputs=(1, 1 << 30), outputs=(2, 1 << 30))
 class WeightedSampleDequeueBlobs:
-    """Takes an entry of one of several queues, drawn by weight; a queue that is closed and empty has no more part.
+    """Takes an entry of one of several queues, drawn by weight.
 
     Args of the operator:
         weights: of the queues.
-        table_idx_blob: the index of the output that gets the number of the queue; -1 for none.
+        table_idx_blob: the index of the output that gets the number of the queue in place of its value; -1 for none.
 
-    The last output tells whether all queues are closed and empty.
+    The last output tells whether the queue that was drawn is closed and empty, so that nothing was taken.
     """
 
     def __init__(self, *, context: Context, weights: list[float], table_idx_blob: int = -1) -> None:
@@ -206,17 +206,15 @@ class WeightedSampleDequeueBlobs:
         self.generator, self.place = context.generator, table_idx_blob
         if len(weights) != len(context.definition.input) or not (self.weights > 0).all():
             raise ValueError("weights must be positive, one for each queue")
+        if table_idx_blob >= context.outputs:
+            raise ValueError(f"table_idx_blob must be less than {context.outputs}")
 
     def __call__(self, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> None:
-        left = self.weights.clone()
-        while bool(left.sum() > 0):
-            number = int(torch.multinomial(left, 1, generator=self.generator))
-            entry = _queue(inputs[number]).get()
-            if entry is not None:
-                if self.place >= 0:
-                    entry = [*entry[: self.place], torch.tensor(number), *entry[self.place :]]
-                _give([], outputs[:-1], entry)
-                outputs[-1].value = torch.tensor(False)
-                return
-            left[number] = 0
-        outputs[-1].value = torch.tensor(True)
+        number = int(torch.multinomial(self.weights, 1, generator=self.generator))
+        queue = _queue(inputs[number])
+        _check_width(queue, len(outputs) - 1)
+        entry = queue.get()
+        _give([], outputs[:-1], entry or [])
+        if self.place >= 0:
+            outputs[self.place].value = torch.tensor([number], dtype=torch.int32)
+        outputs[-1].value = torch.tensor(entry is None)

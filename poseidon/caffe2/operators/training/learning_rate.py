@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from poseidon.caffe2.operators.registry import Context, operator
+from poseidon.caffe2.operators.system.statistics import COMMON
 from poseidon.caffe2.proto.caffe2_pb2 import Argument
 
 Policy = Callable[[int], float]
@@ -295,7 +296,15 @@ def iter_(iteration: Tensor | None = None, *, context: Context) -> Tensor:
 
 
 @operator("AtomicIter")
-def atomic_iter(mutex: object, iteration: Tensor) -> Tensor:
-    """Return the next iteration; the mutex guards the counter."""
-    with mutex:  # type: ignore[attr-defined]
-        return iteration.add_(1)
+class AtomicIter:
+    """Gives the next iteration; the mutex guards the counter. The statistics of the process count the calls."""
+
+    def __init__(self, *, context: Context) -> None:
+        self.name = f"atomic_iter/stats/{context.definition.input[1]}/num_iter".encode()
+
+    def __call__(self, mutex: object, iteration: Tensor) -> Tensor:
+        with mutex:  # type: ignore[attr-defined]
+            made = iteration.add_(1)
+        if made.device.type != "meta":
+            COMMON.add(self.name, 1)
+        return made

@@ -93,28 +93,21 @@ def test_mistakes(kind: str, inputs: list[str], outputs: list[str], arguments: A
         call(kind, inputs, outputs, **arguments)
 
 
-def test_queues_are_drawn_by_weight_until_all_are_empty() -> None:
+def test_queues_are_drawn_by_weight() -> None:
     for name in ("queue", "second"):
-        call("CreateBlobsQueue", [], [name], capacity=9)
+        call("CreateBlobsQueue", [], [name], capacity=9, num_blobs=2)
     workspace.FeedBlob("x", np.zeros(1))
-    for name in ["queue"] * 2 + ["second"] * 4:
-        call("EnqueueBlobs", [name, "x"], ["x"])
-    for name in ("queue", "second"):
-        call("CloseBlobsQueue", [name], [])
-    taken = []
-    for _ in range(6):
-        call(
-            "WeightedSampleDequeueBlobs",
-            ["queue", "second"],
-            ["a", "number", "status"],
-            weights=[0.5, 0.5],
-            table_idx_blob=1,
-        )
-        assert not workspace.FetchBlob("status")
-        taken.append(int(workspace.FetchBlob("number")))
-    assert sorted(taken) == [0, 0, 1, 1, 1, 1]
-    call("WeightedSampleDequeueBlobs", ["queue", "second"], ["a", "status"], weights=[0.5, 0.5])
+    for name in ["queue", "second"] * 3:
+        call("EnqueueBlobs", [name, "x", "x"], ["x", "x"])
+    arguments = {"weights": [1e-9, 1.0], "table_idx_blob": 1}
+    for _ in range(3):
+        call("WeightedSampleDequeueBlobs", ["queue", "second"], ["a", "number", "status"], **arguments)
+        assert workspace.FetchBlobs(["number", "status"]) == [[1], False]
+    call("CloseBlobsQueue", ["second"], [])
+    call("WeightedSampleDequeueBlobs", ["queue", "second"], ["a", "number", "status"], **arguments)
     assert workspace.FetchBlob("status")
+    with pytest.raises(RuntimeError, match="weights must be positive"):
+        call("WeightedSampleDequeueBlobs", ["queue"], ["a", "b", "status"], weights=[0.0])
 
 
 def test_tasks_pass_entries_on() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from poseidon.caffe2 import core, workspace
 from tests.support.caffe2_operators import run
 
 WARMUP = {"start_warmup_multiplier": 0.2, "constant_warmup_num_iter": 4, "linear_warmup_num_iter": 8}
@@ -79,3 +80,17 @@ def test_the_rate_follows_two_gradients() -> None:
     assert run("LearningRateAdaption", [lr, g, g], lr_alpha=0.1, normalized_lr_adaption=0)[
         0
     ] == pytest.approx(-2)
+
+
+def test_iterations_are_counted_in_the_statistics() -> None:
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("counted_iter", np.array([5], np.int64))
+    net = core.Net("counted")
+    net.CreateMutex([], ["mutex"])
+    net.AtomicIter(["mutex", "counted_iter"], ["counted_iter"])
+    net.AtomicIter(["mutex", "counted_iter"], ["counted_iter"])
+    net.StatRegistryExport([], ["names", "counts", "times"])
+    workspace.RunNetOnce(net)
+    names, counts = workspace.FetchBlobs(["names", "counts"])
+    assert workspace.FetchBlob("counted_iter") == 7
+    assert counts[names.tolist().index(b"atomic_iter/stats/counted_iter/num_iter")] == 2
