@@ -237,7 +237,7 @@ class ProcessingReader(Reader):
         nets = [*nets, *result.nets]
         if result.should_stop is not None:
             stop_net = core.Net("stop_net")
-            stop_net.Copy([result.should_stop], [status])
+            stop_net.Or([status, result.should_stop], [status])
             nets.append(stop_net)
         if hasattr(self.processor, "setup"):
             local_init_net.add_attribute(TaskGroup.LOCAL_SETUP, self.processor)

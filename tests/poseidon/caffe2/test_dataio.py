@@ -149,6 +149,24 @@ def test_a_net_as_processor() -> None:
     assert processor.blob_maps()[0][str(record.x())] != str(record.x())
 
 
+@pytest.mark.parametrize(("limit", "stop_at", "expected"), [(9, 3, 6), (2, 3, 1)])
+def test_a_processor_can_stop_the_reading(limit: int, stop_at: int, expected: int) -> None:
+    """The record at which it stops counts; the limit of the reader still holds."""
+    session = LocalSession()
+    with TaskGroup(WorkspaceType.GLOBAL) as init, Task():
+        total, last = ops.Const([0]), ops.Const([stop_at])
+    session.run(init)
+
+    def add(record: Any) -> Any:
+        ops.Add([total, record.x()], [total])
+        return None, None, ops.GE([record.x(), last])
+
+    with TaskGroup(WorkspaceType.GLOBAL) as group:
+        pipe(ReaderWithLimit(values(9), limit), processor=add)
+    session.run(group)
+    assert workspace.FetchBlob(total).tolist() == [expected]
+
+
 def test_what_cannot_be_read_or_written() -> None:
     with pytest.raises(ValueError, match="Input must be a reader"), TaskGroup():
         pipe(object())
