@@ -138,6 +138,8 @@ def test_a_restart_continues_the_log_and_the_loss_curve(
     [
         ([], {"gpus": "0,1"}, "gpu_1"),
         (["--use_cpu"], {"num_gpus": 2}, "cpu_1"),
+        pytest.param(["--enable_tensor_core"], {"dtype": "float16"}, "gpu_0", marks=THOROUGH),
+        pytest.param([], {"model": "shufflenet", "image_size": 36}, "gpu_0", marks=THOROUGH),
         pytest.param([], {"train_data": "null"}, "gpu_0", marks=THOROUGH),
         pytest.param([], {**GRAY, "image_std_per_channel": 50.0}, "gpu_0", marks=THOROUGH),
         pytest.param([], {"resnext_num_groups": 2, "resnext_width_per_group": 8}, "gpu_0", marks=THOROUGH),
@@ -147,8 +149,9 @@ def test_devices_inputs_and_models(
     trainer: Trainer, switches: list[str], flags: dict[str, Any], prefix: str
 ) -> None:
     assert trainer(*switches, epoch_size=4, **flags) == 0
+    side = flags.get("image_size", 32)
     batch = 4 // (2 if prefix.endswith("1") else 1)
-    assert workspace.FetchBlob(f"{prefix}/data").shape == (batch, flags.get("num_channels", 3), 32, 32)
+    assert workspace.FetchBlob(f"{prefix}/data").shape == (batch, flags.get("num_channels", 3), side, side)
     if prefix.endswith("1"):
         first = prefix.replace("1", "0")
         for name in ("conv1_w", "comp_3_conv_2_w", "last_out_L2_b"):

@@ -32,7 +32,7 @@ from poseidon.caffe2 import data_parallel_model as dpm
 from poseidon.caffe2.images.records import holds_datums
 from poseidon.caffe2.model_helper import ModelHelper
 from poseidon.caffe2.modeling.initializers import Initializer, PseudoFP16Initializer
-from poseidon.caffe2.models import resnet
+from poseidon.caffe2.models import resnet, shufflenet
 from poseidon.caffe2.predictor import predictor_exporter, predictor_py_utils
 from poseidon.caffe2.predictor_constants import predictor_constants
 from poseidon.caffe2.proto import caffe2_pb2
@@ -104,7 +104,16 @@ class Builders:
         args = self.args
         half = args.dtype == "float16"
         initializer = PseudoFP16Initializer if half else Initializer
-        engine = {"engine": "TENSORCORE"} if args.enable_tensor_core else {}
+        create: Any = shufflenet.create_shufflenet
+        options: dict[str, Any] = {}
+        if args.model == "resnext":
+            create = resnet.create_resnext
+            options = {
+                "num_layers": args.num_layers,
+                "num_groups": args.resnext_num_groups,
+                "num_width_per_group": args.resnext_width_per_group,
+                "no_bias": True,
+            }
 
         def build(model: Any, loss_scale: float) -> list[Any]:
             with brew.arg_scope(
@@ -112,19 +121,16 @@ class Builders:
                 WeightInitializer=initializer,
                 BiasInitializer=initializer,
                 float16_compute=args.float16_compute,
-                **engine,
+                enable_tensor_core=args.enable_tensor_core,
             ):
-                scores = resnet.create_resnext(
+                scores = create(
                     model,
                     "data",
                     num_input_channels=args.num_channels,
                     num_labels=args.num_labels,
-                    num_layers=args.num_layers,
-                    num_groups=args.resnext_num_groups,
-                    num_width_per_group=args.resnext_width_per_group,
-                    no_bias=True,
                     no_loss=True,
                     is_test=is_test,
+                    **options,
                 )
             if half:
                 scores = model.net.HalfToFloat(scores, f"{scores}_fp32")
@@ -319,8 +325,9 @@ def run_epoch(args: argparse.Namespace, plan: Plan, model: ModelHelper, epoch: i
 
 def open_log(args: argparse.Namespace, plan: Plan, begin: int) -> experiment_util.ModelTrainerLog:
     """Return the log file: a new one, or that of the run that has ended before epoch `begin`."""
+    model = f"resnet{args.num_layers}" if args.model == "resnext" else args.model
     name = (
-        f"resnet{args.num_layers}_gpu{len(plan.gpus)}_b{plan.batch_size}_L{args.num_labels}"
+        f"{model}_gpu{len(plan.gpus)}_b{plan.batch_size}_L{args.num_labels}"
         f"_lr{args.base_learning_rate:.2f}_v2" + (f"_shard{plan.shard}" if plan.shard else "")
     )
     earlier = [
@@ -390,7 +397,7 @@ def main(argv: list[str] | None = None) -> None:
     args = flags().parse_args(argv)
     try:
         train(args)
-    except (PoseidonError, RuntimeError, AssertionError, OSError) as error:
+    except (PoseidonError, RuntimeError, ValueError, AssertionError, OSError) as error:
         if poseidon.this_worker().size > 1:  # the launcher prints it
             raise JobError(sentence(error)) from None
         print(f"resnet50_trainer.py: {sentence(error)}", file=sys.stderr, flush=True)

@@ -74,7 +74,7 @@ def flags() -> argparse.ArgumentParser:
         text = f"what is {what} for each channel"
         add_flag(data, f"image_{name}_per_channel", text, type=float, nargs="*", default=None)
     model = parser.add_argument_group("model")
-    add_flag(model, "model", "resnext", choices=("resnext",), default="resnext")
+    add_flag(model, "model", "resnext or shufflenet", choices=("resnext", "shufflenet"), default="resnext")
     add_flag(model, "num_layers", "18, 34, 50, 101, 152 or 200", type=int, default=50)
     add_flag(model, "resnext_num_groups", "groups of the 3x3 convolutions", type=int, default=1)
     add_flag(model, "resnext_width_per_group", "their width", type=int, default=64)
