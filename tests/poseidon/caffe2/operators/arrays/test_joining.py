@@ -99,3 +99,15 @@ def test_the_number_of_different_values_follows_for_one_at_most(count: int) -> N
     else:
         assert shapes["u"] == shapes["places"] == [count]
         assert types["places"] == core.DataType.INT32
+
+
+def test_the_shapes_of_the_gradients_of_parts_follow_from_their_names() -> None:
+    workspace.ResetWorkspace()
+    workspace.FeedBlob("a", numbers(1, 2))
+    workspace.FeedBlob("b", numbers(3, 2))
+    net = core.Net("whole")
+    net.Concat(["a", "b"], ["c", "sizes"], axis=0)
+    net.SumElements("c", "loss")
+    net.AddGradientOperators(["loss"])
+    shapes, _ = workspace.InferShapesAndTypes([net])
+    assert (shapes["a_grad"], shapes["b_grad"]) == ([1, 2], [3, 2])
