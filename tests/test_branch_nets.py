@@ -41,6 +41,7 @@ class Trial:
         rate: of Adam at the first iteration.
         iterations: in the thorough run.
         expected: a score that is reached then.
+        images: of the training set then.
     """
 
     make: Callable[[Path, int], tuple[NetParameter, NetParameter]]
@@ -48,6 +49,7 @@ class Trial:
     rate: float
     iterations: int
     expected: float
+    images: int = 300
 
 
 def make_segnet(folder: Path, count: int) -> tuple[NetParameter, NetParameter]:
@@ -186,9 +188,10 @@ TRIALS = {
     "shufflenet": Trial(
         make=partial(make_classifier, partial(shufflenet.body, SHUFFLE_SIZE)),
         score=score_labels,
-        rate=0.003,
-        iterations=200,
-        expected=0.7,
+        rate=0.01,
+        iterations=400,
+        expected=0.65,
+        images=600,
     ),
 }
 
@@ -207,7 +210,7 @@ def test_two_workers_learn_for_a_few_iterations(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", TRIALS)
 def test_two_workers_learn_to_find_shapes(tmp_path: Path, name: str) -> None:
     trial = TRIALS[name]
-    net, use = trial.make(tmp_path / "set", 300)
+    net, use = trial.make(tmp_path / "set", trial.images)
     model, _ = branch_nets.train(tmp_path, net, rate=trial.rate, iterations=trial.iterations)
     found = trial.score(use, model)
     print(f"{name}: {found:.3f} after {trial.iterations} iterations of two workers")

@@ -71,22 +71,36 @@ class Upsample(Layer):
     top, without a gradient. Top: N x C x H' x W'. If an index occurs twice, the later value stays, and both values get the
     gradient, as in SegNet's Caffe. An index of -1, of a window entirely outside the image, is left out.
 
+    With one bottom it is the layer of Yolo's Caffe (Redmon and Farhadi, 2018): each value fills a square of scale x scale.
+
     Fields (upsample_param): upsample_h and upsample_w, the extents H' and W'; or scale (2 by default), or scale_h and scale_w,
-    the factors of H and W, and with a factor of 2 pad_out_h and pad_out_w, which make H' and W' one less.
+    the factors of H and W, and with a factor of 2 pad_out_h and pad_out_w, which make H' and W' one less. With one bottom only
+    scale.
     """
 
-    MIN_BOTTOMS: ClassVar[int] = 2
     MAX_BOTTOMS: ClassVar[int | None] = 2
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
-        shape, mask = bottoms
+        shape, mask = bottoms[0], bottoms[-1]
         check_image(shape)
+        if len(bottoms) == 1:
+            return [(*shape[:2], *self._squares(shape))]
         if mask != shape:
             raise LayerError(
                 f"bottoms have shapes {times(shape)} and {times(mask)}, expected equal shapes: an index for each value"
             )
         self.extents = self._extents((shape[2], shape[3]))
         return [(*shape[:2], *self.extents)]
+
+    def _squares(self, shape: Shape) -> Shape:
+        """Return height and width of the top of one bottom."""
+        fields = {field.name for field, _ in self.param.upsample_param.ListFields()}
+        self.scale = self.param.upsample_param.scale
+        if fields != {"scale"} or self.scale < 1:
+            raise LayerError(
+                "has 1 bottom, expected scale: <at least 1> alone; the other fields need the mask of a Pooling layer as bottom 2"
+            )
+        return tuple(extent * self.scale for extent in shape[2:])
 
     def _extents(self, image: tuple[int, int]) -> tuple[int, int]:
         param = self.param.upsample_param
@@ -111,7 +125,9 @@ class Upsample(Layer):
         high, wide = (extent * scale - pad for extent, scale, pad in zip(image, scales, pads, strict=True))
         return high, wide
 
-    def forward(self, bottom: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, bottom: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            return bottom.repeat_interleave(self.scale, 2).repeat_interleave(self.scale, 3)
         count = self.extents[0] * self.extents[1]
         index = mask.detach().flatten(2).long()
         if index.device.type == "cpu" and index.numel():

@@ -354,6 +354,7 @@ CASES |= {
     ),
     "reorg": ({"x": (2, 8, 4, 6)}, "Reorg", "x", "y", "reorg_param { stride: 2 }", 0),
     "reorg_reverse": ({"x": (2, 8, 4, 6)}, "Reorg", "x", "y", "reorg_param { stride: 2 reverse: true }", 0),
+    "upsample_squares": (IMAGE, "Upsample", "x", "y", "upsample_param { scale: 2 }", 0),
     "psroi_pooling": (
         GROUPS,
         "PSROIPooling",
@@ -413,7 +414,6 @@ HELD_ELSEWHERE = {
     "ROIPooling": "against pooling: test_regions.py",
     "Silence": "has no top",
     "Threshold": "has no gradient",
-    "Upsample": "needs different indices: test_resize.py",
     "WindowData": "a source",
 }
 

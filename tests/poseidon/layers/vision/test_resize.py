@@ -151,3 +151,18 @@ def test_reorg_in_reverse() -> None:
 def test_mistakes_of_reorg(shape: tuple[int, ...], body: str, message: str) -> None:
     with pytest.raises(DefinitionError, match=message):
         build(inputs(x=shape) + layer("Reorg", "x", "y", f"reorg_param {{ {body} }}"))
+
+
+def test_one_bottom_fills_squares() -> None:
+    """Yolo's layer."""
+    net = build(inputs(x=(1, 1, 1, 2)) + layer("Upsample", "x", "y", "upsample_param { scale: 2 }"))
+    x = torch.tensor([1.0, 2]).view(1, 1, 1, 2).requires_grad_()
+    y = net({"x": x})["y"]
+    assert y[0, 0].tolist() == [[1, 1, 2, 2], [1, 1, 2, 2]]
+    y.sum().backward()
+    assert x.grad is not None and x.grad.flatten().tolist() == [4, 4]
+    with pytest.raises(DefinitionError, match="has 1 bottom, expected scale: <at least 1> alone"):
+        build(
+            inputs(x=(1, 1, 1, 2))
+            + layer("Upsample", "x", "y", "upsample_param { scale: 2 pad_out_h: true }")
+        )
