@@ -76,7 +76,7 @@ def recurrent_net(
     outputs = [dst for _, dst, _ in tied.aliases]
     results = net.RecurrentNetwork(
         blobs,
-        [core.BlobReference(name) for name in (*outputs, f"{prefix}/step_workspaces")],
+        [*map(core.BlobReference, outputs), core.ScopedBlobReference(f"{prefix}/step_workspaces")],
         recurrent_states=tied.states,
         initial_recurrent_state_ids=[names.index(str(first)) for _, first in initial_cell_inputs],
         step_net=cell_net.Proto(),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.caffe2 import brew, core, data_parallel_model, model_helper, workspace
+from poseidon.caffe2 import brew, core, data_parallel_model, model_helper, rnn_cell, workspace
 from poseidon.caffe2.data_parallel_model import replicas
 from poseidon.caffe2.proto import caffe2_pb2
 from tests.support.caffe2_replicas import add_layers, batch, build, feed, params, start, train
@@ -117,6 +117,30 @@ def test_one_normalization_over_all_devices_equals_that_of_one_device() -> None:
     assert_equal(whole, run([2, 0], combine_spatial_bn=True, cpu_device=False), 1e-4)
     apart = run([0, 1])
     assert np.abs(apart["conv1_w"] - whole["conv1_w"]).max() > 1e-3  # statistics of half the batch
+
+
+def test_recurrent_networks_on_replicas_equal_one_with_the_whole_batch() -> None:
+    def add_recurrent(model: Any, loss_scale: float) -> list[Any]:
+        rows = 8 // count
+        for kind in ("hidden", "cell"):
+            model.param_init_net.ConstantFill([], f"{kind}_init", value=0.0, shape=[1, rows, 4])
+        model.net.ExpandDims("data", "sequence", dims=[0])
+        lengths = model.net.ConstantFill([], "lengths", shape=[rows], value=1, dtype=core.DataType.INT32)
+        states = ("hidden_init", "cell_init")
+        output, *_ = rnn_cell.LSTM(model, "sequence", lengths, states, 6, 4, "lstm")
+        _, loss = model.net.SoftmaxWithLoss(
+            [model.net.Squeeze(output, "flat", dims=[0]), "label"], ["p", "loss"]
+        )
+        return [model.net.Scale(loss, scale=loss_scale)]
+
+    ends = []
+    for count in (1, 2, 4):
+        workspace.ResetWorkspace()
+        model = build(list(range(count)), forward_pass_builder_fun=add_recurrent)
+        train(model, 3, 8)
+        ends.append(params(model))
+    assert_equal(ends[0], ends[1])
+    assert_equal(ends[0], ends[2])
 
 
 def test_builders_of_updates_exclude_each_other() -> None:
