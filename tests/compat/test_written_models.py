@@ -20,6 +20,11 @@ def conv(bottom: str, top: str, body: str) -> str:
     return layer("Convolution", bottom, top, f"convolution_param {{ {body} {FILLERS} }}", name=top)
 
 
+PRIOR = (
+    "min_size: 4 min_size: 7 max_size: 6 max_size: 9 aspect_ratio: 2 aspect_ratio: 3 "
+    "variance: 0.1 variance: 0.1 variance: 0.2 variance: 0.2"
+)
+
 NETS = {
     "convolutions": conv("x", "c1", "num_output: 4 kernel_size: 3 pad: 1 stride: 2")
     + conv("c1", "c2", "num_output: 6 kernel_h: 1 kernel_w: 3 dilation: 2 group: 2")
@@ -72,6 +77,28 @@ NETS = {
         name="scaled",
     )
     + layer("PReLU", "scaled", "p", 'prelu_param { filler { type: "uniform" } }', name="p"),
+    "permutations": layer(
+        "Permute", "x", "p", "permute_param { order: 0 order: 2 order: 3 order: 1 }", name="p"
+    )
+    + layer("Permute", "x", "q", "permute_param { order: 0 order: 3 order: 1 order: 2 }", name="q"),
+    "normalizations": conv("x", "c", "num_output: 4 kernel_size: 3")
+    + layer(
+        "Normalize",
+        "c",
+        "each",
+        'norm_param { across_spatial: false channel_shared: false scale_filler { type: "uniform" min: 5 max: 20 } }',
+        name="each",
+    ),
+    "prior boxes": layer("Pooling", "x", "m", "pooling_param { kernel_size: 3 stride: 3 }", name="m")
+    + layer("PriorBox", "m x", "a", f"prior_box_param {{ {PRIOR} clip: false offset: 0.5 }}", name="a")
+    + layer("PriorBox", "m x", "b", f"prior_box_param {{ {PRIOR} clip: true step: 4 offset: 0.3 }}", name="b")
+    + layer(
+        "PriorBox",
+        "m x",
+        "c",
+        f"prior_box_param {{ {PRIOR} step_h: 3 step_w: 5 flip: false clip: false }}",
+        name="c",
+    ),
 }
 
 

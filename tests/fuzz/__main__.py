@@ -21,7 +21,10 @@ from tests.fuzz.judging import SECONDS, Outcome, judge
 from tests.fuzz.targets import Kind, kinds
 from tests.support.needs import SHARED
 
-NAMES = ("prototxt", "branches", "solver", "binary", "caffemodel", "solverstate", "hdf5", "datum", "mean")
+NAMES = (
+    *("prototxt", "branches", "solver", "binary", "caffemodel", "solverstate", "hdf5", "datum", "mean"),
+    *("detection", "augmentation", "annotated", "annotation"),
+)
 
 
 def main() -> int:

@@ -30,8 +30,10 @@ from poseidon.proto.blob import from_array
 from poseidon.proto.caffe_pb2 import (
     TEST,
     TRAIN,
+    AnnotatedDatum,
     BlobProto,
     Datum,
+    LayerParameter,
     NetParameter,
     NetState,
     SolverParameter,
@@ -42,7 +44,7 @@ from poseidon.proto.text import parse, to_text
 from poseidon.snapshot import caffemodel, hdf5
 from poseidon.snapshot.solverstate import RunState, read_head, read_state, write_state
 from poseidon.solvers.settings import solver_settings
-from tests.fuzz import branches, mutation
+from tests.fuzz import branches, detection, mutation
 from tests.fuzz.fields import Fields
 from tests.fuzz.mutation import BINARY, MODEL, TEXT
 from tests.support.nets import build
@@ -109,6 +111,23 @@ def kinds(scratch: Path, shared: Path | None) -> dict[str, Kind]:
         "solverstate": Kind(seeds=states, mutations=(*MODEL, *[state] * 10), load=_StateLoader(net)),
         "hdf5": Kind(seeds=images, mutations=BINARY, load=_Hdf5Loader(net), suffix=".h5"),
         "datum": Kind(seeds=_data(), mutations=(*BINARY, *[datum] * 3), load=_load_datum),
+        "detection": Kind(
+            seeds=detection.NETS,
+            mutations=(*TEXT, *[text_net] * 32),
+            load=detection.load_running_net,
+            suffix=".prototxt",
+        ),
+        "augmentation": Kind(
+            seeds=detection.texts_of_steps(),
+            mutations=(*TEXT, *[Fields(LayerParameter, "text")] * 32),
+            load=detection.load_steps,
+        ),
+        "annotated": Kind(
+            seeds=detection.records(),
+            mutations=(*BINARY, *[Fields(AnnotatedDatum, "binary")] * 3),
+            load=detection.load_record,
+        ),
+        "annotation": Kind(seeds=detection.annotations(), mutations=TEXT, load=detection.load_annotation),
         "mean": Kind(seeds=[_mean()], mutations=(*MODEL, Fields(BlobProto, "binary")), load=_load_mean),
     }
 

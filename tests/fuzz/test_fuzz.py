@@ -41,7 +41,10 @@ def test_mutated_inputs(
 
 def test_valid_inputs_load(every_kind: dict[str, Kind], tmp_path: Path) -> None:
     """The seeds load: a reader that refuses everything would pass the test above."""
-    for name in ("caffemodel", "solverstate", "hdf5", "datum", "mean"):
+    for name in (
+        *("caffemodel", "solverstate", "hdf5", "datum", "mean"),
+        *("detection", "augmentation", "annotated", "annotation"),
+    ):
         for number, content in enumerate(every_kind[name].seeds):
             path = tmp_path / f"{name}{number}{every_kind[name].suffix}"
             path.write_bytes(content)

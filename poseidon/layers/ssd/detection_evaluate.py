@@ -22,6 +22,7 @@ LOGGER = logging.getLogger(__name__)
 ROW = 5
 DETECTION, OBJECT = 7, 8
 NONE = -1
+MOST_CLASSES = 1_000_000
 
 
 @register("DetectionEvaluate")
@@ -49,8 +50,8 @@ class DetectionEvaluate(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.detection_evaluate_param
-        if param.num_classes < 1:
-            raise LayerError("missing num_classes, expected at least 1")
+        if not 1 <= param.num_classes <= MOST_CLASSES:
+            raise LayerError(f"num_classes is {param.num_classes}, expected 1 to {MOST_CLASSES}")
         if not param.overlap_threshold > 0:
             raise LayerError(f"overlap_threshold is {param.overlap_threshold:g}, expected a positive number")
         for index, (shape, extent) in enumerate(zip(bottoms, (DETECTION, OBJECT), strict=True)):

@@ -81,6 +81,12 @@ class PriorBox(Layer):
 
 
 def _check_sizes(param: PriorBoxParameter) -> None:
+    for field, value in param.ListFields():
+        if isinstance(value, bool | int):
+            continue
+        for number in [value] if isinstance(value, float) else value:
+            if not math.isfinite(number):
+                raise LayerError(f"{field.name} is {number:g}, expected a finite number")
     if not param.min_size or min(param.min_size) <= 0:
         raise LayerError(f"min_size is {list(param.min_size)}, expected one or more positive sizes")
     if param.max_size and len(param.max_size) != len(param.min_size):

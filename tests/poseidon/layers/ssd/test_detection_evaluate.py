@@ -79,7 +79,8 @@ def test_boxes_may_be_compared_in_pixels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("num_classes: 0", "missing num_classes"),
+        ("num_classes: 0", "num_classes is 0, expected 1 to 1000000"),
+        ("num_classes: 4294967295", "num_classes is 4294967295, expected 1 to 1000000"),
         ("overlap_threshold: 0", "overlap_threshold is 0, expected a positive number"),
     ],
 )

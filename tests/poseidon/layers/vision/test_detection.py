@@ -83,6 +83,9 @@ def test_variances(body: str, expected: list[float]) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
+        ("min_size: nan", "min_size is nan, expected a finite number"),
+        ("min_size: 4 aspect_ratio: inf", "aspect_ratio is inf, expected a finite number"),
+        ("min_size: 4 offset: inf", "offset is inf, expected a finite number"),
         ("", "min_size is"),
         ("min_size: 4 max_size: 4", "max_size 4 is not larger"),
         ("min_size: 4 min_size: 5 max_size: 9", "max_size occurs 1 times, expected 2"),
