@@ -3,7 +3,8 @@
 Law: the fields choose the form.
 
 * SegNet (Badrinarayanan et al., 2015): bn_mode, or scale_filler and shift_filler only. Two blobs; no running statistics.
-* moving_average (hszhao/PSPNet): moving_average, decay, var_eps or axis. Four blobs; m <- (1 - decay) m + decay mean.
+* moving_average (hszhao/PSPNet): moving_average, decay, var_eps or axis; or the fillers only, with more than two `param` blocks
+  or blobs in the layer. Four blobs; m <- (1 - decay) m + decay mean.
 * yjxiong (TSN; the definitions of PSPNet): momentum, eps, frozen, slope_filler or bias_filler, or no field. Four blobs;
   m <- momentum m + (1 - momentum) mean.
 
@@ -47,8 +48,12 @@ _FILLERS = {"scale_filler", "shift_filler"}
 """The fillers of the first two forms."""
 
 
-def form_of(param: BNParameter) -> Form:
+def form_of(param: BNParameter, blobs: int = 0) -> Form:
     """Return the form that the fields choose.
+
+    Args:
+        param: the fields.
+        blobs: the number of `param` blocks, or of blobs, of the layer.
 
     Raises:
         LayerError: fields of different forms are set.
@@ -62,7 +67,11 @@ def form_of(param: BNParameter) -> Form:
         )
         also = f", {', '.join(sorted(fillers))} of other forms" if len(chosen) == 1 else ""
         raise LayerError(f"bn_param has {forms}{also}; expected the fields of one form")
-    return chosen[0] if chosen else Form.SEGNET if fillers else Form.MOMENTUM
+    if chosen:
+        return chosen[0]
+    if not fillers:
+        return Form.MOMENTUM
+    return Form.AVERAGE if blobs > len(_FILLERS) else Form.SEGNET
 
 
 @register("BN")
@@ -91,7 +100,7 @@ class BN(Layer):
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param, shape = self.param.bn_param, bottoms[0]
-        self.form = form_of(param)
+        self.form = form_of(param, max(len(self.param.param), len(self.param.blobs)))
         self.axis = param.axis
         if self.axis not in (1, 2):
             raise LayerError(f"axis is {self.axis}, expected 1 or 2")

@@ -103,8 +103,9 @@ class _PartMaxima(torch.autograd.Function):
     def forward(ctx: Any, feature: Tensor, image_R: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         (top_RP, bottom_RP), (left_RQ, right_RQ) = rows, columns
         channels, wide = feature.shape[1], feature.shape[3]
-        flat = feature.flatten(2)
-        image = image_R.view(-1, 1, 1)
+        # The channels of a cell lie together, so that cells are copied as wholes.
+        flat = feature.permute(0, 2, 3, 1).reshape(-1, channels)
+        image = (image_R * (feature.shape[2] * wide)).view(-1, 1, 1)
         best = feature.new_full(
             (len(image_R), top_RP.shape[1], left_RQ.shape[1], channels), torch.finfo(feature.dtype).min
         )
@@ -115,7 +116,7 @@ class _PartMaxima(torch.autograd.Function):
                 x_RQ = left_RQ + right
                 inside = (y_RP < bottom_RP).unsqueeze(2) & (x_RQ < right_RQ).unsqueeze(1)
                 cell = (y_RP.unsqueeze(2) * wide + x_RQ.unsqueeze(1)).masked_fill(~inside, 0)
-                values = flat[image, :, cell]
+                values = flat[image + cell]
                 larger = inside.unsqueeze(3) & (values > best)
                 best = torch.where(larger, values, best)
                 where = torch.where(larger, cell.unsqueeze(3), where)
@@ -128,13 +129,13 @@ class _PartMaxima(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         image_R, where = ctx.saved_tensors
-        _, channels, high, wide = ctx.shape
-        blob = torch.zeros(ctx.shape, dtype=g.dtype, device=g.device)
-        plane = image_R.view(-1, 1, 1, 1) * channels + torch.arange(channels, device=g.device)
+        count, channels, high, wide = ctx.shape
+        cells = torch.zeros((count * high * wide, channels), dtype=g.dtype, device=g.device)
         found = where >= 0
-        target = (plane * (high * wide) + where)[found]
-        blob.view(-1).index_add_(0, target, g.permute(0, 2, 3, 1)[found])
-        return blob, None, None, None
+        target = (where + image_R.view(-1, 1, 1, 1) * (high * wide)).masked_fill_(~found, 0)
+        values = g.permute(0, 2, 3, 1) * found
+        cells.scatter_add_(0, target.view(-1, channels), values.reshape(-1, channels))
+        return cells.view(count, high, wide, channels).permute(0, 3, 1, 2), None, None, None
 
 
 def _longest(begin: Tensor, end: Tensor) -> int:

@@ -111,3 +111,9 @@ def test_another_axis() -> None:
 def test_mistakes(body: str, tops: str, message: str) -> None:
     with pytest.raises(DefinitionError, match=message):
         bn(body, tops=tops)
+
+
+def test_the_number_of_param_blocks_tells_two_forms_apart() -> None:
+    for count, expected in ((0, 2), (2, 2), (4, 4)):
+        net = bn("scale_filler { value: 1 } shift_filler { value: 0 }", params="param { lr_mult: 1 }" * count)
+        assert len(list(net.parameters())) == expected
