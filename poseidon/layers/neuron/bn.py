@@ -61,12 +61,15 @@ def form_of(param: BNParameter, blobs: int = 0) -> Form:
     names = {field.name for field, _ in param.ListFields()}
     chosen = [form for form, fields in _FIELDS.items() if names & fields]
     fillers = names & _FILLERS
-    if len(chosen) > 1 or (fillers and chosen == [Form.MOMENTUM]):
+    if len(chosen) > 1:
         forms = ", ".join(
             f"{', '.join(sorted(names & _FIELDS[form]))} of {form.value} form" for form in chosen
         )
-        also = f", {', '.join(sorted(fillers))} of other forms" if len(chosen) == 1 else ""
-        raise LayerError(f"bn_param has {forms}{also}; expected the fields of one form")
+        raise LayerError(f"bn_param has {forms}; expected the fields of one form")
+    if fillers and names & {"slope_filler", "bias_filler"}:
+        raise LayerError(
+            f"bn_param has {', '.join(sorted(fillers))} and a slope_filler or bias_filler, expected one kind"
+        )
     if chosen:
         return chosen[0]
     if not fillers:
@@ -83,9 +86,9 @@ class BN(Layer):
 
     Fields (bn_param), by form: SegNet's: bn_mode (LEARN: statistics of the batch in both phases; INFERENCE: slope x + bias),
     scale_filler, shift_filler; eps is 1e-9. moving_average: scale_filler, shift_filler, moving_average (in TEST running
-    statistics, else those of the batch), decay, var_eps, axis (1 or 2). yjxiong's: slope_filler, bias_filler, momentum, eps,
-    frozen (running statistics in both phases, and nothing learns). Without a filler slopes and biases are 0, as in the branches.
-    `engine` has no effect.
+    statistics, else those of the batch), decay, var_eps, axis (1 or 2). yjxiong's: slope_filler and bias_filler, or the other
+    fillers in their place, momentum, eps, frozen (running statistics in both phases, and nothing learns). Without a filler
+    slopes and biases are 0, as in the branches. `engine` has no effect.
 
     Blobs: slope, bias, and but for SegNet's form mean and variance: C values each.
     """
@@ -137,8 +140,8 @@ class BN(Layer):
         return (1, channels, 1, 1) if self.axis == 1 else (1, 1, channels, 1)
 
     def _declare(self, param: BNParameter, extents: Shape) -> None:
-        of_momentum = self.form is Form.MOMENTUM
-        slope, bias = ("slope_filler", "bias_filler") if of_momentum else ("scale_filler", "shift_filler")
+        of_others = param.HasField("scale_filler") or param.HasField("shift_filler")
+        slope, bias = ("scale_filler", "shift_filler") if of_others else ("slope_filler", "bias_filler")
         learns = not self.is_frozen
         specs = [
             BlobSpec(

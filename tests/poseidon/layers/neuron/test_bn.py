@@ -97,11 +97,7 @@ def test_another_axis() -> None:
     ("body", "tops", "message"),
     [
         ("bn_mode: LEARN momentum: 0.5", "y", "expected the fields of one form"),
-        (
-            "scale_filler { } momentum: 0.5",
-            "y",
-            "scale_filler of other forms; expected the fields of one form",
-        ),
+        ("scale_filler { } slope_filler { }", "y", "has scale_filler and a slope_filler or bias_filler"),
         ("axis: 3", "y", "axis is 3, expected 1 or 2"),
         ("axis: 2", "y", "expected 3 to 4"),
         ("momentum: 0.5", "y m", "has 2 tops, expected 1"),
@@ -117,3 +113,8 @@ def test_the_number_of_param_blocks_tells_two_forms_apart() -> None:
     for count, expected in ((0, 2), (2, 2), (4, 4)):
         net = bn("scale_filler { value: 1 } shift_filler { value: 0 }", params="param { lr_mult: 1 }" * count)
         assert len(list(net.parameters())) == expected
+
+
+def test_the_momentum_form_takes_the_fillers_of_the_others() -> None:
+    net = bn("scale_filler { value: 3 } shift_filler { value: 2 } momentum: 0.5")
+    assert blobs(net)[:2] == [[3, 3], [2, 2]] and len(blobs(net)) == 4
